@@ -6,7 +6,7 @@ ARGS ?=
 # Images often forbid bytecode, and uv installs none: then each start of a program compiles all that it imports, vLLM
 # three times over. From bytecode ours start in a third to half of the time.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup up demo test test-long quick check format pins bench bench-check chaos
+.PHONY: help setup up demo test test-long quick check format pins sbom audit bench bench-check chaos
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -49,5 +49,11 @@ bench-check: setup  ## quick runs of the benchmarks, their ratios beside the com
 chaos: setup  ## faults by seed in the whole system while 16 sessions chat; ARGS="--runs 200 --seed 1"
 	$(VENV)/python -m benchmarks.chaos $(ARGS)
 
-pins: setup  ## resolve pyproject.toml's ranges anew, for CPU and CUDA; ARGS="--upgrade", "--upgrade-package NAME"
+pins: setup  ## resolve pyproject.toml's ranges anew, with hashes, for CPU and CUDA; ARGS="--upgrade", "--upgrade-package NAME"
 	@bash requirements/resolve.sh $(ARGS)
+
+sbom: setup  ## write sbom.json, a CycloneDX bill of materials of .venv
+	@bash deploy/audit.sh sbom sbom.json
+
+audit: setup  ## known vulnerabilities of all pinned packages, by pip-audit; needs PyPI's JSON API
+	@bash deploy/audit.sh vulnerabilities

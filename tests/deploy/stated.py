@@ -27,6 +27,15 @@ def ranges(*extras: str) -> dict[str, Requirement]:
 
 def pins(device: str) -> dict[str, Version]:
     """A list's versions, by canonical name."""
-    lines = (ROOT / "requirements" / f"{device}.txt").read_text().splitlines()
-    pairs = [line.split("==") for line in lines]
-    return {canonicalize_name(name): Version(version) for name, version in pairs}
+    return {name: version for name, (version, _) in entries(f"{device}.txt").items()}
+
+
+def entries(file: str) -> dict[str, tuple[Version, list[str]]]:
+    """The versions of a list in requirements/ with their hashes, by canonical name."""
+    text = (ROOT / "requirements" / file).read_text().replace("\\\n", " ")
+    found = {}
+    for line in text.splitlines():
+        pin, *hashes = line.split()
+        name, version = pin.split("==")
+        found[canonicalize_name(name)] = (Version(version), hashes)
+    return found

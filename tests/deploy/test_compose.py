@@ -158,3 +158,18 @@ def test_temporal_has_the_settings_of_clawloop_up(tmp_path: Path) -> None:
     namespace = (DEPLOY / "temporal" / "namespace.sh").read_text()
     assert f"--namespace {temporal_server.NAMESPACE} " in namespace
     assert f"--retention {int(temporal_server.RETENTION.total_seconds()) // 3600}h" in namespace
+
+
+def test_our_containers_write_only_where_something_is_mounted(services: Services) -> None:
+    """As pods do: the root file system is read-only, and no capability is kept. The image's user is not root."""
+    ours = {name: service for name, service in services.items() if service["image"].startswith("clawloop-")}
+    for name, service in ours.items():
+        assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"]), name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        kinds = {mount.partition(":")[0]: mount.partition(":")[2] for mount in service["tmpfs"]}
+        if service["image"].startswith("clawloop-models"):
+            # Kernels are compiled at run time, into a home that the image's user may write.
+            assert kinds == {"/tmp": "exec", "/home/clawloop": "exec,uid=10001,gid=10001,mode=0700"}, name
+        else:
+            assert kinds == {"/tmp": ""}, name
+    assert len(ours) == 8

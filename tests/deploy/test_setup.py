@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.stated import ROOT
+from tests.deploy.stated import ROOT, entries
 
 SYSTEM = "/usr/bin:/bin"
 GPUS = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\nGPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2)"
@@ -104,8 +104,9 @@ case "$*" in
         log venv "$3"
         mkdir -p "$3/bin"
         cp "$0" "$3/bin/python" ;;
-    *" install --quiet uv=="*)
+    *" --requirement requirements/installer.txt")
         cp "$TREE/uv" "$(dirname "$0")/uv" ;;
+    *"version_info[:2] != (3, 11)"*) exit "${NOT_311:-0}" ;;
     *" config get "*) exit 1 ;;
     *"-m pip"*) shift 3; log pip "$@" ;;
 esac
@@ -162,16 +163,26 @@ def uv_asked(device: str, what: str, more: str = "") -> str:
 CPU_OPTIONS = " --override requirements/override.txt --editable"
 
 
-def test_for_the_cpu_pip_installs_torch_first(tree: Tree) -> None:
+def test_for_the_cpu_pip_installs_torch_first_by_its_hash(tree: Tree) -> None:
     done = tree.setup(DEVICE="cpu")
     assert done.returncode == 0, done.stderr
-    torch = next(line for line in (ROOT / "requirements" / "cpu.txt").read_text().split() if line.startswith("torch=="))
     assert tree.asked() == [
         "venv .venv",
-        f"pip install --quiet --no-deps {torch}",
+        "pip install --quiet --no-deps --require-hashes --requirement .venv/.torch.txt",
         uv_asked("cpu", ".[cpu,train,local,test]", CPU_OPTIONS),
     ]
     assert done.stdout.startswith("setup: device cpu: DEVICE=cpu is set\n")
+    version, hashes = entries("cpu.txt")["torch"]
+    asked = (tree.folder / ".venv" / ".torch.txt").read_text().replace("\\\n", " ").split()
+    assert asked == [f"torch=={version}", *hashes]
+
+
+def test_on_another_python_torch_has_no_hash_in_the_list_and_set_up_says_so(tree: Tree) -> None:
+    done = tree.setup(DEVICE="cpu", NOT_311="1")
+    assert done.returncode == 0, done.stderr
+    version, _ = entries("cpu.txt")["torch"]
+    assert tree.asked()[1] == f"pip install --quiet --no-deps torch=={version}"
+    assert f"setup: the list has torch=={version}'s hash for Python 3.11 only: this one is not checked\n" in done.stdout
 
 
 def test_a_gpu_selects_cuda(tree: Tree) -> None:
@@ -229,5 +240,5 @@ def test_an_image_gets_only_the_extras_it_names(tree: Tree) -> None:
     assert tree.asked() == ["venv image", expected]
     assert tree.setup(EXTRAS="train", **into).returncode == 0
     torch, expected = tree.asked()
-    assert torch.startswith("pip install --quiet --no-deps torch==")
+    assert torch == "pip install --quiet --no-deps --require-hashes --requirement image/.torch.txt"
     assert expected.endswith(" .[train]")
