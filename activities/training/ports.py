@@ -51,6 +51,9 @@ class StepStore(Protocol):
             failed: the trainer cannot compute this step; else something interrupted it.
         """
 
+    async def note_progress(self, policy: str, n: int, progress: str) -> None:
+        """Note what the running attempt does, for people; does nothing unless the step is claimed."""
+
     async def batch(self, policy: str, n: int) -> StepBatch:
         """The batch of a claimed step, without samples erased since; the same for every call.
 

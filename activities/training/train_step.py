@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import TypeAlias
 
 from temporalio import activity
@@ -43,15 +43,19 @@ FAILED_ATTEMPTS = 5
 # the trainer, so this must end. A deploy or a lost power supply does not hit the same step that often.
 LOST_ATTEMPTS = 10
 
+# The page looks for changes every second; each note is a new version of a row.
+NOTE_SECONDS = 2.0
+
 _Report: TypeAlias = Callable[[str], None]
 
 
 class TrainingActivities:
     """On the queue `trainer-{pool}`, one at a time."""
 
-    def __init__(self, steps: StepStore, trainer: Trainer) -> None:
+    def __init__(self, steps: StepStore, trainer: Trainer, note_seconds: float = NOTE_SECONDS) -> None:
         self._steps = steps
         self._trainer = trainer
+        self._note_seconds = note_seconds
 
     @activity.defn(name="train_step")
     async def train_step(self, request: TrainStep) -> StepDone:
@@ -68,7 +72,7 @@ class TrainingActivities:
             nonlocal progress
             progress = now
 
-        async with heartbeating(lambda: progress):
+        async with heartbeating(lambda: progress), self._noting(request, lambda: progress):
             if (version := await self._steps.candidate(request.policy, request.n)) is not None:
                 return _made(version, StepState.CANDIDATE)
             if (version := await self._steps.committed(request.policy, request.n)) is not None:
@@ -85,6 +89,28 @@ class TrainingActivities:
                 claim = await self._steps.claim(request.policy, request.n)
                 return _ended(request, claim.state or StepState.ABANDONED, claim.reason)
             return await self._attempt(request, batch, report)
+
+    @asynccontextmanager
+    async def _noting(self, request: TrainStep, progress: Callable[[], str]) -> AsyncIterator[None]:
+        """Write to the ledger what the step does, while the block runs; best effort."""
+        ended = asyncio.Event()
+
+        async def note() -> None:
+            noted = ""
+            while not ended.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(ended.wait(), self._note_seconds)
+                if not ended.is_set() and (now := progress()) != noted:
+                    with suppress(StoreUnavailable):
+                        await self._steps.note_progress(request.policy, request.n, _without_number(now))
+                        noted = now
+
+        noting = asyncio.create_task(note())
+        try:
+            yield
+        finally:
+            ended.set()
+            await noting
 
     async def _attempt(self, request: TrainStep, batch: StepBatch, report: _Report) -> StepDone:
         try:
@@ -120,7 +146,7 @@ class TrainingActivities:
                 await self._steps.quarantine(request.policy, request.n, reason)
             log.warning("step quarantined", extra={"policy": request.policy, "step": request.n, "why": reason})
             return _ended(request, StepState.QUARANTINED, reason)
-        report(f"step {request.n}: commits")
+        report(f"step {request.n}: committing")
         checks = [check_numbers(trained.figures, batch.recipe.gate)]
         if batch.recipe.gate.held_out:
             checks.append(check_replay(trained.held_out, seed=trained.version.sha256))
@@ -141,6 +167,11 @@ class TrainingActivities:
         await self._steps.abandon_and_pause(request.policy, request.n, reason)
         log.warning("training paused", extra={"policy": request.policy, "step": request.n, "why": reason})
         return _ended(request, StepState.ABANDONED, reason)
+
+
+def _without_number(progress: str) -> str:
+    """The ledger's row and its readers name the step themselves."""
+    return progress.partition(": ")[2] or progress
 
 
 def _lost(attempts: Attempts) -> str:

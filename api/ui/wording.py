@@ -40,6 +40,15 @@ def age(at: datetime | None) -> str:
     return "just now" if seconds < 5 else f"{int(seconds)} seconds ago"
 
 
+def duration(seconds: float) -> str:
+    """E.g. `1 min 20 s`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
 def moment(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
@@ -76,6 +85,7 @@ def plural(count: int, noun: str) -> str:
 
 FILTERS: dict[str, Callable[..., str]] = {
     "age": age,
+    "duration": duration,
     "moment": moment,
     "verdict": verdict,
     "tone": tone,

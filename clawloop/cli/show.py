@@ -10,8 +10,12 @@ import shutil
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import typer
+
+if TYPE_CHECKING:
+    from clawloop.contracts.training import StepProgress
 
 _GAP = "  "
 _LEAST_LAST = 12
@@ -75,6 +79,13 @@ def duration(seconds: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
     return f"{max(0.0, seconds):.0f} s"
+
+
+def doing(progress: StepProgress | None) -> str:
+    """What training does now, and for how long; "" for nothing."""
+    if progress is None:
+        return ""
+    return progress.now if progress.seconds is None else f"{progress.now}, for {duration(progress.seconds)}"
 
 
 def when(moment: datetime | None) -> str:

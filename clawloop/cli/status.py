@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clawloop.cli.show import age, printable, show_json
+from clawloop.cli.show import age, doing, printable, show_json
 from clawloop.cli.terminal import AsJson, Data, settings_of, with_database
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def _lines(status: ServiceStatus) -> Iterator[str]:
     for policy in status.policies[:_POLICIES]:
         pinned = " (pinned)" if policy.pinned is not None else ""
         ahead = "" if policy.head == policy.version else f", v{policy.head} is newer"
-        yield f"{policy.policy:<10} v{policy.version} answers{pinned}{ahead}; {policy.state}: {policy.reason}"
+        now = f"; {doing(policy.progress)}" if policy.progress is not None else ""
+        yield f"{policy.policy:<10} v{policy.version} answers{pinned}{ahead}; {policy.state}: {policy.reason}{now}"
     if len(status.policies) > _POLICIES:
         yield f"           and {len(status.policies) - _POLICIES} more: clawloop policy list"
     newest = "none yet" if status.newest_turn_at is None else f"the newest turn {age(status.newest_turn_at)} ago"

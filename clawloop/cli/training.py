@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clawloop.cli.operations import with_operations
-from clawloop.cli.show import age, show_facts, show_json, show_table
+from clawloop.cli.show import age, doing, show_facts, show_json, show_table
 from clawloop.cli.terminal import AsJson, Data, with_database
 
 if TYPE_CHECKING:
@@ -261,6 +261,7 @@ def _show(view: TrainingView, as_json: bool) -> None:
             "policy": status.policy,
             "state": status.state,
             "reason": status.reason,
+            "now": doing(status.progress) or "nothing",
             "samples": f"{status.ready} of {status.needed}",
             "judging": str(status.judging),
             "step": str(status.step),

@@ -11,7 +11,7 @@ from clawloop.contracts.episodes import EpisodeView, GroupView
 from clawloop.contracts.probes import StoredProbe
 from clawloop.contracts.serving import Scope
 from clawloop.contracts.sessions import Erasure
-from clawloop.contracts.training import TrainingState, TrainingView, VersionView
+from clawloop.contracts.training import StepProgress, TrainingState, TrainingView, VersionView
 from clawloop.contracts.views import View
 from clawloop.ids import ApiKeyId, EpisodeId, RolloutGroupId, SessionId, TurnId
 
@@ -28,6 +28,8 @@ class TrainingStatus(View):
         head: the newest trained one on the current path.
         pinned: the version that answers whatever is trained; None if none.
         closed_seconds: the recipe's schedule lets no batch be claimed for this long; None if one may be claimed.
+        progress: what is done with the open step or the newest version: `now`, as of a few seconds ago, and `seconds`
+            since the attempt began; None: nothing.
     """
 
     policy: str
@@ -41,6 +43,7 @@ class TrainingStatus(View):
     head: int
     pinned: int | None
     closed_seconds: float | None = None
+    progress: StepProgress | None = None
 
     @classmethod
     def of(cls, view: TrainingView) -> TrainingStatus:

@@ -325,6 +325,19 @@ class Claim:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class StepProgress:
+    """What is done now with a step or the version it made, for people.
+
+    Args:
+        now: e.g. `training, micro-batch 3 of 8`; as of a few seconds ago.
+        seconds: since the attempt at the step began; None: none has, or it has ended.
+    """
+
+    now: str
+    seconds: float | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingView:
     """Training status of a policy, for people and for the training workflow, whose histories contain it.
@@ -347,6 +360,7 @@ class TrainingView:
         probed: the gate asks probes of the open step's version, by the step's own recipe, or else of the next one.
         canary: the head, while only a share of the conversations gets it; None if there is no canary.
         canary_parent: the version that the other conversations get meanwhile; None if there is no canary.
+        progress: what is done with the open step or the newest version; None: nothing.
     """
 
     policy: str
@@ -369,6 +383,7 @@ class TrainingView:
     probed: bool = False
     canary: int | None = None
     canary_parent: int | None = None
+    progress: StepProgress | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

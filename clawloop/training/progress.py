@@ -21,7 +21,8 @@ class Progress:
     of: int
 
     def __str__(self) -> str:
-        return f"{self.stage} {self.done} of {self.of}"
+        what = "training" if self.stage == "train" else f"scoring ({self.stage})"
+        return f"{what}, micro-batch {self.done} of {self.of}"
 
 
 ProgressCallback = Callable[[Progress], None]

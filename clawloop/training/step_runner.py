@@ -90,10 +90,10 @@ class StepRunner:
             if self._ranks.broadcast(should_stop()):
                 raise TrainerUnavailable("stopped between two micro-batches")
 
-        report_or_stop("begins")
+        report_or_stop("loading the model")
         _require_decoupled(self._setup, step)
         model, base = self._model_for(step)
-        report_or_stop("has its model")
+        report_or_stop("model loaded")
         with self._ranks.raise_on_all_ranks():
             # float32 weights, and both moments of AdamW.
             version_bytes = 12 * sum(parameter.numel() for parameter in model.adapter_parameters().values())
@@ -138,6 +138,7 @@ class StepRunner:
             train, batch.samples, limits, report_or_stop, alone=self._ranks.world_size == 1
         )
         batch.unusable.update(left_out)
+        report_or_stop("writing the adapter")
         crash_point(CrashPoint.STEP_NOT_SAVED)
         written = self._save(step, model, optimizer, base)
         if written is None:

@@ -48,7 +48,7 @@ _MARK = text("""
         (SELECT count(decided_at) FROM (SELECT decided_at FROM judgements ORDER BY id DESC LIMIT 100) j),
         (SELECT string_agg(concat_ws(',', id, head, active, epoch, pinned, paused_reason, recipe_hash, verdict_count),
             ';' ORDER BY id) FROM policies),
-        (SELECT string_agg(concat_ws(',', policy, n, state, attempt), ';' ORDER BY policy, n)
+        (SELECT string_agg(concat_ws(',', policy, n, state, attempt, progress), ';' ORDER BY policy, n)
             FROM (SELECT * FROM steps ORDER BY claimed_at DESC LIMIT 20) s),
         (SELECT string_agg(concat_ws(',', id, draining, problem), ';' ORDER BY id) FROM engines),
         (SELECT count(*) FROM engine_versions)))

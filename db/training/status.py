@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.training import StepState, TrainingState, TrainingView
+from clawloop.contracts.training import StepProgress, StepState, TrainingState, TrainingView
 from clawloop.errors import RecipeRejected, RecordUnusable
 from clawloop.recipes.recipe import Recipe, parse_stored_recipe
 from db.training.lineage import next_step
@@ -27,7 +27,8 @@ _STATUS = text("""
         EXISTS (SELECT FROM probes WHERE policy = p.id) AS has_probes,
         (SELECT count(*) FROM turns t JOIN sessions c ON c.id = t.session_id
             WHERE t.outcome = 'waiting' AND t.episode_id IS NULL AND c.policy = p.id) AS judging,
-        st.n AS step, st.attempt, st.state AS step_state
+        st.n AS step, st.attempt, st.state AS step_state, st.progress,
+        extract(epoch FROM now() - st.attempt_at) AS attempt_seconds
     FROM policies p LEFT JOIN recipes r ON r.hash = p.recipe_hash
         LEFT JOIN steps st ON st.policy = p.id AND st.state IN ('claimed', 'candidate')
         LEFT JOIN recipes sr ON sr.hash = st.recipe_hash
@@ -88,13 +89,30 @@ async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
         canary=row.canary,
         canary_parent=row.canary_parent,
         probed=row.has_probes or (gated_by is not None and gated_by.gate.drawn_probes > 0),
+        progress=_progress(row),
     )
 
 
+def _progress(row: Any) -> StepProgress | None:
+    """What is done with the open step, or with the version that it made."""
+    if row.step is None:
+        return StepProgress(f"publishing version {_answering(row)}") if _unpublished(row) else None
+    if StepState(row.step_state) is StepState.CANDIDATE:
+        return StepProgress(f"checking version {row.step} at the gate")
+    seconds = None if row.attempt_seconds is None else float(row.attempt_seconds)
+    waits = "waiting for the trainer" if not row.attempt else "beginning"
+    return StepProgress(row.progress or waits, seconds)
+
+
 def _unpublished(row: Any) -> bool:
-    """Whether another version should be the active one; a canary becomes it once verdicts have decided."""
-    answering = (version for version in (row.pinned, row.canary_parent, row.head) if version is not None)
-    return row.retired_at is None and bool(row.active != next(answering))
+    """Whether another version should be the active one."""
+    return row.retired_at is None and bool(row.active != _answering(row))
+
+
+def _answering(row: Any) -> int:
+    """The version that should be the active one; a canary becomes it once verdicts have decided."""
+    answering: int = next(n for n in (row.pinned, row.canary_parent, row.head) if n is not None)
+    return answering
 
 
 def waits_for(ready: int, needed: int, judging: int, held_out: int = 0) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.attempts import Attempts
@@ -28,6 +28,7 @@ from clawloop.errors import RecipeRejected, RecordUnusable
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
 from db.database import Database, transaction
+from db.exact_json import storable
 from db.tables import PolicyRow, SampleRow, StepRow, StepSampleRow, VersionRow
 from db.training.batches import needs_version, read_samples
 from db.training.claims import Chosen, choose_samples
@@ -90,7 +91,14 @@ class PostgresStepStore:
         step = await lock_step(connection, policy, n)
         if step.state != StepState.CLAIMED:
             raise RecordUnusable(_not_claimed(step))
+        begun = update(StepRow).where(StepRow.policy == policy, StepRow.n == n)
+        await connection.execute(begun.values(attempt_at=func.now(), progress=None))
         return await _count_attempt(connection, policy, n, "attempt")
+
+    @transaction
+    async def note_progress(self, connection: AsyncConnection, policy: str, n: int, progress: str) -> None:
+        claimed = (StepRow.policy == policy, StepRow.n == n, StepRow.state == StepState.CLAIMED)
+        await connection.execute(update(StepRow).where(*claimed).values(progress=storable(progress)))
 
     @transaction
     async def end_attempt(self, connection: AsyncConnection, policy: str, n: int, *, failed: bool) -> Attempts:

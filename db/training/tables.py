@@ -78,6 +78,8 @@ class StepRow(Base):
     epoch: Mapped[int]  # the policy's epoch when the batch was claimed; every roll-back increments it
     state: Mapped[str]
     attempt: Mapped[int] = mapped_column(server_default=text("0"))  # how often its computation began
+    attempt_at: Mapped[datetime | None]  # when the newest one began; None: none has, or it is older than this column
+    progress: Mapped[str | None]  # what it does, for people; as of a few seconds ago
     failed: Mapped[int] = mapped_column(server_default=text("0"))  # attempts whose trainer could not compute it
     interrupted: Mapped[int] = mapped_column(server_default=text("0"))  # attempts that something else ended
     recipe_hash: Mapped[str] = mapped_column(ForeignKey("recipes.hash"))

@@ -59,6 +59,7 @@ async def test_training_shows_what_it_waits_for(fresh_gateway: Gateway) -> None:
         "head": 0,
         "pinned": None,
         "closed_seconds": None,
+        "progress": None,
     }
 
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from activities.training.messages import REASON_LIMIT, StepDone, TrainStep
 from activities.training.train_step import LOST_ATTEMPTS, TrainingActivities
-from clawloop.contracts.training import CheckResult, SampleState, StepBatch, StepState, TrainingState
+from clawloop.contracts.training import (
+    CheckResult,
+    SampleState,
+    StepBatch,
+    StepProgress,
+    StepState,
+    TrainedStep,
+    TrainingState,
+)
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import (
     AdapterUnusable,
@@ -19,6 +28,7 @@ from clawloop.errors import (
     RecipeRejected,
     RecordUnusable,
     StepDiverged,
+    StoreUnavailable,
     TrainerFailed,
     TrainerUnavailable,
 )
@@ -65,6 +75,60 @@ async def test_a_trained_step_is_a_candidate_with_its_figures_and_checks(desk: D
     )
     why = "left out of step 1: 9000 tokens, the trainer takes 8192"
     assert await desk.learning.sample_result(samples[3]) == (SampleState.EXPIRED, TurnOutcome.EXPIRED, why)
+
+
+async def test_what_a_step_does_can_be_read_while_it_runs(desk: Desk) -> None:
+    seen: list[StepProgress | None] = []
+
+    class Watched(FakeTrainer):
+        async def train(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
+            for now in ("loading the model", "training, micro-batch 3 of 8"):
+                report(f"step {step.n}: {now}")
+                async with asyncio.timeout(60):
+                    while (shown := (await desk.learning.steps.status(POLICY)).progress) is None or shown.now != now:
+                        await asyncio.sleep(0.001)
+                seen.append(shown)
+            return await super().train(step, report)
+
+    assert (await desk.learning.steps.status(POLICY)).progress is None
+    await desk.claim()
+    assert (await desk.learning.steps.status(POLICY)).progress == StepProgress("waiting for the trainer")
+    await TrainingActivities(desk.learning.steps, Watched(), note_seconds=0.001).train_step(ASK)
+    assert [each is not None and each.seconds is not None and 0 <= each.seconds < 100 for each in seen] == [True, True]
+    at_the_gate = StepProgress("checking version 1 at the gate")
+    assert (await desk.learning.steps.status(POLICY)).progress == at_the_gate
+    await desk.learning.steps.note_progress(POLICY, 1, "too late")
+    assert (await desk.learning.steps.status(POLICY)).progress == at_the_gate
+    await desk.learning.gate.accept(POLICY, 1)
+    assert (await desk.learning.steps.status(POLICY)).progress == StepProgress("publishing version 1")
+
+
+async def test_a_new_attempt_begins_anew_and_a_store_that_is_away_costs_no_step(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await desk.claim()
+    await desk.learning.steps.begin_attempt(POLICY, 1)
+    await desk.learning.steps.note_progress(POLICY, 1, "training, micro-batch 3 of 8")
+    await desk.learning.steps.begin_attempt(POLICY, 1)
+    shown = (await desk.learning.steps.status(POLICY)).progress
+    assert shown is not None
+    assert shown.now == "beginning"
+
+    asked = asyncio.Event()
+
+    async def away(policy: str, n: int, progress: str) -> None:
+        asked.set()
+        raise StoreUnavailable("PostgreSQL did not answer in time")
+
+    class Patient(FakeTrainer):
+        async def train(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
+            report("step 1: loading the model")
+            await asked.wait()
+            return await super().train(step, report)
+
+    monkeypatch.setattr(desk.learning.steps, "note_progress", away)
+    done = await TrainingActivities(desk.learning.steps, Patient(), note_seconds=0.001).train_step(ASK)
+    assert done.state is StepState.CANDIDATE
 
 
 async def test_a_step_that_made_its_version_is_not_trained_again(desk: Desk) -> None:

@@ -13,6 +13,7 @@ from clawloop.contracts.training import (
     BatchSample,
     GateCheck,
     SampleState,
+    StepProgress,
     StepState,
     TrainedStep,
     TrainingState,
@@ -73,6 +74,7 @@ class FakeStep:
     failed: int = 0
     interrupted: int = 0
     reason: str | None = None
+    progress: str | None = None
     trained: TrainedStep | None = None
     lr_scale: float = 1.0
     checks: list[GateCheck] = field(default_factory=list)
@@ -269,7 +271,18 @@ class FakeLedger:
             unpublished=policy_row.active != (policy_row.head if policy_row.pinned is None else policy_row.pinned),
             max_wait_seconds=None if policy_row.recipe is None else 3600 * policy_row.recipe.train.max_wait_hours,
             closed_seconds=None if closed is None else closed.seconds,
+            progress=self._progress(policy_row, opened),
         )
+
+    def _progress(self, policy: FakePolicy, opened: int | None) -> StepProgress | None:
+        target = policy.head if policy.pinned is None else policy.pinned
+        if opened is None:
+            return None if policy.active == target else StepProgress(f"publishing version {target}")
+        step = self.steps[policy.id, opened]
+        if step.state is StepState.CANDIDATE:
+            return StepProgress(f"checking version {opened} at the gate")
+        waits = "beginning" if step.attempt else "waiting for the trainer"
+        return StepProgress(step.progress or waits, 0.0 if step.attempt else None)
 
     def closed(self, policy: str) -> Closed | None:
         """Why the policy's schedule lets no batch be claimed; no chat is slow here."""

@@ -109,7 +109,13 @@ class FakeStepStore:
         if step.state is not StepState.CLAIMED:
             raise RecordUnusable(f"step {n} of policy {policy!r} is {step.state}")
         step.attempt += 1
+        step.progress = None
         return Attempts(step.attempt, step.failed, step.interrupted)
+
+    async def note_progress(self, policy: str, n: int, progress: str) -> None:
+        step = self.ledger.steps.get((policy, n))
+        if step is not None and step.state is StepState.CLAIMED:
+            step.progress = progress
 
     async def end_attempt(self, policy: str, n: int, *, failed: bool) -> Attempts:
         self.ledger.require_policy(policy)

@@ -27,7 +27,7 @@ class FakeTrainer:
         self.dropped: dict[SampleId, str] = {}
 
     async def train(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
-        report(f"step {step.n}: begins")
+        report(f"step {step.n}: loading the model")
         self.taken.append(step)
         if self.bug is not None:
             bug, self.bug = self.bug, None
@@ -38,7 +38,7 @@ class FakeTrainer:
         told = repr((step.policy, step.n, parent, [sample.sample_id for sample in step.samples]))
         digest = hashlib.sha256(told.encode()).hexdigest()
         path = f"{step.policy}/v{step.n}-{digest[:12]}"
-        report(f"step {step.n}: train 1 of 1")
+        report(f"step {step.n}: training, micro-batch 1 of 1")
         dropped = {
             sample.sample_id: self.dropped[sample.sample_id]
             for sample in step.samples

@@ -33,18 +33,18 @@ async def test_a_cancelled_step_ends_at_the_next_micro_batch_and_the_next_step_s
 
     def report(status: str) -> None:
         reported.append(status)
-        if status == "step 1: train 2 of 5":
+        if status == "step 1: training, micro-batch 2 of 5":
             go_on.wait(20)
 
     running = asyncio.create_task(trainer.train(step_of(samples, 1), report))
-    while reported[-1:] != ["step 1: train 2 of 5"]:
+    while reported[-1:] != ["step 1: training, micro-batch 2 of 5"]:
         await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.sleep(0)
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert reported[-1] == "step 1: train 2 of 5"
+    assert reported[-1] == "step 1: training, micro-batch 2 of 5"
     assert not list((tmp_path / "a" / "default").glob("*"))
     done = await trainer.train(step_of(samples, 1), ignore_status)
     expected = completed(StepRunner(setup_of(qwen3, tmp_path / "b")).train(step_of(samples, 1), ignore_status, never))

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from clawloop.contracts.serving import KeyLimits
+from clawloop.contracts.training import StepState
 from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind
 from clawloop.ids import ApiKeyId, TurnId
 from clawloop.judging.parsing import Vote
@@ -271,6 +272,22 @@ async def test_events_say_when_to_look_again_and_end_when_the_gateway_drains(pag
             assert await _next_event(lines) == "changed"
             page.draining.append(True)
             assert await _next_event(lines) is None
+
+
+async def test_the_page_shows_what_a_step_does_and_looks_again_when_that_changes(page: Page) -> None:
+    await page.learning.add_samples(4)
+    steps = page.learning.steps
+    assert (await steps.claim(POLICY, 1)).state is StepState.CLAIMED
+    await steps.begin_attempt(POLICY, 1)
+    async with page.visitor() as visitor, visitor.client.stream("GET", "/ui/events") as events:
+        lines = events.aiter_lines()
+        async with asyncio.timeout(60):
+            assert await _next_event(lines) == "changed"
+            await steps.note_progress(POLICY, 1, "training, micro-batch 3 of 8")
+            assert await _next_event(lines) == "changed"
+        shown = await visitor.get("/ui/now")
+        assert "training, micro-batch 3 of 8, for " in shown
+        page.draining.append(True)
 
 
 async def _next_event(lines: AsyncIterator[str]) -> str | None:
