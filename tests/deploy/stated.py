@@ -33,7 +33,7 @@ def pins(device: str) -> dict[str, Version]:
 def entries(file: str) -> dict[str, tuple[Version, list[str]]]:
     """The versions of a list in requirements/ with their hashes, by canonical name."""
     text = (ROOT / "requirements" / file).read_text().replace("\\\n", " ")
-    found = {}
+    found: dict[str, tuple[Version, list[str]]] = {}
     for line in text.splitlines():
         pin, *hashes = line.split()
         name, version = pin.split("==")
