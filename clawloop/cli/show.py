@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from clawloop.contracts.training import StepProgress
+    from clawloop.contracts.progress import StepProgress
 
 _GAP = "  "
 _LEAST_LAST = 12

@@ -9,9 +9,10 @@ from uuid import UUID
 
 from clawloop.contracts.episodes import EpisodeView, GroupView
 from clawloop.contracts.probes import StoredProbe
+from clawloop.contracts.progress import StepProgress
 from clawloop.contracts.serving import Scope
 from clawloop.contracts.sessions import Erasure
-from clawloop.contracts.training import StepProgress, TrainingState, TrainingView, VersionView
+from clawloop.contracts.training import TrainingState, TrainingView, VersionView
 from clawloop.contracts.views import View
 from clawloop.ids import ApiKeyId, EpisodeId, RolloutGroupId, SessionId, TurnId
 

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from pydantic import JsonValue
 
+from clawloop.contracts.progress import StepProgress
 from clawloop.ids import EpisodeId, SampleId
 from clawloop.recipes.recipe import Recipe
 
@@ -323,19 +324,6 @@ class Claim:
     state: StepState | None
     samples: int = 0
     reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StepProgress:
-    """What is done now with a step or the version it made, for people.
-
-    Args:
-        now: e.g. `training, micro-batch 3 of 8`; as of a few seconds ago.
-        seconds: since the attempt at the step began; None: none has, or it has ended.
-    """
-
-    now: str
-    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

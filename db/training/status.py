@@ -7,7 +7,8 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.training import StepProgress, StepState, TrainingState, TrainingView
+from clawloop.contracts.progress import StepProgress
+from clawloop.contracts.training import StepState, TrainingState, TrainingView
 from clawloop.errors import RecipeRejected, RecordUnusable
 from clawloop.recipes.recipe import Recipe, parse_stored_recipe
 from db.training.lineage import next_step

@@ -9,11 +9,11 @@ import pytest
 
 from activities.training.messages import REASON_LIMIT, StepDone, TrainStep
 from activities.training.train_step import LOST_ATTEMPTS, TrainingActivities
+from clawloop.contracts.progress import StepProgress
 from clawloop.contracts.training import (
     CheckResult,
     SampleState,
     StepBatch,
-    StepProgress,
     StepState,
     TrainedStep,
     TrainingState,

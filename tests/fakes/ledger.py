@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from clawloop.algorithms.staleness import path_to_base
+from clawloop.contracts.progress import StepProgress
 from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import (
     OPEN_STEPS,
     BatchSample,
     GateCheck,
     SampleState,
-    StepProgress,
     StepState,
     TrainedStep,
     TrainingState,
