@@ -10,7 +10,10 @@ from clawloop.layout.request import Gpus
 
 
 def splits(gpus: Gpus, *, training: bool) -> Iterator[Gpus]:
-    """The sets as given, and where they are not, all ways to part the rest: half and half first."""
+    """The sets as given, and where they are not, all ways to part the rest: half and half first, the first GPUs serve.
+
+    Of GPUs that differ in size the first may be the ones that a trainer needs.
+    """
     judges = gpus.judge or ()
     if not training:
         rest = tuple(index for index in range(len(gpus.sizes)) if index not in judges)
@@ -25,8 +28,12 @@ def splits(gpus: Gpus, *, training: bool) -> Iterator[Gpus]:
         yield replace(gpus, serve=gpus.serve or rest, train=gpus.train or rest)
         return
     half = len(rest) // 2
-    for training_gpus in sorted(range(1, len(rest)), key=lambda count: (abs(count - half), count)):
+    counts = sorted(range(1, len(rest)), key=lambda count: (abs(count - half), count))
+    for training_gpus in counts:
         yield replace(gpus, serve=rest[:-training_gpus], train=rest[-training_gpus:])
+    if len({gpus.sizes[index] for index in rest}) > 1:
+        for training_gpus in counts:
+            yield replace(gpus, serve=rest[training_gpus:], train=rest[:training_gpus])
 
 
 def check_sets(gpus: Gpus, *, training: bool) -> None:

@@ -147,6 +147,14 @@ def test_eight_gpus_are_parted_half_and_half() -> None:
     assert all("--kv-cache-memory-bytes" not in process.arguments for process in found.processes)
 
 
+@pytest.mark.parametrize(("sizes", "serves", "trains"), [((24, 80), 0, 1), ((80, 24), 1, 0)])
+def test_of_two_gpus_the_larger_one_trains_what_the_smaller_one_cannot(
+    sizes: tuple[float, ...], serves: int, trains: int
+) -> None:
+    engine, trainer = plan(request(QWEN3_4B, sizes)).processes
+    assert (engine.gpus, trainer.gpus) == ((serves,), (trains,))
+
+
 def test_a_model_larger_than_a_gpu_is_cut_and_divided() -> None:
     found = plan(request(LLAMA_70B, (80,) * 8, limits=SHORT))
     engine, trainer = found.processes
