@@ -109,6 +109,12 @@ def _header(file: Path) -> Iterator[tuple[str, Tensor]]:
 def _require_tokenizer(folder: Path) -> None:
     if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
         raise SetupError(f"{folder} has no tokenizer (tokenizer.json): {_AGAIN}")
+    path = folder / "tokenizer.json"
+    try:
+        if path.is_file():
+            json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SetupError(f"{path} cannot be read: {error}: {_AGAIN}") from error
 
 
 def _shape(

@@ -139,6 +139,7 @@ def write(name: str, text: str) -> Callable[[Path], None]:
         (remove("config.json"), "holds no model, config.json is missing"),
         (remove("model.safetensors"), r"has no weights \(\*\.safetensors\): download the model again"),
         (remove("tokenizer.json"), r"has no tokenizer \(tokenizer\.json\)"),
+        (write("tokenizer.json", '{"model": {"vo'), r"tokenizer\.json cannot be read: .*: download the model again"),
         (remove("chat_template.jinja"), "has no chat template, so it cannot chat"),
         (write("config.json", "{"), r"config\.json cannot be read"),
         (write("config.json", "[]"), "does not describe a language model"),
