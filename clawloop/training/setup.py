@@ -59,11 +59,10 @@ class TrainerSetup(BaseModel):
             BaseWeights(self.model)
         except ModelUnsupported as error:
             raise SetupError(f"--model: {error}") from error
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise SetupError("--device cuda: torch finds no CUDA device on this machine")
+        device = self.torch_device()
         if nproc > 1 and self.quantise is not None and self.ranks == "sharded":
             raise SetupError("--quantise needs the base model whole on each rank: --ranks replicated, or --nproc 1")
-        if self.torch_device().type == "cuda" and nproc > (found := torch.cuda.device_count()):
+        if device.type == "cuda" and nproc > (found := torch.cuda.device_count()):
             raise SetupError(f"--nproc {nproc}: each rank needs a GPU of its own, and torch finds {found} here")
 
     def require_base(self, base_model: str) -> None:
@@ -84,7 +83,14 @@ class TrainerSetup(BaseModel):
         return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)
 
     def torch_device(self) -> torch.device:
+        """
+        Raises:
+            SetupError: there is no GPU, and one is asked for. A rank that is started again asks, too: it would
+                otherwise go on without a word on the CPU.
+        """
         if self.device == "cpu" or not torch.cuda.is_available():
+            if self.device == "cuda":
+                raise SetupError("--device cuda: torch finds no CUDA device on this machine")
             return torch.device("cpu")
         # torchrun sets LOCAL_RANK to the index of this rank's GPU.
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

@@ -46,8 +46,9 @@ def test_a_trainer_whose_gpu_is_gone_says_so(tmp_path: Path, monkeypatch: pytest
     """As after a GPU failed in a step: the trainer is started again, and finds none."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     setup = TrainerSetup(model=save_checkpoint(tmp_path / "model", tied=True), adapters=tmp_path, device="cuda")
-    with pytest.raises(SetupError, match="--device cuda: torch finds no CUDA device on this machine"):
-        setup.check()
+    for found_out in (setup.check, setup.torch_device):  # a trainer's start, and that of a rank
+        with pytest.raises(SetupError, match="--device cuda: torch finds no CUDA device on this machine"):
+            found_out()
 
 
 def test_ranks_without_a_gpu_each_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
