@@ -40,6 +40,7 @@ from clawloop.errors import (
     RequestRejected,
 )
 from clawloop.ids import response_id
+from clawloop.telemetry.tracing import span
 from clawloop.turns.continued import whole_reply
 from clawloop.turns.identify import named_session_id
 
@@ -89,6 +90,15 @@ class ChatExchange(Response):
         self._path = scope["path"]
         self._trace = trace_headers(Headers(scope=scope))
         self._request_id = request_id_of(scope)
+        chat = self._chat
+        with span(
+            "chat", "server", self._trace, path=self._path, policy=chat.policy.id, turn_kind=chat.kind.kind
+        ) as traced:
+            traced.set(turn=str(chat.turn_ids[0]), choices=len(chat.turn_ids), stream=bool(chat.request.stream))
+            await self._serve(receive, send)
+            traced.set(version=self._version, engine=self._engine_id, tokens=self._tokens_used())
+
+    async def _serve(self, receive: Receive, send: Send) -> None:
         stopped = False
         with self._services.metrics.in_flight.track_inprogress():
             # Spawned, so that shutdown waits until the turn is stored.
@@ -178,12 +188,15 @@ class ChatExchange(Response):
                 async with AsyncExitStack() as slot:
                     body, path = self._chat.engine_body(self._version), self._chat.engine_path
                     sending = partial(self._before_sending, slot, len(body))
-                    async with self._services.engines.open_chat(route, body, path, self._trace, sending) as answer:
-                        self._engine_id = answer.engine_id
-                        if self._chat.request.stream:
-                            await self._send_stream(answer, send, slot)
-                        else:
-                            await self._send_whole(answer, send)
+                    with span("engine", "client", version=self._version, attempt=attempt) as traced:
+                        trace = traced.headers() or self._trace
+                        async with self._services.engines.open_chat(route, body, path, trace, sending) as answer:
+                            self._engine_id = answer.engine_id
+                            traced.set(engine=answer.engine_id)
+                            if self._chat.request.stream:
+                                await self._send_stream(answer, send, slot)
+                            else:
+                                await self._send_whole(answer, send)
                 return
             except EngineRejected as error:
                 self._engine_id = error.engine_id

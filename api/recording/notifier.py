@@ -9,12 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from typing import TYPE_CHECKING
 
 from api.ports import FeedbackStore, SessionNotifier, TurnStore
 from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, StoredFeedback, TurnRecorded
 from clawloop.contracts.turns import InsertedTurn, TurnKind, TurnRecord
 from clawloop.errors import SignalFailed, StoreUnavailable
 from clawloop.telemetry.metrics import GatewayMetrics
+from clawloop.telemetry.tracing import continued, current_context
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +32,8 @@ PAUSE_SECONDS = 5.0
 # At shutdown: what is not sent by then is left to the sweep.
 DRAIN_SECONDS = 1.0
 
-SessionMessage = tuple[SessionFacts, TurnRecorded | FeedbackGiven]
+# The last one is where the message belongs in a trace.
+SessionMessage = tuple[SessionFacts, TurnRecorded | FeedbackGiven, "Context | None"]
 
 
 class NotificationQueue:
@@ -86,7 +92,7 @@ class NotificationQueue:
             return
         queue = self._queues[session.session_id.int % len(self._queues)]
         try:
-            queue.put_nowait((session, message))
+            queue.put_nowait((session, message, current_context()))
         except asyncio.QueueFull:
             self._count_unsent(1)
 
@@ -103,14 +109,15 @@ class NotificationQueue:
 
     async def _send(self, batch: list[SessionMessage], notifier: SessionNotifier) -> list[TurnRecorded | FeedbackGiven]:
         sent: list[TurnRecorded | FeedbackGiven] = []
-        for session, message in batch:
+        for session, message, context in batch:
             if time.monotonic() < self._paused_until:
                 break
             try:
-                if isinstance(message, FeedbackGiven):
-                    await notifier.notify_feedback(session, message)
-                else:
-                    await notifier.notify_turn(session, message)
+                with continued(context):
+                    if isinstance(message, FeedbackGiven):
+                        await notifier.notify_feedback(session, message)
+                    else:
+                        await notifier.notify_turn(session, message)
             except SignalFailed as error:
                 self._paused_until = time.monotonic() + PAUSE_SECONDS
                 log.warning("signal failed: notifications are left to the sweep", extra={"why": str(error)})

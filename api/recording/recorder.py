@@ -24,6 +24,7 @@ from clawloop.errors import RecordUnusable, RequestRejected, StoreUnavailable
 from clawloop.ids import SessionId
 from clawloop.settings import WhenStorageIsFull
 from clawloop.telemetry.metrics import GatewayMetrics
+from clawloop.telemetry.tracing import span
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,9 @@ class Recorder:
             Its session; None if PostgreSQL has not taken it yet.
         """
         started = time.perf_counter()
-        place, session = await self._insert_or_spool(record)
+        with span("record turn", turn=str(record.turn_id), turn_kind=record.kind, status=record.status) as traced:
+            place, session = await self._insert_or_spool(record)
+            traced.set(place=place, session=None if session is None else str(session))
         self._metrics.record_seconds.observe(time.perf_counter() - started)
         self._metrics.turns.labels(record.kind, record.status, place).inc()
         self._metrics.tokens.inc(len(record.response_ids or ()))

@@ -47,6 +47,7 @@ from clawloop.serving.directory import DirectoryCache
 from clawloop.serving.rotation import Rotation
 from clawloop.settings import Settings
 from clawloop.telemetry.metrics import GatewayMetrics
+from clawloop.telemetry.tracing import tracing
 from clawloop.temporal.client import TemporalSessionNotifier, connect
 from clawloop.temporal.rollouts_notifier import TemporalRolloutsNotifier
 from clawloop.temporal.training_notifier import TemporalTrainingNotifier
@@ -170,7 +171,8 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
         health.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         health.bind(("127.0.0.1", options.health_port))
         sockets.append(health)
-    await DrainingServer(config, options.listener, options.drain, draining.set).serve(sockets)
+    with tracing("clawloop-gateway"):
+        await DrainingServer(config, options.listener, options.drain, draining.set).serve(sockets)
 
 
 def server_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:

@@ -23,6 +23,7 @@ from clawloop.crash_points import arm_crash_points
 from clawloop.errors import SetupError, TrainerUnavailable
 from clawloop.processes.endpoints import temporal_address
 from clawloop.settings import Settings
+from clawloop.telemetry.tracing import tracing
 from clawloop.temporal.client import connect
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ async def run_workers(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
+        stack.enter_context(tracing(f"clawloop-{name}"))
         ready = await stack.enter_async_context(_health(health_host, health_port, registry))
         working = asyncio.create_task(_run(name, address, create_workers, ready))
         ending = [asyncio.create_task(event.wait()) for event in (stop, broken)]

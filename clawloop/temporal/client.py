@@ -56,6 +56,7 @@ from clawloop.errors import (
     TrainerUnavailable,
 )
 from clawloop.ids import SessionId
+from clawloop.telemetry.tracing import tracer
 from clawloop.temporal.deadline import temporal_deadline
 from workflows import names
 from workflows.state import SessionState
@@ -127,6 +128,15 @@ class _RedactErrorsInterceptor(Interceptor):
         return _RedactErrors(next)
 
 
+def _tracing() -> list[Interceptor]:
+    """What makes spans of signals, workflows and activities, outside of what redacts errors; nothing by default."""
+    if (own := tracer()) is None:
+        return []
+    from temporalio.contrib.opentelemetry import TracingInterceptor
+
+    return [TracingInterceptor(own)]
+
+
 def _where(error: BaseException) -> str:
     """The innermost frames of the traceback, without the message."""
     frames = traceback.extract_tb(error.__traceback__)[-3:]
@@ -141,7 +151,7 @@ class ClawloopPlugin(SimplePlugin):
             "clawloop",
             data_converter=pydantic_data_converter,
             workflow_runner=_runner,
-            interceptors=[_RedactErrorsInterceptor()],
+            interceptors=[*_tracing(), _RedactErrorsInterceptor()],
             # Anything else is a bug: the workflow waits until it is mended, and goes on.
             workflow_failure_exception_types=[ClawloopError],
         )
