@@ -96,7 +96,8 @@ class ChatExchange(Response):
         ) as traced:
             traced.set(turn=str(chat.turn_ids[0]), choices=len(chat.turn_ids), stream=bool(chat.request.stream))
             await self._serve(receive, send)
-            traced.set(version=self._version, engine=self._engine_id, tokens=self._tokens_used())
+            sampled = sum(len(choice.response_ids or ()) for choice in self._capture.choices)
+            traced.set(version=self._version, engine=self._engine_id, response_tokens=sampled)
 
     async def _serve(self, receive: Receive, send: Send) -> None:
         stopped = False

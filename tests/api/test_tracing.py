@@ -57,7 +57,7 @@ async def test_engine_call_and_recording_belong_to_the_clients_trace(gateway: Ga
     }
     said = dict(chat.attributes or {})
     assert (said["clawloop.engine"], said["clawloop.version"], said["clawloop.stream"]) == ("e0", 0, stream)
-    assert said["clawloop.tokens"] == len(turn.prompt_ids or ()) + len(turn.response_ids or ())
+    assert said["clawloop.response_tokens"] == len(turn.response_ids or ())
 
 
 async def test_a_request_without_a_trace_begins_one(gateway: Gateway) -> None:

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from clawloop.processes.install_check import TOP_LEVEL_NAMES
-from tests.deploy.stated import ROOT
+from tests.deploy.stated import EXTRAS, ROOT, ranges
 
 PACKAGES = ("clawloop", *TOP_LEVEL_NAMES)
 
@@ -37,10 +37,12 @@ def modules_of(folder: str) -> frozenset[str]:
 
 
 def imported(folders: Iterable[str]) -> set[str]:
-    """Distributions that files in these folders import from."""
+    """Distributions that files in these folders import from: of a namespace that several share, the one we state."""
     modules = set[str]().union(*map(modules_of, folders))
     foreign = modules - set(sys.stdlib_module_names) - {*PACKAGES, "tests", "benchmarks"}
-    return {canonicalize_name(distributions()[module][0]) for module in foreign}
+    stated = ranges(*EXTRAS)
+    found = [[canonicalize_name(name) for name in distributions()[module]] for module in foreign]
+    return {next((name for name in names if name in stated), names[0]) for names in found}
 
 
 def closure(stated: Iterable[Requirement]) -> set[str]:
