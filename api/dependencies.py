@@ -41,6 +41,7 @@ from clawloop.operations.reading import Reading
 from clawloop.operations.rollouts import RolloutOperations
 from clawloop.operations.sessions import SessionOperations
 from clawloop.operations.training import TrainingOperations
+from clawloop.operations.workflow_links import WorkflowLinks
 from clawloop.serving.directory import DirectoryCache
 from clawloop.settings import ChatBounds
 from clawloop.telemetry.metrics import GatewayMetrics
@@ -93,6 +94,7 @@ class Services:
     key_limits: KeyLimiter
     key_uses: KeyUses
     exporter: Exporter
+    links: WorkflowLinks = field(default_factory=WorkflowLinks)
     is_draining: Callable[[], bool] = lambda: False
     # Pages that need a key, and the port of this machine alone where they do not.
     guarded_pages: frozenset[str] = frozenset()

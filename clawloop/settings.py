@@ -92,6 +92,10 @@ class Settings(BaseSettings):
     temporal_address: Annotated[str | None, Field(validation_alias=AliasChoices("TEMPORAL_ADDRESS"))] = None
     """Temporal's `host:port`. None: `clawloop up` runs its own."""
 
+    temporal_ui: str | None = None
+    """Where people find Temporal's UI, e.g. `http://127.0.0.1:8233`, for links to workflows. None: that of `clawloop
+    up`, if it started one, else no links."""
+
     engines: Annotated[tuple[str, ...], NoDecode] = ()
     """URLs of vLLM servers, separated by commas. Empty: `clawloop up` runs one."""
 
@@ -163,6 +167,16 @@ class Settings(BaseSettings):
         if value not in ENGINE_RANKS:
             raise ValueError(f"engines take one of {', '.join(map(str, ENGINE_RANKS))}")
         return value
+
+    @field_validator("temporal_ui")
+    @classmethod
+    def _check_address(cls, value: str | None) -> str | None:
+        if not value:
+            return None
+        # The page links to it: a browser runs `javascript:` addresses.
+        if not value.startswith(("http://", "https://")):
+            raise ValueError("it must begin with http:// or https://")
+        return value.rstrip("/")
 
     @field_validator("engines", mode="before")
     @classmethod

@@ -127,6 +127,7 @@ def render_page(request: Request, login: Login, template: str, policy: str, here
     services = services_of(request)
     policies = [known.id for known in services.directory.snapshot.policies]
     shared: dict[str, Any] = {"login": login, "policy": policy, "policies": policies, "here": here}
+    shared["workflow_link"] = services.links.of
     return render(request, template, **shared, **context)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from clawloop.operations.history import HistoryOperations
     from clawloop.operations.keys import KeyOperations
     from clawloop.operations.reading import Reading
+    from clawloop.operations.workflow_links import WorkflowLinks
     from clawloop.processes.operations import Operations
     from clawloop.settings import Settings
     from clawloop.temporal.client import TemporalSessionNotifier
@@ -49,9 +50,16 @@ def with_reading(data: Path | None, work: Callable[[Reading], Coroutine[Any, Any
         from clawloop.operations.reading import Reading
         from db.turns.sessions import PostgresSessionStore
 
-        return await work(Reading(PostgresSessionStore(database)))
+        return await work(Reading(PostgresSessionStore(database), links_of(data)))
 
     return with_database(data, run)
+
+
+def links_of(data: Path | None) -> WorkflowLinks:
+    """Links into Temporal's UI."""
+    from clawloop.processes.endpoints import workflow_links
+
+    return workflow_links(settings_of(data))
 
 
 def with_engines(data: Path | None, work: Callable[[EngineOperations], Coroutine[Any, Any, Result]]) -> Result:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawloop.cli.operations import with_operations
+from clawloop.cli.operations import links_of, with_operations
 from clawloop.cli.show import age, show_facts, show_json, show_table, when
 from clawloop.cli.terminal import AsJson, Data, with_database
 from clawloop.ids import short_form
@@ -125,7 +125,8 @@ def show_episode(
     if as_json:
         show_json(found)
     else:
-        show_facts(_facts(found))
+        workflow = links_of(data).named(f"rollout-group/{found.group}")
+        show_facts(_facts(found) | {"workflow": workflow})
 
 
 def _apply(

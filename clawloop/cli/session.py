@@ -135,5 +135,6 @@ def _turn_facts(turn: TurnView) -> dict[str, str]:
         "began": f"{when(turn.started_at)}, {age(turn.started_at)} ago",
         "notified": None if turn.announced_at is None else when(turn.announced_at),
         "workflow": f"session/{turn.session_id}",
+        "link": turn.workflow_url,
     }
     return {label: str(value) for label, value in facts.items() if value is not None}

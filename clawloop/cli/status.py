@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from clawloop.cli.operations import links_of
 from clawloop.cli.show import age, doing, printable, show_json
 from clawloop.cli.terminal import AsJson, Data, settings_of, with_database
 
@@ -29,7 +30,8 @@ def status_command(data: Data = None, as_json: AsJson = False) -> None:
         from db.training.operators import PostgresTrainingStore
 
         engines = engine_operations_on(database, settings_of(data))
-        return await Overview(PostgresOverviewStore(database), engines, PostgresTrainingStore(database)).status()
+        training = PostgresTrainingStore(database)
+        return await Overview(PostgresOverviewStore(database), engines, training, links_of(data)).status()
 
     status = with_database(data, read)
     if as_json:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clawloop.cli.operations import with_operations
+from clawloop.cli.operations import links_of, with_operations
 from clawloop.cli.show import age, doing, show_facts, show_json, show_table
 from clawloop.cli.terminal import AsJson, Data, with_database
 
@@ -36,7 +36,7 @@ def training_status(policy: Policy = "default", data: Data = None, as_json: AsJs
     """Show the state of training, and what it waits for."""
     from db.training.operators import PostgresTrainingStore
 
-    _show(with_database(data, lambda database: PostgresTrainingStore(database).status(policy)), as_json)
+    _show(with_database(data, lambda database: PostgresTrainingStore(database).status(policy)), data, as_json)
 
 
 @training_app.command("pause")
@@ -49,7 +49,7 @@ def pause_training(
     """Claim no batch until resumed; a running step is finished. Holds across restarts."""
     if not reason.strip():
         raise typer.BadParameter("give a reason", param_hint="REASON")
-    _show(_apply(data, lambda training: training.pause(policy, reason)), as_json)
+    _show(_apply(data, lambda training: training.pause(policy, reason)), data, as_json)
 
 
 @training_app.command("resume")
@@ -60,7 +60,7 @@ def resume_training(
     as_json: AsJson = False,
 ) -> None:
     """Claim batches again."""
-    _show(_apply(data, lambda training: training.resume(policy, retry=retry)), as_json)
+    _show(_apply(data, lambda training: training.resume(policy, retry=retry)), data, as_json)
 
 
 @policy_app.command("list")
@@ -123,7 +123,7 @@ def create_policy(
         checked = None if learned_by is None else training.check_recipe(learned_by)
         return await training.create_policy(name, base_policy, checked)
 
-    _show(with_operations(data, lambda operations: create(operations.training)), as_json)
+    _show(with_operations(data, lambda operations: create(operations.training)), data, as_json)
 
 
 @policy_app.command("retire")
@@ -139,7 +139,7 @@ def retire_policy(
     """
     if not yes:
         typer.confirm(f"Revoke all keys of {name} and end its learning for good?", abort=True)
-    _show(_apply(data, lambda training: training.retire_policy(name)), as_json)
+    _show(_apply(data, lambda training: training.retire_policy(name)), data, as_json)
 
 
 @policy_app.command("versions")
@@ -173,7 +173,7 @@ def roll_back(
     as_json: AsJson = False,
 ) -> None:
     """Go on from an earlier version; a running step is abandoned, and its samples are fresh again."""
-    _show(_apply(data, lambda training: training.roll_back(policy, version)), as_json)
+    _show(_apply(data, lambda training: training.roll_back(policy, version)), data, as_json)
 
 
 @policy_app.command("release")
@@ -184,7 +184,7 @@ def release(
     as_json: AsJson = False,
 ) -> None:
     """Accept a version that the gate rejected, and go on from it; an open step is abandoned."""
-    _show(_apply(data, lambda training: training.release(policy, version)), as_json)
+    _show(_apply(data, lambda training: training.release(policy, version)), data, as_json)
 
 
 @policy_app.command("pin")
@@ -198,7 +198,7 @@ def pin(
     """Let one version answer whatever is trained, or with --none the newest again."""
     if (version is None) != none:
         raise typer.BadParameter("give a version, or --none", param_hint="VERSION")
-    _show(_apply(data, lambda training: training.pin(policy, version)), as_json)
+    _show(_apply(data, lambda training: training.pin(policy, version)), data, as_json)
 
 
 @recipe_app.command("show")
@@ -232,7 +232,7 @@ def set_recipe(
     recipe = load_recipe(file)
     view = _apply(data, lambda training: training.set_recipe(policy, training.check_recipe(recipe)))
     if as_json:
-        _show(view, as_json)
+        _show(view, data, as_json)
         return
     typer.echo(f"{policy} learns by {recipe.name} ({recipe.hash[:12]}).")
 
@@ -249,7 +249,7 @@ def _apply(
     return applied.result
 
 
-def _show(view: TrainingView, as_json: bool) -> None:
+def _show(view: TrainingView, data: Path | None, as_json: bool) -> None:
     from clawloop.contracts.answers import TrainingStatus
 
     status = TrainingStatus.of(view)
@@ -267,6 +267,7 @@ def _show(view: TrainingView, as_json: bool) -> None:
             "step": str(status.step),
             "version": _version(status),
             "head": str(status.head),
+            "workflow": links_of(data).named(f"training/{status.policy}"),
         }
     )
 

@@ -149,7 +149,7 @@ async def prepare_deployment(deployment: Deployment) -> dict[str, str]:
     from clawloop.processes.bootstrap import prepare
     from clawloop.processes.runtime_file import RuntimeAddresses, installation_id, write_runtime_file
 
-    addresses = RuntimeAddresses(deployment.database_url, deployment.temporal_address)
+    addresses = RuntimeAddresses(deployment.database_url, deployment.temporal_address, deployment.temporal_ui)
     write_runtime_file(deployment.data, addresses)
     return await prepare(
         deployment.database_url,

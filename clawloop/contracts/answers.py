@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -100,6 +100,8 @@ class ServiceStatus(View):
         newest_turn_at: None before the first turn.
         waiting: turns that wait for what follows them or for their judge.
         problems: what is wrong, for people.
+        temporal_ui: address of Temporal's UI; None if it is not known.
+        workflows: links into it by workflow, of each policy's training and of each engine.
     """
 
     engines: int
@@ -110,6 +112,8 @@ class ServiceStatus(View):
     newest_turn_at: datetime | None
     waiting: int
     problems: Sequence[str]
+    temporal_ui: str | None = None
+    workflows: Mapping[str, str] = {}
 
 
 class EngineAdded(View):

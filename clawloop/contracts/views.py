@@ -30,6 +30,7 @@ class SessionView(View):
         sampled: number of its turns that have a sample.
         closed_why: None if it was never closed.
         guarantee: what the at-least-one rule did at its first close.
+        workflow_url: its workflow in Temporal's UI; None in lists, and if the UI's address is not known.
     """
 
     id: SessionId
@@ -48,6 +49,7 @@ class SessionView(View):
     closed_at: datetime | None
     closed_why: str | None
     guarantee: str | None
+    workflow_url: str | None = None
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -79,6 +81,7 @@ class TurnView(View):
         why: reason of its outcome, or what it waits for.
         votes: number of valid votes.
         step: the step that trained it; None if none did.
+        workflow_url: its session's workflow in Temporal's UI; None in lists, and if the UI's address is not known.
     """
 
     id: TurnId
@@ -102,6 +105,7 @@ class TurnView(View):
     step: int | None
     started_at: datetime
     announced_at: datetime | None
+    workflow_url: str | None = None
 
     @computed_field  # type: ignore[prop-decorator]
     @property

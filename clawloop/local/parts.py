@@ -70,6 +70,7 @@ class Deployment:
         max_lora_rank: highest rank of an adapter that the engines can load.
         sandboxed: URL of the gateways for an environment worker; None: none is started.
         quantised: engines and trainer compute with different weights.
+        temporal_ui: address of Temporal's UI; None if it is not known.
     """
 
     data: Path
@@ -89,6 +90,7 @@ class Deployment:
     max_lora_rank: int = 16
     sandboxed: str | None = None
     quantised: bool = False
+    temporal_ui: str | None = None
 
 
 def numbered(name: str, number: int, count: int) -> str:
@@ -237,7 +239,8 @@ def _worker(name: str, arguments: Sequence[str], deployment: Deployment, environ
 
 
 def _settings(deployment: Deployment) -> dict[str, str]:
-    return {
+    ui = {} if deployment.temporal_ui is None else {"CLAWLOOP_TEMPORAL_UI": deployment.temporal_ui}
+    return ui | {
         "CLAWLOOP_DATA": str(deployment.data),
         "CLAWLOOP_ENGINES": ",".join(deployment.engines),
         "DATABASE_URL": deployment.database_url,

@@ -222,6 +222,8 @@ def _deployment(options: UpOptions, plan: Plan, keys: Mapping[str, str]) -> Depl
         judge=None if models is None else models.judge,
         max_lora_rank=options.models.max_lora_rank,
         quantised=options.models.quantised,
+        # The operator's own address comes first: browsers elsewhere reach the UI by a proxy.
+        temporal_ui=options.environment.get("CLAWLOOP_TEMPORAL_UI") or plan.temporal_ui,
     )
 
 

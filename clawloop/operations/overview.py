@@ -10,6 +10,7 @@ from clawloop.contracts.answers import EngineList, ServiceStatus, TrainingStatus
 from clawloop.contracts.training import TrainingState
 from clawloop.operations.engines import EngineOperations
 from clawloop.operations.ports import TrainingStore
+from clawloop.operations.workflow_links import NO_LINKS, WorkflowLinks
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,15 @@ class OverviewStore(Protocol):
 
 
 class Overview:
-    def __init__(self, store: OverviewStore, engines: EngineOperations, training: TrainingStore) -> None:
+    def __init__(
+        self,
+        store: OverviewStore,
+        engines: EngineOperations,
+        training: TrainingStore,
+        links: WorkflowLinks = NO_LINKS,
+    ) -> None:
         self._store = store
+        self._links = links
         self._engines = engines
         self._training = training
 
@@ -60,6 +68,8 @@ class Overview:
         if counts.late:
             turns = "1 turn was" if counts.late == 1 else f"{counts.late} turns were"
             problems.append(f"{turns} not notified for over two minutes: is Temporal, or the orchestrator, away?")
+        workflows = [f"training/{policy.policy}" for policy in policies]
+        workflows += [f"engine/{engine.id}" for engine in engines.engines]
         return ServiceStatus(
             engines=len(engines.engines),
             engines_answering=sum(engine.healthy and not engine.draining for engine in engines.engines),
@@ -69,6 +79,8 @@ class Overview:
             newest_turn_at=counts.newest_turn_at,
             waiting=counts.waiting,
             problems=problems,
+            temporal_ui=self._links.ui,
+            workflows={name: link for name in workflows if (link := self._links.of(name)) is not None},
         )
 
 

@@ -10,6 +10,7 @@ from clawloop.contracts.views import Exchange, SessionDetail, SessionPage, Sessi
 from clawloop.errors import NotFound
 from clawloop.ids import SessionId, TurnId
 from clawloop.operations.references import References, ReferenceStore
+from clawloop.operations.workflow_links import NO_LINKS, WorkflowLinks
 
 # A page of turns with their text stays below a few megabytes; the next page is one request away.
 MOST_TURNS = 500
@@ -59,8 +60,9 @@ class SessionStore(ReferenceStore, Protocol):
 class Reading:
     """Every method raises NotFound, AmbiguousId and StoreUnavailable."""
 
-    def __init__(self, store: SessionStore) -> None:
+    def __init__(self, store: SessionStore, links: WorkflowLinks = NO_LINKS) -> None:
         self._store = store
+        self._links = links
         self.references = References(store)
 
     async def page(
@@ -101,7 +103,7 @@ class Reading:
             raise NotFound(f"There is no session {reference!r}.", code="not_found", field="session")
         turns = found[-limit:]
         return SessionDetail(
-            session=session,
+            session=session.model_copy(update={"workflow_url": self._links.of(session.workflow_id)}),
             turns=turns,
             earlier=turns[0].id if len(found) > limit else None,
             conversation=await self._store.exchanges([turn.id for turn in turns]) if content else None,
@@ -113,7 +115,7 @@ class Reading:
         view = await self._store.turn(turn_id)
         if view is None:
             raise NotFound(f"There is no turn {reference!r}.", code="not_found", field="turn")
-        return view
+        return view.model_copy(update={"workflow_url": self._links.of(f"session/{view.session_id}")})
 
     async def detail(self, reference: str, *, tokens: bool = False) -> TurnDetail:
         """All that is stored of a turn.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clawloop.errors import SetupError
+from clawloop.operations.workflow_links import WorkflowLinks
 from clawloop.processes.runtime_file import read_runtime_file
 from clawloop.settings import Settings
 
@@ -34,6 +35,15 @@ def temporal_address(settings: Settings) -> str | None:
         return settings.temporal_address
     addresses = read_runtime_file(settings.data)
     return None if addresses is None else addresses.temporal_address
+
+
+def workflow_links(settings: Settings) -> WorkflowLinks:
+    """Links into Temporal's UI: CLAWLOOP_TEMPORAL_UI, else that of the last `clawloop up` on this data folder."""
+    if settings.temporal_ui is not None:
+        return WorkflowLinks(settings.temporal_ui)
+    # A Temporal that the operator names is not the one whose UI the file has.
+    addresses = read_runtime_file(settings.data) if settings.temporal_address is None else None
+    return WorkflowLinks(None if addresses is None else addresses.temporal_ui)
 
 
 def engine_secret(settings: Settings) -> str | None:

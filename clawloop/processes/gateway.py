@@ -35,7 +35,7 @@ from clawloop.operations.overview import Overview
 from clawloop.operations.ports import OperatorNotifier, RolloutsNotifier, SessionWorkflows
 from clawloop.operations.reading import Reading
 from clawloop.processes.draining_server import CUT_SECONDS, DrainingServer
-from clawloop.processes.endpoints import database_url, engine_secret, temporal_address
+from clawloop.processes.endpoints import database_url, engine_secret, temporal_address, workflow_links
 from clawloop.processes.engine_operations import engine_operations_on
 from clawloop.processes.gateway_pages import GatewayPages
 from clawloop.processes.history import history_on
@@ -231,14 +231,16 @@ async def gateway_services(
     key_store = PostgresKeyStore(database)
     engine_operations = engine_operations_on(background, settings)
     keys = KeyRing(key_store)
+    links = workflow_links(settings)
     return Services(
+        links=links,
         keys=keys,
         directory=directory,
         engines=engines,
         recorder=recorder,
         notifications=notifications,
         turns=background_turns,
-        reading=Reading(PostgresSessionStore(background)),
+        reading=Reading(PostgresSessionStore(background), links),
         feedback=feedback,
         training=PostgresTrainingStore(background),
         training_operations=operations.training,
@@ -247,7 +249,9 @@ async def gateway_services(
         episodes=PostgresEpisodeStore(background),
         history=history,
         engine_operations=engine_operations,
-        overview=Overview(PostgresOverviewStore(background), engine_operations, PostgresTrainingStore(background)),
+        overview=Overview(
+            PostgresOverviewStore(background), engine_operations, PostgresTrainingStore(background), links
+        ),
         key_operations=KeyOperations(PostgresKeyStore(background)),
         ledger=DatabaseCheck(background, settings.data / "adapters"),
         logins=Logins(keys, key_store),

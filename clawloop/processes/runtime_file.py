@@ -16,8 +16,11 @@ from clawloop.errors import SetupError
 
 @dataclass(frozen=True, slots=True)
 class RuntimeAddresses:
+    """Args: temporal_ui: None if Temporal is the operator's own."""
+
     database_url: str
     temporal_address: str
+    temporal_ui: str | None = None
 
 
 def read_runtime_file(data: Path) -> RuntimeAddresses | None:
@@ -30,15 +33,16 @@ def read_runtime_file(data: Path) -> RuntimeAddresses | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         addresses = content["database_url"], content["temporal_address"]
+        temporal_ui = content.get("temporal_ui")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise SetupError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, LookupError, TypeError):
-        addresses = None, None
-    if not all(isinstance(address, str) for address in addresses):
+        addresses, temporal_ui = (None, None), None
+    if not all(isinstance(address, str) for address in addresses) or not isinstance(temporal_ui, str | None):
         raise SetupError(f"{path} is damaged: delete it and start `clawloop up` again, or set DATABASE_URL")
-    return RuntimeAddresses(*addresses)
+    return RuntimeAddresses(*addresses, temporal_ui)
 
 
 def installation_id(data: Path) -> str:

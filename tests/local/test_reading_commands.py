@@ -123,6 +123,22 @@ def test_why_takes_what_session_show_prints_and_is_never_empty(here: dict[str, s
     assert "There is no session 'nobody'" in refusal(clawloop("session", "show", "nobody", **here))
 
 
+def test_workflows_are_linked_where_temporals_ui_is_known(here: dict[str, str], turns: list[TurnRecord]) -> None:
+    known = here | {"CLAWLOOP_TEMPORAL_UI": "http://127.0.0.1:8233"}
+    shown = json.loads(clawloop("session", "show", "mine", "--json", **known).stdout)["session"]
+    link = f"http://127.0.0.1:8233/namespaces/default/workflows/session%2F{shown['id']}"
+    assert shown["workflow_url"] == link
+    assert f"link       {link}\n" in clawloop("why", "last", **known).stdout
+    assert json.loads(clawloop("why", "last", "--json", **known).stdout)["workflow_url"] == link
+    training = "http://127.0.0.1:8233/namespaces/default/workflows/training%2Fdefault"
+    assert f"workflow   training/default  {training}\n" in clawloop("training", "status", **known).stdout
+    status = json.loads(clawloop("status", "--json", **known).stdout)
+    assert (status["temporal_ui"], status["workflows"]) == ("http://127.0.0.1:8233", {"training/default": training})
+    unknown = json.loads(clawloop("status", "--json", **here).stdout)
+    assert (unknown["temporal_ui"], unknown["workflows"]) == (None, {})
+    assert "link" not in clawloop("why", "last", **here).stdout
+
+
 def test_keys_are_listed_shown_again_and_revoked_by_name(here: dict[str, str], tmp_path: Path) -> None:
     made = json.loads(clawloop("key", "create", "--name", "phone", "--json", **here).stdout)
     assert made["key"].startswith(made["prefix"])

@@ -14,6 +14,7 @@ from clawloop.contracts.training import StepState
 from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind
 from clawloop.ids import ApiKeyId, TurnId
 from clawloop.judging.parsing import Vote
+from clawloop.operations.workflow_links import WorkflowLinks
 from tests.contract.episodes import run_group
 from tests.contract.learning import POLICY, publish, reject, step
 from tests.ui.conftest import Page
@@ -272,6 +273,23 @@ async def test_events_say_when_to_look_again_and_end_when_the_gateway_drains(pag
             assert await _next_event(lines) == "changed"
             page.draining.append(True)
             assert await _next_event(lines) is None
+
+
+async def test_workflows_are_links_into_temporals_ui_where_that_is_known(page: Page) -> None:
+    turn = await judged(page, "s1", 1)
+    session = await session_of(page, turn)
+    [engine] = [row["id"] for row in await page.learning.rows("SELECT id FROM engines")]
+    paths = {f"/ui/sessions/{session}": f"session/{session}", "/ui": f"training/{POLICY}"}
+    paths |= {"/ui/now": f"training/{POLICY}", "/ui/engines": f"engine/{engine}"}
+    async with page.visitor() as visitor:
+        for path, workflow in paths.items():
+            shown = await visitor.get(path)
+            assert f">{workflow}</code>" in shown, path
+            assert "/namespaces/" not in shown, path
+        page.services[0].links = WorkflowLinks("http://127.0.0.1:8233")
+        for path, workflow in paths.items():
+            link = html.escape(str(WorkflowLinks("http://127.0.0.1:8233").of(workflow)))
+            assert f'<a href="{link}" rel="noreferrer"' in await visitor.get(path), path
 
 
 async def test_the_page_shows_what_a_step_does_and_looks_again_when_that_changes(page: Page) -> None:
