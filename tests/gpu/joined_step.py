@@ -1,0 +1,29 @@
+"""Program of test_two_ranks_on_cuda.py: one step by the ranks that torchrun started.
+
+`python -m tests.gpu.joined_step BASE OUT DEVICE sharded|replicated`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from clawloop.training.progress import ignore_status
+from clawloop.training.ranks.command_loop import join, leave_process_group
+from clawloop.training.step_runner import StepRunner
+from tests.training.steps import never, samples_of, setup_of, step_of
+
+
+def main(base: Path, out: Path, device: str, kind: str) -> None:
+    setup = setup_of(base, out, device=device, ranks=kind)
+    runner = StepRunner(setup, join(setup.torch_device()))
+    trained = runner.train(step_of(samples_of(base, 1), 1), ignore_status, never)
+    if trained is not None:
+        found = {"loss": trained.figures.loss, "path": trained.version.path}
+        (out / "step.json").write_text(json.dumps(found), encoding="utf-8")
+    leave_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
