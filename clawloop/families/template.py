@@ -8,8 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from clawloop.errors import SetupError
@@ -19,6 +21,16 @@ _JSON_FILES = ("chat_template.json", "tokenizer_config.json")
 _CHAT = [{"role": "user", "content": "Hello"}]
 
 
+class _Generation(Extension):
+    """`{% generation %}` of transformers, with which trainers mark replies: what it encloses is written as it is."""
+
+    tags = {"generation"}  # noqa: RUF012  # Jinja declares it for instances
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 def read_template(folder: Path, given: Path | None = None) -> str:
     """The text of a model's chat template.
 
@@ -26,15 +38,28 @@ def read_template(folder: Path, given: Path | None = None) -> str:
         given: the operator's own, instead of the model's.
 
     Raises:
-        SetupError: there is none, or it cannot be read.
+        SetupError: there is none, or it cannot be read, or is no template.
     """
+    path, text = _found(folder, given)
+    try:
+        _environment().parse(text)
+    except TemplateSyntaxError as error:
+        raise SetupError(
+            f"the chat template {path} has an error in line {error.lineno}, {error.message}: give another one:"
+            " --chat-template FILE"
+        ) from error
+    return text
+
+
+def _found(folder: Path, given: Path | None) -> tuple[Path, str]:
     if given is not None:
-        return _read(given)
-    if (folder / "chat_template.jinja").is_file():
-        return _read(folder / "chat_template.jinja")
-    for name in _JSON_FILES:
-        if (folder / name).is_file() and (found := _in_json(folder / name)):
-            return found
+        return given, _read(given)
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path, _read(path)
+    for path in (folder / name for name in _JSON_FILES):
+        if path.is_file() and (found := _in_json(path)):
+            return path, found
     raise SetupError(
         f"{folder} has no chat template, so it cannot chat: choose the instruction-tuned model of its family, or give a"
         " template: --chat-template FILE"
@@ -47,7 +72,7 @@ def render(template: str, switches: Mapping[str, bool]) -> str | None:
     Args:
         switches: further variables of the template.
     """
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = _environment()
     environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
@@ -57,6 +82,11 @@ def render(template: str, switches: Mapping[str, bool]) -> str | None:
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError):
         # Written for a chat of another form, or for an extension of its own tokenizer.
         return None
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """With the extensions that transformers and vLLM render templates with."""
+    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
 
 
 def _raise(message: str) -> NoReturn:

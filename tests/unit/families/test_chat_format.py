@@ -135,3 +135,15 @@ def test_without_a_template_the_error_names_both_remedies(tmp_path: Path) -> Non
     (tmp_path / "tokenizer_config.json").write_text("not JSON")
     with pytest.raises(SetupError, match=r"cannot be read.*download the model again"):
         read_template(tmp_path)
+
+
+def test_a_template_whose_replies_are_marked_for_training_is_read_like_the_plain_one() -> None:
+    """As trainers save it with a model that they tuned."""
+    plain = text("deepseek_r1_distill")
+    assert chat_format(f"{{% generation %}}{plain}{{% endgeneration %}}") == chat_format(plain)
+
+
+def test_what_is_no_template_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}\n{% for message in %}")
+    with pytest.raises(SetupError, match=r"chat_template\.jinja has an error in line 2, .*--chat-template FILE"):
+        read_chat_format(tmp_path)
