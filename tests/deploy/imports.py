@@ -37,12 +37,12 @@ def modules_of(folder: str) -> frozenset[str]:
 
 
 def imported(folders: Iterable[str]) -> set[str]:
-    """Distributions that files in these folders import from: of a namespace that several share, the one we state."""
+    """Distributions that files in these folders import from: of a namespace that several share, those we state."""
     modules = set[str]().union(*map(modules_of, folders))
     foreign = modules - set(sys.stdlib_module_names) - {*PACKAGES, "tests", "benchmarks"}
-    stated = ranges(*EXTRAS)
+    stated = set(ranges(*EXTRAS))
     found = [[canonicalize_name(name) for name in distributions()[module]] for module in foreign]
-    return {next((name for name in names if name in stated), names[0]) for names in found}
+    return {name for names in found for name in (stated.intersection(names) or names[:1])}
 
 
 def closure(stated: Iterable[Requirement]) -> set[str]:
