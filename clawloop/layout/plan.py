@@ -241,7 +241,7 @@ def _notes(request: Request) -> Iterator[str]:
     if model.experts:
         yield (
             f"{model.experts} routed experts a layer get no adapters: attention, and shared experts if there are, "
-            "are what is trained"
+            "are what is trained" + ("" if request.quantise is None else ", and what is kept in 4 bits")
         )
     if request.quantise is not None or request.serve_model is not None:
         yield (

@@ -243,7 +243,10 @@ def test_routed_experts_get_no_adapters_and_it_is_said() -> None:
         architecture="Qwen3MoeForCausalLM",
     )  # fmt: skip
     found = plan(request(mixture, (80,)))
-    assert any(note.startswith("8 routed experts a layer get no adapters") for note in found.notes)
+    [note] = [note for note in found.notes if note.startswith("8 routed experts a layer get no adapters")]
+    assert note.endswith("are what is trained")
+    in_4_bits = plan(replace(request(mixture, (80,)), quantise="nf4"))
+    assert f"{note}, and what is kept in 4 bits" in in_4_bits.notes
 
 
 @pytest.mark.parametrize(
