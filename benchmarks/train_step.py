@@ -163,8 +163,7 @@ def main() -> None:
     options = _options()
     console = Console()
     if options.gpu and not torch.cuda.is_available():
-        console.print("skipped: --gpu needs CUDA, and torch sees no CUDA device here")
-        return
+        sys.exit("--gpu: torch finds no CUDA device on this machine")
     os.environ.update(TRANSFORMERS_VERBOSITY="error", TQDM_DISABLE="1", TORCH_CPP_LOG_LEVEL="ERROR", HF_HUB_OFFLINE="1")
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for name in options.comparisons:
