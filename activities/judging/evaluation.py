@@ -27,7 +27,7 @@ from clawloop.judging.records import (
 )
 from clawloop.judging.voting import Verdict, majority, rated
 from clawloop.samples.decision import decide
-from clawloop.samples.eligibility import why_not_trainable
+from clawloop.samples.eligibility import unseen_parts, why_not_trainable
 from clawloop.samples.rewards import relation_of, shape_reward
 from clawloop.turns.next_state import NextState
 
@@ -120,6 +120,7 @@ class Evaluator:
             prompt_ids=record.prompt_ids,
             response_ids=record.response_ids,
             logprobs=record.logprobs,
+            unseen=unseen_parts(record.messages),
         )
         decision = decide(signal, verdict, hint, fault)
         hinted: list[int] | None = None

@@ -10,7 +10,7 @@ from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, Tu
 from clawloop.errors import RecordUnusable
 from clawloop.ids import ApiKeyId, TurnId, following_turn_id
 from clawloop.judging.voting import majority, signed
-from clawloop.samples.eligibility import why_not_trainable
+from clawloop.samples.eligibility import unseen_parts, why_not_trainable
 from clawloop.turns.logged import LoggedJudgement, LoggedTurn, read_line
 
 ALIAS = "imported"
@@ -194,6 +194,7 @@ def _why(record: TurnRecord) -> str:
         prompt_ids=None,
         response_ids=None,
         logprobs=None,
+        unseen=unseen_parts(record.messages),
     )
     return f"{reason} (imported)"
 

@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pydantic import JsonValue
 
-from clawloop.contracts.turns import TurnStatus
+from clawloop.contracts.turns import Message, TurnStatus
 from clawloop.errors import EngineAnswerUnusable
+from clawloop.turns.canonical import TEXT_PARTS
+from clawloop.turns.thinking import THINKING_PARTS
 
 PREFIX = "not trainable: "
 
@@ -42,6 +44,9 @@ _ABSENT = (
     "thinking_token_budget",  # forces the end of thinking
     "watermarking",
 )
+# vLLM reads a part by its type, or by the key that holds its content. In words of ours, as reasons reach Temporal.
+_UNSEEN = ("image", "audio", "video", "file")
+_READ = TEXT_PARTS | THINKING_PARTS | {"refusal"}
 
 
 def why_not_trainable(
@@ -52,6 +57,7 @@ def why_not_trainable(
     prompt_ids: Sequence[int] | None,
     response_ids: Sequence[int] | None,
     logprobs: Sequence[float] | None,
+    unseen: Sequence[str],
 ) -> str | None:
     """All reasons why the turn cannot be trained, e.g. `not trainable: top_p`; None if it can.
 
@@ -60,12 +66,28 @@ def why_not_trainable(
     Args:
         sampling: every sampling field the engine was given, with defaults filled in.
         tools: the request's tools; a strict one makes vLLM constrain the reply even if `tool_choice` is auto.
+        unseen: what of the request the trainer cannot read, as `unseen_parts` names it: it loads the decoder alone, so
+            its log-probs would be those of a prompt without the image.
 
     Raises:
         EngineAnswerUnusable: response ids and log-probs differ in number.
     """
     reasons = [*_of_reply(status, prompt_ids, response_ids, logprobs), *sampling_problems(sampling, tools)]
+    reasons += [f"{kind} in the prompt" for kind in unseen]
     return PREFIX + ", ".join(reasons) if reasons else None
+
+
+def unseen_parts(messages: Sequence[Message]) -> list[str]:
+    """Kinds of content in these messages that is no text, each once; `other content` for a kind that is not known."""
+    found: list[str] = []
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and part.get("type") not in _READ:
+                said = " ".join([str(part.get("type", "")), *part])
+                kind = next((kind for kind in _UNSEEN if kind in said), "other content")
+                found += [kind] if kind not in found else []
+    return found
 
 
 def _of_reply(

@@ -27,7 +27,7 @@ _FORM = "clawloop 1"
 # Where text follows the end mark, a person wrote it, and the message is not volatile.
 VOLATILE_FRAMES = (("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>", "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"),)
 
-_TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
 _NOT_ALPHANUMERIC = re.compile(r"[^A-Za-z0-9]+")
 _CALL_ID_LENGTH = 40  # OpenClaw replays at most this many letters and digits of a tool-call id
@@ -107,7 +107,7 @@ def _digest(data: bytes) -> bytes:
 def _text_of(part: JsonValue) -> str | None:
     if isinstance(part, str):
         return part
-    if isinstance(part, dict) and part.get("type") in _TEXT_PARTS and isinstance(part.get("text"), str):
+    if isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str):
         return part["text"]  # type: ignore[return-value]
     return None
 

@@ -16,7 +16,7 @@ from clawloop.contracts.turns import TurnOutcome, TurnStatus
 from clawloop.errors import EngineAnswerUnusable, RecipeRejected, RecordUnusable
 from clawloop.ids import EpisodeId, JudgementId, RolloutGroupId, TurnId, new_judgement_id, new_sample_id
 from clawloop.recipes.recipe import Recipe, Signal
-from clawloop.samples.eligibility import PREFIX, why_not_trainable
+from clawloop.samples.eligibility import PREFIX, unseen_parts, why_not_trainable
 from clawloop.samples.holdout import is_held_out
 from clawloop.samples.rollouts import EpisodeTurn, Member, Settlement, hold_out, settle
 from db.arrays import ID_BYTES, bytes_to_logprobs
@@ -48,7 +48,8 @@ _END_LATE_TURNS = text("""
     WHERE episode_id = ANY(:episodes) AND outcome = 'waiting'
 """)
 _TURNS = text(f"""
-    SELECT t.id, t.episode_id, t.status, t.sampling, l.tools, t.logprobs, j.id AS judgement_id, j.expected,
+    SELECT t.id, t.episode_id, t.status, t.sampling, t.messages_added, l.tools, t.logprobs,
+        j.id AS judgement_id, j.expected,
         coalesce(t.prompt_shared, 0) + coalesce(octet_length(t.prompt_ids), 0) / {ID_BYTES} AS prompt_tokens,
         octet_length(t.response_ids) / {ID_BYTES} AS response_tokens
     FROM turns t LEFT JOIN tool_lists l ON l.sha256 = t.tools_sha256
@@ -139,14 +140,18 @@ async def recipe_if_any(connection: AsyncConnection, policy: str) -> Recipe | No
 
 async def _turns(connection: AsyncConnection, episodes: Sequence[Any]) -> dict[EpisodeId, list[EpisodeTurn]]:
     turns: defaultdict[EpisodeId, list[EpisodeTurn]] = defaultdict(list)
+    # A turn has the messages of those above it: what one of an episode's turns shows, the later ones are taken to show.
+    unseen: defaultdict[EpisodeId, list[str]] = defaultdict(list)
     for row in await connection.execute(_TURNS, {"episodes": list(episodes)}):
         judgement = None if row.judgement_id is None else JudgementId(row.judgement_id)
-        turn = EpisodeTurn(TurnId(row.id), _why_not_trainable(row), row.expected, judgement)
-        turns[EpisodeId(row.episode_id)].append(turn)
+        episode = EpisodeId(row.episode_id)
+        unseen[episode] += [kind for kind in unseen_parts(row.messages_added) if kind not in unseen[episode]]
+        turn = EpisodeTurn(TurnId(row.id), _why_not_trainable(row, unseen[episode]), row.expected, judgement)
+        turns[episode].append(turn)
     return turns
 
 
-def _why_not_trainable(row: Any) -> str | None:
+def _why_not_trainable(row: Any, unseen: Sequence[str]) -> str | None:
     response = None if row.response_tokens is None else range(row.response_tokens)
     try:
         return why_not_trainable(
@@ -156,6 +161,7 @@ def _why_not_trainable(row: Any) -> str | None:
             prompt_ids=range(row.prompt_tokens),
             response_ids=response,
             logprobs=None if row.logprobs is None else bytes_to_logprobs(row.logprobs, len(response or ())),
+            unseen=unseen,
         )
     except (EngineAnswerUnusable, RecordUnusable) as error:
         return f"{PREFIX}{error}"

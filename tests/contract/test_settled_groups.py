@@ -11,10 +11,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.episodes import Ending, EpisodeEnd, GroupState
 from clawloop.contracts.training import BatchSample, SampleState, StepState
-from clawloop.contracts.turns import TurnOutcome
+from clawloop.contracts.turns import Message, TurnOutcome
 from clawloop.episodes.keys import EpisodeKey, sign, verify
 from clawloop.errors import RecordUnusable
-from clawloop.ids import RolloutGroupId, SampleId
+from clawloop.ids import ApiKeyId, RolloutGroupId, SampleId
 from clawloop.recipes.recipe import Gate
 from clawloop.samples.holdout import is_held_out
 from db.episodes.groups import PostgresEpisodeStore
@@ -26,6 +26,7 @@ from db.training.held_out import read_held_out
 from db.turns.conversation_cache import ConversationCache
 from tests.contract.episodes import LIFETIME, add_turns, new_group, run_group, samples_of_group
 from tests.contract.learning import POLICY, PostgresLearning, commit, publish, recipe, step, trained
+from tests.records import turn_record
 
 pytestmark = pytest.mark.postgres
 
@@ -296,3 +297,24 @@ async def test_no_second_agent_gets_the_key_of_an_episode_that_has_turns(postgre
     await add_turns(postgres_learning, episode, 1)
     with pytest.raises(RecordUnusable, match="has turns already"):
         await store.key_of(episode.id)
+
+
+async def test_turns_of_an_episode_after_an_image_give_no_sample(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    store = PostgresEpisodeStore(learning.database)
+    group = new_group(2)
+    await store.make_group(group)
+    image: Message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+    episodes = [await store.begin_episode(group.id, place, 1, LIFETIME) for place in range(2)]
+    for place, episode in enumerate(episodes):
+        await add_turns(learning, episode, 1)
+        if place == 0:
+            for content in ([image], [image, {"role": "user", "content": "more"}]):
+                turn = turn_record(api_key_id=ApiKeyId(episode.id), episode_id=episode.id, messages=content)
+                await learning.turns.insert(turn)
+        await store.end_episode(EpisodeEnd(episode.id, Ending.COMPLETED))
+        await store.score_episode(episode.id, 1 - place, "")
+    await store.settle(group.id)
+    found = await outcomes(learning, episodes[0].id)
+    assert [outcome for outcome, _ in found] == ["sampled", "not_trainable", "not_trainable"]
+    assert all(why.startswith("not trainable: image in the prompt") for _, why in found[1:])

@@ -7,7 +7,7 @@ from pydantic import JsonValue
 
 from clawloop.contracts.turns import TurnStatus
 from clawloop.errors import EngineAnswerUnusable
-from clawloop.samples.eligibility import why_not_trainable
+from clawloop.samples.eligibility import unseen_parts, why_not_trainable
 
 PLAIN: dict[str, JsonValue] = {"temperature": 0.6, "top_p": 1.0, "top_k": -1}
 STRICT_TOOL: JsonValue = {"type": "function", "function": {"name": "f", "strict": True}}
@@ -32,6 +32,7 @@ def why(
         prompt_ids=None if unknown == "prompt_ids" else prompt_ids or [1, 2, 3],
         response_ids=None if unknown == "response_ids" else [4, 5],
         logprobs=None if unknown == "logprobs" else logprobs,
+        unseen=(),
     )
 
 
@@ -152,7 +153,7 @@ def test_values_the_engine_did_not_report_are_not_invented(unknown: str, reason:
 
 def test_an_empty_reply_cannot_be_trained() -> None:
     reason = why_not_trainable(
-        status=TurnStatus.COMPLETE, sampling=PLAIN, tools=None, prompt_ids=[1], response_ids=[], logprobs=[]
+        status=TurnStatus.COMPLETE, sampling=PLAIN, tools=None, prompt_ids=[1], response_ids=[], logprobs=[], unseen=()
     )
     assert reason == "not trainable: empty reply"
 
@@ -176,3 +177,51 @@ def test_log_probs_of_another_length_raise() -> None:
 def test_values_of_any_shape_are_judged(changes: dict[str, JsonValue]) -> None:
     reason = why(changes)
     assert reason is None or reason.startswith("not trainable: ")
+
+
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}, "image"),
+        ({"type": "input_image", "image_url": "x"}, "image"),
+        ({"image_url": {"url": "x"}}, "image"),
+        ({"type": "image_embeds", "image_embeds": "x"}, "image"),
+        ({"type": "input_audio", "input_audio": {}}, "audio"),
+        ({"type": "video_url", "video_url": {}}, "video"),
+        ({"type": "file", "file": {}}, "file"),
+        ({"type": "secret words"}, "other content"),
+    ],
+)
+def test_a_prompt_with_what_the_trainer_cannot_see_is_not_trained(part: JsonValue, kind: str) -> None:
+    text: JsonValue = {"type": "text", "text": "What is this?"}
+    messages: list[dict[str, JsonValue]] = [
+        {"role": "user", "content": [text, part, part]},
+        {"role": "user", "content": "image_url"},
+        {"role": "tool", "content": [part]},
+    ]
+    assert unseen_parts(messages) == [kind]
+    reason = why_not_trainable(
+        status=TurnStatus.COMPLETE,
+        sampling=PLAIN,
+        tools=None,
+        prompt_ids=[1],
+        response_ids=[2],
+        logprobs=[-0.1],
+        unseen=unseen_parts(messages),
+    )
+    assert reason == f"not trainable: {kind} in the prompt"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "image",
+        None,
+        [],
+        ["image"],
+        [{"type": "text", "text": "image_url"}],
+        [{"type": "thinking", "thinking": "image"}],
+    ],
+)
+def test_a_prompt_of_text_is_trained(content: JsonValue) -> None:
+    assert unseen_parts([{"role": "user", "content": content}, {"role": "assistant"}]) == []
