@@ -161,6 +161,8 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
     @asynccontextmanager
     async def services() -> AsyncIterator[Services]:
         async with AsyncExitStack() as stack:
+            # Here, because the server ends the process by the signal it got.
+            stack.enter_context(tracing("clawloop-gateway"))
             yield await gateway_services(stack, url, settings, options, draining.is_set)
 
     app = create_app(services, options.allowed_hosts)
@@ -171,8 +173,7 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
         health.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         health.bind(("127.0.0.1", options.health_port))
         sockets.append(health)
-    with tracing("clawloop-gateway"):
-        await DrainingServer(config, options.listener, options.drain, draining.set).serve(sockets)
+    await DrainingServer(config, options.listener, options.drain, draining.set).serve(sockets)
 
 
 def server_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-import threading
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from clawloop.errors import SetupError
 from clawloop.ids import turn_id_of
@@ -20,7 +16,7 @@ from tests.api.chat_requests import chat_body
 from tests.api.conftest import Gateway, running_gateway, until
 from tests.fakes.engine import WORDS, fake_engine
 from tests.fakes.notifier import FakeNotifier
-from tests.spans import everything_said, kept_spans, named, trace_of
+from tests.spans import Collector, everything_said, kept_spans, named, trace_of
 
 PATH = "/v1/chat/completions"
 TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -128,52 +124,6 @@ async def test_simultaneous_requests_have_traces_of_their_own(gateway: Gateway) 
     traces = {trace_of(chat) for chat in named(kept, "chat")}
     assert len(traces) == 8
     assert {trace_of(one) for one in named(kept, "record turn")} == traces
-
-
-class Collector:
-    """Takes spans by OTLP over HTTP, on loopback.
-
-    Attributes:
-        requests: what arrived, parsed.
-    """
-
-    def __init__(self) -> None:
-        self.requests: list[ExportTraceServiceRequest] = []
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
-                assert self.path == "/v1/traces"
-                collector.requests.append(ExportTraceServiceRequest.FromString(body))
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever)
-
-    def __enter__(self) -> Collector:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def spans(self) -> dict[str, str]:
-        """The service of each span, by name."""
-        found: dict[str, str] = {}
-        for resource in (resource for request in self.requests for resource in request.resource_spans):
-            attributes = {one.key: one.value.string_value for one in resource.resource.attributes}
-            for scope in resource.scope_spans:
-                found |= {one.name: attributes["service.name"] for one in scope.spans}
-        return found
 
 
 @pytest.mark.parametrize(("name", "service"), [(None, "clawloop-gateway"), ("mine", "mine")])
