@@ -9,6 +9,7 @@ computes (it prints them as doubles), and 8 otherwise: nothing is rounded.
 
 from __future__ import annotations
 
+import math
 import sys
 from array import array
 from collections.abc import Sequence
@@ -54,6 +55,15 @@ def bytes_to_logprobs(stored: bytes, count: int) -> list[float]:
     if len(stored) == count * _FLOAT64_BYTES:
         return _floats("d", stored)
     raise RecordUnusable(f"{len(stored)} bytes of log-probs for {count} tokens")
+
+
+def advantages_to_bytes(advantages: Sequence[float | None]) -> bytes:
+    """Float32, which is what the trainer computes; NaN for a token without one."""
+    return _little_endian(array("f", [math.nan if value is None else value for value in advantages]))
+
+
+def bytes_to_advantages(stored: bytes) -> list[float | None]:
+    return [None if math.isnan(value) else value for value in _floats("f", stored)]
 
 
 def shared_ids(left: bytes, right: bytes) -> int:

@@ -91,10 +91,18 @@ def show_session(
 
 def why_command(
     turn: Annotated[str, typer.Argument(metavar="ID", help=TURN_HELP)],
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="The reply's tokens, each with its advantage in the step that trained it.")
+    ] = False,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the result of one reply's turn, and the reason."""
+    if tokens:
+        from clawloop.cli.tokens import show_tokens
+
+        show_tokens(turn, data, as_json=as_json)
+        return
     view = with_reading(data, lambda reading: reading.turn(turn))
     if as_json:
         show_json(view)

@@ -278,6 +278,7 @@ class StepFigures:
         micro_batches, fillers: forwards of all ranks in one training epoch, and those of them without a sample.
         to_parent: how far the new version is from its parent; None if it was not measured.
         to_base: likewise from the base model; None if the recipe has no KL part.
+        advantages: of each token of a sample's reply, None for one that is not trained; without samples that have none.
     """
 
     loss: float
@@ -293,6 +294,7 @@ class StepFigures:
     fillers: int
     to_parent: Distance | None = None
     to_base: Distance | None = None
+    advantages: Mapping[SampleId, Sequence[float | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

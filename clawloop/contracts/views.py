@@ -230,11 +230,20 @@ class SampleView(View):
 
 
 class Tokens(View):
-    """The ids that the engine used, and the log-probs of the response under the sampling settings, in nats."""
+    """The ids that the engine used, and the log-probs of the response under the sampling settings, in nats.
+
+    Args:
+        advantages: of the response's tokens, as the newest step that was trained on them used them: above 0 a token
+            was made likelier, below 0 less likely. None for a token that was not trained, and as a whole if no step
+            used any.
+        step: that step.
+    """
 
     prompt_ids: Sequence[int] | None
     response_ids: Sequence[int] | None
     logprobs: Sequence[float] | None
+    advantages: Sequence[float | None] | None = None
+    step: int | None = None
 
 
 class TurnDetail(View):

@@ -103,6 +103,7 @@ def train_step(
         epochs.append(replace(epoch, grad_norm=float(full_tensor(norm))))
         _check_bounds(epochs[-1], recipe)
         optimizer.step()
+    advantages = _merge(ranks.all_gather({index: _advantages(streams) for index, streams in signals.streams.items()}))
     first, last = epochs[0], epochs[-1]
     made, _ = scorer.score(ScoringPass(version=parent, made=True), shard.trained, {})
     new = {member: scores.logprob_T for member, scores in made.items()}
@@ -117,11 +118,20 @@ def train_step(
         tokens=divisor.tokens,
         samples={samples[index].sample_id: first.metrics[index] for index in sorted(first.metrics)},
         dropped={samples[index].sample_id: dropped[index] for index in sorted(dropped)},
+        advantages={samples[index].sample_id: found for index in sorted(advantages) if (found := advantages[index])},
         micro_batches=sum(len(of_rank) for of_rank in fillers),
         fillers=sum(sum(of_rank) for of_rank in fillers),
         to_parent=distance(new, first.logprobs, signals.streams, token_distance, ranks),
         to_base=distance(new, references, signals.streams, token_distance, ranks) if recipe.loss.kl > 0 else None,
     )
+
+
+def _advantages(streams: Streams) -> list[float | None]:
+    """Of each token of the reply; empty without any."""
+    if streams.advantage_T is None:
+        return []
+    trained = streams.response_mask_T.bool().tolist()
+    return [value if used else None for value, used in zip(streams.advantage_T.tolist(), trained, strict=True)]
 
 
 def _sequence(sample: BatchSample) -> str:

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from pydantic import JsonValue
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import InstrumentedAttribute
@@ -19,12 +19,20 @@ from clawloop.contracts.training import Distance, GateCheck, SampleState, StepBa
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId
+from db.arrays import advantages_to_bytes
 from db.exact_json import exact_json, storable
 from db.tables import PolicyRow, StepRow, StepSampleRow, VersionRow
 from db.training.gate_checks import insert_checks
 from db.training.policies import insert_event
 from db.training.samples import end_samples, free_samples
 from db.training.work_flag import refresh_work_flag
+
+# Not of a turn that was erased while the step was computed.
+_ADVANTAGES = text("""
+    UPDATE step_samples m SET advantages = :advantages FROM samples s JOIN turns t ON t.id = s.turn_id
+    WHERE m.policy = :policy AND m.step = :step AND m.sample_id = :sample AND s.id = m.sample_id
+        AND t.outcome <> 'erased'
+""")
 
 
 async def lock_step(connection: AsyncConnection, policy: str, n: int) -> StepRow:
@@ -81,10 +89,20 @@ async def propose_step(
     await connection.execute(insert(VersionRow).values(values))
     await mark_dropped(connection, step, trained.figures.dropped)
     await _mark(connection, step, trained.figures.without_hint, StepSampleRow.without_hint)
+    await _store_advantages(connection, step, trained)
     await insert_checks(connection, step.policy, step.n, checks)
     candidate = {"state": StepState.CANDIDATE, "metrics": exact_json(metrics_of(trained))}
     row = update(StepRow).where(StepRow.policy == step.policy, StepRow.n == step.n)
     await connection.execute(row.values(candidate))
+
+
+async def _store_advantages(connection: AsyncConnection, step: StepRow, trained: TrainedStep) -> None:
+    rows = [
+        {"policy": step.policy, "step": step.n, "sample": sample, "advantages": advantages_to_bytes(advantages)}
+        for sample, advantages in trained.figures.advantages.items()
+    ]
+    if rows:
+        await connection.execute(_ADVANTAGES, rows)
 
 
 async def accept_step(connection: AsyncConnection, step: StepRow, canary_share: float = 0.0) -> None:

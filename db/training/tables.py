@@ -106,6 +106,7 @@ class StepSampleRow(Base):
     place: Mapped[int]  # order in the batch
     dropped: Mapped[str | None]  # why the step left the sample out
     without_hint: Mapped[str | None]  # why only its verdict was trained
+    advantages: Mapped[bytes | None]  # of each token of the reply, by db.arrays; None: the step used none, or is older
 
 
 class GateCheckRow(Base):

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.sessions import FeedbackEffect
 from clawloop.contracts.training import SampleState
-from clawloop.contracts.turns import Message
+from clawloop.contracts.turns import Message, TurnRecord
 from clawloop.contracts.views import (
     Exchange,
     FeedbackView,
@@ -29,6 +29,7 @@ from clawloop.contracts.views import (
 )
 from clawloop.ids import FeedbackId, SampleId, TurnId
 from clawloop.turns.canonical import response_digest
+from db.arrays import bytes_to_advantages
 from db.exact_json import storable
 from db.tables import FeedbackRow, HintRow, SampleRow, VoteRow
 from db.turns.conversation_cache import ConversationCache
@@ -43,6 +44,12 @@ _ADDED = text("""
 _JUDGEMENTS = text("""
     SELECT DISTINCT ON (turn_id) id, turn_id, verdict_why, hint_why FROM judgements
     WHERE turn_id = ANY(:turns) AND decided_at IS NOT NULL ORDER BY turn_id, revision DESC, decided_at DESC
+""")
+
+
+_ADVANTAGES = text("""
+    SELECT m.step, m.advantages FROM step_samples m JOIN samples s ON s.id = m.sample_id
+    WHERE s.turn_id = :turn AND m.advantages IS NOT NULL ORDER BY m.step DESC LIMIT 1
 """)
 
 
@@ -78,9 +85,18 @@ async def read_detail(connection: AsyncConnection, view: TurnView, *, tokens: bo
             reward=row.reward,
             hinted=row.hinted_prompt_ids is not None,
         ),
-        tokens=Tokens(prompt_ids=record.prompt_ids, response_ids=record.response_ids, logprobs=record.logprobs)
-        if tokens
-        else None,
+        tokens=await _read_tokens(connection, record) if tokens else None,
+    )
+
+
+async def _read_tokens(connection: AsyncConnection, record: TurnRecord) -> Tokens:
+    row = (await connection.execute(_ADVANTAGES, {"turn": record.turn_id})).one_or_none()
+    return Tokens(
+        prompt_ids=record.prompt_ids,
+        response_ids=record.response_ids,
+        logprobs=record.logprobs,
+        advantages=None if row is None else bytes_to_advantages(row.advantages),
+        step=None if row is None else row.step,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, Page, expect
 
+from db.arrays import advantages_to_bytes
 from tests.browser.packages import axe_script
 from tests.contract.learning import publish, reject, step
 from tests.ui.conftest import Page as Served
@@ -45,6 +46,8 @@ async def learned(served: Served) -> str:
     await served.recorder.judge(first, -1, HINT)
     await served.recorder.chat("hostile", HOSTILE, HOSTILE, reply=HOSTILE)
     await step(served.learning, 1, count=3)
+    advantages = advantages_to_bytes([0.5, -2.0, 1.0, None])
+    await served.learning.execute("UPDATE step_samples SET advantages = %s", advantages)
     [engine] = await served.learning.rows("SELECT id FROM engines")
     await publish(served.learning, 1, engine["id"])
     await reject(served.learning, 2)
@@ -63,6 +66,9 @@ async def test_everybody_can_use_every_page(page: Served, browser: Browser, widt
         for path in paths:
             await tab.goto(path)
             await expect(tab.locator("#live")).to_have_text("live", timeout=PATIENT_MILLISECONDS)
+            if path == session:
+                await tab.get_by_text("Its tokens, by advantage").click()
+                await tab.get_by_text("As a table").click(timeout=PATIENT_MILLISECONDS)
             assert await tab.evaluate("document.documentElement.scrollWidth") <= width, path
             assert await _violations(tab) == [], path
         await tab.goto("/ui")

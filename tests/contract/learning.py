@@ -71,6 +71,7 @@ def trained(
     sha256: str = "",
     dropped: dict[SampleId, str] | None = None,
     without_hint: dict[SampleId, str] | None = None,
+    advantages: dict[SampleId, list[float | None]] | None = None,
 ) -> TrainedStep:
     """The result of training a batch."""
     digest = sha256 or f"{step.n:064x}"
@@ -86,6 +87,7 @@ def trained(
         samples={sample.sample_id: metrics_of(sample) for sample in step.samples},
         dropped=dropped or {},
         without_hint=without_hint or {},
+        advantages=advantages or {},
         micro_batches=1,
         fillers=0,
     )

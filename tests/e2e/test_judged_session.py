@@ -18,8 +18,9 @@ import pytest
 
 from clawloop.judging.parsing import parse_vote
 from clawloop.judging.prompts import AnswerForm, vote_prompt
-from clawloop.serving.endpoints import Endpoint
+from clawloop.serving.endpoints import Endpoint, JsonClient
 from clawloop.serving.judge import JudgeClient
+from clawloop.serving.token_texts import PATH, texts_of, texts_request
 from db.schema import migrate
 from tests.conftest import database_address, execute
 from tests.e2e.gateway import RealGateway, prepared, running_gateway
@@ -132,3 +133,17 @@ async def test_a_direct_vote_is_the_distribution_of_sampled_votes(engine_url: st
     for vote, logprob in logprobs.items():
         share = sum(parse_vote(answer.text, prompt) == vote for answer in answers) / len(answers)
         assert abs(share - math.exp(logprob)) < 0.16  # five standard deviations of 256 draws
+
+
+async def test_an_engine_tells_the_text_of_each_token(engine_url: str) -> None:
+    async with JsonClient(60) as client:
+        endpoints = [Endpoint(engine_url, "tiny-random")]
+        words = "Grüße, 評 and\n  code"
+        ids = ((await client.post(endpoints, "/tokenize", {"prompt": words})).body or {})["tokens"]
+        texts = texts_of((await client.post(endpoints, PATH, texts_request(ids))).body, ids)
+        [alone] = texts_of((await client.post(endpoints, PATH, texts_request(ids[:1]))).body, ids[:1])
+    assert (len(texts), alone) == (len(ids), texts[0])
+    # A token that is a part of a character has no text of its own.
+    whole = [text for text in texts if "\N{REPLACEMENT CHARACTER}" not in text]
+    assert whole
+    assert all(text in words for text in whole)

@@ -147,6 +147,10 @@ class FakeEngine:
         self.requests.append(body)
         if self.verbatim is not None:
             return self._verbatim(body)
+        if "prompt_logprobs" in body:
+            said = [{str(token): {"logprob": -1.0, "decoded_token": f"<{token}>"}} for token in body["prompt"][1:]]
+            choice = {"index": 0, "text": "", "finish_reason": "length", "prompt_logprobs": [None, *said]}
+            return JSONResponse({"object": "text_completion", "choices": [choice]})
         deltas = _deltas("")
         ids = [token for _, tokens in deltas for token in tokens]
         if not body.get("stream"):

@@ -139,6 +139,16 @@ def test_workflows_are_linked_where_temporals_ui_is_known(here: dict[str, str], 
     assert "link" not in clawloop("why", "last", **here).stdout
 
 
+def test_why_shows_a_replys_tokens(here: dict[str, str], turns: list[TurnRecord]) -> None:
+    lines = clawloop("why", "mine:1", "--tokens", **here, COLUMNS="80").stdout.splitlines()
+    assert lines[0].split() == ["id", "log-prob", "advantage", "token"]
+    assert [line.split()[0] for line in lines[1:-1]] == [str(token) for token in turns[0].response_ids or ()]
+    assert lines[-1] == "no step has trained it by advantages; no engine told the texts of the tokens"
+    shown = json.loads(clawloop("why", "mine:1", "--tokens", "--json", **here).stdout)
+    assert shown["response_ids"] == list(turns[0].response_ids or ())
+    assert (shown["advantages"], shown["step"]) == (None, None)
+
+
 def test_keys_are_listed_shown_again_and_revoked_by_name(here: dict[str, str], tmp_path: Path) -> None:
     made = json.loads(clawloop("key", "create", "--name", "phone", "--json", **here).stdout)
     assert made["key"].startswith(made["prefix"])

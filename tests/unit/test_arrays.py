@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawloop.errors import RecordUnusable
-from db.arrays import bytes_to_ids, bytes_to_logprobs, ids_to_bytes, logprobs_to_bytes, shared_ids
+from db.arrays import (
+    advantages_to_bytes,
+    bytes_to_advantages,
+    bytes_to_ids,
+    bytes_to_logprobs,
+    ids_to_bytes,
+    logprobs_to_bytes,
+    shared_ids,
+)
 
 ids = st.lists(st.integers(0, 2**31 - 1))
 float32s = st.lists(st.floats(width=32, allow_nan=False))
@@ -69,3 +77,9 @@ def test_shared_ids_is_the_length_of_the_common_prefix(start: list[int], left: l
     assert count >= len(start)
     assert one[:count] == other[:count]
     assert count == min(len(one), len(other)) or one[count] != other[count]
+
+
+def test_advantages_are_read_back_and_a_token_without_one_stays_without() -> None:
+    stored = [0.5, None, -2.0, 0.0]
+    assert bytes_to_advantages(advantages_to_bytes(stored)) == stored
+    assert len(advantages_to_bytes(stored)) == 4 * len(stored)
