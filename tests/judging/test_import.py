@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from activities.judging.messages import JudgeTurn
 from activities.judging.next_state_lookup import find_next_state
 from clawloop.cli.main import app
+from clawloop.contracts.browsing import SessionFilter
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import TurnId
 from clawloop.operations.export import Exporter, ExportFilter, ExportKind, Record
@@ -33,6 +34,7 @@ from db.schema import migrate
 from db.serving.directory import ensure_policy
 from db.sweep import PostgresSweepStore
 from db.training.recipes import ensure_recipe
+from db.turns.browsing import PostgresSessionBrowser
 from db.turns.sessions import PostgresSessionStore
 from tests.contract.conftest import TEST_LIMIT
 from tests.judging.conftest import Bench
@@ -211,6 +213,39 @@ async def test_another_judge_is_compared_on_imported_turns_and_may_judge_them_ag
     facts = await PostgresRejudgeStore(empty).rejudge_facts(waiting[0].turn_id)
     assert facts is not None
     assert (facts.has_follow_up, facts.replied, facts.next_revision) == (True, True, 1)
+
+
+async def test_text_that_postgres_refuses_is_kept_or_reported(empty: Database) -> None:
+    first, second = original("odd \0 name")
+    odd = {"role": "user", "content": "nul \0 and \ud800", "name": "\0"}
+    lines = [
+        first | {"messages": [*first["messages"][:-1], odd], "tools": [{"\0": "\ud800"}]},
+        second | {"sampling": {"temperature": float("nan")}},
+        second | {"session_id": "\ud800"},
+        VOTES[0] | {"session_id": "odd \0 name", "why": "nul \0", "representative_eval": "\ud800\0"},
+    ]
+    problems: list[tuple[str, int, str]] = []
+    done = await imported(empty, lines, problems)
+    assert (done.turns, done.judgements) == (2, 1)
+    assert [line for _, line, _ in problems] == [2, 3]
+    (turn, _) = await exported(empty, ExportKind.TURNS)
+    messages: Any = turn["messages"]
+    assert messages[-1] == odd
+    assert (await imported(empty, lines, problems)).turns == 0
+
+
+async def test_imported_sessions_are_on_the_page_and_found_by_what_was_said(empty: Database) -> None:
+    await imported(empty, [*original(), *VOTES])
+    browser = PostgresSessionBrowser(empty)
+    for wanted in (
+        SessionFilter(text="36 inches"),
+        SessionFilter(verdict=-1),
+        SessionFilter(policy="default", outcome=TurnOutcome.NOT_TRAINABLE),
+    ):
+        (found,) = await browser.search(wanted, None, 10)
+        page = await browser.chat(found.view.id, 0, 10)
+        assert page is not None
+        assert len(page.turns) == 3
 
 
 async def test_our_judge_judges_an_imported_turn_again(bench: Bench) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clawloop.contracts.turns import TurnStatus
 from clawloop.errors import RecordUnusable
@@ -24,6 +27,7 @@ TURN: dict[str, Any] = {
     "tool_calls": None,
     "next_state": {"role": "user", "content": "Thanks."},
 }
+VOTE: dict[str, Any] = {"session_id": "s", "turn": 2, "score": 1.0, "votes": [1, 1], "hint": "Be brief, please."}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
 
 
@@ -157,3 +161,17 @@ def test_a_line_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logged, "LONGEST_LINE", 100)
     with pytest.raises(RecordUnusable, match="longer than"):
         read(TURN)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(line=st.sampled_from([TURN, VOTE]), changed=st.data())
+def test_whatever_a_field_holds_a_line_is_read_or_refused(line: dict[str, Any], changed: st.DataObject) -> None:
+    field = changed.draw(st.sampled_from([*line, "id", "votes", "tools", "status", "sampling", "hint", "reward"]))
+    with suppress(RecordUnusable):
+        read(line | {field: changed.draw(JSON)})
