@@ -264,8 +264,11 @@ async def test_a_session_whose_turns_were_erased_judges_none_of_them_and_ends(
 ) -> None:
     talk = Conversation(client)
     scripted.gate.clear()
-    turns = [await talk.say() for _ in range(6)]
-    await until(lambda: len(scripted.judged) == 4)
+    turns = []
+    for running in (1, 2, 3, 4):  # one after the other: turns that come together are judged together
+        turns.append(await talk.say())
+        await until(lambda running=running: len(scripted.judged) == running)  # type: ignore[misc]
+    turns += [await talk.say(), await talk.say()]
     for _ in range(2):
         await talk.notifier.content_erased(talk.session, ContentErased(tuple(turns), whole=True))
     scripted.gate.set()
