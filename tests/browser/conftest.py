@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from playwright.async_api import Browser, async_playwright
@@ -19,6 +20,12 @@ _ARGUMENTS = ("--no-sandbox", "--no-zygote", "--disable-gpu", "--use-gl=angle", 
 
 @pytest.fixture(scope="session")
 async def browser() -> AsyncIterator[Browser]:
+    async with running_browser() as running:
+        yield running
+
+
+@asynccontextmanager
+async def running_browser() -> AsyncIterator[Browser]:
     folder = chromium_folder()
     environment = dict(os.environ) | {
         "LD_LIBRARY_PATH": f"{folder}/al2023/lib:{folder}/lib:{folder}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from playwright.async_api import Browser, Page, expect
 
 from db.arrays import advantages_to_bytes
 from tests.browser.packages import axe_script
+from tests.browser.picture import MOST_BYTES, take
 from tests.contract.learning import publish, reject, step
 from tests.ui.conftest import Page as Served
 from tests.ui.recorded import CHANGED, HINT
@@ -32,7 +34,8 @@ async def logged_in(browser: Browser, served: Served, **options: Any) -> AsyncIt
     tab.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
     tab.on("pageerror", lambda error: errors.append(str(error)))
     await tab.goto("/ui/login")
-    # By keyboard alone: the field has the focus.
+    # By keyboard alone: the field has the focus, once the browser has given it.
+    await expect(tab.locator("input[name=key]")).to_be_focused(timeout=PATIENT_MILLISECONDS)
     await tab.keyboard.type(served.admin_key)
     await tab.keyboard.press("Enter")
     await tab.wait_for_url(lambda url: not url.endswith("/login"))
@@ -120,6 +123,15 @@ async def test_the_reply_that_taught_a_version_is_found_and_a_roll_back_is_seen_
         await expect(tab.locator(".tile").first).to_contain_text("version 0", timeout=PATIENT_MILLISECONDS)
         assert await tab.evaluate("window.stays") is True
         assert errors == []
+
+
+async def test_a_picture_of_the_page_is_small_and_of_a_session(page: Served, browser: Browser) -> None:
+    await learned(page)
+    picture = await take(browser, page.url, page.admin_key)
+    assert picture.startswith(b"\x89PNG")
+    assert 10_000 < len(picture) <= MOST_BYTES
+    committed = Path(__file__).resolve().parents[2] / "docs" / "demo" / "page.png"
+    assert committed.stat().st_size <= MOST_BYTES
 
 
 async def test_the_first_visit_ends_in_a_recorded_chat(page: Served, browser: Browser) -> None:
