@@ -12,12 +12,12 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from playwright.async_api import Browser
+from playwright.async_api import Browser, ViewportSize
 
 from tests.browser.conftest import running_browser
 
 # As wide as the documents show it sharply, and as high as two replies with their verdicts.
-_SIZE = {"width": 1280, "height": 900}
+_SIZE: ViewportSize = {"width": 1280, "height": 900}
 _PATH = "/ui/sessions?verdict=blamed"
 MOST_BYTES = 200_000  # of a picture in the repository
 
