@@ -3,7 +3,7 @@
     make demo ARGS="--keep"
     python -m tests.browser.picture http://127.0.0.1:PORT ADMIN_KEY docs/demo/page.png
 
-It is the newest session that has a hint; `--path` chooses another part of the page.
+It is the newest session with a blamed reply; `--path` chooses another part of the page.
 """
 
 from __future__ import annotations
