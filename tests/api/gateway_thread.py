@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
-from tests.api.conftest import Gateway, running_gateway
+from tests.api.conftest import Gateway, running_gateway, until
 from tests.fakes.engine import fake_engine
 
 # Short, because the requests are sent one after the other.
@@ -35,6 +35,8 @@ class GatewayThread(threading.Thread):
         async with self._engines:
             engine = await self._engines.enter_async_context(fake_engine())
             async with running_gateway(self.folder, engines=[engine], hold_seconds=HOLD_SECONDS) as self.gateway:
+                # Until its first probe an engine takes nothing, and no request is held for long.
+                await until(self.gateway.services.engines.healthy)
                 self.ready.set()
                 await stop.wait()
 
@@ -55,7 +57,7 @@ def gateway_thread(folder: Path) -> Iterator[tuple[GatewayThread, Gateway]]:
     thread = GatewayThread(folder)
     thread.start()
     try:
-        assert thread.ready.wait(10)
+        assert thread.ready.wait(60)
         assert thread.gateway is not None
         yield thread, thread.gateway
     finally:
