@@ -135,12 +135,14 @@ def tracing(service: str, environment: Mapping[str, str] = os.environ) -> Iterat
     named = {} if environment.get("OTEL_SERVICE_NAME") else {"service.name": service}
     provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    with traced_by(provider):
-        yield
-    # In a thread of its own, because the exporter goes on trying for longer than a process may take to stop.
-    closing = threading.Thread(target=provider.shutdown, daemon=True)
-    closing.start()
-    closing.join(_FLUSH_SECONDS)
+    try:
+        with traced_by(provider):
+            yield
+    finally:
+        # In a thread of its own, because the exporter goes on trying for longer than a process may take to stop.
+        closing = threading.Thread(target=provider.shutdown, daemon=True)
+        closing.start()
+        closing.join(_FLUSH_SECONDS)
 
 
 @contextmanager

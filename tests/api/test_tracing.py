@@ -144,6 +144,16 @@ async def test_spans_reach_a_collector(
     assert set(collector.spans().values()) == {service}
 
 
+async def test_the_spans_of_a_process_that_fails_reach_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Collector() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")  # by itself it sends none
+        with pytest.raises(SetupError, match="on purpose"), tracing("clawloop-test"), span("last"):
+            raise SetupError("on purpose")
+        await until(lambda: "last" in collector.spans())
+    assert tracer() is None
+
+
 @pytest.mark.parametrize(
     ("environment", "on"),
     [
