@@ -24,7 +24,9 @@ from clawloop.turns.thinking import without_leading_thinking
 LONGEST_LINE = 64 * 1024 * 1024
 """Twice the largest request that a gateway takes."""
 
-_END_MARKS = re.compile(r"(?:\s*(?:<\|[a-z_]+\|>|<｜[^｜<>]+｜>|</s>|<eos>|<end_of_turn>))+\s*\Z")
+# One at a time, and no longer than any is: a reply that repeats itself must not cost the square of its length.
+_END_MARK = re.compile(r"(?:<\|[a-z_]+\|>|<｜[^｜<>]+｜>|</s>|<eos>|<end_of_turn>)\Z")
+_LONGEST_END_MARK = 64
 _CALLS = re.compile(r"<tool_call>.*?</tool_call>\s*", re.DOTALL)
 _VOTES: dict[float, Literal[-1, 0, 1]] = {-1.0: -1, 0.0: 0, 1.0: 1}
 # PostgreSQL and the ids of turns need a time after 1970.
@@ -185,7 +187,7 @@ def _reply(line: _TurnLine) -> Message | None:
     if text is None or line.prompt_text is None:
         whole: Message = {"role": "assistant", "content": text}
         return whole if calls is None else whole | {"tool_calls": calls}
-    text = _END_MARKS.sub("", text)
+    text = _without_end_marks(text)
     content = without_leading_thinking(text)
     thinking = text[: len(text) - len(content)].replace("<think>", "").replace("</think>", "").strip()
     if calls is not None:
@@ -194,6 +196,15 @@ def _reply(line: _TurnLine) -> Message | None:
     if thinking:
         reply["reasoning_content"] = thinking
     return reply if calls is None else reply | {"tool_calls": calls}
+
+
+def _without_end_marks(text: str) -> str:
+    end = len(text.rstrip())
+    while mark := _END_MARK.search(text, max(0, end - _LONGEST_END_MARK), end):
+        end = mark.start()
+        while end and text[end - 1].isspace():
+            end -= 1
+    return text[:end]
 
 
 def _judgement(line: _JudgementLine) -> LoggedJudgement:

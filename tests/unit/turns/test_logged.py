@@ -44,10 +44,16 @@ def test_a_turn_of_the_original() -> None:
     assert turn.following == [{"role": "user", "content": "Thanks."}]
 
 
+BLANKS = " " * 10**6
+
+
 @pytest.mark.parametrize(
     ("text", "calls", "reply"),
     [
         ("<think>\nHm.\n</think>\n\nHello.<|im_end|>\n", None, {"content": "Hello.", "reasoning_content": "Hm."}),
+        ("Hello. <|im_end|> \n<|endoftext|>\n", None, {"content": "Hello."}),
+        # Takes hours where the time is the square of the length.
+        pytest.param(f"a{BLANKS}<|im_end|> b", None, {"content": f"a{BLANKS}<|im_end|> b"}, id="many blanks"),
         ("Hm.\n</think>\n\nHello.<|im_end|>", None, {"content": "Hello.", "reasoning_content": "Hm."}),
         ("I look.\n<tool_call>\n{}\n</tool_call><|im_end|>\n", [CALL], {"content": "I look.", "tool_calls": [CALL]}),
         ("<tool_call>\n{}\n</tool_call><|im_end|>\n", [CALL], {"content": None, "tool_calls": [CALL]}),
