@@ -72,14 +72,14 @@ async def test_processes_send_their_spans_and_share_traces(
             gateway = process(environment, "gateway", "--fd", str(listener.fileno()), fd=listener.fileno())
             async with Worker(traced, task_queue=names.WORKFLOW_QUEUE, workflows=[SessionWorkflow]):
                 with gateway, process(environment, "worker", "judge"):
-                    async with httpx.AsyncClient(base_url=url, headers={"x-api-key": secret}, timeout=60) as chats:
+                    async with httpx.AsyncClient(base_url=url, headers={"x-api-key": secret}, timeout=120) as chats:
                         said = [{"role": "user", "content": "hello"}]
                         for path in ["/v1/chat/completions"] * 2:
                             answer = await chats.post(path, json={"model": "policy", "messages": said})
                             assert answer.status_code == 200
                             said = [*said, answer.json()["choices"][0]["message"], {"role": "user", "content": "more"}]
                     judged = {"chat", "engine", "record turn", "RunActivity:judge_turn"}
-                    await until(lambda: judged <= collector.spans().keys())
+                    await until(lambda: judged <= collector.spans().keys(), seconds=120)
                 await end_all(client)
     await database.close()
     spans = collector.spans()
