@@ -51,9 +51,14 @@ class Chatters:
     stop: bool = False
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
-    def start(self, sessions: int, seed: int) -> None:
+    def start(self, sessions: int, seed: int, first: int = 0) -> None:
+        """
+        Args:
+            first: the number of the first session; a number must not be that of an earlier session of the same stack.
+        """
         self._tasks = [
-            asyncio.create_task(self._chat(number, random.Random(f"{seed}/{number}"))) for number in range(sessions)
+            asyncio.create_task(self._chat(number, random.Random(f"{seed}/{number}")))
+            for number in range(first, first + sessions)
         ]
 
     async def end(self) -> None:

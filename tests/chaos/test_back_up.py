@@ -20,16 +20,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.postgres]
 
 # What `docs/operating.md` says to copy; `up` has all of it in one folder.
 PARTS = ("data", "postgres", "temporal")
+SESSIONS = 4
 
 
-async def learn_on(stack: Stack, key: str, seen: list[Seen], steps: int) -> None:
-    """Chat with this key until this many steps are committed, and check that all replies so far are stored."""
+async def learn_on(stack: Stack, key: str, seen: list[Seen], seed: int) -> None:
+    """Chat with this key until one more step is committed, and check that all replies so far are stored."""
     verifier = Verifier(stack)
     chatters = Chatters(stack.gateway_url, key, think_seconds=0.3)
-    chatters.start(sessions=4, seed=steps)
+    before = await verifier.committed_steps()
+    # Sessions of their own: the checks know a question to the judge by the numbers of session and message.
+    chatters.start(sessions=SESSIONS, seed=seed, first=SESSIONS * seed)
     try:
         async with asyncio.timeout(400):
-            while await verifier.committed_steps() < steps:
+            while await verifier.committed_steps() <= before:
                 await asyncio.sleep(0.2)
         await chatters.end()
         assert await verifier.problems([*seen, *chatters.seen]) == []
