@@ -157,6 +157,11 @@ class AdminClient:
         body = await self._get(f"/admin/v1/policies/{policy}/versions", {})
         return sum(version["n"] > 0 for version in body["versions"])
 
+    async def served_models(self) -> set[str]:
+        """Return the names of all models that the key's policy can chat with now, each loaded version among them."""
+        body = await self._get("/v1/models", {"versions": "true"})
+        return {model["id"] for model in body["data"]}
+
     async def sessions(self, policy: str | None) -> list[SessionSummary]:
         """Return the newest sessions that were named by their client, of one policy or of all."""
         query = {"limit": str(_PAGE_SIZE)} | ({} if policy is None else {"policy": policy})

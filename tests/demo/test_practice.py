@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 
 from clawloop.cli.up import prepare_deployment
 from clawloop.demo.tool_calls import practice
+from clawloop.demo.tool_calls.measure import HeldOut, while_served
 from clawloop.demo.tool_calls.practice import PracticeOptions, practise
 from clawloop.demo.tool_calls.report import REPORT
 from clawloop.local import up
@@ -31,6 +33,35 @@ class Lines:
 
     def changed(self, status: PartStatus) -> None:
         assert status.state is not PartState.FAILED, status
+
+
+async def test_a_version_that_engines_unload_is_not_waited_for() -> None:
+    served, cancelled = [True, True, False], asyncio.Event()
+
+    async def never_measured() -> HeldOut:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        raise AssertionError
+
+    async def is_served() -> bool:
+        return served.pop(0)
+
+    assert await while_served(never_measured(), is_served, 0.01) is None
+    assert cancelled.is_set()
+    assert served == []
+
+
+async def test_a_served_version_is_measured() -> None:
+    async def measured() -> HeldOut:
+        await asyncio.sleep(0.05)
+        return HeldOut(3, 4, 1)
+
+    async def is_served() -> bool:
+        return True
+
+    assert await while_served(measured(), is_served, 0.01) == HeldOut(3, 4, 1)
 
 
 @pytest.mark.long

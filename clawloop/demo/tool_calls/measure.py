@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from clawloop.contracts.episodes import Ending
@@ -24,6 +25,21 @@ class HeldOut:
     right: int
     attempts: int
     unknown: int
+
+
+async def while_served(
+    measuring: Awaitable[HeldOut], is_served: Callable[[], Awaitable[bool]], look_seconds: float
+) -> HeldOut | None:
+    """What was measured; None if engines have unloaded the version meanwhile, because newer ones came."""
+    task = asyncio.ensure_future(measuring)
+    try:
+        while not (await asyncio.wait({task}, timeout=look_seconds))[0]:
+            if not await is_served():
+                return None
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
 
 
 async def measure_held_out(

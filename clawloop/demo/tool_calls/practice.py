@@ -17,7 +17,7 @@ from clawloop.demo.admin_client import AdminClient
 from clawloop.demo.demo_folder import demo_folder
 from clawloop.demo.run import model_in, parts_environment
 from clawloop.demo.tool_calls.location import model_path
-from clawloop.demo.tool_calls.measure import measure_held_out
+from clawloop.demo.tool_calls.measure import measure_held_out, while_served
 from clawloop.demo.tool_calls.recipe import GROUP_SIZE, tool_call_recipe
 from clawloop.demo.tool_calls.report import Measured, PracticeReport, Totals, report_practice, write
 from clawloop.environments.runner import SandboxRunner
@@ -185,9 +185,17 @@ class _Run:
 
     async def _measure(self, version: int) -> None:
         model = version_name(_policy(self.seed), version, self.base_model)
-        found = await measure_held_out(
+
+        async def is_served() -> bool:
+            return model in await self.admin.served_models()
+
+        measuring = measure_held_out(
             self.runner, ENVIRONMENT, HELD_OUT_TASKS, key=self.key, model=model, at_a_time=_AT_A_TIME
         )
+        found = await while_served(measuring, is_served, _POLL_SECONDS)
+        if found is None:
+            self.board.say(f"seed {self.seed}, version {version:3d}: gone before it was measured")
+            return
         finished = [episode for episode in await self.admin.episodes(_policy(self.seed)) if episode.ending is not None]
         success = found.right / found.attempts if found.attempts else 0.0
         row = Measured(version, success, found.attempts, found.unknown, len(finished), round(self._seconds(), 1))
