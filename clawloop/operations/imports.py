@@ -15,6 +15,9 @@ from clawloop.turns.logged import LoggedJudgement, LoggedTurn, read_line
 
 ALIAS = "imported"
 NO_REPLY = "no reply: the log has none"
+# Sessions whose next line may come at any time; a turn of each, with its conversation, is in memory meanwhile. What is
+# added for one that was put out is replaced if its next line comes after all.
+OPEN_SESSIONS = 1000
 
 
 class ImportStore(Protocol):
@@ -121,8 +124,14 @@ class Importer:
             record = _record(logged, key, self._policy)
             added = await self._store.add_turn(record, _why(record))
             self._done.turns += added
-            self._newest[logged.session] = _Unanswered(record, logged.number, logged.following)
+            await self._remember(logged.session, _Unanswered(record, logged.number, logged.following))
         self._done.known += not added
+
+    async def _remember(self, session: str, newest: _Unanswered) -> None:
+        self._newest.pop(session, None)
+        self._newest[session] = newest  # behind those that are older
+        if len(self._newest) > OPEN_SESSIONS:
+            await self._add_next_state(self._newest.pop(next(iter(self._newest))))
 
     async def _add_next_state(self, last: _Unanswered) -> None:
         """Add the request that followed a session's newest turn, as far as the log has it: judges take what it says.

@@ -18,6 +18,7 @@ from clawloop.cli.main import app
 from clawloop.contracts.browsing import SessionFilter
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import TurnId
+from clawloop.operations import imports
 from clawloop.operations.export import Exporter, ExportFilter, ExportKind, Record
 from clawloop.operations.history import HistoryKey
 from clawloop.operations.imports import Imported, Importer
@@ -180,6 +181,18 @@ async def test_a_broken_import_goes_on_where_it_ended(empty: Database) -> None:
         ("0.91 m.", {"role": "user", "content": ASKED[2]}),
         (None, None),
     ]
+
+
+async def test_more_open_sessions_than_memory_holds_become_the_same(
+    empty: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(imports, "OPEN_SESSIONS", 1)
+    (first, second), (other, later) = original(), original("other")
+    await imported(empty, [first, other, second, later])
+    for session in ("agent:main", "other"):
+        turns = [line for line in await exported(empty, ExportKind.TURNS) if line["session_id"] == session]
+        assert [line["response_text"] for line in turns] == ["36 inches.", "0.91 m.", None]
+        assert turns[1]["followed_by"] == [{"role": "user", "content": ASKED[2]}]
 
 
 async def test_a_bad_line_is_reported_and_the_rest_goes_on(empty: Database) -> None:
