@@ -66,6 +66,7 @@ class Stack:
         proxies: before `gateway`, `postgres`, `temporal` and `engine`.
         database_url, temporal_address: without a proxy, for the checks.
         crash_points: where a file arms a crash point.
+        others: children of this process that are not of the stack, such as services that tests share.
         statuses: every change of a part's state.
     """
 
@@ -82,12 +83,14 @@ class Stack:
     keys: dict[str, str]
     crash_points: Path
     own_engine: bool
+    others: frozenset[int]
     statuses: list[PartStatus] = field(default_factory=list)
 
     def processes(self, part: str) -> list[psutil.Process]:
         """The processes of a part that run now, without the guard above them; the main one first."""
         found = []
-        for process in psutil.Process().children(recursive=True):
+        own = [child for child in psutil.Process().children() if child.pid not in self.others]
+        for process in (process for child in own for process in _family(child)):
             try:
                 command = process.cmdline()
             except psutil.Error:  # it has just ended
@@ -99,6 +102,14 @@ class Stack:
         return found
 
 
+def _family(process: psutil.Process) -> list[psutil.Process]:
+    """The process and all below it; none if it has just ended."""
+    try:
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
 @asynccontextmanager
 async def running_stack(folder: Path, model: Path, engine_port: int | None = None) -> AsyncIterator[Stack]:
     """
@@ -106,6 +117,7 @@ async def running_stack(folder: Path, model: Path, engine_port: int | None = Non
         folder: empty.
         engine_port: of an engine that runs; None starts one.
     """
+    others = frozenset(child.pid for child in psutil.Process().children())
     data, crash_points = folder / "data", folder / "crash-points"
     for made in (data, crash_points):
         made.mkdir(parents=True, exist_ok=True)
@@ -177,6 +189,7 @@ async def running_stack(folder: Path, model: Path, engine_port: int | None = Non
             keys=keys,
             crash_points=crash_points,
             own_engine=own_engine,
+            others=others,
             statuses=statuses,
         )
 

@@ -21,6 +21,7 @@ from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import StoredTurn
 from clawloop.judging.hints import LEAD_IN
 from clawloop.judging.prompts import AnswerForm
+from clawloop.recipes.recipe import Recipe
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
@@ -28,6 +29,7 @@ from db.arrays import bytes_to_ids
 from db.database import Database
 from db.judging.judgements import PostgresJudgementStore
 from db.schema import migrate
+from db.training.recipes import set_recipe
 from db.training.work_flag import PostgresWorkStore
 from tests.conftest import database_address, execute
 from tests.contract.conftest import TEST_LIMIT
@@ -63,6 +65,9 @@ async def gateway(postgres_server: Any, engine_url: str, tmp_path_factory: Any) 
     url = database_address(postgres_server.url, "hinted")
     await asyncio.to_thread(migrate, url)
     keys = await prepared(url, [engine_url])
+    database = Database(url, TEST_LIMIT)
+    await set_recipe(database, "default", Recipe(name="combined"))  # holds no session out
+    await database.close()
     async with running_gateway(url, keys, tmp_path_factory.mktemp("gateway")) as running:
         yield running
 

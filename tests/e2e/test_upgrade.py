@@ -122,7 +122,9 @@ def newest_revision() -> str | None:
 def damage(data: Path) -> Any:
     """What `clawloop check` finds."""
     command = [sys.executable, "-m", "clawloop.cli.main", "check", "--data", str(data), "--json"]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["violations"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)["violations"]
 
 
 async def check_that_workflows_continued(address: str) -> None:
