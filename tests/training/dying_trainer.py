@@ -79,7 +79,7 @@ class DyingTrainer(ThreadedTrainer):
     async def train(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
         def report_or_die(status: str) -> None:
             print_line(status)
-            if "train 3 of" in status:
+            if "training, micro-batch 3 of" in status:
                 self._death.at("micro-batch", step.n)
             report(status)
 

@@ -61,8 +61,12 @@ def test_two_ranks_see_the_same_losses_as_one_process(
         assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
         assert two["tokens"] == one["tokens"]
         assert two["samples"].keys() == one["samples"].keys()
+        assert two["advantages"].keys() == one["advantages"].keys()
+        for sample, advantages in one["advantages"].items():
+            assert two["advantages"][sample] == pytest.approx(advantages, abs=1e-4)
         assert (one["fillers"], two["fillers"]) == (0, two["micro_batches"] - one["micro_batches"])
     assert any(two["fillers"] for two in two_ranks[1]["reports"])
+    assert all(two["advantages"] for two in two_ranks[1]["reports"])
 
 
 def test_two_ranks_make_the_same_adapter_as_one_process(

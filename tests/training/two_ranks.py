@@ -65,7 +65,8 @@ def four_steps(base: Path, out: Path, ranks: Ranks) -> list[dict[str, object]]:
     for version in (1, 2, 3, 4):
         report = train_step(model, optimizer, batch, RECIPE, LIMITS, parent=version - 1, ranks=ranks)
         samples = {str(sample): asdict(metrics) for sample, metrics in report.samples.items()}
-        reports.append({**asdict(report), "samples": samples})
+        advantages = {str(sample): values for sample, values in report.advantages.items()}
+        reports.append({**asdict(report), "samples": samples, "advantages": advantages})
         if version in (2, 4):
             written = save_version(out, version, model, optimizer, IDENTITY, writes=ranks.is_first)
             [*found] = ranks.all_gather(written)
