@@ -58,12 +58,12 @@ def client(kept_up: Up) -> Iterator[Client]:
 def test_a_folder_of_an_older_version_goes_on_learning(kept_up: Up, client: Client) -> None:
     running = json.loads((kept_up.data / "running.json").read_text())
     assert schema_revision(running["database_url"]) == newest_revision()
-    assert damage(kept_up.data) == []
     training = client.admin("training")
     assert (training["version"], training["head"], training["ready"]) == (HEAD, HEAD, KEPT["waiting_samples"])
     answer = client.greedy_answer(KEPT["answer"]["messages"], "policy")
     assert answer.text == KEPT["answer"]["text"]
     assert answer.logprobs == pytest.approx(KEPT["answer"]["logprobs"], abs=LOGPROB_TOLERANCE)
+    assert damage(kept_up.data) == []  # only now: until the new engine has loaded the active version, that is missing
 
     waiting = {turn["id"] for turn in main_turns(client) if turn["sample"] == "fresh"}
     assert len(waiting) == KEPT["waiting_samples"]
