@@ -21,6 +21,7 @@ from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import TrainingView
 from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import EngineUnavailable, SignalFailed
+from clawloop.gate.canary import version_for_all
 
 log = logging.getLogger(__name__)
 
@@ -107,10 +108,7 @@ class PublishingActivities:
 
 
 def _target(view: TrainingView) -> int:
-    """The version that should answer, but for a canary's share of the conversations."""
-    if view.pinned is not None:
-        return view.pinned
-    return view.head if view.canary_parent is None else view.canary_parent
+    return version_for_all(view.head, view.pinned, view.canary_parent)
 
 
 def _has(engine: Engine, policy: str, n: int) -> bool:

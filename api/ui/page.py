@@ -36,6 +36,7 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _FORM_FIELDS = 20
+_VERSION_DIGITS = 10  # of the largest one; Python reads no number of thousands of digits
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
@@ -134,6 +135,17 @@ def render_page(request: Request, login: Login, template: str, policy: str, here
 def policy_of(services: Services, login: Login, policy: str | None) -> str:
     """The policy a page is about: the one asked for, or that of the login's key."""
     return policy if policy else login.key.policy
+
+
+def version_number(value: str) -> int:
+    """The version that a form or an address names.
+
+    Raises:
+        RequestRejected: it is no number from 0 that PostgreSQL stores.
+    """
+    if not value.isascii() or not value.isdigit() or len(value) > _VERSION_DIGITS or int(value) > 2**31 - 1:
+        raise RequestRejected("`version` is a number from 0.", field="version")
+    return int(value)
 
 
 def require_no_episode(in_episode: bool) -> None:

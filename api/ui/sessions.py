@@ -19,6 +19,7 @@ from api.ui.page import (
     render,
     render_page,
     require_no_episode,
+    version_number,
     viewer,
 )
 from api.ui.wording import OUTCOMES
@@ -34,7 +35,6 @@ SESSIONS_ON_A_PAGE = 50
 TURNS_ON_A_PAGE = 50
 # PostgreSQL counts turns in 64 bits; no session has as many pages.
 LARGEST_PAGE = 2**31 - 1
-_DIGITS = 10  # of the largest version; Python reads no number of thousands of digits
 Choice = TypeVar("Choice", bound=StrEnum)
 _VERDICTS = {"praised": 1, "neutral": 0, "blamed": -1}
 _FIELDS = ("text", "verdict", "outcome", "kind", "state", "version")
@@ -63,7 +63,7 @@ async def list_sessions(
         outcome=_one_of(TurnOutcome, outcome, "outcome"),
         kind=_one_of(TurnKind, kind, "kind"),
         state=_one_of(SessionState, state, "state"),
-        version=_number(version),
+        version=version_number(version) if version else None,
     )
     # One more than the page holds shows whether there is another page.
     found = await services.session_browser.search(wanted, after, SESSIONS_ON_A_PAGE + 1)
@@ -141,11 +141,3 @@ def _one_of(choices: type[Choice], value: str, field: str) -> Choice | None:
         return choices(value) if value else None
     except ValueError:
         raise RequestRejected(f"`{field}` cannot be {value!r}.", field=field) from None
-
-
-def _number(value: str) -> int | None:
-    if not value:
-        return None
-    if not value.isascii() or not value.isdigit() or len(value) > _DIGITS or int(value) > 2**31 - 1:
-        raise RequestRejected("`version` is a number from 0.", field="version")
-    return int(value)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from api.dependencies import services_of
 from api.ui.now import situation_of
-from api.ui.page import PageRoute, operator, policy_of, read_form, render_page, viewer
+from api.ui.page import PageRoute, operator, policy_of, read_form, render_page, version_number, viewer
 from clawloop.contracts.training import TrainingView, VersionView
 from clawloop.errors import NotFound, RequestRejected
 from clawloop.operations.applied import Applied
@@ -18,7 +18,6 @@ from clawloop.operations.applied import Applied
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _REASON_CHARACTERS = 500
-_DIGITS = 10  # of the largest version; Python reads no number of thousands of digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ async def change(request: Request, action: str, policy: str | None = None) -> Re
         case "unpin":
             note = _noted(await operations.pin(chosen, None), "The newest version answers again.")
         case "roll-back" | "pin" | "release":
-            version = _version(form)
+            version = version_number(form.get("version", ""))
             if action == "roll-back":
                 applied = await operations.roll_back(chosen, version)
                 note = _noted(applied, f"Rolled back: training goes on from version {version}.")
@@ -134,10 +133,3 @@ def _noted(applied: Applied[TrainingView], note: str) -> str:
     if applied.signal_error is None:
         return note
     return f"{note} Temporal does not answer now: the workers see the change when they look next."
-
-
-def _version(form: dict[str, str]) -> int:
-    value = form.get("version", "")
-    if not value.isascii() or not value.isdigit() or len(value) > _DIGITS or int(value) > 2**31 - 1:
-        raise RequestRejected("`version` is a number from 0.", field="version")
-    return int(value)

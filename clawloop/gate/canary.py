@@ -81,6 +81,17 @@ def decide_canary(
     return None
 
 
+def version_for_all(head: int, pinned: int | None, canary_parent: int | None) -> int:
+    """The version that should be active: a pinned one, else the parent of a canary, else the head.
+
+    Args:
+        canary_parent: None if there is no canary.
+    """
+    if pinned is not None:
+        return pinned
+    return head if canary_parent is None else canary_parent
+
+
 def _decided(end: CanaryEnd, result: CheckResult, words: str, figures: Mapping[str, float | None]) -> CanaryDecision:
     reason = words if end is CanaryEnd.OUT_OF_TIME else f"{end}: {words}"
     return CanaryDecision(end, GateCheck(CheckName.CANARY, result, reason, figures))

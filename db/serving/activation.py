@@ -8,6 +8,7 @@ from __future__ import annotations
 from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from clawloop.gate.canary import version_for_all
 from db.tables import EngineRow, EngineVersionRow, PolicyRow, VersionRow
 
 CHANNEL = "clawloop_directory"
@@ -33,11 +34,10 @@ async def is_served(connection: AsyncConnection, policy: str, n: int) -> bool:
     return bool(await connection.scalar(select(loaded.exists())))
 
 
-async def version_for_all(connection: AsyncConnection, policy: PolicyRow) -> int:
-    """The version that should be active: a pinned one, else the parent of a canary, else the head."""
-    if policy.pinned is not None:
-        return policy.pinned
-    return policy.head if policy.canary is None else await canary_parent(connection, policy.id, policy.canary)
+async def read_version_for_all(connection: AsyncConnection, policy: PolicyRow) -> int:
+    """The version that should be active."""
+    parent = None if policy.canary is None else await canary_parent(connection, policy.id, policy.canary)
+    return version_for_all(policy.head, policy.pinned, parent)
 
 
 async def canary_parent(connection: AsyncConnection, policy: str, canary: int) -> int:

@@ -15,7 +15,7 @@ from clawloop.contracts.training import AdapterDirectory, VersionRef
 from clawloop.errors import RecordUnusable
 from db.database import Database, transaction
 from db.exact_json import storable
-from db.serving.activation import is_served, set_active, version_for_all
+from db.serving.activation import is_served, read_version_for_all, set_active
 from db.serving.engines import read_engines
 from db.tables import EngineRow, EngineVersionRow, PolicyRow, VersionRow
 from db.training.lineage import read_parents, version_ref
@@ -117,7 +117,7 @@ class PostgresPublishingStore:
             raise RecordUnusable(f"policy {policy!r} has no version {n}")
         # The caller's view may be older than the head; a canary is not for all.
         is_next = n != row.canary and is_forward(row, n, parents)
-        if not is_next and n != await version_for_all(connection, row):
+        if not is_next and n != await read_version_for_all(connection, row):
             return False
         if not await is_served(connection, policy, n):
             return False

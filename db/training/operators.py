@@ -18,7 +18,7 @@ from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
 from db.database import Database, transaction
 from db.exact_json import storable
-from db.serving.activation import is_served, notify_directory, set_active, version_for_all
+from db.serving.activation import is_served, notify_directory, read_version_for_all, set_active
 from db.tables import PolicyRow, SampleRow, StepRow, StepSampleRow, VersionRow
 from db.training.gate_checks import read_checks
 from db.training.lineage import read_parents
@@ -170,7 +170,7 @@ class PostgresTrainingStore:
             await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(unpinned))
             await insert_event(connection, policy, "unpinned", version=row.pinned)
             row.pinned = None
-            if await is_served(connection, policy, version := await version_for_all(connection, row)):
+            if await is_served(connection, policy, version := await read_version_for_all(connection, row)):
                 await set_active(connection, row, version)
         return await read_status(connection, policy)
 

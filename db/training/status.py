@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts.progress import StepProgress
 from clawloop.contracts.training import StepState, TrainingState, TrainingView
 from clawloop.errors import RecipeRejected, RecordUnusable
+from clawloop.gate.canary import version_for_all
 from clawloop.recipes.recipe import Recipe, parse_stored_recipe
 from db.training.lineage import next_step
 from db.training.schedule import closed_by_canary, read_closed
@@ -106,14 +107,12 @@ def _progress(row: Any) -> StepProgress | None:
 
 
 def _unpublished(row: Any) -> bool:
-    """Whether another version should be the active one."""
+    """Whether another version should be the active one; a canary becomes it once verdicts have decided."""
     return row.retired_at is None and bool(row.active != _answering(row))
 
 
 def _answering(row: Any) -> int:
-    """The version that should be the active one; a canary becomes it once verdicts have decided."""
-    answering: int = next(n for n in (row.pinned, row.canary_parent, row.head) if n is not None)
-    return answering
+    return version_for_all(row.head, row.pinned, row.canary_parent)
 
 
 def waits_for(ready: int, needed: int, judging: int, held_out: int = 0) -> str:
