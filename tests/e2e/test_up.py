@@ -108,8 +108,7 @@ def _stored_status(data: Path, response_id: str) -> str | None:
     """Status of a turn after its gateway has ended, from the spool or from PostgreSQL."""
     turn_id = turn_id_of(response_id)
     assert isinstance(turn_id, UUID)
-    spooled = data / "spool" / f"{turn_id}.json"
-    if spooled.exists():
+    for spooled in (data / "spool").glob(f"gateway-*/{turn_id}.json"):
         return str(json.loads(spooled.read_text())["status"])
     with running_postgres(data / "postgres") as server, psycopg.connect(server.url) as connection:
         return _status(connection, response_id)

@@ -68,8 +68,8 @@ async def test_a_turns_trace_goes_on_to_its_judge_and_to_the_step(
             await until(lambda: bool(named(kept, "RunActivity:train_step")))
     (root,) = named(kept, "chat")
     for activity in ("judge_turn", "claim_batch", "train_step"):
-        (run,) = named(kept, f"RunActivity:{activity}")
-        assert trace_of(run) == trace_of(root), activity
+        # A claim that finds too few samples may follow, and an activity is run again where its answer came too late.
+        assert trace_of(root) in map(trace_of, named(kept, f"RunActivity:{activity}")), activity
     _holds_nothing_of(kept, *ASKED, "answer 0", "zebra", "giraffe", "my verdict")
     assert at.judge.requests
 
