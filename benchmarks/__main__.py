@@ -27,16 +27,13 @@ PROGRAMS = {
     "feedback": "from feedback to a version that answers",
     "interference": "serving with training and judging on and off",
     "provenance": "how often text that a tool printed becomes a hint or flips a vote",
+    "low-precision": "trainer and vLLM in float32, bfloat16 and four bits: memory, log-probs side by side",
 }
 # These print their figures; their options are their own.
 PRINTING = {
     "publish": ("benchmarks.publish", "gaps between tokens while versions are published, trainer idle and busy"),
     "temporal": ("benchmarks.temporal_away", "what a chat notices of Temporal: up, hanging and ended"),
     "train": ("benchmarks.train_step", "a training step beside PEFT + transformers and torchtune; --gpu with CUDA"),
-    "low-precision": (
-        "benchmarks.low_precision",
-        "float32, bfloat16 and 4 bits by both backends: memory, log-probs",
-    ),
     "injections": ("benchmarks.injections", "how often injected text sways a judge; --url URL --name MODEL for yours"),
     "direct-vote": ("benchmarks.direct_vote", "one direct vote beside m sampled ones: agreement, tokens, time"),
 }
@@ -78,7 +75,7 @@ def run(name: str, arguments: Sequence[str], console: Console) -> Result:
         options: dict[str, object] = {"arguments": list(arguments)}
         result = _printed(PRINTING[name][0], arguments)
     else:
-        module = importlib.import_module(f"benchmarks.{name}")
+        module = importlib.import_module(f"benchmarks.{name.replace('-', '_')}")
         parser = argparse.ArgumentParser(prog=f"benchmarks {name}", description=PROGRAMS[name])
         parser.add_argument("--quick", action="store_true", help="small sizes, a minute or two; not for reports")
         parser.add_argument("--seed", type=int, default=1)

@@ -1,8 +1,10 @@
-"""A base model in float32, bfloat16 and 4 bits (NF4), by both backends: memory, time and log-probs side by side.
+"""A base model at several precisions, in the trainer and in vLLM, side by side: memory, time and log-probs.
 
-Weights and tokens are random unless `--model DIR` names a model; log-probs are compared with those of torchtune in
-float32. Each runs in a process of its own, so that peak memory is its own.
-Run as `make bench ARGS="low-precision"`, with `--gpu` on CUDA.
+The trainer has it in float32, bfloat16 and 4 bits (NF4), by both backends; vLLM in float32, bfloat16, AWQ and GPTQ, and
+`--gpu` in FP8 too. Weights and tokens are random unless `--model DIR` names a folder in bfloat16 with one file of
+weights. Log-probs are compared with those of torchtune in float32; a copy in four bits also with what the same
+four-bit weights give in float32, and each engine with each trainer. Every one runs in processes of its own.
+Run as `make bench ARGS="low-precision"`, with `--gpu` on CUDA, with `--trainer-only` without engines.
 """
 
 from __future__ import annotations
@@ -14,29 +16,43 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
 import torch
-from rich.console import Console
-from rich.table import Table
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks.low_precision_engines import ON_CPU, ON_GPU, Engine, measure_engine
+from benchmarks.quantised_copy import Method, write_unpacked
+from benchmarks.report import Figure, Result
+from clawloop.errors import SetupError
 from clawloop.training.model.families import Backend, Quantisation
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.lora import LoraShape
 from clawloop.training.packing.collate import collate
 from clawloop.training.packing.sequences import TokenSequence
+from tests.random_model import write_random_model
 
 _PROMPT, _RESPONSE, _DOCUMENTS = 192, 64, 4
+_SHAPE = {
+    "vocab_size": 8192,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 4096,
+}
+"""Qwen3's architecture, 27 million parameters."""
 # float32 first: the others are compared with it.
 PRECISIONS: tuple[tuple[str, torch.dtype, Quantisation | None], ...] = (
     ("float32", torch.float32, None),
     ("bfloat16", torch.bfloat16, None),
     ("nf4", torch.bfloat16, "nf4"),
 )
+_EXACT = "torchtune float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +71,72 @@ class Measured:
     logprobs: list[float]
 
 
-def write_model(folder: Path) -> None:
-    """A random model of Qwen3's architecture, 27 million parameters."""
-    torch.manual_seed(0)
-    shape = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 6, "head_dim": 64}
-    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 8192, "max_position_embeddings": 1024}
-    Qwen3ForCausalLM(Qwen3Config(**shape, **heads, tie_word_embeddings=True)).save_pretrained(folder)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpu", action="store_true", help="on CUDA")
+    parser.add_argument("--model", type=Path, help="folder of a model in bfloat16; default: a random one")
+    parser.add_argument("--trainer-only", action="store_true", help="without engines")
+
+
+def run(options: argparse.Namespace) -> Result:
+    """
+    Raises:
+        SetupError: `--gpu` without CUDA.
+    """
+    if options.gpu and not torch.cuda.is_available():
+        raise SetupError("--gpu: torch finds no CUDA device on this machine")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model: Path = options.model or write_random_model(folder / "random", _SHAPE)
+        trainers = _trainers(model, folder, gpu=options.gpu)
+        engines = {} if options.trainer_only else _engines(model, folder, gpu=options.gpu)
+    raw = {f"trainer {name}": one.logprobs for name, one in trainers.items()}
+    raw |= {f"engine {name}": one.logprobs for name, one in engines.items()}
+    return Result(rows=list(_rows(trainers, engines)), raw=raw)
+
+
+def _trainers(model: Path, folder: Path, *, gpu: bool) -> dict[str, Measured]:
+    found: dict[str, Measured] = {}
+    for backend in get_args(Backend):
+        for precision, _, _ in PRECISIONS:
+            found[f"{backend} {precision}"] = _in_a_process(model, backend, precision, gpu=gpu)
+    for method in get_args(Method):
+        unpacked = write_unpacked(model, folder / f"{method}-unpacked", method)
+        found[f"torchtune float32, {method}'s weights"] = _in_a_process(unpacked, "torchtune", "float32", gpu=gpu)
+    return found
+
+
+def _in_a_process(model: Path, backend: Backend, precision: str, *, gpu: bool) -> Measured:
+    command = [sys.executable, "-m", "benchmarks.low_precision", str(model), backend, precision]
+    command.append("cuda" if gpu else "cpu")
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return Measured(**json.loads(printed.splitlines()[-1]))
+
+
+def _engines(model: Path, folder: Path, *, gpu: bool) -> dict[str, Engine]:
+    documents = _documents(json.loads((model / "config.json").read_text())["vocab_size"])
+    found: dict[str, Engine] = {}
+    for kind in ON_GPU if gpu else ON_CPU:
+        own = folder / f"engine-{len(found)}"
+        own.mkdir()
+        found[kind.name] = measure_engine(kind, model, own, documents, _RESPONSE, gpu=gpu)
+    return found
+
+
+def _documents(vocab: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    ids: list[list[int]] = torch.randint(vocab, (_DOCUMENTS, _PROMPT + _RESPONSE), generator=generator).tolist()
+    return ids
 
 
 def measure(folder: Path, backend: Backend, precision: str, device: torch.device) -> Measured:
+    """In a process of its own, so that peak memory is its own."""
     dtype, quantisation = next((dtype, how) for name, dtype, how in PRECISIONS if name == precision)
     torch.manual_seed(0)
     model = load_model(
         folder, LoraShape(), dtype=dtype, device=device, max_tokens=1024, backend=backend, quantisation=quantisation
     )
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(model.vocab_size, (_DOCUMENTS, _PROMPT + _RESPONSE), generator=generator).tolist()
-    sequences = [TokenSequence(str(n), row[:_PROMPT], row[_PROMPT:], 1.0) for n, row in enumerate(ids)]
+    documents = _documents(model.vocab_size)
+    sequences = [TokenSequence(str(n), row[:_PROMPT], row[_PROMPT:], 1.0) for n, row in enumerate(documents)]
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     logprobs: list[float] = []
@@ -96,42 +161,49 @@ def _bytes(parameter: torch.Tensor) -> int:
     )
 
 
-def report(measured: dict[tuple[str, str], Measured], device: str) -> Table:
-    table = Table("backend", "base", "weights, MiB", "peak, MiB", "s", "|Δ log-prob| mean", "largest", title=device)
-    [exact] = [torch.tensor(one.logprobs) for key, one in measured.items() if key == ("torchtune", "float32")]
-    for (backend, precision), one in measured.items():
-        off = (torch.tensor(one.logprobs) - exact).abs()
-        sizes = (f"{one.weights / 2**20:.1f}", f"{one.peak / 2**20:.0f}", f"{one.seconds:.2f}")
-        table.add_row(backend, precision, *sizes, f"{float(off.mean()):.2g}", f"{float(off.max()):.2g}")
-    return table
+def _rows(trainers: Mapping[str, Measured], engines: Mapping[str, Engine]) -> Iterator[Mapping[str, Figure]]:
+    """First what each takes and how far it is from float32, then how far engines are from trainers."""
+    exact = trainers[_EXACT].logprobs
+    for name, trainer in trainers.items():
+        yield _row("trainer", name, _EXACT, _off(trainer.logprobs, exact), trainer.weights, trainer.peak)
+    for name, engine in engines.items():
+        yield _row("engine", name, _EXACT, _off(engine.logprobs, exact), engine.weights, engine.peak, engine.ended)
+    for name, engine in engines.items():
+        own = f"torchtune float32, {name.split(',')[0]}'s weights"
+        others = ["torchtune bfloat16", "torchtune nf4"] + ([own] if own in trainers else [])
+        for other in others if engine.logprobs else ():
+            yield _row("engine", name, other, _off(engine.logprobs, trainers[other].logprobs))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="low-precision", description=__doc__)
-    parser.add_argument("--gpu", action="store_true", help="on CUDA")
-    parser.add_argument("--model", type=Path, help="folder of a model; default: a random one")
-    parser.add_argument("--one", nargs=2, metavar=("BACKEND", "PRECISION"), help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    device = torch.device("cuda" if options.gpu else "cpu")
-    if options.gpu and not torch.cuda.is_available():
-        sys.exit("--gpu: torch finds no CUDA device on this machine")
-    if options.one:
-        backend, precision = options.one
-        print(json.dumps(asdict(measure(options.model, backend, precision, device))))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        model = options.model or Path(folder)
-        if options.model is None:
-            write_model(model)
-        measured = {}
-        for backend in get_args(Backend):
-            for precision, _, _ in PRECISIONS:
-                command = [sys.executable, "-m", "benchmarks.low_precision", "--model", str(model)]
-                command += ["--one", backend, precision] + (["--gpu"] if options.gpu else [])
-                printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-                measured[backend, precision] = Measured(**json.loads(printed.splitlines()[-1]))
-    Console().print(report(measured, torch.cuda.get_device_name() if options.gpu else "CPU"))
+def _row(
+    who: str,
+    name: str,
+    beside: str,
+    off: tuple[float, float] | None,
+    weights: int | None = None,
+    peak: int | None = None,
+    note: str = "",
+) -> Mapping[str, Figure]:
+    mean, largest = (None, None) if off is None else (f"{off[0]:.2g}", f"{off[1]:.2g}")
+    return {
+        "": who,
+        "base": name,
+        "weights, MiB": None if weights is None else weights / 2**20,
+        "peak, MiB": None if peak is None else peak / 2**20,
+        "beside the trainer's": beside,
+        "|Δ log-prob| mean": mean,
+        "largest": largest,
+        "note": note,
+    }
+
+
+def _off(found: Sequence[float], exact: Sequence[float]) -> tuple[float, float] | None:
+    if not found:
+        return None
+    off = (torch.tensor(found) - torch.tensor(exact)).abs()
+    return float(off.mean()), float(off.max())
 
 
 if __name__ == "__main__":
-    main()
+    folder, backend, precision, device = sys.argv[1:]
+    print(json.dumps(asdict(measure(Path(folder), cast(Backend, backend), precision, torch.device(device)))))

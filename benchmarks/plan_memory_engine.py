@@ -1,6 +1,6 @@
 """vLLM on the CPU, started with and without a part of its memory: what differs is what the part takes.
 
-Used by `benchmarks.plan_memory`.
+Used by `benchmarks.plan_memory`; `benchmarks.low_precision_engines` starts its engines in the same way.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
 import psutil
 
@@ -44,12 +45,18 @@ class Start:
     Args:
         cache: bytes of its KV cache.
         loras, rank: its slots.
+        dtype: of what is computed.
+        environment: variables of vLLM's own.
+        further: arguments of vLLM's own.
     """
 
     model: Path
     cache: int = 512 * MIB
     loras: int = 2
     rank: int = 16
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    environment: tuple[tuple[str, str], ...] = ()
+    further: tuple[str, ...] = ()
 
     @property
     def serving(self) -> Serving:
@@ -60,10 +67,11 @@ class Start:
         limits = Limits(
             max_model_len=_CONTEXT, max_sample_tokens=_CONTEXT, max_loras=self.loras, max_lora_rank=self.rank
         )
-        asked = Request(model=shape, limits=limits, gpus=None, memory=0, training=TrainingNeeds(), dtype="bfloat16")
+        asked = Request(model=shape, limits=limits, gpus=None, memory=0, training=TrainingNeeds(), dtype=self.dtype)
         planned = engine_arguments(asked, self.serving, gpus=0, with_lora=True)
         planned += ("--no-enable-chunked-prefill", *cache_of(self.cache))
-        return launch(read_model(self.model), EngineOptions(port, planned, engine_environment(())), os.environ)
+        environment = engine_environment(()) | dict(self.environment)
+        return launch(read_model(self.model), EngineOptions(port, planned, environment, self.further), os.environ)
 
 
 def compare(tiny: Path, model: Path, log: Path) -> dict[str, tuple[int, int]]:
@@ -71,16 +79,16 @@ def compare(tiny: Path, model: Path, log: Path) -> dict[str, tuple[int, int]]:
     shape, b = read_model_shape(model), 2
     least = Start(tiny, cache=128 * MIB)
     plain, cached, wide = Start(model), Start(model, cache=1536 * MIB), Start(model, loras=4, rank=64)
-    with _running(least, log) as running:
+    with running_engine(least, log) as running:
         runtime = running.bytes() - least.cache
-    with _running(plain, log) as running:
+    with running_engine(plain, log) as running:
         idle = running.bytes()
         running.clear_peaks()
         running.ask()
         reading = running.peak() - idle
-    with _running(cached, log) as running:
+    with running_engine(cached, log) as running:
         cache = running.bytes() - idle
-    with _running(wide, log) as running:
+    with running_engine(wide, log) as running:
         slots = running.bytes() - idle
     slots_of = {start: engine.lora_slots(shape, start.loras, start.rank, b) for start in (plain, wide)}
     weights = engine.weight_bytes(shape, b) + engine.packed_vocabulary(shape, b)
@@ -93,7 +101,7 @@ def compare(tiny: Path, model: Path, log: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-class _Running:
+class RunningEngine:
     """An engine's processes."""
 
     def __init__(self, pid: int, url: str, model: str):
@@ -121,26 +129,32 @@ class _Running:
         with ThreadPoolExecutor(_REQUESTS) as pool:
             list(pool.map(self._complete, range(_REQUESTS)))
 
+    def score(self, ids: list[int]) -> list[float]:
+        """The log-prob of each token but the first, given those before it."""
+        answer = self._post({"prompt": ids, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0})
+        choices: list[dict[str, list[dict[str, dict[str, float]]]]] = answer["choices"]
+        places = choices[0]["prompt_logprobs"][1:]
+        return [place[str(token)]["logprob"] for token, place in zip(ids[1:], places, strict=True)]
+
     def _complete(self, number: int) -> None:
-        body = {
-            "model": self._model,
-            "prompt": [100 + (number + place) % 300 for place in range(_CONTEXT - 16)],
-            "max_tokens": 8,
-            "logprobs": 1,
-            "temperature": 0.6,
-        }
+        prompt = [100 + (number + place) % 300 for place in range(_CONTEXT - 16)]
+        self._post({"prompt": prompt, "max_tokens": 8, "logprobs": 1, "temperature": 0.6})
+
+    def _post(self, asked: dict[str, object]) -> dict[str, Any]:
+        body = {"model": self._model, **asked}
         request = urllib.request.Request(
             f"{self._url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=_START_SECONDS) as answer:
-            answer.read()
+            content: dict[str, Any] = json.loads(answer.read())
+        return content
 
     def _all(self) -> Sequence[psutil.Process]:
         return [self._root, *self._root.children(recursive=True)]
 
 
 @contextmanager
-def _running(start: Start, log: Path) -> Iterator[_Running]:
+def running_engine(start: Start, log: Path) -> Iterator[RunningEngine]:
     port = choose_port("vLLM", "127.0.0.1", 0, "")
     started = start.launch(port)
     with log.open("ab") as output:
@@ -150,7 +164,7 @@ def _running(start: Start, log: Path) -> Iterator[_Running]:
     try:
         url = f"http://127.0.0.1:{port}"
         _wait(process, url, log)
-        yield _Running(process.pid, url, start.model.resolve().name)
+        yield RunningEngine(process.pid, url, start.model.resolve().name)
     finally:
         # Its own session: the workers would outlive the server.
         os.killpg(process.pid, signal.SIGTERM)

@@ -14,6 +14,7 @@ ClawloopError
 │   ├── ModelUnsupported        the trainer cannot load this checkpoint: says what it can load
 │   ├── SampleUnusable          a sample cannot be trained: too long, or its parts disagree
 │   ├── AdapterUnusable         an adapter directory is damaged, or made for another base model
+│   ├── StepTooLarge            memory ended five attempts at a step, each with less at once: says what to set
 │   ├── DiskFull                no room for another version: says what to set
 │   ├── RecipeRejected          a recipe with unknown, wrong or contradictory keys: names the key
 │   ├── StreamsUnusable         per-token numbers of a sample disagree in length, are not finite or impossible
@@ -211,6 +212,13 @@ class RecipeRejected(PermanentError):
         """All problems of a recipe as one."""
         first, *further = problems
         return cls(first.problem, field=first.field, near=first.near, further=further)
+
+
+class StepTooLarge(PermanentError):
+    """Memory ended a trainer or one of its ranks at five attempts at a step, each with less at once than the last.
+
+    The batch is good; training pauses. The message says what to set.
+    """
 
 
 class DiskFull(PermanentError):

@@ -176,6 +176,7 @@ class Trainer(Protocol):
             ModelUnsupported: no batch can be trained on the model that this trainer has.
             RecipeRejected: no batch of this recipe can be trained on this base model.
             DiskFull: there is no room for the adapter.
+            StepTooLarge: memory ended five attempts at it.
             TrainerFailed: retry four times; e.g. out of memory, or a rank died.
             TrainerUnavailable: retry.
         """

@@ -28,6 +28,7 @@ from clawloop.errors import (
     RecipeRejected,
     RecordUnusable,
     StepDiverged,
+    StepTooLarge,
     StoreUnavailable,
     TrainerFailed,
     TransientError,
@@ -135,7 +136,7 @@ class TrainingActivities:
                 "step expired: nothing to learn", extra={"policy": request.policy, "step": request.n, "why": reason}
             )
             return _ended(request, StepState.ABANDONED, reason)
-        except (RecipeRejected, DiskFull, ModelUnsupported) as error:
+        except (RecipeRejected, DiskFull, ModelUnsupported, StepTooLarge) as error:
             return await self._pause(request, str(error))
         except PermanentError as error:
             # The step diverged, or its adapter is unusable: numbers and paths, nothing of a conversation.

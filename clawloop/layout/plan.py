@@ -248,11 +248,6 @@ def _notes(request: Request) -> Iterator[str]:
             'engines and trainer compute with different weights: the recipe needs train.loss.correction = "decoupled", '
             "as deploy/recipes/quantised.toml has it"
         )
-    if request.gpus is None and request.for_engines.model.quantised is not None:
-        yield (
-            "vLLM on a CPU gave log-probs 0.2 nats off those of the AWQ and GPTQ weights of a tiny model: serve "
-            "quantised weights on GPUs"
-        )
     if request.training is not None and model.architecture not in SUPPORTED:
         yield f"{model.architecture} is trained by the transformers backend, whose activations were not measured"
     if request.gpus is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -31,6 +31,7 @@ def train_within_memory(
     report: StatusCallback,
     *,
     alone: bool = True,
+    on_less: Callable[[Limits, Mapping[SampleId, str]], None] = lambda limits, left_out: None,
 ) -> tuple[StepFigures, dict[SampleId, str]]:
     """Trains on these samples, again and with less at once each time memory runs out.
 
@@ -38,6 +39,7 @@ def train_within_memory(
         train: begins from the parent's files each time.
         limits: those of the first attempt.
         alone: False on one of several ranks: what other ranks do not know of ends it.
+        on_less: called before each further attempt, with its limits and all samples left out so far.
 
     Returns:
         The step's figures, and the samples that were left out, with the reason.
@@ -59,18 +61,24 @@ def train_within_memory(
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        if limits.budget_tokens > min(map(_tokens, remaining)):
+        if limits.budget_tokens > min(map(tokens_of, remaining)):
             limits = replace(limits, budget_tokens=max(1, limits.budget_tokens // 2))
             report(f"out of memory; again with micro-batches of {limits.budget_tokens} tokens")
+            on_less(limits, left_out)
             continue
-        longest = max(remaining, key=_tokens)
+        longest = max(remaining, key=tokens_of)
         remaining.remove(longest)
-        left_out[longest.sample_id] = f"out of memory: {_tokens(longest)} tokens do not fit, not even alone"
+        left_out[longest.sample_id] = left_out_reason(longest)
         if len(left_out) > _SHARE_LEFT_OUT * len(samples):
             raise TrainerFailed(f"out of memory: {len(left_out)} of {len(samples)} samples do not fit alone; {REMEDY}")
-        report(f"out of memory; again without a sample of {_tokens(longest)} tokens")
+        report(f"out of memory; again without a sample of {tokens_of(longest)} tokens")
+        on_less(limits, left_out)
 
 
-def _tokens(sample: BatchSample) -> int:
+def left_out_reason(sample: BatchSample) -> str:
+    return f"out of memory: {tokens_of(sample)} tokens do not fit, not even alone"
+
+
+def tokens_of(sample: BatchSample) -> int:
     """Of its longer document."""
     return max(len(sample.prompt_ids), len(sample.hinted_prompt_ids or ())) + len(sample.response_ids)

@@ -7,6 +7,7 @@ after a failed step or one of another policy. Every rank has a runner and makes 
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,11 +20,13 @@ from clawloop.adapters.digest import check_version
 from clawloop.contracts.training import BatchSample, HeldOutScore, StepBatch, StepFigures, TrainedStep, VersionRef
 from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import AdapterUnusable, RankOutOfMemory, RecipeRejected, TrainerFailed, TrainerUnavailable
+from clawloop.ids import SampleId
 from clawloop.recipes import recipe as recipes
 from clawloop.recipes.checks import require_decoupled
 from clawloop.training.adapters.checkpoint import begin, resume, save_version
 from clawloop.training.adapters.disk import require_room, write_error
 from clawloop.training.adapters.files import BaseIdentity, WrittenVersion, adapter_lora, read_adapter
+from clawloop.training.attempt_record import Attempt, AttemptRecord, require_fewer_deaths
 from clawloop.training.batch import TrainableBatch, select_trainable
 from clawloop.training.memory import REMEDY, is_out_of_memory, train_within_memory
 from clawloop.training.model.base_weights import BaseWeights
@@ -37,6 +40,8 @@ from clawloop.training.ranks.collectives import Ranks
 from clawloop.training.replies import score_replies
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.step import make_optimizer, train_step
+
+log = logging.getLogger(__name__)
 
 
 class StepRunner:
@@ -59,6 +64,10 @@ class StepRunner:
     def ranks(self) -> Ranks:
         return self._ranks
 
+    def ran_out_of_memory(self, step: StepBatch) -> bool:
+        """Whether the attempt at this step that just failed did so for want of memory on any rank."""
+        return AttemptRecord(self._setup.adapters, step.policy).ran_out()
+
     def train(self, step: StepBatch, report: StatusCallback, should_stop: Callable[[], bool]) -> TrainedStep | None:
         """Trains one step and writes its adapter; returns None on every rank but the first.
 
@@ -72,6 +81,7 @@ class StepRunner:
             RecipeRejected: the recipe does not fit the base model; the batch is good.
             DiskFull: there is no room for the version; the batch is good.
             TrainerFailed: there is no memory for the base model, or for most of the samples.
+            StepTooLarge: memory ended five attempts at this step.
             TrainerUnavailable: the step was stopped, or the base model is another.
         """
         try:
@@ -134,18 +144,52 @@ class StepRunner:
             ]
             return figures
 
-        figures, left_out = train_within_memory(
-            train, batch.samples, limits, report_or_stop, alone=self._ranks.world_size == 1
-        )
-        batch.unusable.update(left_out)
-        report_or_stop("writing the adapter")
-        crash_point(CrashPoint.STEP_NOT_SAVED)
-        written = self._save(step, model, optimizer, base)
+        record = AttemptRecord(self._setup.adapters, step.policy)
+        attempt = self._begin_attempt(record, step, batch.samples, limits, report_or_stop)
+
+        def write_less(within: Limits, left_out: Mapping[SampleId, str]) -> None:
+            if self._ranks.is_first:
+                less = {"budget_tokens": within.budget_tokens, "left_out": {**attempt.left_out, **left_out}}
+                record.write(attempt.model_copy(update=less))
+
+        with record.kept(self._ranks):
+            figures, left_out = train_within_memory(
+                train,
+                attempt.remaining(batch.samples),
+                attempt.limits(limits),
+                report_or_stop,
+                alone=self._ranks.world_size == 1,
+                on_less=write_less,
+            )
+            batch.unusable.update({**attempt.left_out, **left_out})
+            report_or_stop("writing the adapter")
+            crash_point(CrashPoint.STEP_NOT_SAVED)
+            written = self._save(step, model, optimizer, base)
         if written is None:
             return None
         path = written.path.relative_to(self._setup.adapters).as_posix()
         version = VersionRef(step.policy, step.n, parent, path, written.sha256)
         return TrainedStep(version, _with_excluded(figures, batch), time.monotonic() - started, held_out)
+
+    def _begin_attempt(
+        self,
+        record: AttemptRecord,
+        step: StepBatch,
+        samples: Sequence[BatchSample],
+        limits: Limits,
+        report: StatusCallback,
+    ) -> Attempt:
+        """What this attempt takes at once, the same on all ranks: less than one that memory ended before it."""
+        own = record.begin(step, samples, limits) if self._ranks.is_first else None
+        attempt = self._ranks.broadcast(own)
+        assert attempt is not None  # the first rank's
+        require_fewer_deaths(attempt)
+        if attempt.before is not None:
+            without = f", without {len(attempt.left_out)} samples" if attempt.left_out else ""
+            again = f"again with micro-batches of {attempt.budget_tokens} tokens{without}"
+            log.warning("the last attempt ended", extra={"step": step.n, "why": attempt.before, "now": again})
+            report(f"{attempt.before}; {again}")
+        return attempt
 
     def _score_held_out(
         self, model: PolicyModel, step: StepBatch, limits: Limits, report_or_stop: StatusCallback

@@ -17,7 +17,7 @@ import torch
 
 from clawloop.contracts.training import StepBatch, TrainedStep
 from clawloop.errors import ClawloopError, TrainerFailed, TrainerUnavailable
-from clawloop.training.memory import REMEDY
+from clawloop.training.memory import REMEDY, is_out_of_memory
 from clawloop.training.ranks.command_loop import broadcast_step, ping, shutdown_ranks
 from clawloop.training.step_runner import StepRunner
 
@@ -91,7 +91,8 @@ class ThreadedTrainer:
                 raise  # a bug; the next step begins from files, so this process can continue
             self.broken.set()
             log.exception("ranks out of step", extra={"step": step.n})
-            if isinstance(error, torch.OutOfMemoryError):
+            of_memory = isinstance(error, RuntimeError) and is_out_of_memory(error)
+            if of_memory or self._runner.ran_out_of_memory(step):
                 raise TrainerFailed(f"out of memory on a rank; {REMEDY}") from error
             raise TrainerFailed("a rank died, or failed alone; the trainer is being restarted") from error
 

@@ -28,6 +28,7 @@ from clawloop.errors import (
     RecipeRejected,
     RecordUnusable,
     StepDiverged,
+    StepTooLarge,
     StoreUnavailable,
     TrainerFailed,
     TrainerUnavailable,
@@ -194,6 +195,7 @@ async def test_a_batch_with_nothing_to_train_expires_and_training_continues(desk
         RecipeRejected("50, but the vocabulary has 40", field="train.distillation.top_k"),
         DiskFull("5 MiB are free: make room, then `clawloop training resume`"),
         ModelUnsupported("/models/it lacks 2 tensors, the first is model.norm.weight"),
+        StepTooLarge("out of memory at 5 attempts; lower --micro-batch-tokens"),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 import pytest
 import torch
 
-from benchmarks import low_precision, train_step
+from benchmarks import __main__ as benchmarks
+from benchmarks import train_step
 
 
-@pytest.mark.parametrize("main", [train_step.main, low_precision.main], ids=["train", "low-precision"])
 def test_without_a_gpu_there_are_no_figures_and_the_program_fails(
-    main: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["benchmark", "--gpu"])
     with pytest.raises(SystemExit, match="--gpu: torch finds no CUDA device on this machine"):
-        main()
+        train_step.main()
+    assert benchmarks.main(["low-precision", "--gpu"]) == 1
+    assert "--gpu: torch finds no CUDA device on this machine" in capsys.readouterr().err

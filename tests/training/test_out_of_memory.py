@@ -1,4 +1,7 @@
-"""A step whose memory runs out: smaller micro-batches, then without the longest sample, then an error with a remedy."""
+"""A step whose memory runs out: smaller micro-batches, then without the longest sample, then an error with a remedy.
+
+Also where the process does not live to see it: the kernel killed it, or the ranks had to end.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ import pytest
 import torch
 
 from clawloop.contracts.training import BatchSample, StepFigures
-from clawloop.errors import StepDiverged, TrainerFailed
-from clawloop.training import step_runner
+from clawloop.errors import StepDiverged, StepTooLarge, TrainerFailed, TrainerUnavailable
+from clawloop.training import attempt_record, step_runner
 from clawloop.training.step import train_step
 from clawloop.training.step_runner import StepRunner
 from tests.training.steps import completed, never, samples_of, setup_of, step_of
@@ -99,3 +102,118 @@ def test_a_model_that_does_not_fit_is_told_from_other_errors(
     with pytest.raises(expected) as raised:
         StepRunner(setup_of(qwen3, tmp_path)).train(step_of(samples_of(qwen3, 1), 1), lambda _: None, never)
     assert type(raised.value) is expected
+
+
+class Killed(BaseException):
+    """Ends an attempt as SIGKILL does: nothing of ours handles it."""
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Processes that the kernel has killed for want of memory, as the last element."""
+    kills = [3]
+    monkeypatch.setattr(attempt_record, "oom_kills", lambda: kills[-1])
+    return kills
+
+
+def end_in(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Each step ends with this error: (samples, budget) tried."""
+    tried: list[tuple[int, int]] = []
+
+    def train(model: Any, optimizer: Any, samples: Sequence[BatchSample], *rest: Any, **_: Any) -> StepFigures:
+        tried.append((len(samples), rest[1].budget_tokens))
+        raise error
+
+    monkeypatch.setattr(step_runner, "train_step", train)
+    return tried
+
+
+def test_after_the_kernel_killed_a_trainer_for_want_of_memory_the_next_takes_less(
+    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: list[int]
+) -> None:
+    samples = samples_of(qwen3, 1)
+    setup = setup_of(qwen3, tmp_path / "killed", micro_batch_tokens=120)
+    with monkeypatch.context() as patch:
+        tried = end_in(Killed(), patch)
+        for kills in (4, 5):
+            with pytest.raises(Killed):
+                StepRunner(setup).train(step_of(samples, 1), lambda _: None, never)
+            kernel.append(kills)
+        assert tried == [(9, 120), (9, 60)]
+    reported: list[str] = []
+    found = completed(StepRunner(setup).train(step_of(samples, 1), reported.append, never))
+    [said] = [line for line in reported if "kernel" in line]
+    assert said.startswith("step 1: the kernel killed it, as it does to programs when memory runs out; again with")
+    assert said.endswith("micro-batches of 30 tokens")
+    small = setup_of(qwen3, tmp_path / "small", micro_batch_tokens=30)
+    assert (
+        found.version.sha256
+        == completed(StepRunner(small).train(step_of(samples, 1), lambda _: None, never)).version.sha256
+    )
+    assert [path.name for path in (tmp_path / "killed").iterdir()] == ["default"]
+    # Forgotten with the step it was about.
+    tried = with_memory_for(1000, 1000, monkeypatch)
+    completed(StepRunner(setup).train(step_of(samples_of(qwen3, 2), 2, found.version), lambda _: None, never))
+    assert tried == [(9, 120)]
+
+
+def test_samples_that_fill_a_micro_batch_alone_are_left_out_and_after_five_deaths_training_pauses(
+    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: list[int]
+) -> None:
+    samples = samples_of(qwen3, 1)
+    setup = setup_of(qwen3, tmp_path, micro_batch_tokens=60)
+    tried = end_in(Killed(), monkeypatch)
+    for kills in range(4, 9):
+        with pytest.raises(Killed):
+            StepRunner(setup).train(step_of(samples, 1), lambda _: None, never)
+        kernel.append(kills)
+    # The longest has 51 tokens.
+    assert tried == [(9, 60), (9, 30), (8, 30), (7, 30), (6, 30)]
+    with pytest.raises(StepTooLarge, match=r"at 5 attempts, .* of 30 tokens at most; lower --micro-batch-tokens.*plan"):
+        StepRunner(setup).train(step_of(samples, 1), lambda _: None, never)
+    # Another batch of the same number begins anew.
+    with pytest.raises(Killed):
+        StepRunner(setup).train(step_of(samples[1:], 1), lambda _: None, never)
+    assert tried[-1] == (8, 60)
+
+
+@pytest.mark.parametrize(
+    ("error", "kills"),
+    [(Killed(), 3), (ValueError("a bug"), 4), (RuntimeError("a bug"), 4), (TrainerUnavailable("stopped"), 4)],
+    ids=repr,
+)
+def test_an_attempt_that_ended_otherwise_is_repeated_as_it_was(
+    error: BaseException,
+    kills: int,
+    qwen3: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kernel: list[int],
+) -> None:
+    tried = end_in(error, monkeypatch)
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            StepRunner(setup_of(qwen3, tmp_path)).train(step_of(samples_of(qwen3, 1), 1), lambda _: None, never)
+        kernel.append(kills)
+    assert tried == [(9, 40), (9, 40)]
+
+
+def test_what_a_stopped_attempt_found_out_stays_true(
+    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples, stop = samples_of(qwen3, 1), False
+    tried = with_memory_for(20, 100, monkeypatch)
+
+    def note(status: str) -> None:
+        nonlocal stop
+        stop = "micro-batch 1" in status
+
+    with pytest.raises(TrainerUnavailable, match="stopped"):
+        StepRunner(setup_of(qwen3, tmp_path)).train(step_of(samples, 1), note, lambda: stop)
+    completed(StepRunner(setup_of(qwen3, tmp_path)).train(step_of(samples, 1), lambda _: None, never))
+    assert tried == [(9, 40), (9, 20), (9, 20)]
+
+
+def test_the_kernels_count_is_read_where_it_is_written() -> None:
+    found = attempt_record.oom_kills()
+    assert ("oom_kill" in Path("/proc/vmstat").read_text()) == (found is not None)

@@ -1,0 +1,189 @@
+"""What the attempts at a step found out about memory, in a file beside the versions: a killed process tells nobody.
+
+Ranks that divide the base model (FSDP) cannot agree on less when one of them runs out of memory, because the others
+wait for it in a collective: all of them end, and are started again. The kernel ends a process that has no memory left
+without a word. In both cases the next attempt finds the record of one that did not end by itself, and takes less.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from clawloop.contracts.training import BatchSample, StepBatch
+from clawloop.errors import StepTooLarge, TrainerFailed, TrainerUnavailable
+from clawloop.ids import SampleId
+from clawloop.training.memory import REMEDY, is_out_of_memory, left_out_reason, tokens_of
+from clawloop.training.packing.sequences import Limits
+from clawloop.training.ranks.collectives import Ranks
+
+MOST_DEATHS = 5
+"""Attempts at a step that may end for want of memory; as many as may fail with an error."""
+_KILLED: Final = "the kernel killed it, as it does to programs when memory runs out"
+_RAN_OUT: Final = "a rank ran out of memory"
+
+
+class Attempt(BaseModel):
+    """What an attempt at a step takes at once.
+
+    Args:
+        batch: hash of the step's number and samples; the record of another batch says nothing about this one.
+        budget_tokens: of its micro-batches.
+        left_out: samples, with the reason.
+        deaths: earlier attempts at this batch that ended for want of memory.
+        oom_kills: programs that the kernel had killed when it began, see `oom_kills`.
+        under_way: False once it has ended by itself.
+        before: why the attempt before it ended, if for want of memory.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    batch: str
+    budget_tokens: int
+    left_out: Mapping[SampleId, str] = {}
+    deaths: int = 0
+    oom_kills: int | None = None
+    under_way: bool = True
+    before: str | None = None
+
+    def limits(self, limits: Limits) -> Limits:
+        return replace(limits, budget_tokens=self.budget_tokens)
+
+    def remaining(self, samples: Sequence[BatchSample]) -> list[BatchSample]:
+        return [sample for sample in samples if sample.sample_id not in self.left_out]
+
+
+def oom_kills() -> int | None:
+    """Processes that the kernel has killed for want of memory, of the machine or of one container, since it started.
+
+    None where it does not say. It counts for all containers of a machine, and goes on when one of them is replaced.
+    """
+    with suppress(OSError):
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(encoding="ascii"), re.MULTILINE)
+        return None if found is None else int(found[1])
+    return None
+
+
+class AttemptRecord:
+    """The file of a policy, which has one step at a time.
+
+    Args:
+        adapters: folder of all versions.
+    """
+
+    def __init__(self, adapters: Path, policy: str) -> None:
+        self._file = adapters / f".attempt-{policy}.json"
+        self._ran_out = adapters / f".attempt-{policy}.out-of-memory"
+
+    def begin(self, step: StepBatch, samples: Sequence[BatchSample], limits: Limits) -> Attempt:
+        """On the first rank: what this attempt takes at once, less than one that memory ended before it."""
+        batch = _digest(step)
+        last = self._read()
+        attempt = Attempt(batch=batch, budget_tokens=limits.budget_tokens)
+        if last is not None and last.batch == batch:
+            budget = min(last.budget_tokens, limits.budget_tokens)  # the setting may be lower now
+            attempt = last.model_copy(update={"under_way": True, "before": None, "budget_tokens": budget})
+            if (ending := self._ending(last)) is not None:
+                attempt = _with_less(attempt, samples, ending)
+        with suppress(OSError):
+            self._ran_out.unlink(missing_ok=True)
+        return self.write(attempt.model_copy(update={"oom_kills": oom_kills()}))
+
+    @contextmanager
+    def kept(self, ranks: Ranks) -> Iterator[None]:
+        """While the block runs, the record is that of an attempt under way."""
+        try:
+            yield
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                with suppress(OSError):
+                    self._ran_out.touch()  # by whichever rank it was
+            elif ranks.world_size == 1:
+                self._forget()  # of several ranks another may have died, perhaps for want of memory
+            raise
+        except Exception as error:
+            if ranks.is_first:
+                self._end(error)
+            raise
+        if ranks.is_first:
+            self._forget()
+
+    def _end(self, error: Exception) -> None:
+        """What a stopped attempt found out stays true; after a failure the memory may be there again."""
+        last = self._read()
+        if isinstance(error, TrainerUnavailable) and not isinstance(error, TrainerFailed) and last is not None:
+            self.write(last.model_copy(update={"under_way": False}))
+        else:
+            self._forget()
+
+    def write(self, attempt: Attempt) -> Attempt:
+        # Without a record the next attempt takes as much as this one; nothing else depends on it.
+        with suppress(OSError):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = self._file.with_suffix(".unfinished")
+            unfinished.write_text(attempt.model_dump_json(), encoding="utf-8")
+            unfinished.replace(self._file)
+        return attempt
+
+    def ran_out(self) -> bool:
+        """Whether a rank ran out of memory in the attempt under way."""
+        return self._ran_out.exists()
+
+    def _read(self) -> Attempt | None:
+        try:
+            return Attempt.model_validate_json(self._file.read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+    def _forget(self) -> None:
+        with suppress(OSError):
+            self._file.unlink(missing_ok=True)
+
+    def _ending(self, last: Attempt) -> str | None:
+        """Why an attempt ended, if it was for want of memory."""
+        if not last.under_way:
+            return None
+        if self.ran_out():
+            return _RAN_OUT
+        now = oom_kills()
+        # Unknown: what ends a process without a word is most often this, and less at once does no harm.
+        if now is None or last.oom_kills is None or now > last.oom_kills:
+            return _KILLED
+        return None
+
+
+def require_fewer_deaths(attempt: Attempt) -> None:
+    """
+    Raises:
+        StepTooLarge: memory ended five attempts at this batch.
+    """
+    if attempt.deaths >= MOST_DEATHS:
+        raise StepTooLarge(
+            f"out of memory: {attempt.before}, at {attempt.deaths} attempts, the last with micro-batches of"
+            f" {attempt.budget_tokens} tokens at most; {REMEDY}"
+        )
+
+
+def _with_less(attempt: Attempt, samples: Sequence[BatchSample], ending: str) -> Attempt:
+    """Half of the micro-batches' tokens, or without the longest sample if it fills the largest micro-batch alone."""
+    found = {"deaths": attempt.deaths + 1, "before": ending}
+    remaining = attempt.remaining(samples)
+    if found["deaths"] == MOST_DEATHS or not remaining:
+        return attempt.model_copy(update=found)
+    longest = max(remaining, key=tokens_of)
+    if attempt.budget_tokens > tokens_of(longest):
+        return attempt.model_copy(update={**found, "budget_tokens": max(1, attempt.budget_tokens // 2)})
+    left_out = {**attempt.left_out, longest.sample_id: left_out_reason(longest)}
+    return attempt.model_copy(update={**found, "left_out": left_out})
+
+
+def _digest(step: StepBatch) -> str:
+    samples = ",".join(str(sample.sample_id) for sample in step.samples)
+    return hashlib.sha256(f"{step.n} {samples}".encode()).hexdigest()

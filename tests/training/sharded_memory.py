@@ -1,0 +1,60 @@
+"""Program of test_rank_out_of_memory.py: ranks that divide the base model; memory runs out on rank 1 in its first life.
+
+`python -m tests.training.sharded_memory agent BASE OUT`; torchrun starts it again as `… rank BASE OUT`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+
+def _rank(base: Path, out: Path) -> None:
+    # Not above: the agent needs none of it, and it takes seconds.
+    from clawloop.processes.process_exit import exit_process
+    from clawloop.training.model import attention, layer
+    from clawloop.training.ranks.command_loop import join, leave_process_group
+    from clawloop.training.step_runner import StepRunner
+    from tests.training.steps import never, samples_of, setup_of, step_of
+
+    def attend_or_fail(*arguments: Any, **named: Any) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return attention.attend_along_branches(*arguments, **named)
+
+    torch.set_num_threads(1)
+    ranks = join(torch.device("cpu"))
+    if not ranks.is_first and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        # In the middle of a forward pass, where the other rank waits for its share of the next layer.
+        vars(layer)["attend_along_branches"] = attend_or_fail
+    reported: list[str] = []
+    runner = StepRunner(setup_of(base, out / "adapters", ranks="sharded", micro_batch_tokens=120), ranks)
+    trained = runner.train(step_of(samples_of(base, 1), 1), reported.append, never)
+    if trained is not None:
+        found = {"path": trained.version.path, "reported": [line for line in reported if "again" in line]}
+        (out / "step.json").write_text(json.dumps(found), encoding="utf-8")
+    leave_process_group()
+    exit_process(0)
+
+
+if __name__ == "__main__":
+    role, base, out = sys.argv[1:]
+    if role == "rank":
+        _rank(Path(base), Path(out))
+    else:
+        launched = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=2,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=1,
+            monitor_interval=0.1,
+        )
+        elastic_launch(launched, sys.executable)("-m", "tests.training.sharded_memory", "rank", base, out)
