@@ -19,6 +19,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows import names
     from workflows.activity_options import ENGINE_LOAD, ENGINE_WATCH
     from workflows.long_running import LongRunningWorkflow, reason_of
+    from workflows.page_links import NO_PAGE
     from workflows.state import EngineState
 
 # An activity that failed with an error that Temporal does not retry is started again after this time.
@@ -148,6 +149,7 @@ def _description(state: EngineState, problem: str) -> str:
             lines.append(f"Unloads {_join(report.leaving)}.")
     if problem:
         lines.append(f"Its agent could not do what it was asked: {problem}.")
+    lines.append(NO_PAGE.of_engine(state.engine_id))
     return "\n\n".join(lines)
 
 

@@ -37,6 +37,7 @@ with workflow.unsafe.imports_passed_through():
         ActivityOptions,
     )
     from workflows.long_running import LongRunningWorkflow, reason_of
+    from workflows.page_links import NO_PAGE
     from workflows.state import INBOX_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState, SessionSummary
 
 SessionMessage = TurnRecorded | FeedbackGiven | RejudgeRequested
@@ -354,4 +355,5 @@ class SessionWorkflow(LongRunningWorkflow):
             waiting=len(self._state.carried),
             closing=closing,
         )
-        workflow.set_current_details(f"{headline}\n\n{descriptions.session_table(self._state.rows)}")
+        place = NO_PAGE.of_session(self._state.policy, self._state.session_id)
+        workflow.set_current_details(f"{headline}\n\n{descriptions.session_table(self._state.rows)}\n\n{place}")

@@ -45,6 +45,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows import descriptions, names
     from workflows.activity_options import PROBE, PUBLISH, STORE, train_on
     from workflows.long_running import LongRunningWorkflow, error_type_of, reason_of
+    from workflows.page_links import NO_PAGE
     from workflows.state import STEPS_LIMIT, PolicyTraining
 
 # Publishing that takes longer than this is done again by the next run; engines keep what they have loaded.
@@ -330,7 +331,7 @@ class TrainingWorkflow(LongRunningWorkflow):
             notes.append(f"last change by an operator: {self._state.operator_change}")
         headline = descriptions.training_headline(view, self._computing, self._computing_since, self._publishing, notes)
         table = descriptions.training_table(self._state.steps, None if view is None else view.version)
-        workflow.set_current_details(f"{headline}\n\n{table}")
+        workflow.set_current_details(f"{headline}\n\n{table}\n\n{NO_PAGE.of_training(self._policy)}")
         if view is None:
             return
         state = TrainingState.TRAINING if self._computing and view.state is TrainingState.WAITING else view.state

@@ -70,7 +70,7 @@ class Deployment:
         max_lora_rank: highest rank of an adapter that the engines can load.
         sandboxed: URL of the gateways for an environment worker; None: none is started.
         quantised: engines and trainer compute with different weights.
-        temporal_ui: address of Temporal's UI; None if it is not known.
+        temporal_ui, page: addresses of Temporal's UI and of the page; None if not known.
     """
 
     data: Path
@@ -91,6 +91,7 @@ class Deployment:
     sandboxed: str | None = None
     quantised: bool = False
     temporal_ui: str | None = None
+    page: str | None = None
 
 
 def numbered(name: str, number: int, count: int) -> str:
@@ -239,8 +240,8 @@ def _worker(name: str, arguments: Sequence[str], deployment: Deployment, environ
 
 
 def _settings(deployment: Deployment) -> dict[str, str]:
-    ui = {} if deployment.temporal_ui is None else {"CLAWLOOP_TEMPORAL_UI": deployment.temporal_ui}
-    return ui | {
+    addresses = {"CLAWLOOP_TEMPORAL_UI": deployment.temporal_ui, "CLAWLOOP_PAGE": deployment.page}
+    return {name: address for name, address in addresses.items() if address is not None} | {
         "CLAWLOOP_DATA": str(deployment.data),
         "CLAWLOOP_ENGINES": ",".join(deployment.engines),
         "DATABASE_URL": deployment.database_url,

@@ -152,7 +152,8 @@ async def _start_gateways_and_workers(
     keys_path = options.data / "keys.json"
     stored_keys = read_keys(keys_path)
     sandboxed = parts.gateway_url(*listener.getsockname()[:2]) if await makes_sandboxes(options, board) else None
-    deployment = replace(_deployment(options, plan, stored_keys), sandboxed=sandboxed)
+    page = options.environment.get("CLAWLOOP_PAGE") or f"{parts.gateway_url(*listener.getsockname()[:2])}/ui"
+    deployment = replace(_deployment(options, plan, stored_keys), sandboxed=sandboxed, page=page)
     keys = dict(await prepare(deployment))
     if keys != stored_keys:
         write_keys(keys_path, keys)

@@ -17,7 +17,7 @@ from activities.serving.engines import EngineActivities
 from activities.serving.ports import EngineControl
 from clawloop.contracts.training import VersionRef
 from clawloop.errors import EngineUnavailable, SignalFailed
-from clawloop.processes.endpoints import database_url, engine_secret
+from clawloop.processes.endpoints import database_url, engine_secret, page_links
 from clawloop.processes.worker_process import GRACE, LOOPBACK, run_workers
 from clawloop.serving.adapters import VllmControl
 from clawloop.settings import Settings
@@ -63,7 +63,7 @@ async def run_agent(
         vllm = await stack.enter_async_context(VllmControl(url, adapters, engine_secret(settings)))
         control = CountedControl(vllm, metrics)
         for background in (
-            _start_workflow(client, engine_id),
+            _start_workflow(TemporalEngineNotifier(client, page_links(settings)), engine_id),
             _watch_health(vllm, metrics, restart_command),
         ):
             task = asyncio.create_task(background)
@@ -92,11 +92,11 @@ def agent_worker(client: Client, engine_id: str, activities: EngineActivities) -
     )
 
 
-async def _start_workflow(client: Client, engine_id: str) -> None:
+async def _start_workflow(notifier: TemporalEngineNotifier, engine_id: str) -> None:
     """Start the engine's workflow unless it runs, and retry."""
     while True:
         try:
-            await TemporalEngineNotifier(client).begin(engine_id)
+            await notifier.begin(engine_id)
             return
         except SignalFailed as error:
             # The orchestrator registers the search attributes, and may start later than this agent.

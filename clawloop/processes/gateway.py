@@ -35,7 +35,7 @@ from clawloop.operations.overview import Overview
 from clawloop.operations.ports import OperatorNotifier, RolloutsNotifier, SessionWorkflows
 from clawloop.operations.reading import Reading
 from clawloop.processes.draining_server import CUT_SECONDS, DrainingServer
-from clawloop.processes.endpoints import database_url, engine_secret, temporal_address, workflow_links
+from clawloop.processes.endpoints import database_url, engine_secret, page_links, temporal_address, workflow_links
 from clawloop.processes.engine_operations import engine_operations_on
 from clawloop.processes.gateway_pages import GatewayPages
 from clawloop.processes.history import history_on
@@ -283,7 +283,12 @@ async def _notifiers(settings: Settings) -> tuple[TemporalSessionNotifier | None
         return None, NoTemporal(), NoTemporal()
     client = await connect(address, lazy=True)
     idle = timedelta(minutes=settings.session_idle_minutes)
-    return TemporalSessionNotifier(client, idle), TemporalTrainingNotifier(client), TemporalRolloutsNotifier(client)
+    links = page_links(settings)
+    return (
+        TemporalSessionNotifier(client, idle, links),
+        TemporalTrainingNotifier(client, links=links),
+        TemporalRolloutsNotifier(client),
+    )
 
 
 async def _add_configured_engines(url: str, settings: Settings) -> None:

@@ -16,6 +16,7 @@ from clawloop.operations.recovery import Recovery
 from clawloop.operations.rollouts import RolloutOperations
 from clawloop.operations.sessions import SessionOperations
 from clawloop.operations.training import TrainingOperations
+from clawloop.processes.endpoints import page_links
 from clawloop.settings import Settings
 from db.database import Database
 from db.episodes.rollouts import PostgresRolloutStore
@@ -74,6 +75,6 @@ def recovery_on(database: Database, client: Client, settings: Settings) -> Recov
     folder = settings.data / "adapters"
     return Recovery(
         PostgresRecoveryStore(database),
-        TemporalRecovery(client, timedelta(minutes=settings.session_idle_minutes)),
+        TemporalRecovery(client, timedelta(minutes=settings.session_idle_minutes), page_links(settings)),
         AdapterFolder(folder) if folder.is_dir() else None,
     )

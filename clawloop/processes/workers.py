@@ -32,7 +32,7 @@ from activities.training.steps import StepActivities
 from clawloop.adapters.folder import AdapterFolder
 from clawloop.contracts.serving import Directory
 from clawloop.errors import SignalFailed, StoreUnavailable
-from clawloop.processes.endpoints import database_url, engine_secret
+from clawloop.processes.endpoints import database_url, engine_secret, page_links
 from clawloop.processes.holding import Holding
 from clawloop.processes.judge import engine_endpoints, judge_client
 from clawloop.processes.worker_process import GRACE, LOOPBACK, RETRY_SECONDS, run_workers
@@ -97,7 +97,9 @@ async def run_worker(role: Role, settings: Settings, health_port: int, health_ho
         if role is Role.JUDGE:
             return [await _judge_worker(settings, database, client, metrics, stack)]
         starting = asyncio.create_task(
-            _start_training_workflows(PostgresDirectoryStore(database), TemporalTrainingNotifier(client))
+            _start_training_workflows(
+                PostgresDirectoryStore(database), TemporalTrainingNotifier(client, links=page_links(settings))
+            )
         )
         stack.callback(starting.cancel)
         return _orchestrator_workers(settings, database, client, metrics)
@@ -125,12 +127,12 @@ def _orchestrator_workers(
     settings: Settings, database: Database, client: Client, metrics: WorkerMetrics
 ) -> list[Worker]:
     idle = timedelta(minutes=settings.session_idle_minutes)
-    work = TrainingNotifier(PostgresWorkStore(database), TemporalTrainingNotifier(client))
+    work = TrainingNotifier(PostgresWorkStore(database), TemporalTrainingNotifier(client, links=page_links(settings)))
     step_store, publishing_store = PostgresStepStore(database), PostgresPublishingStore(database)
-    engine_workflows = TemporalEngineNotifier(client)
+    engine_workflows = TemporalEngineNotifier(client, page_links(settings))
     sweeper = SweepActivities(
         PostgresSweepStore(database),
-        TemporalSessionNotifier(client, idle),
+        TemporalSessionNotifier(client, idle, page_links(settings)),
         work,
         idle,
         retention=Retention(
@@ -193,7 +195,7 @@ async def _judge_worker(
 
     judge = await stack.enter_async_context(judge_client(settings, now, metrics))
     renderer = await stack.enter_async_context(EngineRenderer(engine_endpoints(settings, now)))
-    work = TrainingNotifier(PostgresWorkStore(database), TemporalTrainingNotifier(client))
+    work = TrainingNotifier(PostgresWorkStore(database), TemporalTrainingNotifier(client, links=page_links(settings)))
     judgements = PostgresJudgementStore(database)
     judging = JudgingActivities(judgements, judge, renderer, work, metrics)
     episodes = EpisodeJudgingActivities(judgements, PostgresEpisodeStore(database), judge, metrics)

@@ -59,6 +59,7 @@ from clawloop.ids import SessionId
 from clawloop.telemetry.tracing import tracer
 from clawloop.temporal.deadline import temporal_deadline
 from workflows import names
+from workflows.page_links import NO_PAGE, PageLinks
 from workflows.state import SessionState
 
 log = logging.getLogger(__name__)
@@ -236,11 +237,13 @@ class TemporalSessionNotifier:
     Args:
         client: may be lazy; it connects again by itself.
         idle: a session closes after this long without a turn.
+        links: from Temporal's UI to the page.
     """
 
-    def __init__(self, client: Client, idle: timedelta) -> None:
+    def __init__(self, client: Client, idle: timedelta, links: PageLinks = NO_PAGE) -> None:
         self._client = client
         self._idle = idle
+        self._links = links
 
     async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
         """
@@ -311,5 +314,6 @@ class TemporalSessionNotifier:
                 # Without a signal the server would refuse to start one that runs already.
                 id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
                 search_attributes=TypedSearchAttributes(search_attributes),
+                static_details=self._links.of_session(session.policy, session.session_id),
                 static_summary=f"{session.policy}: session known by {session.identified_by}, open since {since}",
             )

@@ -16,6 +16,7 @@ from temporalio.common import (
 
 from clawloop.temporal.deadline import temporal_deadline
 from workflows import names
+from workflows.page_links import NO_PAGE, PageLinks
 from workflows.state import EngineState
 
 
@@ -26,8 +27,9 @@ class TemporalEngineNotifier:
         client: may be lazy; it connects again by itself.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, links: PageLinks = NO_PAGE) -> None:
         self._client = client
+        self._links = links
 
     async def publish(self, engine_ids: Sequence[str]) -> None:
         """
@@ -81,5 +83,6 @@ class TemporalEngineNotifier:
                 id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
                 id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
                 search_attributes=TypedSearchAttributes(search_attributes),
+                static_details=self._links.of_engine(engine_id),
                 static_summary=f"engine {engine_id}: the versions it has",
             )

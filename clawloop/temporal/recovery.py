@@ -17,6 +17,7 @@ from clawloop.temporal.client import TemporalSessionNotifier, begin_sweeping, re
 from clawloop.temporal.deadline import temporal_deadline
 from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from workflows import names
+from workflows.page_links import NO_PAGE, PageLinks
 
 # A server that has just started with an empty database answers the first calls late.
 _PREPARE_LIMIT = timedelta(seconds=30)
@@ -27,11 +28,13 @@ class TemporalRecovery:
 
     Args:
         idle: a session closes after this long without a turn.
+        links: from Temporal's UI to the page.
     """
 
-    def __init__(self, client: Client, idle: timedelta) -> None:
+    def __init__(self, client: Client, idle: timedelta, links: PageLinks = NO_PAGE) -> None:
         self._client = client
-        self._sessions = TemporalSessionNotifier(client, idle)
+        self._links = links
+        self._sessions = TemporalSessionNotifier(client, idle, links)
 
     async def prepare(self) -> None:
         async with temporal_deadline(_PREPARE_LIMIT):
@@ -45,7 +48,7 @@ class TemporalRecovery:
         return None
 
     async def restart_training(self, policy: str) -> None:
-        notifier = TemporalTrainingNotifier(self._client, WorkflowIDConflictPolicy.TERMINATE_EXISTING)
+        notifier = TemporalTrainingNotifier(self._client, WorkflowIDConflictPolicy.TERMINATE_EXISTING, self._links)
         await notifier.notify_work(policy)
 
     async def rejudge(self, session: SessionFacts, request: RejudgeRequested) -> None:

@@ -7,6 +7,7 @@ from temporalio.common import SearchAttributePair, TypedSearchAttributes, Workfl
 
 from clawloop.temporal.deadline import temporal_deadline
 from workflows import names
+from workflows.page_links import NO_PAGE
 from workflows.state import PolicyRollouts
 
 
@@ -31,5 +32,6 @@ class TemporalRolloutsNotifier:
                 start_signal=names.ROLLOUTS_CHANGED,
                 id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
                 search_attributes=TypedSearchAttributes([SearchAttributePair(names.POLICY, policy)]),
+                static_details=NO_PAGE.of_rollouts(policy),
                 static_summary=f"{policy}: rollouts",
             )

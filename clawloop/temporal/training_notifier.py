@@ -13,6 +13,7 @@ from temporalio.common import SearchAttributePair, TypedSearchAttributes, Workfl
 from clawloop.contracts.training import OperatorChange, TrainingState
 from clawloop.temporal.deadline import UPDATE_LIMIT, temporal_deadline
 from workflows import names
+from workflows.page_links import NO_PAGE, PageLinks
 from workflows.state import PolicyTraining
 
 
@@ -22,12 +23,17 @@ class TemporalTrainingNotifier:
     Args:
         client: may be lazy; it connects again by itself.
         if_running: what becomes of a workflow that runs.
+        links: from Temporal's UI to the page.
     """
 
     def __init__(
-        self, client: Client, if_running: WorkflowIDConflictPolicy = WorkflowIDConflictPolicy.USE_EXISTING
+        self,
+        client: Client,
+        if_running: WorkflowIDConflictPolicy = WorkflowIDConflictPolicy.USE_EXISTING,
+        links: PageLinks = NO_PAGE,
     ) -> None:
         self._client = client
+        self._links = links
         self._if_running = if_running
 
     async def notify_work(self, policy: str) -> None:
@@ -49,6 +55,7 @@ class TemporalTrainingNotifier:
                 start_signal=names.WORK_WAITING,
                 id_conflict_policy=self._if_running,
                 search_attributes=TypedSearchAttributes(search_attributes),
+                static_details=self._links.of_training(policy),
                 static_summary=f"{policy}: steps and versions",
             )
 

@@ -21,6 +21,7 @@ from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SessionId, TurnId, new_turn_id
 from clawloop.temporal.client import TemporalSessionNotifier, connect, register_search_attributes
 from workflows import names
+from workflows.page_links import PageLinks
 from workflows.session import SessionWorkflow
 from workflows.state import SessionState, SessionSummary
 
@@ -124,7 +125,7 @@ class Conversation:
     def __init__(self, client: Client, idle: timedelta = IDLE) -> None:
         self.client = client
         self.session = SessionId(uuid4())
-        self.notifier = TemporalSessionNotifier(client, idle)
+        self.notifier = TemporalSessionNotifier(client, idle, PageLinks("http://127.0.0.1:30000/ui"))
         self.facts = SessionFacts(self.session, "default", "x-session-id", datetime(2026, 1, 2, tzinfo=UTC), 0)
 
     @property

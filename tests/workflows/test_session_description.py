@@ -34,12 +34,19 @@ async def test_the_ui_shows_a_sessions_turns(client: Client, scripted: ScriptedA
             await asyncio.sleep(0.05)
     described = await talk.handle.describe()
     assert await described.static_summary() == "default: session known by x-session-id, open since 2026-01-02 00:00 UTC"
+    assert await described.static_details() == (
+        f"Session `{talk.session}` of the policy `default`. "
+        f"[The page](http://127.0.0.1:30000/ui/sessions/{talk.session}) shows what was said, "
+        "and why each reply was trained or not; so does "
+        f"`clawloop session show {talk.session}`."
+    )
     found = described.typed_search_attributes
     assert found[names.POLICY] == "default"
     assert found[names.SESSION] == str(talk.session)
     assert found[names.STATE] == "open"
     assert found[names.VERSION] == 3
     assert details.startswith("2 main turns received, 0 being judged, 0 waiting. Closes at ")
+    assert f"`/ui/sessions/{talk.session}` on a gateway shows what was said" in details
     lines = seen(details)
     assert lines[2:4] == ["|turn|kind|verdict|sample|step|why|", "|:---|:---|:---|:---|:---|:---|"]
     assert "|1|main|+1|yes||sampled: verdict +1: 3 of 3 votes for 1|" in lines

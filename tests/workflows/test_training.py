@@ -53,6 +53,10 @@ async def test_the_ui_shows_the_running_step_and_search_attributes_find_it(
     await learner.shows("step 1: 16 samples, from v0, queued for trainer-")
     described = await learner.handle.describe()
     assert await described.static_summary() == f"{learner.policy}: steps and versions"
+    details = await described.static_details()
+    assert details is not None
+    assert f"clawloop policy versions {learner.policy}" in details
+    assert f"/ui/versions?policy={learner.policy}" in details
     assert described.typed_search_attributes[names.POLICY] == learner.policy
     assert described.typed_search_attributes[names.STATE] == "training"
     scripted.gate.set()
