@@ -96,6 +96,10 @@ class Settings(BaseSettings):
     """Where people find Temporal's UI, e.g. `http://127.0.0.1:8233`, for links to workflows. None: that of `clawloop
     up`, if it started one, else no links."""
 
+    page: str | None = None
+    """Where people find the page, e.g. `http://127.0.0.1:30000/ui`: Temporal's UI links to it from each workflow that
+    is started from then on. None: it names the page's path alone."""
+
     engines: Annotated[tuple[str, ...], NoDecode] = ()
     """URLs of vLLM servers, separated by commas. Empty: `clawloop up` runs one."""
 
@@ -154,6 +158,10 @@ class Settings(BaseSettings):
     gateway believes: the page counts refused keys by the client's address, and its cookie is for HTTPS alone where the
     client uses HTTPS. Anybody else could name an address of their own choice."""
 
+    run_log: str | None = None
+    """`tensorboard:DIR`: the trainer keeps the figures of each step in DIR, for TensorBoard. None: nowhere but in
+    PostgreSQL."""
+
     crash_points: Path | None = None
     """For fault tests: a folder whose files name points at which a process kills itself, each once."""
 
@@ -168,7 +176,22 @@ class Settings(BaseSettings):
             raise ValueError(f"engines take one of {', '.join(map(str, ENGINE_RANKS))}")
         return value
 
-    @field_validator("temporal_ui")
+    @property
+    def tensorboard_folder(self) -> Path | None:
+        """The folder of the run log."""
+        return None if self.run_log is None else Path(self.run_log.partition(":")[2]).expanduser()
+
+    @field_validator("run_log")
+    @classmethod
+    def _check_run_log(cls, value: str | None) -> str | None:
+        if not value:
+            return None
+        kind, _, folder = value.partition(":")
+        if kind != "tensorboard" or not folder:
+            raise ValueError("it must be tensorboard:DIR")
+        return value
+
+    @field_validator("temporal_ui", "page")
     @classmethod
     def _check_address(cls, value: str | None) -> str | None:
         if not value:

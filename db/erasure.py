@@ -101,8 +101,9 @@ _STRIP = tuple(
         # Feedback not yet applied is never going to be.
         "DELETE FROM feedback WHERE applied_at IS NULL AND turn_id = ANY(:turns)",
         f"UPDATE feedback SET text = '{WHY}' WHERE text IS NOT NULL AND turn_id = ANY(:turns)",
-        """UPDATE step_samples SET advantages = NULL
-            WHERE advantages IS NOT NULL AND sample_id IN (SELECT id FROM samples WHERE turn_id = ANY(:turns))""",
+        """UPDATE step_samples SET advantages = NULL, moves = NULL
+            WHERE (advantages IS NOT NULL OR moves IS NOT NULL)
+                AND sample_id IN (SELECT id FROM samples WHERE turn_id = ANY(:turns))""",
         f"UPDATE samples SET reason = '{WHY}' WHERE state = 'superseded' AND turn_id = ANY(:turns)",
     )
 )

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Protocol
 
+from clawloop.contracts.adapter_directory import AdapterDirectory
 from clawloop.contracts.serving import Engine
-from clawloop.contracts.training import AdapterDirectory, VersionRef
+from clawloop.contracts.training import VersionRef
 
 
 class PublishingStore(Protocol):

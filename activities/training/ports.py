@@ -6,12 +6,14 @@ RecordUnusable if the policy or step does not exist.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Protocol
 
 from clawloop.contracts.attempts import Attempts
 from clawloop.contracts.probes import ProbeAnswer, ProbeContent, ProbePlan
+from clawloop.contracts.progress import Pace, StatusCallback
+from clawloop.contracts.step_record import StepRecord
 from clawloop.contracts.training import (
     Claim,
     GateCheck,
@@ -51,7 +53,7 @@ class StepStore(Protocol):
             failed: the trainer cannot compute this step; else something interrupted it.
         """
 
-    async def note_progress(self, policy: str, n: int, progress: str) -> None:
+    async def note_progress(self, policy: str, n: int, progress: str, pace: Pace | None = None) -> None:
         """Note what the running attempt does, for people; does nothing unless the step is claimed."""
 
     async def batch(self, policy: str, n: int) -> StepBatch:
@@ -102,6 +104,20 @@ class StepStore(Protocol):
 
     async def candidate(self, policy: str, n: int) -> VersionRef | None:
         """The version that step `n` made; None if the step is not a candidate."""
+
+    async def record(self, policy: str, n: int) -> StepRecord | None:
+        """What is stored of a step that made a version, whatever became of it; None if it made none."""
+
+
+class RunLog(Protocol):
+    """Keeps the figures of steps for a program that people compare runs with."""
+
+    def write(self, step: StepRecord) -> None:
+        """Note a step; the same step again changes nothing.
+
+        Raises:
+            OSError
+        """
 
 
 class GateStore(Protocol):
@@ -165,11 +181,11 @@ class ProbeEngines(Protocol):
 class Trainer(Protocol):
     """Computes steps."""
 
-    async def train(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
+    async def train(self, step: StepBatch, report: StatusCallback) -> TrainedStep:
         """Compute a step and write its adapter to disk.
 
         Args:
-            report: gets the current phase, for heartbeats; called often.
+            report: gets the current phase, for heartbeats.
 
         Raises:
             StepDiverged, NothingToTrain, AdapterUnusable, SampleUnusable: this batch can never be trained.

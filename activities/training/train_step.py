@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import TypeAlias
+from dataclasses import asdict
 
 from temporalio import activity
 
 from activities.heartbeat import heartbeating
 from activities.training.messages import REASON_LIMIT, StepDone, TrainStep
-from activities.training.ports import StepStore, Trainer
+from activities.training.ports import RunLog, StepStore, Trainer
 from clawloop.contracts.attempts import Attempts
+from clawloop.contracts.progress import Pace, StatusCallback
 from clawloop.contracts.training import StepBatch, StepState, TrainedStep, VersionRef
 from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import (
@@ -47,16 +50,28 @@ LOST_ATTEMPTS = 10
 # The page looks for changes every second; each note is a new version of a row.
 NOTE_SECONDS = 2.0
 
-_Report: TypeAlias = Callable[[str], None]
+# A line of the log for each stage; a stage of hours has some more.
+LOG_SECONDS = 60.0
 
 
 class TrainingActivities:
-    """On the queue `trainer-{pool}`, one at a time."""
+    """On the queue `trainer-{pool}`, one at a time.
 
-    def __init__(self, steps: StepStore, trainer: Trainer, note_seconds: float = NOTE_SECONDS) -> None:
+    Args:
+        run_log: gets the figures of each step that made a version; None: nobody wants them.
+    """
+
+    def __init__(
+        self,
+        steps: StepStore,
+        trainer: Trainer,
+        note_seconds: float = NOTE_SECONDS,
+        run_log: RunLog | None = None,
+    ) -> None:
         self._steps = steps
         self._trainer = trainer
         self._note_seconds = note_seconds
+        self._run_log = run_log
 
     @activity.defn(name="train_step")
     async def train_step(self, request: TrainStep) -> StepDone:
@@ -67,16 +82,18 @@ class TrainingActivities:
         pauses. A batch without anything to learn expires. Where the recipe does not fit the model, or the disk
         is full, training pauses too, and the samples are fresh again.
         """
-        progress = "begins"
+        progress: tuple[str, Pace | None] = ("begins", None)
 
-        def report(now: str) -> None:
+        def report(status: str, pace: Pace | None = None) -> None:
             nonlocal progress
-            progress = now
+            progress = (status, pace)
 
-        async with heartbeating(lambda: progress), self._noting(request, lambda: progress):
+        async with heartbeating(lambda: progress[0]), self._noting(request, lambda: progress):
             if (version := await self._steps.candidate(request.policy, request.n)) is not None:
+                await self._log_run(request)
                 return _made(version, StepState.CANDIDATE)
             if (version := await self._steps.committed(request.policy, request.n)) is not None:
+                await self._log_run(request)
                 return _made(version, StepState.COMMITTED)
             try:
                 attempts = await self._steps.begin_attempt(request.policy, request.n)
@@ -92,19 +109,27 @@ class TrainingActivities:
             return await self._attempt(request, batch, report)
 
     @asynccontextmanager
-    async def _noting(self, request: TrainStep, progress: Callable[[], str]) -> AsyncIterator[None]:
-        """Write to the ledger what the step does, while the block runs; best effort."""
+    async def _noting(self, request: TrainStep, progress: Callable[[], tuple[str, Pace | None]]) -> AsyncIterator[None]:
+        """Write to the ledger and to the log what the step does, while the block runs; best effort."""
         ended = asyncio.Event()
 
         async def note() -> None:
-            noted = ""
+            noted: tuple[str, Pace | None] = ("", None)
+            logged, logged_at = "", -math.inf
             while not ended.is_set():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(ended.wait(), self._note_seconds)
-                if not ended.is_set() and (now := progress()) != noted:
-                    with suppress(StoreUnavailable):
-                        await self._steps.note_progress(request.policy, request.n, _without_number(now))
-                        noted = now
+                if ended.is_set() or (now := progress()) == noted:
+                    continue
+                words, pace = _without_number(now[0]), now[1]
+                if (stage := words.partition(", micro-batch")[0]) != logged or time.monotonic() > (
+                    logged_at + LOG_SECONDS
+                ):
+                    _log_progress(request, words, pace)
+                    logged, logged_at = stage, time.monotonic()
+                with suppress(StoreUnavailable):
+                    await self._steps.note_progress(request.policy, request.n, words, pace)
+                    noted = now
 
         noting = asyncio.create_task(note())
         try:
@@ -113,7 +138,7 @@ class TrainingActivities:
             ended.set()
             await noting
 
-    async def _attempt(self, request: TrainStep, batch: StepBatch, report: _Report) -> StepDone:
+    async def _attempt(self, request: TrainStep, batch: StepBatch, report: StatusCallback) -> StepDone:
         try:
             return await self._train(request, batch, report)
         except TrainerFailed as error:
@@ -126,7 +151,7 @@ class TrainingActivities:
                 await self._steps.end_attempt(request.policy, request.n, failed=False)
             raise
 
-    async def _train(self, request: TrainStep, batch: StepBatch, report: _Report) -> StepDone:
+    async def _train(self, request: TrainStep, batch: StepBatch, report: StatusCallback) -> StepDone:
         try:
             trained = await self._trainer.train(batch, report)
         except NothingToTrain as error:
@@ -161,13 +186,30 @@ class TrainingActivities:
                 state,
                 "another version was committed, or the policy was rolled back, before this step committed",
             )
+        await self._log_run(request)
         return _made(trained.version, state, trained)
+
+    async def _log_run(self, request: TrainStep) -> None:
+        """Best effort: the figures stay in the ledger."""
+        if self._run_log is None:
+            return
+        try:
+            record = await self._steps.record(request.policy, request.n)
+            if record is not None:
+                await asyncio.to_thread(self._run_log.write, record)
+        except (OSError, StoreUnavailable) as error:
+            log.warning("step not in the run log", extra={"step": request.n, "why": str(error)})
 
     async def _pause(self, request: TrainStep, reason: str) -> StepDone:
         """Abandon the step, whose samples are fresh again, and leave training to its operator."""
         await self._steps.abandon_and_pause(request.policy, request.n, reason)
         log.warning("training paused", extra={"policy": request.policy, "step": request.n, "why": reason})
         return _ended(request, StepState.ABANDONED, reason)
+
+
+def _log_progress(request: TrainStep, now: str, pace: Pace | None) -> None:
+    known = None if pace is None else {name: round(value, 1) for name, value in asdict(pace).items()}
+    log.info("step goes on", extra={"policy": request.policy, "step": request.n, "now": now} | (known or {}))
 
 
 def _without_number(progress: str) -> str:

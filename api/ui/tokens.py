@@ -13,6 +13,7 @@ from starlette.responses import Response
 from api.dependencies import Services, services_of
 from api.ui.page import PageRoute, render_page, viewer
 from clawloop.contracts.serving import RouteKey
+from clawloop.contracts.views import Tokens
 from clawloop.errors import EngineAnswerUnusable, EngineBroke, EngineRejected, EngineUnavailable, RequestRejected
 from clawloop.ids import TurnId
 from clawloop.serving.token_texts import PATH, texts_of, texts_request
@@ -29,13 +30,17 @@ class TokenLine:
     """
     Args:
         text: None if no engine said it.
-        shade: 1 to 3 by how far the advantage is from 0, in the colour of its sign; 0: none.
+        moved: by how much the step changed its log-prob; None where that is not stored.
+        colour: what the token is coloured by: its advantage, or by how much it moved where no advantage is stored.
+        shade: 1 to 3 by how far that is from 0, in the colour of its sign; 0: none.
     """
 
     id: int
     text: str | None
     logprob: float | None
     advantage: float | None
+    moved: float | None
+    colour: float | None
     shade: int
 
 
@@ -45,19 +50,19 @@ async def tokens(request: Request, turn: TurnId) -> Response:
     services = services_of(request)
     detail = await services.reading.detail(str(turn), tokens=True)
     found = detail.tokens
-    if found is None or found.advantages is None or not found.response_ids:
+    if found is None or found.step is None or not found.response_ids:
         raise RequestRejected(
-            "No advantages are stored of this reply: it was not trained by them, or by an older Clawloop.",
+            "Nothing is stored of this reply's tokens: it was not trained by advantages, or by an older Clawloop.",
             status=404,
             code="not_found",
         )
     ids = found.response_ids[:MOST_TOKENS]
     session = (await services.reading.session(str(detail.turn.session_id), limit=1)).session
     texts = await _texts(services, session.policy, ids)
-    lines = _lines(ids, texts, found.logprobs, found.advantages)
+    lines = _lines(found, texts, len(ids))
     left = len(found.response_ids) - len(ids)
     return render_page(
-        request, login, "_tokens.html", session.policy, "sessions", turn=turn, step=found.step, lines=lines, left=left
+        request, login, "_tokens.html", session.policy, "sessions", turn=turn, tokens=found, lines=lines, left=left
     )
 
 
@@ -76,24 +81,24 @@ async def _texts(services: Services, policy: str, ids: Sequence[int]) -> list[st
         return None
 
 
-def _lines(
-    ids: Sequence[int],
-    texts: Sequence[str] | None,
-    logprobs: Sequence[float] | None,
-    advantages: Sequence[float | None],
-) -> list[TokenLine]:
-    most = max((abs(value) for value in advantages if value is not None), default=0.0)
+def _lines(tokens: Tokens, texts: Sequence[str] | None, count: int) -> list[TokenLine]:
+    none: Sequence[float | None] = [None] * count
+    ids, advantages, moves = tokens.response_ids or (), tokens.advantages or none, tokens.moves or none
+    colours = moves if tokens.advantages is None else advantages
+    most = max((abs(value) for value in colours if value is not None), default=0.0)
     return [
         TokenLine(
-            id=token,
+            id=ids[at],
             text=None if texts is None else texts[at],
-            logprob=None if logprobs is None else logprobs[at],
+            logprob=None if tokens.logprobs is None else tokens.logprobs[at],
             advantage=advantages[at],
-            shade=_shade(advantages[at], most),
+            moved=moves[at],
+            colour=colours[at],
+            shade=_shade(colours[at], most),
         )
-        for at, token in enumerate(ids)
+        for at in range(count)
     ]
 
 
-def _shade(advantage: float | None, most: float) -> int:
-    return math.ceil(_SHADES * abs(advantage) / most) if advantage and most else 0
+def _shade(value: float | None, most: float) -> int:
+    return math.ceil(_SHADES * abs(value) / most) if value and most else 0

@@ -110,7 +110,8 @@ async def change(request: Request, action: str, policy: str | None = None) -> Re
         case "resume":
             note = _noted(await operations.resume(chosen, retry="retry" in form), "It learns again.")
         case "unpin":
-            note = _noted(await operations.pin(chosen, None), "The newest version answers again.")
+            unpinned = await operations.pin(chosen, None)
+            note = _noted(unpinned, _answering(unpinned.result))
         case "roll-back" | "pin" | "release":
             version = version_number(form.get("version", ""))
             if action == "roll-back":
@@ -126,6 +127,16 @@ async def change(request: Request, action: str, policy: str | None = None) -> Re
     situation = await situation_of(services, chosen)
     return render_page(
         request, login, "_steering.html", chosen, "now", now=situation, training=situation.training, note=note
+    )
+
+
+def _answering(training: TrainingView) -> str:
+    """What answers once no version is pinned."""
+    if training.canary is None:
+        return "The newest version answers again."
+    return (
+        f"Version {training.canary} is tried by a share of the conversations again, and version "
+        f"{training.canary_parent} answers the others, until verdicts decide."
     )
 
 

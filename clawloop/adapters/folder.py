@@ -7,7 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
-from clawloop.contracts.training import AdapterDirectory
+from clawloop.contracts.adapter_directory import AdapterDirectory
 from clawloop.errors import AdapterUnusable
 
 # A complete version's directory, or one that `remove` renamed before deleting it.

@@ -82,10 +82,17 @@ def duration(seconds: float) -> str:
 
 
 def doing(progress: StepProgress | None) -> str:
-    """What training does now, and for how long; "" for nothing."""
+    """What training does now, for how long, how fast, and how long the rest takes; "" for nothing."""
     if progress is None:
         return ""
-    return progress.now if progress.seconds is None else f"{progress.now}, for {duration(progress.seconds)}"
+    parts = [progress.now]
+    if progress.seconds is not None:
+        parts.append(f"for {duration(progress.seconds)}")
+    if progress.tokens_a_second is not None:
+        parts.append(f"{progress.tokens_a_second:,.0f} tokens/s")
+    if progress.seconds_left is not None:
+        parts.append(f"about {duration(progress.seconds_left)} left")
+    return ", ".join(parts)
 
 
 def when(moment: datetime | None) -> str:

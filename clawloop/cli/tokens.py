@@ -49,22 +49,32 @@ def show_tokens(turn: str, data: Path | None, *, as_json: bool) -> None:
             {
                 "id": str(token),
                 "log-prob": "" if tokens.logprobs is None else f"{tokens.logprobs[at]:.3f}",
-                "advantage": _advantage(tokens, at),
+                "advantage": _of_step(tokens.advantages, at),
+                **({} if tokens.moves is None else {"moved": _of_step(tokens.moves, at)}),
                 "token": "" if texts is None else printable(repr(texts[at])),
             }
             for at, token in enumerate(ids)
         ]
     )
-    by = (
-        "no step has trained it by advantages" if tokens.step is None else f"advantages as step {tokens.step} used them"
-    )
+    by = _figures_of(tokens)
     typer.echo(by if texts is not None else f"{by}; no engine told the texts of the tokens")
 
 
-def _advantage(tokens: Tokens, at: int) -> str:
-    if tokens.advantages is None:
+def _figures_of(tokens: Tokens) -> str:
+    if tokens.step is None:
+        return "no step has trained it by advantages"
+    by = f"advantages as step {tokens.step} used them"
+    if tokens.moves is not None:
+        by += ", and by how much it moved each log-prob"
+    if tokens.moves_seconds is not None:
+        by += f" (to read its batch once more took {tokens.moves_seconds:.2f} s)"
+    return by
+
+
+def _of_step(values: Sequence[float | None] | None, at: int) -> str:
+    if values is None:
         return ""
-    found = tokens.advantages[at]
+    found = values[at]
     return "not trained" if found is None else f"{found:+.3f}"
 
 

@@ -129,19 +129,6 @@ class GateCheck:
         return replace(self, reason=f"{self.reason}; {note}")
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterDirectory:
-    """A version's directory on disk; only the database knows whether its step was committed.
-
-    Args:
-        path: as in `VersionRef`.
-    """
-
-    policy: str
-    n: int
-    path: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSample:
     """One judged response with what its turn recorded.
@@ -279,6 +266,9 @@ class StepFigures:
         to_parent: how far the new version is from its parent; None if it was not measured.
         to_base: likewise from the base model; None if the recipe has no KL part.
         advantages: of each token of a sample's reply, None for one that is not trained; without samples that have none.
+        moves: by how much the step changed the log-probability of each token of a sample's reply, in nats, None for one
+            that is not trained; empty unless the recipe asks for it.
+        moves_seconds: how long the replies were read once more for that; None unless the recipe asks for it.
     """
 
     loss: float
@@ -295,6 +285,8 @@ class StepFigures:
     to_parent: Distance | None = None
     to_base: Distance | None = None
     advantages: Mapping[SampleId, Sequence[float | None]] = field(default_factory=dict)
+    moves: Mapping[SampleId, Sequence[float | None]] = field(default_factory=dict)
+    moves_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,6 +236,9 @@ class Tokens(View):
         advantages: of the response's tokens, as the newest step that was trained on them used them: above 0 a token
             was made likelier, below 0 less likely. None for a token that was not trained, and as a whole if no step
             used any.
+        moves: by how much that step changed the log-prob of each token; None for a token that was not trained, and as a
+            whole unless the step's recipe asked for it (`train.token_moves`).
+        moves_seconds: how long that step read its batch once more for it.
         step: that step.
     """
 
@@ -243,6 +246,8 @@ class Tokens(View):
     response_ids: Sequence[int] | None
     logprobs: Sequence[float] | None
     advantages: Sequence[float | None] | None = None
+    moves: Sequence[float | None] | None = None
+    moves_seconds: float | None = None
     step: int | None = None
 
 

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from clawloop.contracts.adapter_directory import AdapterDirectory
 from clawloop.contracts.sessions import RejudgeRequested, SessionFacts, WaitingWork
-from clawloop.contracts.training import AdapterDirectory
 from clawloop.ids import SessionId
 
 # Ids in one query; more would make its text large for no gain.

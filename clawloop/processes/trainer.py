@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
 
@@ -22,8 +21,9 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from activities.training.ports import StepStore, Trainer
+from activities.training.ports import RunLog, StepStore, Trainer
 from activities.training.train_step import TrainingActivities
+from clawloop.contracts.progress import StatusCallback
 from clawloop.contracts.training import StepBatch, TrainedStep
 from clawloop.errors import ClawloopError, PermanentError, TrainerUnavailable, TransientError
 from clawloop.processes.endpoints import database_url
@@ -36,6 +36,7 @@ from clawloop.telemetry.metrics import TrainerMetrics
 from clawloop.training.adapters.files import remove_unfinished
 from clawloop.training.ranks.collectives import Ranks
 from clawloop.training.ranks.command_loop import COMMAND_TIMEOUT, join, leave_process_group, serve_rank
+from clawloop.training.run_log import TensorBoardLog
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.step_runner import StepRunner
 from clawloop.training.threaded_trainer import PING_INTERVAL, ThreadedTrainer
@@ -117,15 +118,19 @@ def _run_ranks(process: TrainerProcess) -> None:
 
 async def _serve(process: TrainerProcess, settings: Settings, runner: StepRunner) -> None:
     metrics = TrainerMetrics()
+    folder = settings.tensorboard_folder
+    run_log = None if folder is None else TensorBoardLog(folder)
     trainer = ThreadedTrainer(runner, ping_interval=process.ping_interval)
-    for folder in process.setup.adapters.glob("*"):
-        remove_unfinished(folder, _UNFINISHED_AGE)
+    for of_policy in process.setup.adapters.glob("*"):
+        remove_unfinished(of_policy, _UNFINISHED_AGE)
 
     async def workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
         database = Database(database_url(settings), BACKGROUND_LIMIT)
         stack.push_async_callback(database.close)
         return [
-            training_worker(client, process.pool, PostgresStepStore(database), InstrumentedTrainer(trainer, metrics))
+            training_worker(
+                client, process.pool, PostgresStepStore(database), InstrumentedTrainer(trainer, metrics), run_log
+            )
         ]
 
     watching = asyncio.create_task(trainer.watch_ranks())
@@ -144,12 +149,14 @@ async def _serve(process: TrainerProcess, settings: Settings, runner: StepRunner
         await trainer.close()
 
 
-def training_worker(client: Client, pool: str, steps: StepStore, trainer: Trainer) -> Worker:
+def training_worker(
+    client: Client, pool: str, steps: StepStore, trainer: Trainer, run_log: RunLog | None = None
+) -> Worker:
     """The Temporal worker of a pool's queue, one step at a time."""
     return Worker(
         client,
         task_queue=names.trainer_queue(pool),
-        activities=[TrainingActivities(steps, trainer).train_step],
+        activities=[TrainingActivities(steps, trainer, run_log=run_log).train_step],
         # Without a build id Temporal's SDK hashes the code of every loaded module: with torch, seconds.
         build_id="clawloop",
         max_concurrent_activities=1,
@@ -165,7 +172,7 @@ class InstrumentedTrainer:
         self._trainer = trainer
         self._metrics = metrics
 
-    async def train(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
+    async def train(self, step: StepBatch, report: StatusCallback) -> TrainedStep:
         try:
             trained = await self._trainer.train(step, report)
         except (PermanentError, TransientError) as error:

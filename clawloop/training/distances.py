@@ -41,3 +41,24 @@ def distance(
         median=float(all_values.median()),
         share=float((all_values > far).double().mean()),
     )
+
+
+def token_moves(
+    new: Mapping[int, Tensor], before: Mapping[int, Tensor], streams: Mapping[int, Streams]
+) -> dict[int, list[float | None]]:
+    """Member → by how much each token's log-probability changed, None for a token that was not trained.
+
+    Args:
+        new: member → float[T], log-probs of the version that the step made.
+        before: likewise as the step began.
+        streams: members that were trained, with their masks.
+    """
+    return {
+        member: [
+            moved if trained else None
+            for moved, trained in zip(
+                (new[member] - before[member]).tolist(), of_member.response_mask_T.bool().tolist(), strict=True
+            )
+        ]
+        for member, of_member in streams.items()
+    }

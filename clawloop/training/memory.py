@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import torch
 
+from clawloop.contracts.progress import StatusCallback
 from clawloop.contracts.training import BatchSample, StepFigures
 from clawloop.errors import RankOutOfMemory, TrainerFailed
 from clawloop.ids import SampleId
 from clawloop.training.packing.sequences import Limits
-from clawloop.training.progress import StatusCallback
 
 REMEDY = "lower --micro-batch-tokens or --max-tokens; `clawloop plan` says what fits"
 # Of a batch that loses more than half of its samples, the memory is at fault and not the samples.

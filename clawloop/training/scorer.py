@@ -94,7 +94,9 @@ class Scorer:
                         scores |= scores_by_sample(on_device, token_scores)
                 if token_scores.topk_ids_NK is not None:
                     ids |= on_device.split(token_scores.topk_ids_NK)
-                self.on_progress(Progress(scoring_pass.stage, done, len(micro_batches)))
+                self.on_progress(
+                    Progress(scoring_pass.stage, done, len(micro_batches), tokens=micro_batch.tokens_S.numel())
+                )
         return scores, ids
 
     @contextmanager

@@ -7,6 +7,7 @@ scores of the new version that are not finite stop it afterwards.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -23,13 +24,13 @@ from clawloop.contracts.training import BatchSample, SampleMetrics, StepFigures
 from clawloop.errors import NothingToTrain, StepDiverged
 from clawloop.recipes.recipe import Gate, Optimiser, Train
 from clawloop.training.batch_signals import BatchSignals, gather_batch_signals
-from clawloop.training.distances import distance
+from clawloop.training.distances import distance, token_moves
 from clawloop.training.model.adapter import full_tensor
 from clawloop.training.model.port import PolicyModel
 from clawloop.training.model.token_scores import TokenScores
 from clawloop.training.packing.collate import MicroBatch
 from clawloop.training.packing.sequences import Limits
-from clawloop.training.progress import Progress, ProgressCallback, ignore_progress
+from clawloop.training.progress import TRAINED_WORK, PaceMeter, Progress, ProgressCallback, ignore_progress
 from clawloop.training.ranks.collectives import Ranks
 from clawloop.training.scorer import ReadVersion, Scorer, ids_at_positions, scores_by_sample
 from clawloop.training.scoring_passes import RankShard, ScoringPass, plan_scoring_passes, shard_batch
@@ -84,6 +85,7 @@ def train_step(
     on_progress = on_progress or ignore_progress
     passes = plan_scoring_passes(samples, recipe, parent)
     shard = shard_batch(samples, limits, passes, rank=ranks.rank, world_size=ranks.world_size)
+    on_progress = PaceMeter(on_progress, _work(shard, recipe))
     scorer = Scorer(model, parent, read_version, ranks, on_progress)
     signals = gather_batch_signals(scorer, samples, shard, recipe)
     dropped = _merge(ranks.all_gather(signals.dropped))
@@ -105,8 +107,13 @@ def train_step(
         optimizer.step()
     advantages = _merge(ranks.all_gather({index: _advantages(streams) for index, streams in signals.streams.items()}))
     first, last = epochs[0], epochs[-1]
+    began = time.monotonic()
     made, _ = scorer.score(ScoringPass(version=parent, made=True), shard.trained, {})
     new = {member: scores.logprob_T for member, scores in made.items()}
+    moves, moves_seconds = dict[int, list[float | None]](), None
+    if recipe.token_moves:
+        moves = _merge(ranks.all_gather(token_moves(new, first.logprobs, signals.streams)))
+        moves_seconds = time.monotonic() - began
     references = {m: s.reference_logprob_T for m, s in signals.streams.items() if s.reference_logprob_T is not None}
     fillers = ranks.all_gather([micro_batch.is_filler for micro_batch in shard.trained])
     return StepFigures(
@@ -119,11 +126,20 @@ def train_step(
         samples={samples[index].sample_id: first.metrics[index] for index in sorted(first.metrics)},
         dropped={samples[index].sample_id: dropped[index] for index in sorted(dropped)},
         advantages={samples[index].sample_id: found for index in sorted(advantages) if (found := advantages[index])},
+        moves={samples[index].sample_id: moves[index] for index in sorted(moves)},
+        moves_seconds=moves_seconds,
         micro_batches=sum(len(of_rank) for of_rank in fillers),
         fillers=sum(sum(of_rank) for of_rank in fillers),
         to_parent=distance(new, first.logprobs, signals.streams, token_distance, ranks),
         to_base=distance(new, references, signals.streams, token_distance, ranks) if recipe.loss.kl > 0 else None,
     )
+
+
+def _work(shard: RankShard, recipe: Train) -> int:
+    """Tokens that this rank reads, those that it trains counted by what they cost."""
+    trained = sum(micro_batch.tokens_S.numel() for micro_batch in shard.trained)
+    scored = sum(micro_batch.tokens_S.numel() for of_pass in shard.scored.values() for micro_batch in of_pass)
+    return scored + trained * (TRAINED_WORK * recipe.optimiser.epochs + 1)
 
 
 def _advantages(streams: Streams) -> list[float | None]:
@@ -220,7 +236,7 @@ def _accumulate_gradient(
                     logprobs |= {member: scores[member].logprob_T.detach() for member in members}
             # FSDP averages gradients over ranks; the divisor already counts all of them.
             (objective * (ranks.world_size if model.is_sharded else 1)).backward()  # type: ignore[no-untyped-call]
-        on_progress(Progress("train", done, len(shard.trained)))
+        on_progress(Progress("train", done, len(shard.trained), tokens=micro_batch.tokens_S.numel()))
     parts: dict[str, float] = {}
     for of_rank in ranks.all_gather([result.parts for result in results]):
         for of_micro_batch in of_rank:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from clawloop.adapters.digest import check_version
+from clawloop.contracts.progress import Pace, StatusCallback
 from clawloop.contracts.training import BatchSample, HeldOutScore, StepBatch, StepFigures, TrainedStep, VersionRef
 from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import AdapterUnusable, RankOutOfMemory, RecipeRejected, TrainerFailed, TrainerUnavailable
@@ -35,7 +36,6 @@ from clawloop.training.model.lora import LoraShape
 from clawloop.training.model.port import PolicyModel
 from clawloop.training.model.sharding import load_sharded_model
 from clawloop.training.packing.sequences import Limits
-from clawloop.training.progress import StatusCallback
 from clawloop.training.ranks.collectives import Ranks
 from clawloop.training.replies import score_replies
 from clawloop.training.setup import TrainerSetup
@@ -95,8 +95,8 @@ class StepRunner:
     def _train(self, step: StepBatch, report: StatusCallback, should_stop: Callable[[], bool]) -> TrainedStep | None:
         started = time.monotonic()
 
-        def report_or_stop(status: str) -> None:
-            report(f"step {step.n}: {status}")
+        def report_or_stop(status: str, pace: Pace | None = None) -> None:
+            report(f"step {step.n}: {status}", pace)
             if self._ranks.broadcast(should_stop()):
                 raise TrainerUnavailable("stopped between two micro-batches")
 
@@ -134,7 +134,7 @@ class StepRunner:
                 parent=parent,
                 read_version=lambda version: self._read_teacher(step, version, base),
                 ranks=self._ranks,
-                on_progress=lambda progress: report_or_stop(str(progress)),
+                on_progress=lambda progress: report_or_stop(str(progress), progress.pace),
                 token_distance=step.recipe.gate.token_distance,
             )
             after = self._score_held_out(model, step, within, report_or_stop)

@@ -9,12 +9,12 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import torch
 
+from clawloop.contracts.progress import Pace, StatusCallback
 from clawloop.contracts.training import StepBatch, TrainedStep
 from clawloop.errors import ClawloopError, TrainerFailed, TrainerUnavailable
 from clawloop.training.memory import REMEDY, is_out_of_memory
@@ -49,21 +49,21 @@ class ThreadedTrainer:
         self.broken = asyncio.Event()
         """Set when this process must be restarted: a rank is gone, the thread hangs or the GPU failed."""
 
-    async def train(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
+    async def train(self, step: StepBatch, report: StatusCallback) -> TrainedStep:
         """See the port. A cancelled step ends at the next micro-batch."""
         async with self._busy:
             if self.broken.is_set():
                 raise TrainerUnavailable("the trainer is being restarted")
             return await self._in_thread(step, report)
 
-    async def _in_thread(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
+    async def _in_thread(self, step: StepBatch, report: StatusCallback) -> TrainedStep:
         stop = threading.Event()
         last_report = time.monotonic()
 
-        def report_and_note_time(status: str) -> None:
+        def report_and_note_time(status: str, pace: Pace | None = None) -> None:
             nonlocal last_report
             last_report = time.monotonic()
-            report(status)
+            report(status, pace)
 
         running = asyncio.get_running_loop().run_in_executor(
             self._thread, broadcast_step, self._runner, step, report_and_note_time, stop.is_set

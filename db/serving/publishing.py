@@ -10,8 +10,9 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.algorithms.staleness import path_to_base
+from clawloop.contracts.adapter_directory import AdapterDirectory
 from clawloop.contracts.serving import Engine
-from clawloop.contracts.training import AdapterDirectory, VersionRef
+from clawloop.contracts.training import VersionRef
 from clawloop.errors import RecordUnusable
 from db.database import Database, transaction
 from db.exact_json import storable

@@ -29,7 +29,7 @@ _STATUS = text("""
         EXISTS (SELECT FROM probes WHERE policy = p.id) AS has_probes,
         (SELECT count(*) FROM turns t JOIN sessions c ON c.id = t.session_id
             WHERE t.outcome = 'waiting' AND t.episode_id IS NULL AND c.policy = p.id) AS judging,
-        st.n AS step, st.attempt, st.state AS step_state, st.progress,
+        st.n AS step, st.attempt, st.state AS step_state, st.progress, st.tokens_a_second, st.seconds_left,
         extract(epoch FROM now() - st.attempt_at) AS attempt_seconds
     FROM policies p LEFT JOIN recipes r ON r.hash = p.recipe_hash
         LEFT JOIN steps st ON st.policy = p.id AND st.state IN ('claimed', 'candidate')
@@ -103,7 +103,7 @@ def _progress(row: Any) -> StepProgress | None:
         return StepProgress(f"checking version {row.step} at the gate")
     seconds = None if row.attempt_seconds is None else float(row.attempt_seconds)
     waits = "waiting for the trainer" if not row.attempt else "beginning"
-    return StepProgress(row.progress or waits, seconds)
+    return StepProgress(row.progress or waits, seconds, row.tokens_a_second, row.seconds_left)
 
 
 def _unpublished(row: Any) -> bool:

@@ -28,8 +28,8 @@ from db.training.samples import end_samples, free_samples
 from db.training.work_flag import refresh_work_flag
 
 # Not of a turn that was erased while the step was computed.
-_ADVANTAGES = text("""
-    UPDATE step_samples m SET advantages = :advantages FROM samples s JOIN turns t ON t.id = s.turn_id
+_OF_TOKENS = text("""
+    UPDATE step_samples m SET advantages = :advantages, moves = :moves FROM samples s JOIN turns t ON t.id = s.turn_id
     WHERE m.policy = :policy AND m.step = :step AND m.sample_id = :sample AND s.id = m.sample_id
         AND t.outcome <> 'erased'
 """)
@@ -89,20 +89,28 @@ async def propose_step(
     await connection.execute(insert(VersionRow).values(values))
     await mark_dropped(connection, step, trained.figures.dropped)
     await _mark(connection, step, trained.figures.without_hint, StepSampleRow.without_hint)
-    await _store_advantages(connection, step, trained)
+    await _store_of_tokens(connection, step, trained)
     await insert_checks(connection, step.policy, step.n, checks)
     candidate = {"state": StepState.CANDIDATE, "metrics": exact_json(metrics_of(trained))}
     row = update(StepRow).where(StepRow.policy == step.policy, StepRow.n == step.n)
     await connection.execute(row.values(candidate))
 
 
-async def _store_advantages(connection: AsyncConnection, step: StepRow, trained: TrainedStep) -> None:
+async def _store_of_tokens(connection: AsyncConnection, step: StepRow, trained: TrainedStep) -> None:
+    advantages, moves = trained.figures.advantages, trained.figures.moves
     rows = [
-        {"policy": step.policy, "step": step.n, "sample": sample, "advantages": advantages_to_bytes(advantages)}
-        for sample, advantages in trained.figures.advantages.items()
+        {
+            "policy": step.policy,
+            "step": step.n,
+            "sample": sample,
+            "advantages": advantages_to_bytes(advantages[sample]) if sample in advantages else None,
+            "moves": advantages_to_bytes(moves[sample]) if sample in moves else None,
+        }
+        for sample in trained.figures.samples
+        if sample in advantages or sample in moves
     ]
     if rows:
-        await connection.execute(_ADVANTAGES, rows)
+        await connection.execute(_OF_TOKENS, rows)
 
 
 async def accept_step(connection: AsyncConnection, step: StepRow, canary_share: float = 0.0) -> None:
@@ -218,6 +226,7 @@ def metrics_of(trained: TrainedStep) -> dict[str, JsonValue]:
         "dropped": len(figures.dropped),
         "without_hint": len(figures.without_hint),
         "seconds": trained.seconds,
+        "moves_seconds": figures.moves_seconds,
         "to_parent": _distance(figures.to_parent),
         "to_base": _distance(figures.to_base),
     }

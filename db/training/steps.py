@@ -6,12 +6,15 @@ Every change locks the policy's row, so that concurrent changes run one after th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Final
 
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.attempts import Attempts
+from clawloop.contracts.progress import Pace
+from clawloop.contracts.step_record import StepRecord
 from clawloop.contracts.training import (
     OPEN_STEPS,
     BatchSample,
@@ -55,6 +58,8 @@ from db.training.step_transitions import (
 from db.training.work_flag import refresh_work_flag, set_work_flag
 from db.turns.conversation_cache import ConversationCache
 
+_NO_PACE: Final = {"tokens_a_second": None, "seconds_left": None}
+
 
 class PostgresStepStore:
     """Implements `activities.training.ports.StepStore`.
@@ -92,13 +97,16 @@ class PostgresStepStore:
         if step.state != StepState.CLAIMED:
             raise RecordUnusable(_not_claimed(step))
         begun = update(StepRow).where(StepRow.policy == policy, StepRow.n == n)
-        await connection.execute(begun.values(attempt_at=func.now(), progress=None))
+        await connection.execute(begun.values(attempt_at=func.now(), progress=None, **_NO_PACE))
         return await _count_attempt(connection, policy, n, "attempt")
 
     @transaction
-    async def note_progress(self, connection: AsyncConnection, policy: str, n: int, progress: str) -> None:
+    async def note_progress(
+        self, connection: AsyncConnection, policy: str, n: int, progress: str, pace: Pace | None = None
+    ) -> None:
         claimed = (StepRow.policy == policy, StepRow.n == n, StepRow.state == StepState.CLAIMED)
-        await connection.execute(update(StepRow).where(*claimed).values(progress=storable(progress)))
+        known = _NO_PACE if pace is None else asdict(pace)
+        await connection.execute(update(StepRow).where(*claimed).values(progress=storable(progress), **known))
 
     @transaction
     async def end_attempt(self, connection: AsyncConnection, policy: str, n: int, *, failed: bool) -> Attempts:
@@ -193,6 +201,13 @@ class PostgresStepStore:
     @transaction
     async def candidate(self, connection: AsyncConnection, policy: str, n: int) -> VersionRef | None:
         return await _made_version(connection, policy, n, StepState.CANDIDATE)
+
+    @transaction
+    async def record(self, connection: AsyncConnection, policy: str, n: int) -> StepRecord | None:
+        made = (VersionRow.policy == StepRow.policy) & (VersionRow.n == StepRow.n)
+        query = select(StepRow.metrics, VersionRow.created_at).join(VersionRow, made)
+        row = (await connection.execute(query.where(StepRow.policy == policy, StepRow.n == n))).one_or_none()
+        return None if row is None else StepRecord(policy, n, row.metrics or {}, row.created_at)
 
 
 async def _count_attempt(connection: AsyncConnection, policy: str, n: int, column: str) -> Attempts:

@@ -80,6 +80,8 @@ class StepRow(Base):
     attempt: Mapped[int] = mapped_column(server_default=text("0"))  # how often its computation began
     attempt_at: Mapped[datetime | None]  # when the newest one began; None: none has, or it is older than this column
     progress: Mapped[str | None]  # what it does, for people; as of a few seconds ago
+    tokens_a_second: Mapped[float | None]  # likewise; None: nothing is computed yet, or no more
+    seconds_left: Mapped[float | None]
     failed: Mapped[int] = mapped_column(server_default=text("0"))  # attempts whose trainer could not compute it
     interrupted: Mapped[int] = mapped_column(server_default=text("0"))  # attempts that something else ended
     recipe_hash: Mapped[str] = mapped_column(ForeignKey("recipes.hash"))
@@ -107,6 +109,7 @@ class StepSampleRow(Base):
     dropped: Mapped[str | None]  # why the step left the sample out
     without_hint: Mapped[str | None]  # why only its verdict was trained
     advantages: Mapped[bytes | None]  # of each token of the reply, by db.arrays; None: the step used none, or is older
+    moves: Mapped[bytes | None]  # likewise by how much the step moved them; None: its recipe did not ask for it
 
 
 class GateCheckRow(Base):

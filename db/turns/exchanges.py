@@ -47,9 +47,10 @@ _JUDGEMENTS = text("""
 """)
 
 
-_ADVANTAGES = text("""
-    SELECT m.step, m.advantages FROM step_samples m JOIN samples s ON s.id = m.sample_id
-    WHERE s.turn_id = :turn AND m.advantages IS NOT NULL ORDER BY m.step DESC LIMIT 1
+_OF_TOKENS = text("""
+    SELECT m.step, m.advantages, m.moves, (t.metrics->>'moves_seconds')::float8 AS moves_seconds
+    FROM step_samples m JOIN samples s ON s.id = m.sample_id JOIN steps t ON t.policy = m.policy AND t.n = m.step
+    WHERE s.turn_id = :turn AND (m.advantages IS NOT NULL OR m.moves IS NOT NULL) ORDER BY m.step DESC LIMIT 1
 """)
 
 
@@ -90,12 +91,14 @@ async def read_detail(connection: AsyncConnection, view: TurnView, *, tokens: bo
 
 
 async def _read_tokens(connection: AsyncConnection, record: TurnRecord) -> Tokens:
-    row = (await connection.execute(_ADVANTAGES, {"turn": record.turn_id})).one_or_none()
+    row = (await connection.execute(_OF_TOKENS, {"turn": record.turn_id})).one_or_none()
     return Tokens(
         prompt_ids=record.prompt_ids,
         response_ids=record.response_ids,
         logprobs=record.logprobs,
-        advantages=None if row is None else bytes_to_advantages(row.advantages),
+        advantages=None if row is None or row.advantages is None else bytes_to_advantages(row.advantages),
+        moves=None if row is None or row.moves is None else bytes_to_advantages(row.moves),
+        moves_seconds=None if row is None or row.moves is None else row.moves_seconds,
         step=None if row is None else row.step,
     )
 

@@ -72,6 +72,7 @@ def trained(
     dropped: dict[SampleId, str] | None = None,
     without_hint: dict[SampleId, str] | None = None,
     advantages: dict[SampleId, list[float | None]] | None = None,
+    moves: dict[SampleId, list[float | None]] | None = None,
 ) -> TrainedStep:
     """The result of training a batch."""
     digest = sha256 or f"{step.n:064x}"
@@ -88,6 +89,8 @@ def trained(
         dropped=dropped or {},
         without_hint=without_hint or {},
         advantages=advantages or {},
+        moves=moves or {},
+        moves_seconds=None if moves is None else 0.5,
         micro_batches=1,
         fillers=0,
     )

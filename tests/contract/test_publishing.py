@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from clawloop.contracts.training import AdapterDirectory, StepState
+from clawloop.contracts.adapter_directory import AdapterDirectory
+from clawloop.contracts.training import StepState
 from clawloop.errors import RecordUnusable, StateConflict
 from tests.contract.learning import HOURS, POLICY, Learning, commit, publish, step, trained
 

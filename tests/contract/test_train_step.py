@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
 from activities.training.messages import REASON_LIMIT, StepDone, TrainStep
 from activities.training.train_step import LOST_ATTEMPTS, TrainingActivities
-from clawloop.contracts.progress import StepProgress
+from clawloop.contracts.progress import Pace, StatusCallback, StepProgress
 from clawloop.contracts.training import (
     CheckResult,
     SampleState,
@@ -35,6 +34,7 @@ from clawloop.errors import (
 )
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
+from clawloop.training.progress import ignore_status
 from tests.contract.learning import POLICY, Learning, recipe
 from tests.fakes.trainer import FakeTrainer
 
@@ -82,9 +82,9 @@ async def test_what_a_step_does_can_be_read_while_it_runs(desk: Desk) -> None:
     seen: list[StepProgress | None] = []
 
     class Watched(FakeTrainer):
-        async def train(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
-            for now in ("loading the model", "training, micro-batch 3 of 8"):
-                report(f"step {step.n}: {now}")
+        async def train(self, step: StepBatch, report: StatusCallback) -> TrainedStep:
+            for now, pace in (("loading the model", None), ("training, micro-batch 3 of 8", Pace(5120.0, 130.0))):
+                report(f"step {step.n}: {now}", pace)
                 async with asyncio.timeout(60):
                     while (shown := (await desk.learning.steps.status(POLICY)).progress) is None or shown.now != now:
                         await asyncio.sleep(0.001)
@@ -96,6 +96,8 @@ async def test_what_a_step_does_can_be_read_while_it_runs(desk: Desk) -> None:
     assert (await desk.learning.steps.status(POLICY)).progress == StepProgress("waiting for the trainer")
     await TrainingActivities(desk.learning.steps, Watched(), note_seconds=0.001).train_step(ASK)
     assert [each is not None and each.seconds is not None and 0 <= each.seconds < 100 for each in seen] == [True, True]
+    paces = [each and (each.tokens_a_second, each.seconds_left) for each in seen]
+    assert paces == [(None, None), (5120.0, 130.0)]
     at_the_gate = StepProgress("checking version 1 at the gate")
     assert (await desk.learning.steps.status(POLICY)).progress == at_the_gate
     await desk.learning.steps.note_progress(POLICY, 1, "too late")
@@ -109,20 +111,20 @@ async def test_a_new_attempt_begins_anew_and_a_store_that_is_away_costs_no_step(
 ) -> None:
     await desk.claim()
     await desk.learning.steps.begin_attempt(POLICY, 1)
-    await desk.learning.steps.note_progress(POLICY, 1, "training, micro-batch 3 of 8")
+    await desk.learning.steps.note_progress(POLICY, 1, "training, micro-batch 3 of 8", Pace(5120.0, 130.0))
     await desk.learning.steps.begin_attempt(POLICY, 1)
     shown = (await desk.learning.steps.status(POLICY)).progress
     assert shown is not None
-    assert shown.now == "beginning"
+    assert (shown.now, shown.tokens_a_second, shown.seconds_left) == ("beginning", None, None)
 
     asked = asyncio.Event()
 
-    async def away(policy: str, n: int, progress: str) -> None:
+    async def away(policy: str, n: int, progress: str, pace: Pace | None = None) -> None:
         asked.set()
         raise StoreUnavailable("PostgreSQL did not answer in time")
 
     class Patient(FakeTrainer):
-        async def train(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
+        async def train(self, step: StepBatch, report: StatusCallback) -> TrainedStep:
             report("step 1: loading the model")
             await asked.wait()
             return await super().train(step, report)
@@ -287,7 +289,7 @@ async def test_a_step_whose_policy_was_rolled_back_meanwhile_is_abandoned(desk: 
     train = desk.trainer.train
 
     async def slow(step: StepBatch, report: object) -> object:
-        trained = await train(step, lambda at: None)
+        trained = await train(step, ignore_status)
         await desk.learning.operators.roll_back(POLICY, 0)
         return trained
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from clawloop.algorithms.staleness import path_to_base
-from clawloop.contracts.progress import StepProgress
+from clawloop.contracts.progress import Pace, StepProgress
 from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import (
     OPEN_STEPS,
@@ -75,6 +75,7 @@ class FakeStep:
     interrupted: int = 0
     reason: str | None = None
     progress: str | None = None
+    pace: Pace | None = None
     trained: TrainedStep | None = None
     lr_scale: float = 1.0
     checks: list[GateCheck] = field(default_factory=list)
@@ -282,7 +283,8 @@ class FakeLedger:
         if step.state is StepState.CANDIDATE:
             return StepProgress(f"checking version {opened} at the gate")
         waits = "beginning" if step.attempt else "waiting for the trainer"
-        return StepProgress(step.progress or waits, 0.0 if step.attempt else None)
+        pace = (None, None) if step.pace is None else (step.pace.tokens_a_second, step.pace.seconds_left)
+        return StepProgress(step.progress or waits, 0.0 if step.attempt else None, *pace)
 
     def closed(self, policy: str) -> Closed | None:
         """Why the policy's schedule lets no batch be claimed; no chat is slow here."""

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
+from clawloop.contracts.adapter_directory import AdapterDirectory
 from clawloop.contracts.serving import Engine
-from clawloop.contracts.training import AdapterDirectory, SampleState, StepState, VersionRef
+from clawloop.contracts.training import SampleState, StepState, VersionRef
 from clawloop.errors import RecordUnusable
 from db.serving.publishing import KEPT_ON_PATH
 from tests.fakes.ledger import FakeLedger, FakeVersion

@@ -8,6 +8,8 @@ from datetime import timedelta
 
 from clawloop.algorithms.staleness import is_stale, versions_apart
 from clawloop.contracts.attempts import Attempts
+from clawloop.contracts.progress import Pace
+from clawloop.contracts.step_record import StepRecord
 from clawloop.contracts.training import (
     Claim,
     GateCheck,
@@ -24,7 +26,7 @@ from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
 from db.training.batches import needs_version
 from db.training.status import described
-from db.training.step_transitions import with_hints_lost
+from db.training.step_transitions import metrics_of, with_hints_lost
 from tests.fakes.ledger import FakeLedger, FakePolicy, FakeSample, FakeStep, FakeVersion
 
 
@@ -103,19 +105,25 @@ class FakeStepStore:
         version = self.ledger.versions.get((policy, n))
         return None if version is None or version.removed else version.ref
 
+    async def record(self, policy: str, n: int) -> StepRecord | None:
+        version, step = self.ledger.versions.get((policy, n)), self.ledger.steps.get((policy, n))
+        if version is None or step is None:
+            return None
+        return StepRecord(policy, n, {} if step.trained is None else metrics_of(step.trained), version.made_at)
+
     async def begin_attempt(self, policy: str, n: int) -> Attempts:
         self.ledger.require_policy(policy)
         step = self._step(policy, n)
         if step.state is not StepState.CLAIMED:
             raise RecordUnusable(f"step {n} of policy {policy!r} is {step.state}")
         step.attempt += 1
-        step.progress = None
+        step.progress = step.pace = None
         return Attempts(step.attempt, step.failed, step.interrupted)
 
-    async def note_progress(self, policy: str, n: int, progress: str) -> None:
+    async def note_progress(self, policy: str, n: int, progress: str, pace: Pace | None = None) -> None:
         step = self.ledger.steps.get((policy, n))
         if step is not None and step.state is StepState.CLAIMED:
-            step.progress = progress
+            step.progress, step.pace = progress, pace
 
     async def end_attempt(self, policy: str, n: int, *, failed: bool) -> Attempts:
         self.ledger.require_policy(policy)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 
+from clawloop.contracts.progress import StatusCallback
 from clawloop.contracts.training import BatchSample, SampleMetrics, StepBatch, StepFigures, TrainedStep, VersionRef
 from clawloop.errors import ClawloopError
 from clawloop.ids import SampleId
@@ -26,7 +26,7 @@ class FakeTrainer:
         self.bug: BaseException | None = None
         self.dropped: dict[SampleId, str] = {}
 
-    async def train(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
+    async def train(self, step: StepBatch, report: StatusCallback) -> TrainedStep:
         report(f"step {step.n}: loading the model")
         self.taken.append(step)
         if self.bug is not None:

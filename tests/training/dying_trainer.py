@@ -11,12 +11,13 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from clawloop.contracts.progress import Pace, StatusCallback
 from clawloop.contracts.training import GateCheck, StepBatch, StepState, TrainedStep
 from clawloop.processes.trainer import TrainerProcess, training_worker
 from clawloop.temporal.client import connect
@@ -76,12 +77,12 @@ class DyingTrainer(ThreadedTrainer):
         super().__init__(model)
         self._death = death
 
-    async def train(self, step: StepBatch, report: Callable[[str], None]) -> TrainedStep:
-        def report_or_die(status: str) -> None:
+    async def train(self, step: StepBatch, report: StatusCallback) -> TrainedStep:
+        def report_or_die(status: str, pace: Pace | None = None) -> None:
             print_line(status)
             if "training, micro-batch 3 of" in status:
                 self._death.at("micro-batch", step.n)
-            report(status)
+            report(status, pace)
 
         return await super().train(step, report_or_die)
 

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import torch
 
+from clawloop.contracts.progress import Pace
 from clawloop.contracts.training import BatchSample, StepBatch, TrainedStep, VersionRef
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Lora, Loss, Optimiser, Recipe, Train
@@ -26,6 +27,13 @@ RECIPE = Recipe(
         optimiser=Optimiser(lr=5e-3),
     ),
 )
+
+
+class Reported(list[str]):
+    """Keeps what a step reports."""
+
+    def __call__(self, status: str, pace: Pace | None = None) -> None:
+        self.append(status)
 
 
 def setup_of(base: Path, adapters: Path, **named: object) -> TrainerSetup:

@@ -15,9 +15,10 @@ import torch
 from clawloop.contracts.training import BatchSample, StepFigures
 from clawloop.errors import StepDiverged, StepTooLarge, TrainerFailed, TrainerUnavailable
 from clawloop.training import attempt_record, step_runner
+from clawloop.training.progress import ignore_status
 from clawloop.training.step import train_step
 from clawloop.training.step_runner import StepRunner
-from tests.training.steps import completed, never, samples_of, setup_of, step_of
+from tests.training.steps import Reported, completed, never, samples_of, setup_of, step_of
 
 
 def with_memory_for(tokens: int, longest: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
@@ -45,13 +46,13 @@ def test_micro_batches_are_halved_and_the_step_is_that_of_the_smaller_ones(
     samples = samples_of(qwen3, 1)
     small = completed(
         StepRunner(setup_of(qwen3, tmp_path / "small", micro_batch_tokens=10)).train(
-            step_of(samples, 1), lambda _: None, never
+            step_of(samples, 1), ignore_status, never
         )
     )
     tried = with_memory_for(10, 100, monkeypatch)
-    reported: list[str] = []
+    reported = Reported()
     runner = StepRunner(setup_of(qwen3, tmp_path / "halved"))
-    halved = completed(runner.train(step_of(samples, 1), reported.append, never))
+    halved = completed(runner.train(step_of(samples, 1), reported, never))
     assert tried == [(9, 40), (9, 20), (9, 10)]
     assert halved.version.sha256 == small.version.sha256
     assert not halved.figures.dropped
@@ -63,7 +64,7 @@ def test_a_sample_that_does_not_fit_alone_is_left_out_with_the_reason(
 ) -> None:
     samples = samples_of(qwen3, 1)
     with_memory_for(10, 50, monkeypatch)
-    trained = completed(StepRunner(setup_of(qwen3, tmp_path)).train(step_of(samples, 1), lambda _: None, never))
+    trained = completed(StepRunner(setup_of(qwen3, tmp_path)).train(step_of(samples, 1), ignore_status, never))
     [(sample, why)] = trained.figures.dropped.items()
     [longest] = [s for s in samples if s.sample_id == sample]
     assert len(longest.prompt_ids) + len(longest.response_ids) == 51
@@ -77,9 +78,9 @@ def test_without_memory_for_most_samples_the_step_fails_with_a_remedy(
     with_memory_for(10, 1, monkeypatch)
     runner = StepRunner(setup_of(qwen3, tmp_path))
     with pytest.raises(TrainerFailed, match=r"5 of 9 samples do not fit alone; lower --micro-batch-tokens.*plan"):
-        runner.train(step_of(samples_of(qwen3, 1), 1), lambda _: None, never)
+        runner.train(step_of(samples_of(qwen3, 1), 1), ignore_status, never)
     monkeypatch.undo()
-    assert completed(runner.train(step_of(samples_of(qwen3, 1), 1), lambda _: None, never)).figures.samples
+    assert completed(runner.train(step_of(samples_of(qwen3, 1), 1), ignore_status, never)).figures.samples
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_a_model_that_does_not_fit_is_told_from_other_errors(
 
     monkeypatch.setattr(step_runner, "load_model", load)
     with pytest.raises(expected) as raised:
-        StepRunner(setup_of(qwen3, tmp_path)).train(step_of(samples_of(qwen3, 1), 1), lambda _: None, never)
+        StepRunner(setup_of(qwen3, tmp_path)).train(step_of(samples_of(qwen3, 1), 1), ignore_status, never)
     assert type(raised.value) is expected
 
 
@@ -137,7 +138,7 @@ def test_after_the_kernel_killed_a_trainer_for_want_of_memory_the_next_takes_les
         tried = end_in(Killed(), patch)
         for kills in (4, 5):
             with pytest.raises(Killed):
-                StepRunner(setup).train(step_of(samples, 1), lambda _: None, never)
+                StepRunner(setup).train(step_of(samples, 1), ignore_status, never)
             kernel.append(kills)
         assert tried == [(9, 120), (9, 60)]
     reported: list[str] = []
@@ -148,12 +149,12 @@ def test_after_the_kernel_killed_a_trainer_for_want_of_memory_the_next_takes_les
     small = setup_of(qwen3, tmp_path / "small", micro_batch_tokens=30)
     assert (
         found.version.sha256
-        == completed(StepRunner(small).train(step_of(samples, 1), lambda _: None, never)).version.sha256
+        == completed(StepRunner(small).train(step_of(samples, 1), ignore_status, never)).version.sha256
     )
     assert [path.name for path in (tmp_path / "killed").iterdir()] == ["default"]
     # Forgotten with the step it was about.
     tried = with_memory_for(1000, 1000, monkeypatch)
-    completed(StepRunner(setup).train(step_of(samples_of(qwen3, 2), 2, found.version), lambda _: None, never))
+    completed(StepRunner(setup).train(step_of(samples_of(qwen3, 2), 2, found.version), ignore_status, never))
     assert tried == [(9, 120)]
 
 
@@ -165,15 +166,15 @@ def test_samples_that_fill_a_micro_batch_alone_are_left_out_and_after_five_death
     tried = end_in(Killed(), monkeypatch)
     for kills in range(4, 9):
         with pytest.raises(Killed):
-            StepRunner(setup).train(step_of(samples, 1), lambda _: None, never)
+            StepRunner(setup).train(step_of(samples, 1), ignore_status, never)
         kernel.append(kills)
     # The longest has 51 tokens.
     assert tried == [(9, 60), (9, 30), (8, 30), (7, 30), (6, 30)]
     with pytest.raises(StepTooLarge, match=r"at 5 attempts, .* of 30 tokens at most; lower --micro-batch-tokens.*plan"):
-        StepRunner(setup).train(step_of(samples, 1), lambda _: None, never)
+        StepRunner(setup).train(step_of(samples, 1), ignore_status, never)
     # Another batch of the same number begins anew.
     with pytest.raises(Killed):
-        StepRunner(setup).train(step_of(samples[1:], 1), lambda _: None, never)
+        StepRunner(setup).train(step_of(samples[1:], 1), ignore_status, never)
     assert tried[-1] == (8, 60)
 
 
@@ -193,7 +194,7 @@ def test_an_attempt_that_ended_otherwise_is_repeated_as_it_was(
     tried = end_in(error, monkeypatch)
     for _ in range(2):
         with pytest.raises(type(error)):
-            StepRunner(setup_of(qwen3, tmp_path)).train(step_of(samples_of(qwen3, 1), 1), lambda _: None, never)
+            StepRunner(setup_of(qwen3, tmp_path)).train(step_of(samples_of(qwen3, 1), 1), ignore_status, never)
         kernel.append(kills)
     assert tried == [(9, 40), (9, 40)]
 
@@ -210,7 +211,7 @@ def test_what_a_stopped_attempt_found_out_stays_true(
 
     with pytest.raises(TrainerUnavailable, match="stopped"):
         StepRunner(setup_of(qwen3, tmp_path)).train(step_of(samples, 1), note, lambda: stop)
-    completed(StepRunner(setup_of(qwen3, tmp_path)).train(step_of(samples, 1), lambda _: None, never))
+    completed(StepRunner(setup_of(qwen3, tmp_path)).train(step_of(samples, 1), ignore_status, never))
     assert tried == [(9, 40), (9, 20), (9, 20)]
 
 

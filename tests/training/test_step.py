@@ -386,3 +386,7 @@ def test_progress_is_reported_after_every_micro_batch(teacher: str, before: list
     assert [progress.done for progress in trained] == list(range(1, report.micro_batches + 1))
     assert {progress.of for progress in trained} == {report.micro_batches}
     assert list(dict.fromkeys(p.stage for p in reported)) == [*before, "train", "check"]
+    left = [progress.pace.seconds_left for progress in reported if progress.pace is not None]
+    assert len(left) == len(reported)
+    assert left[-1] == 0  # what was counted as work is what was done
+    assert all(seconds > 0 for seconds in left[:-1])

@@ -24,7 +24,7 @@ from clawloop.recipes.recipe import Bounds, Distillation, Lora, Loss, Optimiser,
 from clawloop.training.adapters import files
 from clawloop.training.progress import ignore_status
 from clawloop.training.step_runner import StepRunner
-from tests.training.steps import RECIPE, completed, never, samples_of, setup_of, step_of
+from tests.training.steps import RECIPE, Reported, completed, never, samples_of, setup_of, step_of
 from tests.training.tiny import VOCAB, save_checkpoint
 
 
@@ -106,10 +106,10 @@ def test_a_failed_step_does_not_change_the_next_one(
     )
     with pytest.raises(StepDiverged, match=r"KL|ratio"):
         model.train(step_of(batches[3], 2, first, recipe=wild), ignore_status, never)
-    reported: list[str] = []
+    reported = Reported()
     stops_at = "step 2: training, micro-batch 3 of 5"
     with pytest.raises(TrainerUnavailable, match="between two micro-batches"):
-        model.train(step_of(batches[2], 2, first), reported.append, lambda: reported[-1:] == [stops_at])
+        model.train(step_of(batches[2], 2, first), reported, lambda: reported[-1:] == [stops_at])
     assert not list((tmp_path / "interrupted" / "default").glob("v2-*"))
     assert take(model, batches[2], 2, first) == expected
     # Killed after the rename, before the commit: the files are there already.

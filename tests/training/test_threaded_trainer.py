@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from clawloop.contracts.progress import Pace, StatusCallback
 from clawloop.contracts.training import BatchSample, StepBatch, TrainedStep
 from clawloop.errors import DiskFull, TrainerUnavailable
-from clawloop.training.progress import StatusCallback, ignore_status
+from clawloop.training.progress import ignore_status
 from clawloop.training.step_runner import StepRunner
 from clawloop.training.threaded_trainer import ThreadedTrainer
 from tests.training.steps import completed, never, samples_of, setup_of, step_of
@@ -31,7 +32,7 @@ async def test_a_cancelled_step_ends_at_the_next_micro_batch_and_the_next_step_s
     reported: list[str] = []
     go_on = threading.Event()
 
-    def report(status: str) -> None:
+    def report(status: str, pace: Pace | None = None) -> None:
         reported.append(status)
         if status == "step 1: training, micro-batch 2 of 5":
             go_on.wait(20)

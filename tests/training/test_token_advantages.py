@@ -1,4 +1,4 @@
-"""What a step tells of its tokens: the advantage of each that it trained."""
+"""What a step tells of its tokens: the advantage of each that it trained, and by how much it moved them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import pytest
 import torch
 
 from clawloop.contracts.training import BatchSample, StepFigures
-from clawloop.recipes.recipe import Advantage, Distillation, Loss, Train
+from clawloop.recipes.recipe import Advantage, Distillation, Loss, Optimiser, Train
+from clawloop.training.batch import plain_sequence
 from clawloop.training.model.decoder import TorchtuneModel
 from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.token_scores import TokenScores
 from clawloop.training.model.torchtune_loading import load_torchtune_model
+from clawloop.training.packing.collate import collate
 from clawloop.training.packing.sequences import Limits
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.tiny import VOCAB, random_batch, shake_adapter
@@ -46,3 +49,36 @@ def test_each_trained_tokens_advantage_is_told(qwen3: Path) -> None:
         distillation=Distillation(top_k=4),
     )
     assert step(load(qwen3), random_batch(model, hints=True)[1:2], distilled).advantages == {}
+
+
+def logprobs(model: TorchtuneModel, sample: BatchSample) -> torch.Tensor:
+    """Of the reply's tokens under the model's present weights, each document read by itself."""
+    batch = collate({0: plain_sequence(sample)}, (0,))
+    with torch.no_grad():
+        scores: TokenScores = model(batch)
+    return scores.logprobs_N
+
+
+def test_by_how_much_a_step_moved_each_token_is_told_where_it_is_asked_for(qwen3: Path) -> None:
+    model = load(qwen3)
+    samples = random_batch(model)[:4]
+    long = max(samples, key=lambda sample: len(sample.response_ids))
+    mask = [False, *[True] * (len(long.response_ids) - 1)]
+    samples = [replace(one, response_mask=mask) if one is long else one for one in samples]
+    recipe = Train(token_moves=True, optimiser=Optimiser(lr=1e-3))
+    before = [logprobs(model, sample) for sample in samples]
+    report = step(model, samples, recipe)
+    assert report.moves.keys() == {sample.sample_id for sample in samples}
+    for sample, was in zip(samples, before, strict=True):
+        moved = (logprobs(model, sample) - was).tolist()
+        told = report.moves[sample.sample_id]
+        masked = sample.response_mask is not None
+        assert [value is None for value in told] == [masked and at == 0 for at in range(len(told))]
+        assert [value for value in told if value is not None] == pytest.approx(moved[1 if masked else 0 :], abs=1e-5)
+    assert max(abs(value) for told in report.moves.values() for value in told if value is not None) > 1e-3
+    assert report.moves_seconds is not None
+    assert report.moves_seconds > 0
+
+    plain = step(load(qwen3), samples, recipe.model_copy(update={"token_moves": False}))
+    assert (plain.moves, plain.moves_seconds) == ({}, None)
+    assert plain.to_parent == report.to_parent

@@ -32,7 +32,7 @@ from clawloop.training.ranks.collectives import Ranks
 from clawloop.training.step import make_optimizer, train_step
 from clawloop.training.step_runner import StepRunner
 from tests.training import methods
-from tests.training.steps import never, samples_of, setup_of, step_of
+from tests.training.steps import Reported, never, samples_of, setup_of, step_of
 from tests.training.tiny import VOCAB, random_batch, shake_adapter
 
 CPU = torch.device("cpu")
@@ -104,7 +104,7 @@ def one_rank_fails(base: Path, ranks: Ranks) -> dict[str, object]:
 
 def one_rank_runs_out_of_memory(base: Path, out: Path, ranks: Ranks) -> dict[str, object]:
     """Rank 1 does so in its first forward with gradient; both begin again with smaller micro-batches."""
-    reported: list[str] = []
+    reported = Reported()
     failed = ranks.rank == 0
 
     def score_or_fail(*arguments: Any, **named: Any) -> Scores:
@@ -117,7 +117,7 @@ def one_rank_runs_out_of_memory(base: Path, out: Path, ranks: Ranks) -> dict[str
     runner = StepRunner(setup_of(base, out / "memory", ranks=REPLICATED), ranks)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_scores, "score", score_or_fail)
-        trained = runner.train(step_of(samples_of(base, 1), 1), reported.append, never)
+        trained = runner.train(step_of(samples_of(base, 1), 1), reported, never)
     micro_batches = [None if one is None else one.figures.micro_batches for one in ranks.all_gather(trained)]
     return {"reported": [line for line in reported if "out of memory" in line], "micro_batches": micro_batches}
 

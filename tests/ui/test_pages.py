@@ -9,14 +9,16 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from clawloop.contracts.progress import Pace
 from clawloop.contracts.serving import KeyLimits
 from clawloop.contracts.training import StepState
 from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind
 from clawloop.ids import ApiKeyId, TurnId
 from clawloop.judging.parsing import Vote
 from clawloop.operations.workflow_links import WorkflowLinks
+from clawloop.recipes.recipe import Gate
 from tests.contract.episodes import run_group
-from tests.contract.learning import POLICY, publish, reject, step
+from tests.contract.learning import POLICY, RECIPE, publish, reject, step
 from tests.ui.conftest import Page
 from tests.ui.recorded import CHANGED, HINT
 
@@ -197,6 +199,16 @@ async def test_a_version_shows_what_it_learned_from_and_its_gate(page: Page) -> 
     assert (status.head, status.pinned) == (1, None)
 
 
+async def test_what_answers_after_a_pin_is_told_also_while_a_canary_is_open(page: Page) -> None:
+    await page.learning.set_recipe(RECIPE.model_copy(update={"gate": Gate(canary_share=0.25)}))
+    await step(page.learning, 1)
+    async with page.visitor() as visitor:
+        await visitor.post("/ui/training/pin", version="0")
+        told = (await visitor.post("/ui/training/unpin")).text
+        assert "Version 1 is tried by a share of the conversations again, and version 0 answers the others" in told
+        assert "newest version answers" not in told
+
+
 async def test_pausing_shows_the_reason_until_it_is_resumed(page: Page) -> None:
     await page.recorder.chat("s1", "Hello")
     async with page.visitor() as visitor:
@@ -301,10 +313,11 @@ async def test_the_page_shows_what_a_step_does_and_looks_again_when_that_changes
         lines = events.aiter_lines()
         async with asyncio.timeout(60):
             assert await _next_event(lines) == "changed"
-            await steps.note_progress(POLICY, 1, "training, micro-batch 3 of 8")
+            await steps.note_progress(POLICY, 1, "training, micro-batch 3 of 8", Pace(5120.0, 130.0))
             assert await _next_event(lines) == "changed"
         shown = await visitor.get("/ui/now")
         assert "training, micro-batch 3 of 8, for " in shown
+        assert ", 5,120 tokens/s, about 2 min 10 s left</p>" in shown
         page.draining.append(True)
 
 

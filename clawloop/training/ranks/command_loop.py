@@ -18,9 +18,10 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from clawloop.contracts.progress import StatusCallback
 from clawloop.contracts.training import StepBatch, TrainedStep
 from clawloop.errors import PermanentError, TransientError
-from clawloop.training.progress import StatusCallback, ignore_status
+from clawloop.training.progress import ignore_status
 from clawloop.training.ranks.collectives import Ranks
 
 if TYPE_CHECKING:
