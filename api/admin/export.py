@@ -34,10 +34,10 @@ async def export(
     pages = services.exporter.pages(records, wanted, after)
     # Read before the status is sent, so that a database that is away is a 503.
     first = await anext(pages, None)
-    return StreamingResponse(_lines(first, pages), media_type="application/x-ndjson")
+    return StreamingResponse(lines_of(first, pages), media_type="application/x-ndjson")
 
 
-async def _lines(first: list[Record] | None, pages: AsyncIterator[list[Record]]) -> AsyncIterator[bytes]:
+async def lines_of(first: list[Record] | None, pages: AsyncIterator[list[Record]]) -> AsyncIterator[bytes]:
     for record in first or ():
         yield orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
     async for page in pages:

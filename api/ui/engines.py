@@ -10,12 +10,15 @@ from starlette.responses import Response
 
 from api.dependencies import Services, services_of
 from api.ui.now import Situation, situation_of
-from api.ui.page import PageRoute, policy_of, render_page, viewer
+from api.ui.page import PageRoute, operator, policy_of, read_form, render_page, viewer
 from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import TrainingState
 from clawloop.contracts.turns import TurnOutcome
+from clawloop.errors import NotFound, RequestRejected, SetupError
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+_URL_CHARACTERS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +53,48 @@ async def engines_again(request: Request, policy: str | None = None) -> Response
     return await _page(request, policy, "_engines.html")
 
 
-async def _page(request: Request, policy: str | None, template: str) -> Response:
+@router.post("/ui/engines")
+async def add_engine(request: Request, policy: str | None = None) -> Response:
+    """Let gateways use one more engine."""
+    await operator(request)
+    form = await read_form(request)
+    if not 0 < len(url := form.get("url", "").strip()) <= _URL_CHARACTERS:
+        raise RequestRejected("Give the engine's address, e.g. http://127.0.0.1:8101.", field="url")
+    try:
+        added = await services_of(request).engine_operations.add(url, require_guard="require_guard" in form)
+    except SetupError as error:
+        raise RequestRejected(f"{error}.", code="invalid_value", field="url") from error
+    note = " ".join([f"Engine {added.engine.id} is added.", *added.warnings])
+    return await _page(request, policy, "_engines.html", note)
+
+
+@router.post("/ui/engines/{engine}/{action}")
+async def change_engine(request: Request, engine: str, action: str, policy: str | None = None) -> Response:
+    """Drain an engine, let it take requests again, or forget it; `force` also if it is the only one."""
+    await operator(request)
+    operations = services_of(request).engine_operations
+    force = "force" in await read_form(request)
+    match action:
+        case "drain" | "undrain":
+            await operations.drain(engine, undo=action == "undrain", force=force)
+            note = f"Engine {engine} gets no new chats." if action == "drain" else f"Engine {engine} takes chats again."
+        case "remove":
+            await operations.remove(engine, force=force)
+            note = f"Engine {engine} is forgotten."
+        case _:
+            raise NotFound(f"There is no action {action!r}.", code="not_found", field="action")
+    return await _page(request, policy, "_engines.html", f"{note} Gateways follow within a second.")
+
+
+async def _page(request: Request, policy: str | None, template: str, note: str | None = None) -> Response:
     login = await viewer(request)
     services = services_of(request)
     chosen = policy_of(services, login, policy)
     situation = await situation_of(services, chosen)
     lines = _lines(services, chosen, situation.training.version)
     advice = _advice(situation, lines)
-    return render_page(request, login, template, chosen, "engines", now=situation, engines=lines, advice=advice)
+    shown = {"now": situation, "engines": lines, "advice": advice, "note": note}
+    return render_page(request, login, template, chosen, "engines", **shown)
 
 
 def _lines(services: Services, policy: str, active: int) -> list[EngineLine]:

@@ -4,8 +4,39 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from api.ui import assets, compare, engines, events, login, now, sessions, start, tokens, turns, versions
+from api.ui import (
+    access,
+    assets,
+    compare,
+    engines,
+    events,
+    login,
+    now,
+    sessions,
+    settings,
+    start,
+    tokens,
+    turns,
+    upkeep,
+    versions,
+)
 
 ROUTERS: tuple[APIRouter, ...] = tuple(
-    module.router for module in (assets, login, now, events, sessions, turns, tokens, versions, compare, engines, start)
+    module.router
+    for module in (
+        assets,
+        login,
+        now,
+        events,
+        sessions,
+        turns,
+        tokens,
+        versions,
+        compare,
+        engines,
+        settings,
+        access,
+        upkeep,
+        start,
+    )
 )

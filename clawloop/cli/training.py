@@ -5,7 +5,6 @@ Heavy imports happen inside a verb.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -204,15 +203,14 @@ def pin(
 @recipe_app.command("show")
 def show_recipe(policy: Policy = "default", data: Data = None, as_json: AsJson = False) -> None:
     """Print the policy's recipe, as TOML that `recipe set` takes."""
+    from clawloop.recipes.toml_text import toml_of
     from db.training.operators import PostgresTrainingStore
 
     recipe = with_database(data, lambda database: PostgresTrainingStore(database).recipe(policy))
     if as_json:
         show_json(recipe)
         return
-    content = recipe.model_dump(mode="json", exclude_none=True)
-    for name, value in _dotted(content):
-        typer.echo(f"{name} = {json.dumps(value)}")
+    typer.echo(toml_of(recipe), nl=False)
 
 
 @recipe_app.command("set")
@@ -288,12 +286,3 @@ def _version_row(version: VersionView) -> dict[str, str]:
         "loss": f"{loss:.4g}" if isinstance(loss, int | float) else "",
         "state and gate": f"{version.state}; {gate}" if gate else version.state,
     }
-
-
-def _dotted(content: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
-    """Dotted keys with their values."""
-    pairs: list[tuple[str, object]] = []
-    for name, value in content.items():
-        key = f"{prefix}{name}"
-        pairs += _dotted(value, f"{key}.") if isinstance(value, dict) else [(key, value)]
-    return pairs

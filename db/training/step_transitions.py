@@ -215,7 +215,8 @@ def trained_detail(n: int, without_hint: str | None) -> str:
 def metrics_of(trained: TrainedStep) -> dict[str, JsonValue]:
     """The figures as stored with the step, with numbers of dropped samples in place of the samples."""
     figures = trained.figures
-    return {
+    asked_for: dict[str, JsonValue] = {} if figures.moves_seconds is None else {"moves_seconds": figures.moves_seconds}
+    return asked_for | {
         "loss": figures.loss,
         "parts": dict(figures.parts),
         "grad_norm": figures.grad_norm,
@@ -226,7 +227,6 @@ def metrics_of(trained: TrainedStep) -> dict[str, JsonValue]:
         "dropped": len(figures.dropped),
         "without_hint": len(figures.without_hint),
         "seconds": trained.seconds,
-        "moves_seconds": figures.moves_seconds,
         "to_parent": _distance(figures.to_parent),
         "to_base": _distance(figures.to_base),
     }

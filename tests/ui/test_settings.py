@@ -1,0 +1,136 @@
+"""What can be set on the page: recipe, probes, keys, policies, rollouts, engines; and its upkeep."""
+
+from __future__ import annotations
+
+import html
+import re
+
+import orjson
+
+from tests.contract.learning import POLICY, RECIPE
+from tests.ui.conftest import Page, Visitor
+from tests.ui.recorded import CHANGED, HINT
+
+
+async def shown(visitor: Visitor) -> str:
+    return html.unescape(await visitor.get("/ui/settings"))
+
+
+async def test_the_recipe_is_shown_as_it_can_be_given_back(page: Page) -> None:
+    await page.learning.set_recipe(RECIPE)
+    async with page.visitor() as visitor:
+        text = re.search(r"required>(.*?)</textarea>", await shown(visitor), re.DOTALL)
+        assert text is not None
+        other = text[1].replace("train.batch_samples = 4", "train.batch_samples = 6")
+        told = html.unescape((await visitor.post("/ui/recipe", recipe=other)).text)
+        assert "It learns by small (" in told
+        assert "train.batch_samples = 6" in told
+        wrong = await visitor.post("/ui/recipe", recipe=other.replace("train.lora.rank = 16", "train.lora.rank = 0"))
+        assert (wrong.status_code, "train.lora.rank" in wrong.text) == (400, True)
+    found = await page.learning.operators.recipe(POLICY)
+    assert found == RECIPE.model_copy(update={"train": RECIPE.train.model_copy(update={"batch_samples": 6})})
+
+
+async def test_probes_are_added_and_removed(page: Page) -> None:
+    async with page.visitor() as visitor:
+        assert "There is none." in await shown(visitor)
+        fields = {"prompt": "What is <b>2 + 2</b>?", "contains": "4", "regex": "", "exact": ""}
+        added = await visitor.post("/ui/probes", **fields)
+        assert "&lt;b&gt;2 + 2&lt;/b&gt;" in added.text
+        [stored] = await page.services[0].probes.all(POLICY)
+        assert list(stored.content.messages) == [{"role": "user", "content": fields["prompt"]}]
+        assert (list(stored.content.contains), stored.content.regex) == (["4"], None)
+        refused = await visitor.post("/ui/probes", prompt="Again?", regex="(")
+        assert (refused.status_code, "cannot be used" in refused.text) == (400, True)
+        assert "Removed." in (await visitor.post(f"/ui/probes/{stored.id}/remove")).text
+        assert await page.services[0].probes.all(POLICY) == []
+        assert (await visitor.post(f"/ui/probes/{stored.id}/remove")).status_code == 404
+
+
+async def test_keys_are_made_limited_and_revoked(page: Page) -> None:
+    async with page.visitor() as visitor:
+        made = await visitor.post("/ui/access/keys", name="laptop", scope="chat", policy=POLICY)
+        secret = re.search(r"shown this once: <code class=\"break\">(cl-[^<]+)<", made.text)
+        assert secret is not None
+        [key] = [key for key in (await page.services[0].key_operations.list()).keys if key.name == "laptop"]
+        assert secret[1].startswith(key.prefix)
+        assert secret[1] not in await shown(visitor)
+        address = f"/ui/access/keys/{key.prefix}"
+        limited = await visitor.post(f"{address}/limits", requests_per_minute="30", concurrency="")
+        assert 'value="30"' in limited.text
+        use = await page.services[0].key_uses.use_of(key.prefix)
+        assert use is not None
+        assert (use.limits.requests_per_minute, use.limits.tokens_per_minute, use.limits.concurrency) == (
+            30,
+            None,
+            None,
+        )
+        assert (await visitor.post(f"{address}/limits", concurrency="0")).status_code == 400
+        assert f"{key.prefix} is revoked" in (await visitor.post(f"{address}/revoke")).text
+        assert (await visitor.post("/ui/access/keys", name="x", scope="all", policy=POLICY)).status_code == 400
+        assert (await visitor.post("/ui/access/keys", name="x", scope="chat", policy="nobody")).status_code == 404
+    [ended] = [each for each in (await page.services[0].key_operations.list()).keys if each.id == key.id]
+    assert ended.revoked_at is not None
+
+
+async def test_a_policy_is_made_and_retired(page: Page) -> None:
+    await page.learning.set_recipe(RECIPE)
+    async with page.visitor() as visitor:
+        assert "anna is made" in (await visitor.post("/ui/access/policies", name="anna")).text
+        assert (await page.learning.operators.status("anna")).head == 0
+        assert (await visitor.post("/ui/access/policies", name="anna")).status_code == 409
+        assert "anna is retired" in (await visitor.post("/ui/access/policies/anna/retire")).text
+
+
+async def test_rollouts_are_started_and_paused(page: Page) -> None:
+    plan = {"environment": "terminal", "size": "4", "groups": "1", "barren": "9"}
+    async with page.visitor() as visitor:
+        assert "Never started" in await shown(visitor)
+        assert "Started." in (await visitor.post("/ui/rollouts/start", **plan)).text
+        assert (await visitor.post("/ui/rollouts/start", **plan | {"size": "1"})).status_code == 400
+        assert "too dear" in (await visitor.post("/ui/rollouts/pause", reason="too dear")).text
+    status = await page.services[0].rollout_operations.status(POLICY)
+    assert status.plan is not None
+    assert (status.state.value, status.plan.size, status.plan.barren_limit) == ("paused", 4, 9)
+
+
+async def test_engines_are_added_drained_and_removed(page: Page) -> None:
+    [engine] = await page.learning.rows("SELECT id FROM engines")
+    name = engine["id"]
+    async with page.visitor() as visitor:
+        assert (await visitor.post("/ui/engines", url="no address")).status_code == 400
+        refused = await visitor.post(f"/ui/engines/{name}/drain")
+        assert (refused.status_code, "only" in refused.text) == (409, True)
+        drained = await visitor.post(f"/ui/engines/{name}/drain", force="1")
+        assert "gets no new chats" in drained.text
+        assert "takes chats again" in (await visitor.post(f"/ui/engines/{name}/undrain")).text
+        await visitor.post(f"/ui/engines/{name}/drain", force="1")
+        assert "is forgotten" in (await visitor.post(f"/ui/engines/{name}/remove", force="1")).text
+        again = await visitor.post("/ui/engines", url=page.engine.url)
+        assert f"Engine {name} is added." in again.text
+    assert [row["id"] for row in await page.learning.rows("SELECT id FROM engines WHERE NOT draining")] == [name]
+
+
+async def test_upkeep_checks_the_ledger_judges_again_and_exports(page: Page) -> None:
+    turn, _ = await page.recorder.chat("s1", "Explain the tides", CHANGED)
+    await page.recorder.judge(turn, -1, HINT)
+    async with page.visitor() as visitor:
+        assert "Whole: " in (await visitor.post("/ui/upkeep/check")).text
+        lines = (await visitor.get("/ui/export?records=turns")).splitlines()
+        assert str(turn) in {orjson.loads(line)["id"] for line in lines}
+        [row] = await page.learning.rows("SELECT session_id FROM turns WHERE id = %s", turn)
+        # Without Temporal nothing can be judged again, and the page says so.
+        refused = await visitor.post(f"/ui/sessions/{row['session_id']}/judge")
+        assert refused.status_code == 503
+        assert "0 turns are judged again" in (await visitor.post("/ui/upkeep/unjudged")).text
+
+
+async def test_who_may_only_look_sees_the_settings_and_changes_none(page: Page) -> None:
+    await page.learning.set_recipe(RECIPE)
+    async with page.visitor(page.read_key) as visitor:
+        text = await shown(visitor)
+        assert "train.batch_samples = 4" in text
+        assert "<form hx-post" not in text
+        changes = ("recipe", "probes", "access/keys", "access/policies", "rollouts/start", "engines", "upkeep/check")
+        for change in changes:
+            assert (await visitor.post(f"/ui/{change}", name="x", scope="chat")).status_code == 403, change
