@@ -21,7 +21,7 @@ def _rank(base: Path, out: Path) -> None:
     from clawloop.training.model import attention, layer
     from clawloop.training.ranks.command_loop import join, leave_process_group
     from clawloop.training.step_runner import StepRunner
-    from tests.training.steps import never, samples_of, setup_of, step_of
+    from tests.training.steps import Reported, never, samples_of, setup_of, step_of
 
     def attend_or_fail(*arguments: Any, **named: Any) -> torch.Tensor:
         if torch.is_grad_enabled():
@@ -33,9 +33,9 @@ def _rank(base: Path, out: Path) -> None:
     if not ranks.is_first and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         # In the middle of a forward pass, where the other rank waits for its share of the next layer.
         vars(layer)["attend_along_branches"] = attend_or_fail
-    reported: list[str] = []
+    reported = Reported()
     runner = StepRunner(setup_of(base, out / "adapters", ranks="sharded", micro_batch_tokens=120), ranks)
-    trained = runner.train(step_of(samples_of(base, 1), 1), reported.append, never)
+    trained = runner.train(step_of(samples_of(base, 1), 1), reported, never)
     if trained is not None:
         found = {"path": trained.version.path, "reported": [line for line in reported if "again" in line]}
         (out / "step.json").write_text(json.dumps(found), encoding="utf-8")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from clawloop.contracts.progress import Pace
 from clawloop.contracts.training import BatchSample, StepFigures
 from clawloop.errors import StepDiverged, StepTooLarge, TrainerFailed, TrainerUnavailable
 from clawloop.training import attempt_record, step_runner
@@ -141,8 +142,8 @@ def test_after_the_kernel_killed_a_trainer_for_want_of_memory_the_next_takes_les
                 StepRunner(setup).train(step_of(samples, 1), ignore_status, never)
             kernel.append(kills)
         assert tried == [(9, 120), (9, 60)]
-    reported: list[str] = []
-    found = completed(StepRunner(setup).train(step_of(samples, 1), reported.append, never))
+    reported = Reported()
+    found = completed(StepRunner(setup).train(step_of(samples, 1), reported, never))
     [said] = [line for line in reported if "kernel" in line]
     assert said.startswith("step 1: the kernel killed it, as it does to programs when memory runs out; again with")
     assert said.endswith("micro-batches of 30 tokens")
@@ -205,7 +206,7 @@ def test_what_a_stopped_attempt_found_out_stays_true(
     samples, stop = samples_of(qwen3, 1), False
     tried = with_memory_for(20, 100, monkeypatch)
 
-    def note(status: str) -> None:
+    def note(status: str, pace: Pace | None = None) -> None:
         nonlocal stop
         stop = "micro-batch 1" in status
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from clawloop.training.adapters.files import read_adapter
+from clawloop.training.progress import ignore_status
 from clawloop.training.step_runner import StepRunner
 from tests.training.steps import completed, never, samples_of, setup_of, step_of
 
@@ -24,7 +25,7 @@ def test_ranks_of_a_divided_model_take_half_at_once_after_one_ran_out_of_memory(
     assert found["reported"] == ["step 1: a rank ran out of memory; again with micro-batches of 60 tokens"]
     assert not list((tmp_path / "adapters").glob(".attempt-*"))
     setup = setup_of(qwen3, tmp_path / "alone", micro_batch_tokens=60)
-    alone = completed(StepRunner(setup).train(step_of(samples_of(qwen3, 1), 1), lambda _: None, never))
+    alone = completed(StepRunner(setup).train(step_of(samples_of(qwen3, 1), 1), ignore_status, never))
     expected = read_adapter(tmp_path / "alone" / alone.version.path).tensors
     tensors = read_adapter(tmp_path / "adapters" / found["path"]).tensors
     assert max(float((tensors[name] - tensor).abs().max()) for name, tensor in expected.items()) < 1e-4
