@@ -43,6 +43,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _patient_inserts() -> Iterator[None]:
+    """A busy machine sends no turn to the spool, where a gateway runs in the tests' process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("api.recording.insert_queue.LIMIT_SECONDS", 30)
+        yield
+
+
 @pytest.fixture(scope="session")
 def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
     """A server without fsync: its data is thrown away after the tests."""
@@ -85,7 +93,7 @@ def temporal_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield f"{temporal_server.HOST}:{ports.main}"
         finally:
             process.terminate()
-            process.wait(10)
+            process.wait(60)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from clawloop.contracts.serving import Engine
@@ -116,18 +117,28 @@ async def test_requests_to_a_dead_engine_go_to_another(tmp_path: Path, engine: F
     assert [answer.status_code for answer in answers] == [200] * 8
 
 
-async def test_without_an_engine_requests_wait_up_to_a_limit_then_get_503(tmp_path: Path) -> None:
-    async with fake_engine() as engine:
-        engine.healthy = False
-        async with (
-            running_gateway(tmp_path, engines=[engine], hold_seconds=0.5) as gateway,
-            gateway.client() as client,
-        ):
-            answers = await asyncio.gather(*(client.post(PATH, json=chat_body()) for _ in range(5)))
-    assert [answer.status_code for answer in answers] == [503] * 5
-    assert all(answer.headers["Retry-After"] for answer in answers)
-    assert {answer.json()["error"]["code"] for answer in answers} == {"engine_unavailable"}
-    assert sum("wait for one already" in answer.json()["error"]["message"] for answer in answers) == 3
+async def test_without_an_engine_few_requests_wait_and_others_get_503_at_once(
+    tmp_path: Path, engine: FakeEngine
+) -> None:
+    engine.healthy = False
+    async with running_gateway(tmp_path, engines=[engine], hold_seconds=60) as gateway, gateway.client() as client:
+        held = [asyncio.create_task(client.post(PATH, json=chat_body())) for _ in range(2)]
+        await until(lambda: _waiting(gateway) == 2)
+        refused = [await client.post(PATH, json=chat_body()) for _ in range(3)]
+        engine.healthy = True
+        assert [(await answer).status_code for answer in held] == [200, 200]
+    assert [answer.status_code for answer in refused] == [503] * 3
+    assert all(answer.headers["Retry-After"] for answer in refused)
+    assert {answer.json()["error"]["code"] for answer in refused} == {"engine_unavailable"}
+    assert all("wait for one already" in answer.json()["error"]["message"] for answer in refused)
+
+
+async def test_a_request_that_waited_for_an_engine_in_vain_gets_503(tmp_path: Path, engine: FakeEngine) -> None:
+    engine.healthy = False
+    async with running_gateway(tmp_path, engines=[engine], hold_seconds=0.1) as gateway, gateway.client() as client:
+        answer = await client.post(PATH, json=chat_body())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert answer.headers["Retry-After"]
 
 
 @pytest.mark.slow
@@ -167,14 +178,18 @@ async def test_a_missing_version_is_answered_by_the_active_one(tmp_path: Path, e
     assert pinned.status_code == 404
 
 
-async def test_a_silent_engine_does_not_delay_the_probes_of_others(tmp_path: Path) -> None:
+async def test_a_silent_engine_does_not_delay_the_probes_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Far longer than `until` waits: a probe behind the silent engine's would never be seen.
+    monkeypatch.setattr("clawloop.serving.chat.PROBE_TIMEOUT", aiohttp.ClientTimeout(total=600))
+
     async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
 
     async def until_healthy(engines: set[str]) -> None:
-        # Shorter than the 5 s after which an unanswered probe fails.
-        await until(lambda: gateway.services.engines.healthy() == engines, seconds=3)
+        await until(lambda: gateway.services.engines.healthy() == engines)
 
     silent = await asyncio.start_server(never, "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]

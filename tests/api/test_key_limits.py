@@ -170,11 +170,19 @@ async def test_a_client_that_leaves_has_used_what_the_engine_did(gateway: Gatewa
     secret = await limited(gateway, tokens_per_minute=10**6)
     gateway.engine.delay_seconds = 30
     words = "word " * 400
+    answering = asyncio.Event()
+
+    async def chat() -> None:
+        async with client.stream("POST", PATH, json=chat_body(words, stream=stream)) as answer:
+            async for _ in answer.aiter_lines():
+                answering.set()
+
     async with gateway.client(secret) as client:
-        leaving = asyncio.create_task(client.post(PATH, json=chat_body(words, stream=stream)))
+        leaving = asyncio.create_task(chat())
         await until(lambda: gateway.engine.requests)
         if stream:
-            await asyncio.sleep(0.1)  # the first chunk, which has the prompt's tokens
+            async with asyncio.timeout(30):
+                await answering.wait()  # the first chunk, which has the prompt's tokens
         leaving.cancel()
         await asyncio.wait([leaving])
         await gateway.recorded(1)

@@ -72,12 +72,6 @@ class Clock:
         return self.now
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine must not send a turn to the spool."""
-    monkeypatch.setattr(insert_queue, "LIMIT_SECONDS", 30)
-
-
 @asynccontextmanager
 async def running_recorder(direct: GatedStore, drained: GatedStore, spool: Spool) -> AsyncIterator[Recorder]:
     metrics, turns = GatewayMetrics(), direct.turns

@@ -284,7 +284,7 @@ async def test_an_engine_that_breaks_fails_the_response(gateway: Gateway) -> Non
 
 
 async def test_a_stream_cut_by_the_client_within_a_tool_call_is_recorded(gateway: Gateway) -> None:
-    gateway.engine.delay_seconds = 0.05
+    gateway.engine.halt = 4
     given = {"model": "policy", "input": "use a TOOL", "tools": [TOOL], "stream": True}
     async with gateway.client() as client:
         async with client.stream("POST", PATH, json=given) as answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from datetime import timedelta
 
 import psycopg
@@ -51,18 +52,22 @@ async def test_concurrent_claims_with_killed_connections_give_one_batch(
                 killed += 1
 
     async def kill() -> None:
-        async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
-            while not claims.done():
-                await connection.execute(KILL)
-                await asyncio.sleep(0.02)
+        await killer.execute(KILL)
+        await asyncio.sleep(0.02)
 
-    claims = asyncio.ensure_future(asyncio.gather(*(claim(place) for place in range(32))))
-    killing = asyncio.create_task(asyncio.wait_for(kill(), 1.5))
+    async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as killer:
+        with psycopg.connect(postgres_url) as holder:
+            holder.execute("SELECT FROM policies FOR UPDATE")  # no claim ends before one was killed
+            claims = asyncio.ensure_future(asyncio.gather(*(claim(place) for place in range(32))))
+            async with asyncio.timeout(60):
+                while not killed:
+                    await kill()
+        deadline = time.monotonic() + 1.5
+        while not claims.done() and time.monotonic() < deadline:
+            await kill()
     found = await claims
-    await asyncio.wait([killing])
     for database in databases:
         await database.close()
-    assert killed > 0
     assert {(one.state, one.samples) for one in found} == {(StepState.CLAIMED, 16)}
     rows = await postgres_learning.rows("SELECT step, sample_id, place FROM step_samples ORDER BY place")
     assert [row["sample_id"] for row in rows] == samples[:16]
@@ -284,7 +289,7 @@ async def test_an_activation_sends_a_notification(postgres_learning: PostgresLea
         await connection.execute("LISTEN clawloop_directory")
         await postgres_learning.publishing.loaded(engine, POLICY, 1)
         assert await postgres_learning.publishing.activate(POLICY, 1, 0)
-        payloads = [one.payload async for one in connection.notifies(timeout=5, stop_after=1)]
+        payloads = [one.payload async for one in connection.notifies(timeout=60, stop_after=1)]
     assert payloads == [POLICY]
     (row,) = await postgres_learning.rows("SELECT activated_at, retired_at FROM versions WHERE n = 1")
     assert row["activated_at"] is not None

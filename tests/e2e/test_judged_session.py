@@ -42,7 +42,7 @@ def running_workers(gateway: RealGateway, temporal: str) -> Iterator[None]:
         for worker in workers:
             worker.send_signal(signal.SIGTERM)
         for worker in workers:
-            assert worker.wait(20) == 0
+            assert worker.wait(60) == 0
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ class FakeEngine:
         healthy: the answer of /health.
         models: model names it serves; None serves all.
         delay_seconds: between tokens.
+        halt: the position of the first streamed token that waits for `go_on`; None: none does.
         hold: requests are answered once it is set; None: at once.
         verbatim: the body of every answer but those of `/health` and `/v1/models`; None: a proper one.
     """
@@ -44,6 +45,8 @@ class FakeEngine:
     healthy: bool = True
     models: set[str] | None = None
     delay_seconds: float = 0.0
+    halt: int | None = None
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
     hold: asyncio.Event | None = None
     verbatim: bytes | None = None
 
@@ -52,6 +55,8 @@ class FakeEngine:
         self.traces.clear()
         self.aborted = 0
         self.delay_seconds = 0.0
+        self.halt = None
+        self.go_on.clear()
         self.hold = None
         self.verbatim = None
 
@@ -122,7 +127,7 @@ class FakeEngine:
                 await asyncio.sleep(0)
         deltas = _deltas(word)
         for position, (delta, ids) in enumerate(deltas):
-            await asyncio.sleep(self.delay_seconds)
+            await self._make_token(position)
             if word == "BREAK" and position == 2:
                 return
             if word == "RESETMID" and position == 2:
@@ -140,6 +145,11 @@ class FakeEngine:
         if (body.get("stream_options") or {}).get("include_usage"):
             yield _event({**_chunk(body, 0, {}), "choices": [], "usage": _usage()})
         yield b"data: [DONE]\n\n"
+
+    async def _make_token(self, position: int) -> None:
+        await asyncio.sleep(self.delay_seconds)
+        if position == self.halt:
+            await self.go_on.wait()
 
     async def complete(self, request: Request) -> Response:
         """Plain completions: the words of a chat, without its shape."""

@@ -20,6 +20,12 @@ from tests.fakes.engine import serving
 _MARK = re.compile(r"<(?:task|reply|next|history|feedback) ([0-9a-f]{6}) ")
 
 
+def _open() -> asyncio.Event:
+    gate = asyncio.Event()
+    gate.set()
+    return gate
+
+
 @dataclass
 class FakeJudge:
     """
@@ -28,6 +34,7 @@ class FakeJudge:
         hint: the hint of each answer; None: no hint.
         withheld: how many of the first answers give no hint.
         mode: `well`, or how it fails: a status like `429`, `hang`, `nonsense`, `html`, `huge`, `one` (ignores n).
+        gate: answers wait for it.
         leaving: ends requests that hang, so that the server can stop.
         requests: bodies of all questions, in order.
         says: gives the answer instead, from the body and the question.
@@ -55,7 +62,7 @@ class FakeJudge:
     cut: int = 0
     takes_budget: bool = True
     max_characters: int | None = None
-    delay_seconds: float = 0.0
+    gate: asyncio.Event = field(default_factory=_open)
     says: Callable[[dict[str, Any], str], str] | None = None
     direct: dict[str, float] | None = field(default_factory=lambda: {"1": -0.2, "-": -2.0, "0": -3.0})
 
@@ -68,7 +75,7 @@ class FakeJudge:
         body = json.loads(await request.body())
         mode = self.mode  # a test may change it as soon as it sees the request
         self.requests.append(body)
-        await asyncio.sleep(self.delay_seconds)
+        await self.gate.wait()
         question = body["messages"][-1]["content"]
         match mode:
             case "hang":

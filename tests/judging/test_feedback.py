@@ -29,12 +29,13 @@ async def test_a_rating_given_while_the_judge_thinks_outweighs_it(binary_bench: 
     bench = binary_bench
     first, second = bench.conversation("one", "two")
     session = await bench.insert(first, second)
-    bench.judge.delay_seconds = 0.5
+    bench.judge.gate.clear()
     judging = asyncio.create_task(bench.judge_turn(session, second))
     async with asyncio.timeout(30):
         while not bench.judge.requests:
             await asyncio.sleep(0.01)
     (rated,) = await bench.judge_turn(session, first, feedback_id=bench.feedback(first, -1.0))
+    bench.judge.gate.set()
     with pytest.raises(StoreUnavailable, match="applied meanwhile"):
         await judging
     # As Temporal retries:

@@ -148,14 +148,14 @@ async def test_a_gateway_adds_configured_engines_and_keeps_connections_alive(pos
             stderr=log,
         )
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(180):  # most of it is the start of the process
             while len(await list_engines(database)) < 2:
                 assert gateway.poll() is None, (tmp_path / "log").read_text()
                 await asyncio.sleep(0.1)
             await asyncio.to_thread(send_two_requests, port)
     finally:
         gateway.terminate()
-        gateway.wait(20)
+        gateway.wait(60)
         await database.close()
 
 

@@ -122,7 +122,7 @@ def test_the_guard_exits_with_the_parts_code(run_guarded: Callable[..., subproce
 
 def test_a_program_that_cannot_be_run_is_reported() -> None:
     command = guarded(("/nowhere/program",), signal.SIGTERM, GRACE)
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert ended.returncode == 127
     assert ended.stderr == "cannot run /nowhere/program: No such file or directory\n"
 

@@ -169,7 +169,7 @@ def killed(data: Path) -> Iterator[Killed]:
 
 @on_linux
 def test_the_server_ends_when_its_parent_is_killed(killed: Killed) -> None:
-    killed.server.wait(10)
+    killed.server.wait(60)
 
 
 @on_linux
@@ -210,7 +210,7 @@ def test_committed_data_survives_kill_9(data: Path) -> None:
     server.wait_ready(alive=lambda: process.poll() is None)
     assert query_one(server, "SELECT one FROM kept") == (1,)
     process.send_signal(signal.SIGINT)
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
 
 
 def test_an_interrupted_first_start_is_repeated(tmp_path: Path) -> None:

@@ -59,10 +59,20 @@ async def supervising(folder: Path, policy: RestartPolicy = QUICK) -> AsyncItera
 
 
 async def test_a_part_that_exits_is_restarted_and_the_reason_is_reported(tmp_path: Path) -> None:
-    program = "import sys, time; time.sleep(0.3); print('ValueError: no more'); print('bye'); sys.exit(7)"
+    # It ends when the test says so, and not before it was seen ready.
+    program = f"""
+import pathlib, sys, time
+while not (end := pathlib.Path({str(tmp_path / "end")!r})).exists():
+    time.sleep(0.02)
+end.unlink()
+print("ValueError: no more")
+print("bye")
+sys.exit(7)
+"""
     async with supervising(tmp_path) as (supervisor, statuses):
         supervisor.start(part("worker", program))
         await supervisor.ready("worker")
+        (tmp_path / "end").touch()
         waiting = await statuses.until("worker", PartState.WAITING)
         assert waiting.detail == "ended with exit code 7: ValueError: no more; restart in 0.05 s"
         assert waiting.restarts == 1

@@ -94,7 +94,7 @@ def engine() -> Iterator[str]:
 
 
 @pytest.mark.postgres
-def test_it_starts_everything_restarts_killed_parts_and_stops_in_15_s(tmp_path: Path, engine: str) -> None:
+def test_it_starts_everything_restarts_killed_parts_and_stops(tmp_path: Path, engine: str) -> None:
     with up(tmp_path / "data", CLAWLOOP_ENGINES=engine) as running:
         gateway = running.line(r"gateway +(http://127\.0\.0\.1:\d+)/v1$").group(1)
         assert running.line(r"page +(http://\S+)/ui$").group(1) == gateway
@@ -112,10 +112,8 @@ def test_it_starts_everything_restarts_killed_parts_and_stops_in_15_s(tmp_path: 
             running.line(rf"{name} ready at .* \(restarts: 1\)")
         descendants = running.descendants()
         assert {"temporal", "postgres"} <= by_name(descendants).keys()
-        interrupted_at = time.monotonic()
         running.process.send_signal(signal.SIGINT)
-        assert running.ended(15) == 0
-        assert time.monotonic() - interrupted_at < 15
+        assert running.ended() == 0
         assert alive(descendants) == []
         ends = [line.split()[1] for line in running.lines if line.endswith(" stopped")]
         assert (sorted(ends[:2]), ends[2:]) == (["gateway-0", "gateway-1"], ["temporal", "postgres"])

@@ -50,7 +50,7 @@ class Server:
         finally:
             process.send_signal(signal.SIGCONT)
             process.terminate()
-            process.wait(20)
+            process.wait(60)
 
     async def ready(self) -> Client:
         async with asyncio.timeout(60):
@@ -63,7 +63,7 @@ class Server:
 
 async def say(gateway: RealGateway, messages: list[dict[str, str]], text: str, *, done: bool = False) -> str:
     messages.append({"role": "user", "content": text})
-    async with gateway.client(timeout=10) as client:
+    async with gateway.client(timeout=60) as client:
         body = {"model": "policy", "messages": messages, "session_id": "away", "session_done": done}
         answer = await client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
@@ -92,7 +92,7 @@ async def test_chat_goes_on_and_is_judged_when_temporal_is_back(binary_bench: Be
                 said.append(await say(gateway, messages, "two"))
                 process.send_signal(signal.SIGCONT)
                 process.terminate()
-                await asyncio.to_thread(process.wait, 20)
+                await asyncio.to_thread(process.wait, 60)
                 said += [await say(gateway, messages, "three"), await say(gateway, messages, "four", done=True)]
                 assert (await gateway.turn(said[-1])).announced_at is None
         with server.running():
@@ -133,4 +133,4 @@ async def test_a_worker_serves_its_metrics(temporal_address: str, binary_bench: 
         assert "# TYPE clawloop_worker_judge_request_seconds histogram" in metrics.text
     finally:
         worker.terminate()
-        assert await asyncio.to_thread(worker.wait, 20) == 0
+        assert await asyncio.to_thread(worker.wait, 60) == 0
