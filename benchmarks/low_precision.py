@@ -34,8 +34,8 @@ from clawloop.training.packing.collate import collate
 from clawloop.training.packing.sequences import TokenSequence
 from tests.random_model import write_random_model
 
-_PROMPT, _RESPONSE, _DOCUMENTS = 192, 64, 4
-_SHAPE = {
+_PROMPT, RESPONSE, _DOCUMENTS = 192, 64, 4
+SHAPE = {
     "vocab_size": 8192,
     "hidden_size": 512,
     "intermediate_size": 1536,
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> Result:
         raise SetupError("--gpu: torch finds no CUDA device on this machine")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model: Path = options.model or write_random_model(folder / "random", _SHAPE)
+        model: Path = options.model or write_random_model(folder / "random", SHAPE)
         trainers = _trainers(model, folder, gpu=options.gpu)
         engines = {} if options.trainer_only else _engines(model, folder, gpu=options.gpu)
     raw = {f"trainer {name}": one.logprobs for name, one in trainers.items()}
@@ -113,18 +113,18 @@ def _in_a_process(model: Path, backend: Backend, precision: str, *, gpu: bool) -
 
 
 def _engines(model: Path, folder: Path, *, gpu: bool) -> dict[str, Engine]:
-    documents = _documents(json.loads((model / "config.json").read_text())["vocab_size"])
+    documents = documents_of(json.loads((model / "config.json").read_text())["vocab_size"])
     found: dict[str, Engine] = {}
     for kind in ON_GPU if gpu else ON_CPU:
         own = folder / f"engine-{len(found)}"
         own.mkdir()
-        found[kind.name] = measure_engine(kind, model, own, documents, _RESPONSE, gpu=gpu)
+        found[kind.name] = measure_engine(kind, model, own, documents, RESPONSE, gpu=gpu)
     return found
 
 
-def _documents(vocab: int) -> list[list[int]]:
+def documents_of(vocab: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(1)
-    ids: list[list[int]] = torch.randint(vocab, (_DOCUMENTS, _PROMPT + _RESPONSE), generator=generator).tolist()
+    ids: list[list[int]] = torch.randint(vocab, (_DOCUMENTS, _PROMPT + RESPONSE), generator=generator).tolist()
     return ids
 
 
@@ -135,7 +135,7 @@ def measure(folder: Path, backend: Backend, precision: str, device: torch.device
     model = load_model(
         folder, LoraShape(), dtype=dtype, device=device, max_tokens=1024, backend=backend, quantisation=quantisation
     )
-    documents = _documents(model.vocab_size)
+    documents = documents_of(model.vocab_size)
     sequences = [TokenSequence(str(n), row[:_PROMPT], row[_PROMPT:], 1.0) for n, row in enumerate(documents)]
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()

@@ -156,7 +156,17 @@ class RunningEngine:
 @contextmanager
 def running_engine(start: Start, log: Path) -> Iterator[RunningEngine]:
     port = choose_port("vLLM", "127.0.0.1", 0, "")
-    started = start.launch(port)
+    with running_launch(start.launch(port), port, start.model.resolve().name, log) as engine:
+        yield engine
+
+
+@contextmanager
+def running_launch(started: Launch, port: int, model: str, log: Path) -> Iterator[RunningEngine]:
+    """A vLLM of this command, from when it answers until the end of the block.
+
+    Args:
+        model: the name it serves.
+    """
     with log.open("ab") as output:
         process = subprocess.Popen(
             started.command, env=dict(started.environment), stdout=output, stderr=output, start_new_session=True
@@ -164,7 +174,7 @@ def running_engine(start: Start, log: Path) -> Iterator[RunningEngine]:
     try:
         url = f"http://127.0.0.1:{port}"
         _wait(process, url, log)
-        yield RunningEngine(process.pid, url, start.model.resolve().name)
+        yield RunningEngine(process.pid, url, model)
     finally:
         # Its own session: the workers would outlive the server.
         os.killpg(process.pid, signal.SIGTERM)

@@ -9,11 +9,11 @@ from clawloop.errors import SetupError
 from clawloop.layout.on_cpu import on_cpu
 from clawloop.layout.on_gpus import on_gpus
 from clawloop.layout.parts import GIB, Layout
+from clawloop.layout.peft_layer import is_measured
 from clawloop.layout.request import ENGINE_RANKS, FEWEST_LORAS, Limits, Request
 from clawloop.layout.served_copy import require_trainable_weights
 from clawloop.layout.shortage import Shortage
 from clawloop.layout.trainer import version_bytes
-from clawloop.training.model.architecture import SUPPORTED
 
 _LENGTH_STEP = 256
 _SHORTEST = 1024
@@ -248,7 +248,10 @@ def _notes(request: Request) -> Iterator[str]:
             'engines and trainer compute with different weights: the recipe needs train.loss.correction = "decoupled", '
             "as deploy/recipes/quantised.toml has it"
         )
-    if request.training is not None and model.architecture not in SUPPORTED:
-        yield f"{model.architecture} is trained by the transformers backend, whose activations were not measured"
+    if request.training is not None and not is_measured(model):
+        yield (
+            f"{model.architecture} is trained by the transformers backend, whose activations were measured for Llama, "
+            "Mistral and Gemma 3 alone"
+        )
     if request.gpus is not None:
         yield "runtime, CUDA graphs and allocator are estimates: no GPU was there to measure them"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from clawloop.layout.model_shape import ModelShape
 from clawloop.layout.parts import GIB, MIB, Part, PartName
+from clawloop.layout.peft_layer import is_by_peft, one_peft_layer
 from clawloop.layout.request import Request, TrainingNeeds
 
 LOGITS_AT_ONCE = 2**26
@@ -129,7 +130,11 @@ def working_bytes(
         responses, longest: positions whose logits are computed, see `logits`.
         joined: see `one_layer`.
     """
-    inputs, layer = layer_inputs(model, tokens, number_bytes), one_layer(model, needs, tokens, number_bytes, joined)
+    inputs = layer_inputs(model, tokens, number_bytes)
+    if is_by_peft(model):
+        layer = one_peft_layer(model, needs, tokens, number_bytes)
+    else:
+        layer = one_layer(model, needs, tokens, number_bytes, joined)
     # The last layer's output, its norm's input in float32, and the gradients of both.
     ends = tokens * model.width * (8 + 2 * number_bytes)
     chunk = logits(model, needs, responses, longest) + ends
@@ -145,7 +150,8 @@ def rank_parts(request: Request, ranks: int, *, sharded: bool) -> tuple[Part, ..
     """
     model, limits, needs, b = request.model, request.limits, request.training, request.number_bytes
     assert needs is not None
-    tokens = limits.micro_batch
+    # transformers reads each document alone.
+    tokens = limits.max_sample_tokens if is_by_peft(model) else limits.micro_batch
     quantised = request.quantise is not None
     base = base_bytes(model, b, limits.max_sample_tokens, quantised=quantised)
     adapter = adapter_bytes(model, needs)
@@ -163,7 +169,8 @@ def rank_parts(request: Request, ranks: int, *, sharded: bool) -> tuple[Part, ..
         Part(
             PartName.ACTIVATIONS,
             inner,
-            f"{tokens:,} tokens: a sample of {limits.max_sample_tokens:,} and what shares its beginning",
+            f"{tokens:,} tokens: a sample of {limits.max_sample_tokens:,}"
+            + ("" if is_by_peft(model) else " and what shares its beginning"),
         ),
         Part(
             PartName.LOGITS,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, distribution
@@ -99,11 +100,34 @@ def _gpu(name: str, uuid: str, total: str, free: str) -> Gpu:
     return Gpu(name, int(total) * _MIB, int(free) * _MIB)
 
 
-def memory_bytes() -> int:
-    """Bytes this process may use: the machine's, or its container's share."""
+def memory_bytes(root: Path = Path("/")) -> int:
+    """Bytes this process may use: the machine's, or its container's share.
+
+    Args:
+        root: above `proc` and `sys`.
+    """
     import psutil
 
     total: int = psutil.virtual_memory().total
-    limit = Path("/sys/fs/cgroup/memory.max")
-    words = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
-    return min(total, int(words)) if words.isdigit() else total
+    return min([total, *_limits(root)])
+
+
+def _limits(root: Path) -> Iterator[int]:
+    """Of this process's control group and those above it, of either version; 1 writes 2^63 where there is none."""
+    try:
+        listed = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        listed = []
+    mounted = root / "sys/fs/cgroup"
+    # In a container the own group is mounted as the root, whatever its path.
+    groups = {("", "/"), ("memory", "/")}
+    for line in listed:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or "memory" in controllers.split(","):
+            groups |= {("memory" if controllers else "", str(one)) for one in (Path(path), *Path(path).parents)}
+    for controller, path in sorted(groups):
+        file = "memory.limit_in_bytes" if controller else "memory.max"
+        with suppress(OSError):
+            words = (mounted / controller / path.lstrip("/") / file).read_text(encoding="ascii").strip()
+            if words.isdigit():  # else "max"
+                yield int(words)

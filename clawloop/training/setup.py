@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -85,15 +87,32 @@ class TrainerSetup(BaseModel):
     def torch_device(self) -> torch.device:
         """
         Raises:
-            SetupError: there is no GPU, and one is asked for. A rank that is started again asks, too: it would
-                otherwise go on without a word on the CPU.
+            SetupError: there is no GPU, and one is asked for, or was there at an earlier start. A rank that is started
+                again asks, too: it would otherwise go on without a word on the CPU.
         """
         if self.device == "cpu" or not torch.cuda.is_available():
             if self.device == "cuda":
                 raise SetupError("--device cuda: torch finds no CUDA device on this machine")
+            if self.device is None and self._gpu_note.exists():
+                raise SetupError(
+                    f"torch finds no CUDA device, and trainers on this machine had one before ({self._gpu_note}):"
+                    " repair the driver and start again, or give --device cpu to go on without, much slower"
+                )
             return torch.device("cpu")
         # torchrun sets LOCAL_RANK to the index of this rank's GPU.
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+    @property
+    def _gpu_note(self) -> Path:
+        """Exists once a trainer without `--device` has found a GPU here; other machines may share the folder."""
+        return self.adapters / f".gpu-on-{socket.gethostname()}"
+
+    def note_device(self, device: torch.device) -> None:
+        """Leaves a note for later starts that this machine has a GPU."""
+        if self.device is None and device.type == "cuda":
+            with suppress(OSError):  # without the note, a later start without a GPU takes the CPU, and its log says so
+                self._gpu_note.parent.mkdir(parents=True, exist_ok=True)
+                self._gpu_note.touch()
 
     def torch_dtype(self, device: torch.device) -> torch.dtype:
         if self.dtype is not None:

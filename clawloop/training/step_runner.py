@@ -56,6 +56,8 @@ class StepRunner:
         self._setup = setup
         self._ranks = ranks or Ranks()
         self._device = setup.torch_device()
+        setup.note_device(self._device)
+        log.info("trainer's device", extra={"device": str(self._device), "rank": self._ranks.rank})
         self._model: PolicyModel | None = None
         self._stamp: tuple[tuple[str, int, int], ...] = ()
         self._fingerprint = ""

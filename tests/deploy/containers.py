@@ -65,10 +65,11 @@ class Container:
         raise AssertionError(f"{self.name} has no {name}")
 
 
-def compose(device: str, env_file: Path) -> subprocess.CompletedProcess[str]:
+def compose(device: str, env_file: Path, *profiles: str) -> subprocess.CompletedProcess[str]:
     """`docker compose config`, with no variable of ours around."""
     files = [word for name in COMPOSE_FILES[device] for word in ("--file", str(DEPLOY / name))]
-    command = [str(BIN / "docker-compose"), *files, "--env-file", str(env_file), "--profile", "admin"]
+    command = [str(BIN / "docker-compose"), *files, "--env-file", str(env_file)]
+    command += [word for profile in ("admin", *profiles) for word in ("--profile", profile)]
     return subprocess.run(
         [*command, "config", "--format", "json"],
         env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"},
@@ -100,7 +101,12 @@ def composed(device: str, folder: Path) -> dict[str, Any]:
 @cache
 def kustomized(device: str) -> list[dict[str, Any]]:
     """All resources for a device."""
-    command = [str(BIN / "kubectl"), "kustomize", str(DEPLOY / "kubernetes" / KUSTOMIZATIONS[device])]
+    return built(DEPLOY / "kubernetes" / KUSTOMIZATIONS[device])
+
+
+def built(folder: Path) -> list[dict[str, Any]]:
+    """All resources of a kustomization."""
+    command = [str(BIN / "kubectl"), "kustomize", str(folder)]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (finished.returncode, finished.stderr) == (0, "")
     return list(yaml.safe_load_all(finished.stdout))

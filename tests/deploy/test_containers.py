@@ -36,6 +36,7 @@ MACHINES: dict[str, tuple[int, ...] | None] = {
 }
 MEMORY = 256
 TRAINERS_OWN = {"PYTORCH_ALLOC_CONF", "MALLOC_MMAP_THRESHOLD_", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"}
+REFERENCED = {"MODEL_NAME", "POD_NAME", "CLAWLOOP_MODEL", "TOOL_CHOICE", "TOOL_PARSER", "REASONING_PARSER"}
 JOBS = {"migrate", "admin", "temporal-schema", "temporal-namespace"}
 OTHERS = {"temporal", "postgres", "temporal-postgres", "temporal-ui"}
 
@@ -124,12 +125,12 @@ def test_every_variable_is_a_setting(containers: list[Container]) -> None:
         for container in containers
         if container.is_ours and not container.is_engine
         for name in container.environment
-        if name not in settings | {"MODEL_NAME", "POD_NAME"} | TRAINERS_OWN
+        if name not in settings | REFERENCED | TRAINERS_OWN
     }
     assert unknown == set()
     # Arguments may refer to these.
     referenced = {name for container in containers for name in container.referenced}
-    assert referenced <= {"MODEL_NAME", "POD_NAME", "CLAWLOOP_MODEL"}
+    assert referenced <= REFERENCED
 
 
 def test_every_process_gets_the_addresses_of_postgresql_and_temporal(containers: list[Container]) -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from clawloop.contracts.training import BatchSample
 from clawloop.training.batch import plain_sequence
 from clawloop.training.model.lora import LoraShape
 from clawloop.training.model.torchtune_loading import load_torchtune_model
@@ -20,28 +22,33 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "logprobs_off", "gradients_off"), [(torch.float32, 1e-4, 1e-4), (torch.bfloat16, 0.1, 0.1)]
-)
-def test_shared_prefixes_change_neither_log_probs_nor_gradients(
-    dtype: torch.dtype, logprobs_off: float, gradients_off: float, tmp_path: Path
-) -> None:
-    base = save_checkpoint(tmp_path, dtype=dtype)
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    samples = session_batch(load_torchtune_model(base, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=cpu))
-    model = load_torchtune_model(base, LoraShape(rank=4, alpha=8.0), dtype=dtype, device=cuda)
+DEVICE = "cuda"
+
+
+def scored(base: Path, dtype: torch.dtype, samples: list[BatchSample], share: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    """Log-probs of all samples, and the gradient of their sum."""
+    model = load_torchtune_model(base, LoraShape(rank=4, alpha=8.0), dtype=dtype, device=torch.device(DEVICE))
     shake_adapter(model)
-    found = []
-    for share in (True, False):
-        model.zero_grad()
-        packed = collate([plain_sequence(sample) for sample in samples], range(8), share_prefixes=share).to(cuda)
-        logprobs_N = model(packed).logprobs_N
-        logprobs_N.sum().backward()
-        gradients = {name: p.grad.clone() for name, p in model.adapter_parameters().items() if p.grad is not None}
-        found.append((logprobs_N.detach(), gradients))
-    (logprobs, gradients), (plain_logprobs, plain_gradients) = found
-    assert (logprobs - plain_logprobs).abs().mean() < logprobs_off
-    assert relative_error(gradients, plain_gradients) < gradients_off
+    packed = collate([plain_sequence(sample) for sample in samples], range(8), share_prefixes=share).to(model.device)
+    logprobs_N = model(packed).logprobs_N
+    logprobs_N.sum().backward()
+    gradients = {name: p.grad for name, p in model.adapter_parameters().items() if p.grad is not None}
+    return logprobs_N.detach().float(), gradients
+
+
+def test_shared_prefixes_change_neither_log_probs_nor_gradients(tmp_path: Path) -> None:
+    base, cpu = save_checkpoint(tmp_path, dtype=torch.bfloat16), torch.device("cpu")
+    samples = session_batch(load_torchtune_model(base, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=cpu))
+    exact, exact_gradients = scored(base, torch.float32, samples, share=False)
+    shared, shared_gradients = scored(base, torch.float32, samples, share=True)
+    assert (shared - exact).abs().mean() < 1e-4
+    assert relative_error(shared_gradients, exact_gradients) < 1e-4
+    # In bfloat16 they are as far from that as separate documents are.
+    plain, plain_gradients = scored(base, torch.bfloat16, samples, share=False)
+    shared, shared_gradients = scored(base, torch.bfloat16, samples, share=True)
+    assert (shared - exact).abs().mean() < 1.3 * (plain - exact).abs().mean()
+    rounding = relative_error(plain_gradients, exact_gradients)
+    assert relative_error(shared_gradients, exact_gradients) < 1.3 * rounding
 
 
 @pytest.mark.parametrize("share", [True, False])

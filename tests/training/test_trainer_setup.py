@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,3 +76,22 @@ def test_sharded_ranks_of_a_quantised_model_are_refused_before_a_batch_is_claime
         "2",
     )
     assert "--ranks replicated" in refusal(clawloop(*options))
+
+
+def test_a_trainer_that_had_a_gpu_does_not_go_on_silently_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = TrainerSetup(model=save_checkpoint(tmp_path / "model", tied=True), adapters=tmp_path / "adapters")
+    setup.note_device(setup.torch_device())
+    assert setup.torch_device().type == "cpu"
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        setup.note_device(setup.torch_device())
+    for found_out in (setup.check, setup.torch_device):  # a trainer's start, and that of a rank
+        with pytest.raises(SetupError, match=r"no CUDA device, and trainers on this machine had one .* --device cpu"):
+            found_out()
+    on_cpu = setup.model_copy(update={"device": "cpu"})
+    assert on_cpu.torch_device().type == "cpu"
+    # The folder may be shared: another machine never had one.
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    assert setup.torch_device().type == "cpu"
