@@ -163,19 +163,7 @@ class Bubblewrap:
 
 
 async def _run(command: list[str], task: BoxTask, uid: int | None) -> BoxResult:
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            cwd="/",
-            env={},
-            stdin=asyncio.subprocess.PIPE,  # its end ends the sandbox
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            **_as_user(uid),
-        )
-    except OSError as error:
-        raise SandboxFailed(f"bubblewrap did not start: {error}") from error
+    process = await _start(command, uid)
     limit = task.limits.artifact_bytes + task.limits.output_bytes + 64 * 1024
     try:
         async with asyncio.timeout(task.seconds + _GRACE_SECONDS):
@@ -187,13 +175,42 @@ async def _run(command: list[str], task: BoxTask, uid: int | None) -> BoxResult:
         # The program inside that keeps the time limit was killed or starved: the command's own doing.
         return BoxResult(None, b"", b"", "the sandbox did not answer in time")
     finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with bwrap its whole process namespace ends
-            await process.wait()
+        await _end(process)
     return parse_answer(answer, errors, task.limits)
+
+
+async def _start(command: list[str], uid: int | None) -> asyncio.subprocess.Process:
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
+            *command,
+            cwd="/",
+            env={},
+            stdin=asyncio.subprocess.PIPE,  # its end ends the sandbox
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            **_as_user(uid),
+        )
+    )
+    try:
+        return await asyncio.shield(starting)
+    except OSError as error:
+        raise SandboxFailed(f"bubblewrap did not start: {error}") from error
+    except asyncio.CancelledError:
+        # Cancelled itself, asyncio would kill bubblewrap's first process alone. The second one waits for the first at
+        # its start, for ever, and asyncio for the second one's end of the pipes.
+        with suppress(OSError):
+            await _end(await starting)
+        raise
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # with bwrap its whole process namespace ends
+        await process.wait()
 
 
 async def _read(stream: asyncio.StreamReader, limit: int) -> bytes:

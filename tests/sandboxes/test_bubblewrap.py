@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import psutil
@@ -275,6 +276,31 @@ async def test_nothing_is_left_of_a_sandbox_whose_caller_is_cancelled(open_folde
     with pytest.raises(asyncio.CancelledError):
         await running
     assert list(open_folder.iterdir()) == []
+
+
+async def test_a_cancellation_while_bubblewrap_starts_leaves_nothing_and_does_not_hang(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandboxes = Bubblewrap.find(BoxFolders(open_folder))
+    begin = asyncio.create_subprocess_exec
+    begun = asyncio.Event()
+
+    async def noted(*words: str, **options: Any) -> asyncio.subprocess.Process:
+        begun.set()
+        return await begin(*words, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", noted)
+    for milliseconds in range(10):  # bubblewrap's first process has begun its second one, or not yet
+        running = asyncio.create_task(python(sandboxes, "import time;time.sleep(600)", seconds=600.0))
+        async with asyncio.timeout(60):
+            await begun.wait()
+            begun.clear()
+            time.sleep(milliseconds / 1000)  # noqa: ASYNC251  asyncio itself must not go on
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+    assert list(open_folder.iterdir()) == []
+    wait_until(lambda: processes_with(str(open_folder)) == [])
 
 
 def processes_with(word: str) -> list[psutil.Process]:
