@@ -21,7 +21,7 @@ from db.turns.insert import PostgresTurnStore
 from tests.e2e.gateway import RealGateway, prepared, running_gateway
 from tests.fakes.engine import FakeEngine, fake_engine
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PATH = "/v1/chat/completions"
 
@@ -43,7 +43,7 @@ class Chatters:
     async def chat(self, session: str) -> None:
         history: list[dict[str, Any]] = []
         turns = self.acknowledged.setdefault(session, [])
-        async with self.gateway.client(timeout=10) as client:
+        async with self.gateway.client(timeout=60) as client:
             number = 0
             while not self.stop:
                 number += 1
@@ -120,14 +120,14 @@ async def test_a_killed_postgres_fails_no_chat_and_loses_no_turn(engine: FakeEng
 
 def _started(postgres: EmbeddedPostgres) -> Any:
     process = postgres.prepare().popen()
-    postgres.wait_ready(30, lambda: process.poll() is None)
+    postgres.wait_ready(120, lambda: process.poll() is None)
     return process
 
 
 async def _more_turns(chatters: Chatters, count: int) -> None:
     """Until this many more were acknowledged."""
     goal = _acknowledged(chatters) + count
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while _acknowledged(chatters) < goal:
             await asyncio.sleep(0.02)
 

@@ -28,7 +28,7 @@ from tests.fakes.engine import fake_engine
 from tests.local.status_recorder import StatusRecorder
 from tests.processes import guarded_child
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 CLIENTS = 8
 NAMES = ("gateway-0", "gateway-1")

@@ -22,7 +22,7 @@ from clawloop.processes.bootstrap import prepare
 from db.database import BACKGROUND_LIMIT, Database
 from db.turns.insert import PostgresTurnStore
 
-START_SECONDS = 60
+START_SECONDS = 240
 
 
 @dataclass
@@ -49,7 +49,7 @@ class RealGateway:
         database = Database(self.database_url, BACKGROUND_LIMIT)
         try:
             # On a busy machine a turn may go through the spool.
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while (stored := await PostgresTurnStore(database).load(turn_id)) is None:
                     await asyncio.sleep(0.1)
         finally:
@@ -82,7 +82,7 @@ async def running_gateway(
         yield gateway
     finally:
         process.send_signal(signal.SIGTERM)
-        await asyncio.to_thread(process.wait, 20)
+        await asyncio.to_thread(process.wait, 60)
 
 
 def _wait_until_ready(gateway: RealGateway) -> None:

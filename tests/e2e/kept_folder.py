@@ -33,7 +33,7 @@ DEMO_MODEL = Path(__file__).parents[2] / "clawloop" / "demo" / "model"
 MODEL_NAME = "clawloop-demo"
 MODEL_OPTIONS = ("--dtype", "float32", "--max-model-len", "2048")
 # Judging or a step takes a second or two; this only ends a test that hangs.
-WAIT_SECONDS = 180
+WAIT_SECONDS = 600
 # Of the same adapter on another CPU, in float32; two engines on one CPU agreed to 1e-5.
 LOGPROB_TOLERANCE = 0.001
 

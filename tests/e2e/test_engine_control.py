@@ -140,10 +140,10 @@ async def test_adapters_with_running_requests_are_listed(bench: Bench) -> None:
     await bench.control.load(two, "default-v902")
     assert await bench.control.running() == frozenset()
     async with bench.busy("default-v901"):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await bench.control.running() != {"default-v901"}:
                 await asyncio.sleep(0.05)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await bench.control.running():
             await asyncio.sleep(0.05)
     assert await bench.control.slots() == 4

@@ -72,11 +72,12 @@ async def chat(gateway: RealGateway, *user_messages: str) -> None:
 
 async def closed_session(gateway: RealGateway) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {gateway.admin_key}"}
-    async with httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=120) as client:
         async with asyncio.timeout(180):
             while True:
-                (session,) = (await client.get("/admin/v1/sessions")).json()["sessions"]
-                if session["state"] == "closed":
+                sessions = (await client.get("/admin/v1/sessions")).json()["sessions"]
+                # None is there while its turns wait in the spool.
+                for session in [one for one in sessions if one["state"] == "closed"]:
                     session_view: dict[str, Any] = (await client.get(f"/admin/v1/sessions/{session['id']}")).json()
                     return session_view
                 await asyncio.sleep(0.5)

@@ -28,7 +28,7 @@ from tests.engine_options import engine_options
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long, pytest.mark.postgres]
 
-START_SECONDS = 240
+START_SECONDS = 900
 
 
 def start_command(model: Path, port: int, folder: Path) -> str:
@@ -53,7 +53,7 @@ def kill_engine(folder: Path) -> None:
         process.send_signal(signal.SIGKILL)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(5400)
 async def test_an_engine_killed_during_a_load_is_restarted_with_its_versions(
     postgres_server: Any, temporal_address: str, tiny_model_path: Path, tmp_path: Path
 ) -> None:

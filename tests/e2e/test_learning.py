@@ -46,7 +46,7 @@ RECIPE = Recipe.model_validate(
 )
 SESSIONS, TURNS = 4, 5
 # Four Python programs start in parallel; 10 s on two idle cores.
-START_SECONDS = 180
+START_SECONDS = 240
 LIKED, DISLIKED = "Yes, like that.", "No, not like that."
 
 
@@ -118,7 +118,7 @@ async def workers(
     finally:
         for worker in running.values():
             worker.send_signal(signal.SIGTERM)
-        ended = [await asyncio.to_thread(worker.wait, 30) for worker in running.values()]
+        ended = [await asyncio.to_thread(worker.wait, 60) for worker in running.values()]
     assert ended == [0] * len(running)
 
 
@@ -141,7 +141,7 @@ async def talk(gateway: RealGateway, session: int) -> list[str]:
 
 async def admin(gateway: RealGateway, path: str) -> Any:
     headers = {"Authorization": f"Bearer {gateway.admin_key}"}
-    async with httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=120) as client:
         answer = await client.get(f"/admin/v1/{path}")
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -150,7 +150,7 @@ async def admin(gateway: RealGateway, path: str) -> Any:
 async def learned(gateway: RealGateway, done: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     status: dict[str, Any] = {}
     with suppress(TimeoutError):
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(600):
             while not done(status := await admin(gateway, "training")):
                 await asyncio.sleep(0.2)
             return status

@@ -178,7 +178,7 @@ async def group(gateway: RealGateway, first: TurnId, size: int = 3) -> list[Turn
     """The turns of one request in order of their choice, once all are in PostgreSQL."""
     query = "SELECT id FROM turns WHERE group_id = %s ORDER BY choice"
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(60),
         await psycopg.AsyncConnection.connect(gateway.database_url, autocommit=True) as connection,
     ):
         while len(rows := await (await connection.execute(query, [first])).fetchall()) < size:

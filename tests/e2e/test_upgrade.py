@@ -31,7 +31,7 @@ from tests.e2e.kept_folder import (
 from tests.e2e.up import Up, up
 
 # It waits for an engine, like the tests with an engine of their own.
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(2700)]
 
 ROOT = Path(__file__).parents[2]
 HISTORIES = ROOT / "tests" / "replay" / "histories"

@@ -16,7 +16,7 @@ from clawloop.local.checks import choose_port
 from clawloop.local.parts import answers_ok
 
 # Imports take 2 s on an idle machine, more when tests share it.
-START_SECONDS = 120
+START_SECONDS = 240
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ class StatusRecorder:
 
     async def until(self, name: str, state: PartState, times: int = 1) -> PartStatus:
         """Wait until a part has entered the state that many times; returns the status of the last of them."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while self.states(name).count(state) < times:
                 await asyncio.sleep(0.02)
         return [status for status in self.history if status.name == name and status.state is state][times - 1]
