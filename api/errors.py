@@ -16,6 +16,7 @@ from starlette.responses import Response
 from clawloop.errors import (
     AmbiguousId,
     ClawloopError,
+    ContentUnreadable,
     EngineAnswerUnusable,
     EngineBroke,
     EngineRejected,
@@ -150,6 +151,8 @@ def to_problem(error: ClawloopError) -> Problem:
             return Problem(404, str(error), error.code, field=error.field)
         case AmbiguousId():
             return Problem(400, str(error), "ambiguous_id", field=error.field)
+        case ContentUnreadable():
+            return Problem(409, f"This cannot be decrypted: {error}.", "content_unreadable")
         case StateConflict():
             return Problem(409, str(error), error.code, field=error.field)
         case EngineRejected():

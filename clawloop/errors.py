@@ -11,6 +11,7 @@ ClawloopError
 │   ├── EngineAnswerUnusable    an engine's answer cannot be parsed, or its lengths disagree
 │   ├── PromptTooLong           a prompt and its reply exceed the engine's context
 │   ├── RecordUnusable          a record that cannot be stored, or refers to something that does not exist
+│   │   └── ContentUnreadable   encrypted content that no key opens, or that was changed
 │   ├── ModelUnsupported        the trainer cannot load this checkpoint: says what it can load
 │   ├── SampleUnusable          a sample cannot be trained: too long, or its parts disagree
 │   ├── AdapterUnusable         an adapter directory is damaged, or made for another base model
@@ -157,6 +158,10 @@ class PromptTooLong(PermanentError):
 
 class RecordUnusable(PermanentError):
     """A record that PostgreSQL can never store, or that refers to something that does not exist."""
+
+
+class ContentUnreadable(RecordUnusable):
+    """Content that is encrypted and cannot be decrypted here; the message names where it is stored and the setting."""
 
 
 class ModelUnsupported(PermanentError):

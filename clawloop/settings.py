@@ -145,6 +145,10 @@ class Settings(BaseSettings):
     """A chat whose turn could be stored neither in PostgreSQL nor on the gateway's disk nor in its memory: `answer` it
     and count the turn as lost, or `refuse` it with 503 before the first token."""
 
+    encryption_key_file: Path | None = None
+    """A file of keys, made by `clawloop encryption key`: the content of conversations is encrypted in PostgreSQL, the
+    spool and the artifacts. None: it is not. Every process needs the same file."""
+
     engine_fields: Annotated[tuple[str, ...], NoDecode] = ()
     """Fields of a chat request, separated by commas, that go to the engine although the gateway would drop or refuse
     them."""

@@ -20,6 +20,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from clawloop.errors import ClawloopError, RecordUnusable, SetupError, StoreContended, StoreUnavailable
+from db.content import PLAIN, ContentCodec, put_content
+from db.encryption.installation import require_keys
 
 Raw: TypeAlias = psycopg.AsyncConnection[TupleRow]
 Result = TypeVar("Result")
@@ -66,9 +68,11 @@ class Database:
         url: `postgresql://user:password@host:port/name`, as for psql.
         limit: longest wait for a whole transaction, connecting included. The server's statement timeout is a little
             shorter, so that the server does not continue work whose caller has given up.
+        content: how conversations are stored.
     """
 
-    def __init__(self, url: str, limit: timedelta = CHAT_LIMIT) -> None:
+    def __init__(self, url: str, limit: timedelta = CHAT_LIMIT, content: ContentCodec = PLAIN) -> None:
+        self.content = content
         self._limit_seconds = limit.total_seconds()
         statement_milliseconds = int(self._limit_seconds * 900)
         transaction_milliseconds = int((limit + _SERVER_WAITS).total_seconds() * 1000)
@@ -90,6 +94,8 @@ class Database:
         )
         limit_transactions = partial(_limit_transactions, milliseconds=transaction_milliseconds)
         event.listen(self._engine.sync_engine, "connect", limit_transactions)
+        event.listen(self._engine.sync_engine, "connect", lambda _, record: put_content(record.info, content))
+        self._keys_compared = False
         self._abandoned: set[asyncio.Task[Any]] = set()
         self._replaced_at = -_REPLACE_SECONDS
 
@@ -99,11 +105,24 @@ class Database:
         Raises:
             StoreUnavailable: no answer in time, or none at all. The transaction may still have been committed.
             RecordUnusable: PostgreSQL can never store these values.
+            SetupError: the database is encrypted with other keys.
         """
         return await self._within_limit(self._transaction(work))
 
+    async def compare_keys(self) -> None:
+        """Compare the keys with the database, as each database's first transaction does.
+
+        Raises:
+            SetupError: the database is encrypted with other keys.
+            StoreUnavailable
+        """
+        await self.run(_nothing)
+
     async def _transaction(self, work: Callable[[AsyncConnection], Awaitable[Result]]) -> Result:
         try:
+            if not self._keys_compared:
+                async with self._engine.begin() as connection:
+                    self._keys_compared = await require_keys(connection, self.content)
             async with self._engine.begin() as connection:
                 return await work(connection)
         except (DBAPIError, psycopg.Error) as error:
@@ -192,6 +211,10 @@ async def raw_connection(connection: AsyncConnection) -> Raw:
     raw = (await connection.get_raw_connection()).driver_connection
     assert isinstance(raw, psycopg.AsyncConnection)
     return raw
+
+
+async def _nothing(_: AsyncConnection) -> None:
+    return None
 
 
 def _limit_transactions(connection: Any, record: object, *, milliseconds: int) -> None:

@@ -9,7 +9,9 @@ nothing is judged, sampled or inserted meanwhile; later writers find the turns e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -17,8 +19,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts.sessions import ContentErased, Erasure, SessionFacts
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import TurnOutcome
+from clawloop.errors import ContentUnreadable
 from clawloop.ids import SampleId, SessionId, TurnId
+from db.content import content_of
 from db.database import Database, transaction
+from db.exact_json import exact_json
 from db.tables import SessionRow, TurnRow
 from db.training.policies import insert_event, lock_policy
 from db.training.samples import end_samples
@@ -57,15 +62,18 @@ _ALL_TURNS = text("SELECT id FROM turns WHERE session_id = :session")
 # that continues without a reply, e.g. after an aborted one: its messages begin with the same ones.
 _FROM_TURN = text("""
     WITH RECURSIVE down AS (
-        SELECT t.id FROM turns t JOIN turns own ON own.id = :turn AND own.session_id = t.session_id
-        WHERE t.id = own.id OR t.group_id = own.group_id OR (
-            own.outcome <> 'erased' AND t.parent_turn_id IS NOT DISTINCT FROM own.parent_turn_id
-            AND t.messages_kept = own.messages_kept
-            AND starts_with(t.messages_added::text, left(own.messages_added::text, -1))
-            AND substr(t.messages_added::text, length(own.messages_added::text), 1) IN (',', ']'))
+        SELECT unnest(CAST(:first AS uuid[])) AS id
         UNION
         SELECT t.id FROM down JOIN turns t ON t.parent_turn_id = down.id)
     SELECT id FROM down
+""")
+_BESIDE_TURN = text("""
+    SELECT t.id, coalesce(t.id = own.id OR t.group_id = own.group_id, false) AS of_request,
+        t.messages_added
+    FROM turns t JOIN turns own ON own.id = :turn AND own.session_id = t.session_id
+    WHERE t.id = own.id OR t.group_id = own.group_id OR (
+        own.outcome <> 'erased' AND t.outcome <> 'erased' AND t.parent_turn_id IS NOT DISTINCT FROM own.parent_turn_id
+        AND t.messages_kept = own.messages_kept)
 """)
 # Sets announced_at: the workflow is notified of the erasure instead, or never knew of the turns.
 _STRIP_TURNS = text(f"""
@@ -173,8 +181,11 @@ async def _erase(connection: AsyncConnection, session: SessionId, turn: TurnId |
         return None
     await lock_policy(connection, facts.policy)
     await connection.execute(_LOCK_SESSION, {"session": session})
-    reached, parameters = (_ALL_TURNS, {"session": session}) if turn is None else (_FROM_TURN, {"turn": turn})
-    requested = (await connection.scalars(reached, parameters)).all()
+    if turn is None:
+        requested = (await connection.scalars(_ALL_TURNS, {"session": session})).all()
+    else:
+        first = await _with_its_messages(connection, turn)
+        requested = (await connection.scalars(_FROM_TURN, {"first": first})).all()
     rows = (await connection.execute(_LOCK_TURNS, {"session": session, "turns": list(requested)})).all()
     locked = [row for row in rows if row.requested]
     erased = [TurnId(row.id) for row in locked]
@@ -204,6 +215,26 @@ async def _erase(connection: AsyncConnection, session: SessionId, turn: TurnId |
         learned=learned,
         message=ContentErased(tuple(TurnId(turn_id) for turn_id in newest), whole=turn is None),
     )
+
+
+async def _with_its_messages(connection: AsyncConnection, turn: TurnId) -> list[UUID]:
+    """The turn, the other replies to its request, and requests that begin with its messages.
+
+    Messages that cannot be decrypted are compared with none: whoever erases is not kept from it by a lost key.
+    """
+    content = content_of(connection)
+    added: dict[UUID, list[str]] = {}
+    rows = (await connection.execute(_BESIDE_TURN, {"turn": turn})).all()
+    for row in rows:
+        with suppress(ContentUnreadable):
+            messages = content.read_json(row.messages_added, "turns.messages_added", row.id)
+            added[row.id] = [exact_json(message) for message in messages]
+    own = added.get(turn)
+
+    def begins_with_own(messages: list[str] | None) -> bool:
+        return bool(own) and messages is not None and messages[: len(own or ())] == own
+
+    return [row.id for row in rows if row.of_request or begins_with_own(added.get(row.id))]
 
 
 async def _strip(connection: AsyncConnection, session: SessionId, turns: Sequence[TurnId]) -> int:

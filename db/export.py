@@ -14,6 +14,7 @@ from clawloop.ids import SessionId, TurnId
 from clawloop.judging.records import VOTES, TurnContext
 from clawloop.operations.export import ExportedJudgement, ExportedTurn, ExportFilter, Record
 from clawloop.turns.next_state import next_states
+from db.content_rows import answer_row
 from db.database import Database, transaction
 from db.exact_json import storable
 from db.judging.judgements import PostgresJudgementStore
@@ -21,7 +22,8 @@ from db.judging.judgements import PostgresJudgementStore
 _TURNS = text("""
     SELECT t.id, s.id AS session, s.external_id, j.id AS judgement, j.verdict, j.reward, j.hint, j.why,
         ARRAY(SELECT v.score FROM votes v WHERE v.judgement_id = j.id AND v.kind = :votes ORDER BY v.index) AS scores,
-        ARRAY(SELECT v.raw FROM votes v WHERE v.judgement_id = j.id AND v.kind = :votes ORDER BY v.index) AS answers
+        ARRAY(SELECT v.raw FROM votes v WHERE v.judgement_id = j.id AND v.kind = :votes ORDER BY v.index) AS answers,
+        ARRAY(SELECT v.index FROM votes v WHERE v.judgement_id = j.id AND v.kind = :votes ORDER BY v.index) AS places
     FROM turns t JOIN sessions s ON s.id = t.session_id
         LEFT JOIN LATERAL (SELECT * FROM judgements j WHERE j.turn_id = t.id AND j.decided_at IS NOT NULL
             ORDER BY j.revision DESC, j.decided_at DESC LIMIT 1) j ON true
@@ -97,8 +99,14 @@ class PostgresExportStore:
             return None
         judgement = None
         if row.judgement is not None:
-            votes = list(zip(row.scores, row.answers, strict=True))
-            judgement = ExportedJudgement(row.verdict, row.reward, row.hint, row.why, votes)
+            content = self._database.content
+            answers = [
+                content.read_text(raw, "votes.raw", answer_row(row.judgement, VOTES, place))
+                for raw, place in zip(row.answers, row.places, strict=True)
+            ]
+            hint = content.read_text(row.hint, "judgements.hint", row.judgement)
+            votes = list(zip(row.scores, answers, strict=True))
+            judgement = ExportedJudgement(row.verdict, row.reward, hint, row.why, votes)
         return ExportedTurn(
             record=context.turn.record,
             session=SessionId(row.session),

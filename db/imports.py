@@ -21,6 +21,8 @@ from clawloop.operations.imports import ALIAS, turn_mark
 from clawloop.recipes.recipe import Recipe
 from clawloop.turns.identify import named_session_id
 from clawloop.turns.logged import LoggedJudgement
+from db.content import content_of
+from db.content_rows import answer_row
 from db.database import Database, transaction
 from db.exact_json import storable
 from db.tables import ApiKeyRow, FeedbackRow, HintRow, JudgementRow, PolicyRow, SessionRow, TurnRow, VoteRow
@@ -60,7 +62,7 @@ class PostgresImportStore:
         return key
 
     async def add_turn(self, record: TurnRecord, why: str) -> bool:
-        prepared = PreparedTurn.checked(record)
+        prepared = PreparedTurn.checked(record, self._database.content)
         added = await self._add_turn(prepared, why)
         if added:
             self._conversations.put(record.turn_id, prepared.conversation)
@@ -97,7 +99,7 @@ class PostgresImportStore:
         if await connection.scalar(known) is not None:
             return False
         await insert_recipe(connection, _RECIPE)
-        row = new_judgement_id()
+        row, content = new_judgement_id(), content_of(connection)
         after = (
             select(TurnRow.id)
             .where(TurnRow.parent_turn_id == turn.id, TurnRow.outcome != TurnOutcome.ERASED)
@@ -118,7 +120,9 @@ class PostgresImportStore:
             "expected": sum(voted) / len(voted) if voted else None,
             "reward": reward,
             "verdict_why": reason,
-            "hint": None if judgement.hint is None else storable(judgement.hint),
+            "hint": None
+            if judgement.hint is None
+            else content.write_text(storable(judgement.hint), "judgements.hint", row),
             "hint_why": "imported",
             "not_trainable": not_trainable,
             "outcome": TurnOutcome.NOT_TRAINABLE,
@@ -175,8 +179,15 @@ async def _judged_turn(connection: AsyncConnection, key: ApiKeyId, judgement: Lo
 
 
 async def _insert_answers(connection: AsyncConnection, row: UUID, judgement: LoggedJudgement) -> None:
+    content = content_of(connection)
     votes = [
-        {"judgement_id": row, "kind": VOTES, "index": n, "raw": storable(raw), "score": score}
+        {
+            "judgement_id": row,
+            "kind": VOTES,
+            "index": n,
+            "raw": content.write_text(storable(raw), "votes.raw", answer_row(row, VOTES, n)),
+            "score": score,
+        }
         for n, (score, raw) in enumerate(judgement.votes)
     ]
     hints = [
@@ -184,9 +195,11 @@ async def _insert_answers(connection: AsyncConnection, row: UUID, judgement: Log
             "judgement_id": row,
             "kind": HINTS,
             "index": n,
-            "raw": storable(hint.raw),
+            "raw": content.write_text(storable(hint.raw), "hints.raw", answer_row(row, HINTS, n)),
             "accepted": hint.accepted,
-            "text": None if hint.text is None else storable(hint.text),
+            "text": None
+            if hint.text is None
+            else content.write_text(storable(hint.text), "hints.text", answer_row(row, HINTS, n)),
         }
         for n, hint in enumerate(judgement.hints)
     ]

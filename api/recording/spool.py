@@ -21,6 +21,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from api.recording.disk_reserve import RESERVE_BYTES, DiskReserve
 from clawloop.contracts.turns import TurnRecord
+from clawloop.encryption.key_file import SETTING
+from clawloop.encryption.sealer import Sealer
 from clawloop.errors import RecordUnusable
 from clawloop.ids import TurnId
 
@@ -48,9 +50,13 @@ class Spool:
         limit_bytes: the largest total size of the turns that wait, those of other gateways included as of a second
             ago; and once more of those that were rejected.
         reserve_bytes: kept free on the disk for turns, by each gateway.
+        sealer: encrypts what is written from now on; None: nothing is encrypted.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int, reserve_bytes: int = RESERVE_BYTES) -> None:
+    def __init__(
+        self, folder: Path, limit_bytes: int, reserve_bytes: int = RESERVE_BYTES, sealer: Sealer | None = None
+    ) -> None:
+        self._sealer = sealer
         self._limit_bytes = limit_bytes
         self._sizes: dict[TurnId, int] = {}
         self._others = 0
@@ -121,10 +127,15 @@ class Spool:
     def read(self, turn_id: TurnId) -> TurnRecord:
         """
         Raises:
-            RecordUnusable: the file is not a turn.
+            RecordUnusable: the file is not a turn, or no key opens it.
         """
+        content = self._path(turn_id).read_bytes()
+        if not content.startswith(b"{"):
+            if self._sealer is None:
+                raise RecordUnusable(f"spooled turn {turn_id} is encrypted, or damaged: set {SETTING}")
+            content = self._sealer.open(content, _place(turn_id))
         try:
-            return _RECORD.validate_json(self._path(turn_id).read_bytes())
+            return _RECORD.validate_json(content)
         except ValidationError as error:
             raise RecordUnusable(f"spooled turn {turn_id}: {error.error_count()} fields cannot be read") from error
 
@@ -163,6 +174,8 @@ class Spool:
 
     def _write(self, folder: Path, record: TurnRecord, size_bytes: int) -> Path:
         content = _RECORD.dump_json(record)
+        if self._sealer is not None:
+            content = self._sealer.seal(content, _place(record.turn_id))
         if size_bytes + len(content) > self._limit_bytes:
             raise SpoolFull(f"{size_bytes} bytes are spooled, the limit is {self._limit_bytes}")
         path = folder / f"{record.turn_id}{_SUFFIX}"
@@ -173,6 +186,31 @@ class Spool:
             except OSError as error:
                 if error.errno not in _NO_ROOM or not self._reserve.release(len(content)):
                     raise
+
+
+def rejected_turns(folder: Path) -> list[Path]:
+    """The files of turns that were set aside, of all gateways of a spool."""
+    return sorted(folder.glob(f"gateway-*/{_REJECTED}/*{_SUFFIX}"))
+
+
+def reseal_turn(path: Path, sealer: Sealer, *, decrypt: bool) -> bool:
+    """Encrypt a turn's file by the first key, or decrypt it; false if there is nothing to do.
+
+    Raises:
+        ContentUnreadable: no key opens it.
+        FileNotFoundError
+    """
+    stored, place = path.read_bytes(), _place(TurnId(uuid.UUID(path.stem)))
+    is_plain = stored.startswith(b"{")
+    if is_plain if decrypt else stored.startswith(sealer.head):
+        return False
+    content = stored if is_plain else sealer.open(stored, place)
+    _write_synced(path, content if decrypt else sealer.seal(content, place))
+    return True
+
+
+def _place(turn_id: TurnId) -> str:
+    return f"spool of {turn_id}"
 
 
 def _write_synced(path: Path, content: bytes) -> None:

@@ -18,6 +18,7 @@ import typer
 from clawloop.cli.adapter import adapter_app
 from clawloop.cli.check import check_app
 from clawloop.cli.demo.app import demo_app
+from clawloop.cli.encryption import encryption_app
 from clawloop.cli.engine import engine_app
 from clawloop.cli.environment import environment_app
 from clawloop.cli.erase import erase_command
@@ -123,6 +124,7 @@ def migrate(
 ) -> None:
     """Migrate the database to this version's schema; with --base-model, also create what a gateway needs."""
     from clawloop.processes.bootstrap import create_default_policy
+    from clawloop.processes.database import codec_of
     from clawloop.processes.endpoints import database_url, engine_secret
     from db.schema import migrate as migrate_schema
 
@@ -135,7 +137,10 @@ def migrate(
     if base_model is not None:
         aliases = alias or [base_model.rsplit("/", 1)[-1].lower()]
         secret = engine_secret(settings)
-        silent = asyncio.run(create_default_policy(url, base_model, aliases, engine or [], settings.model, secret))
+        content = codec_of(settings.encryption_key_file)
+        silent = asyncio.run(
+            create_default_policy(url, base_model, aliases, engine or [], settings.model, secret, content)
+        )
         for line in silent:
             typer.echo(line, err=True)
         typer.echo(f"The default policy exists, for {base_model}.")
@@ -155,6 +160,7 @@ app.command("feedback")(feedback)
 app.command("openclaw-config")(openclaw_config)
 key_app.command("limit")(limit_key)
 app.add_typer(key_app, name="key")
+app.add_typer(encryption_app, name="encryption")
 app.add_typer(engine_app, name="engine")
 app.add_typer(worker_app, name="worker")
 app.add_typer(training_app, name="training")

@@ -29,11 +29,10 @@ def settings_of(data: Path | None) -> Settings:
 
 def with_database(data: Path | None, work: Callable[[Database], Coroutine[Any, Any, Result]]) -> Result:
     """Run `work` on a connection pool that is closed afterwards."""
-    from clawloop.processes.endpoints import database_url
-    from db.database import BACKGROUND_LIMIT, Database
+    from clawloop.processes.database import open_database
 
     async def run() -> Result:
-        database = Database(database_url(settings_of(data)), BACKGROUND_LIMIT)
+        database = open_database(settings_of(data))
         try:
             return await work(database)
         finally:

@@ -147,6 +147,7 @@ def up_command(
 async def prepare_deployment(deployment: Deployment) -> dict[str, str]:
     """Write the runtime file and prepare the database; satisfies `clawloop.local.up.Prepare`."""
     from clawloop.processes.bootstrap import prepare
+    from clawloop.processes.database import codec_of
     from clawloop.processes.runtime_file import RuntimeAddresses, installation_id, write_runtime_file
 
     addresses = RuntimeAddresses(deployment.database_url, deployment.temporal_address, deployment.temporal_ui)
@@ -161,4 +162,5 @@ async def prepare_deployment(deployment: Deployment) -> dict[str, str]:
         recipe=deployment.recipe,
         max_lora_rank=deployment.max_lora_rank,
         quantised=deployment.quantised,
+        content=codec_of(deployment.encryption_key_file),
     )

@@ -29,6 +29,7 @@ from clawloop.local.plan import UpOptions
 from clawloop.local.supervision.supervisor import Supervisor
 from clawloop.local.up import Prepare, Started
 from clawloop.local.up import run as run_up
+from clawloop.processes.database import codec_of
 from db.database import BACKGROUND_LIMIT, Database
 from db.serving.directory import ensure_policy
 from db.serving.keys import PostgresKeyStore
@@ -132,7 +133,7 @@ class _Demo:
     async def ready(self, deployment: Deployment) -> Mapping[str, str]:
         """Satisfies `clawloop.local.up.Prepare`."""
         secrets = await self._prepare(deployment)
-        self._keys = await _insert_policies(deployment.database_url, deployment.base_model, self._options.plan.runs)
+        self._keys = await _insert_policies(deployment, self._options.plan.runs)
         return secrets
 
     async def use(self, started: Started) -> None:
@@ -182,7 +183,7 @@ class _Demo:
         await asyncio.Event().wait()
 
 
-async def _insert_policies(database_url: str, base_model: str, runs: Sequence[PlannedRun]) -> dict[PlannedRun, str]:
+async def _insert_policies(deployment: Deployment, runs: Sequence[PlannedRun]) -> dict[PlannedRun, str]:
     """Insert a policy with its recipe for each run; return its API key, which has all scopes.
 
     A policy for each run lets all runs share one engine start without learning from each other.
@@ -190,12 +191,12 @@ async def _insert_policies(database_url: str, base_model: str, runs: Sequence[Pl
     Raises:
         StoreUnavailable
     """
-    database = Database(database_url, BACKGROUND_LIMIT)
+    database = Database(deployment.database_url, BACKGROUND_LIMIT, codec_of(deployment.encryption_key_file))
     keys: dict[PlannedRun, str] = {}
     try:
         store = PostgresKeyStore(database)
         for run in runs:
-            await ensure_policy(database, run.policy, base_model, [])
+            await ensure_policy(database, run.policy, deployment.base_model, [])
             await ensure_recipe(database, run.policy, demo_recipe(run.method))
             _, keys[run] = await store.create_key(run.policy, frozenset(Scope), name=f"demo, user {run.seed}")
     finally:

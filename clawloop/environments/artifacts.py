@@ -4,35 +4,64 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
 
+from clawloop.encryption.key_file import SETTING
+from clawloop.encryption.sealer import KEYED_BYTES, Sealer
 from clawloop.errors import RecordUnusable
 
 
 class ArtifactFolder:
-    """Satisfies `activities.episodes.ports.Artifacts`."""
+    """Satisfies `activities.episodes.ports.Artifacts`.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        sealer: encrypts what is stored from now on, and names it by a keyed digest; None: nothing is encrypted.
+    """
+
+    def __init__(self, folder: Path, sealer: Sealer | None = None) -> None:
         self._folder = folder
+        self._sealer = sealer
 
     async def store(self, artifact: bytes) -> str:
-        """The artifact's SHA-256 in hex."""
+        """The artifact's digest in hex: its SHA-256, or a keyed one."""
         return await asyncio.to_thread(self._store, artifact)
 
-    async def load(self, sha256: str) -> bytes:
+    async def load(self, digest: str) -> bytes:
         """
         Raises:
             RecordUnusable: it is not there, or damaged.
         """
-        return await asyncio.to_thread(self._load, sha256)
+        return await asyncio.to_thread(self._load, digest)
 
     async def prune(self, age: timedelta) -> int:
         """Delete what was stored longer ago than this, and what interrupted writes left; the number of files."""
         return await asyncio.to_thread(self._prune, age)
+
+    def sealed(self) -> list[str]:
+        """The digests of the encrypted artifacts."""
+        return [path.stem for path in self._folder.glob("??/*.tar") if len(path.stem) == 2 * KEYED_BYTES]
+
+    def reseal(self, digest: str) -> bool:
+        """Encrypt an encrypted artifact by the first key; false if it is.
+
+        Raises:
+            ContentUnreadable: no key opens it.
+            FileNotFoundError
+        """
+        assert self._sealer is not None
+        path, place = self._path(digest), _place(digest)
+        stored = path.read_bytes()
+        if stored.startswith(self._sealer.head):
+            return False
+        before = path.stat()
+        self._write(path, self._sealer.seal(self._sealer.open(stored, place), place))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # it is as old as it was
+        return True
 
     def _prune(self, age: timedelta) -> int:
         removed, before = 0, time.time() - age.total_seconds()
@@ -45,23 +74,37 @@ class ArtifactFolder:
         return removed
 
     def _store(self, artifact: bytes) -> str:
-        sha256 = hashlib.sha256(artifact).hexdigest()
-        path = self._path(sha256)
+        if self._sealer is None:
+            digest, stored = hashlib.sha256(artifact).hexdigest(), artifact
+        else:
+            digest = self._sealer.digest(hashlib.sha256(artifact).digest()).hex()
+            stored = self._sealer.seal(artifact, _place(digest))
+        self._write(self._path(digest), stored)
+        return digest
+
+    def _write(self, path: Path, stored: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Of its own: two episodes that left the same are stored at the same moment.
         partial = path.with_suffix(f".{uuid4().hex}.tmp")
-        partial.write_bytes(artifact)
+        partial.write_bytes(stored)
         partial.rename(path)
-        return sha256
 
-    def _load(self, sha256: str) -> bytes:
+    def _load(self, digest: str) -> bytes:
         try:
-            artifact = self._path(sha256).read_bytes()
+            stored = self._path(digest).read_bytes()
         except FileNotFoundError:
-            raise RecordUnusable(f"artifact {sha256} is not in this worker's data folder") from None
-        if hashlib.sha256(artifact).hexdigest() != sha256:
-            raise RecordUnusable(f"artifact {sha256} is damaged")
-        return artifact
+            raise RecordUnusable(f"artifact {digest} is not in this worker's data folder") from None
+        if len(digest) == 2 * KEYED_BYTES:  # encrypted, whose authentication finds damage
+            if self._sealer is None:
+                raise RecordUnusable(f"artifact {digest} is encrypted: set {SETTING}")
+            return self._sealer.open(stored, _place(digest))
+        if hashlib.sha256(stored).hexdigest() != digest:
+            raise RecordUnusable(f"artifact {digest} is damaged")
+        return stored
 
-    def _path(self, sha256: str) -> Path:
-        return self._folder / sha256[:2] / f"{sha256}.tar"
+    def _path(self, digest: str) -> Path:
+        return self._folder / digest[:2] / f"{digest}.tar"
+
+
+def _place(digest: str) -> str:
+    return f"artifact {digest}"

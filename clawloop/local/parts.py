@@ -16,6 +16,7 @@ from pathlib import Path
 
 import aiohttp
 
+from clawloop.encryption.key_file import SETTING
 from clawloop.errors import SetupError
 from clawloop.local.checks import choose_port
 from clawloop.local.services import temporal_server
@@ -71,6 +72,7 @@ class Deployment:
         sandboxed: URL of the gateways for an environment worker; None: none is started.
         quantised: engines and trainer compute with different weights.
         temporal_ui, page: addresses of Temporal's UI and of the page; None if not known.
+        encryption_key_file: CLAWLOOP_ENCRYPTION_KEY_FILE.
     """
 
     data: Path
@@ -92,6 +94,7 @@ class Deployment:
     quantised: bool = False
     temporal_ui: str | None = None
     page: str | None = None
+    encryption_key_file: Path | None = None
 
 
 def numbered(name: str, number: int, count: int) -> str:
@@ -240,8 +243,12 @@ def _worker(name: str, arguments: Sequence[str], deployment: Deployment, environ
 
 
 def _settings(deployment: Deployment) -> dict[str, str]:
-    addresses = {"CLAWLOOP_TEMPORAL_UI": deployment.temporal_ui, "CLAWLOOP_PAGE": deployment.page}
-    return {name: address for name, address in addresses.items() if address is not None} | {
+    given = {
+        "CLAWLOOP_TEMPORAL_UI": deployment.temporal_ui,
+        "CLAWLOOP_PAGE": deployment.page,
+        SETTING: None if deployment.encryption_key_file is None else str(deployment.encryption_key_file),
+    }
+    return {name: value for name, value in given.items() if value is not None} | {
         "CLAWLOOP_DATA": str(deployment.data),
         "CLAWLOOP_ENGINES": ",".join(deployment.engines),
         "DATABASE_URL": deployment.database_url,

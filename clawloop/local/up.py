@@ -14,7 +14,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 
+from clawloop.encryption.key_file import SETTING
 from clawloop.errors import SetupError
 from clawloop.layout.table import overview
 from clawloop.local import checks, parts
@@ -225,7 +227,13 @@ def _deployment(options: UpOptions, plan: Plan, keys: Mapping[str, str]) -> Depl
         quantised=options.models.quantised,
         # The operator's own address comes first: browsers elsewhere reach the UI by a proxy.
         temporal_ui=options.environment.get("CLAWLOOP_TEMPORAL_UI") or plan.temporal_ui,
+        encryption_key_file=_key_file(options.environment),
     )
+
+
+def _key_file(environment: Mapping[str, str]) -> Path | None:
+    path = environment.get(SETTING)
+    return Path(path).absolute() if path else None
 
 
 async def _until(stop: asyncio.Event, work: Awaitable[None]) -> None:

@@ -11,6 +11,7 @@ from clawloop.errors import RecipeRejected, SetupError
 from clawloop.processes.engine_check import check_engines
 from clawloop.recipes.checks import require_decoupled, require_rank
 from clawloop.recipes.recipe import Gate, Recipe
+from db.content import PLAIN, ContentCodec
 from db.database import BACKGROUND_LIMIT, Database
 from db.schema import migrate
 from db.serving.directory import ensure_policy
@@ -33,6 +34,7 @@ async def prepare(
     recipe: Recipe | None = None,
     max_lora_rank: int = 16,
     quantised: bool = False,
+    content: ContentCodec = PLAIN,
 ) -> dict[str, str]:
     """Migrate the schema, and insert what is missing: default policy and recipe, engines, a key for each scope.
 
@@ -45,6 +47,7 @@ async def prepare(
         recipe: the default policy's recipe from now on; None: unchanged.
         max_lora_rank: highest rank of an adapter that the engines can load.
         quantised: engines and trainer compute with different weights, which the recipe has to allow.
+        content: how conversations are stored.
 
     Returns:
         A valid key for each scope: the given one if it is still valid, else a new one.
@@ -54,7 +57,7 @@ async def prepare(
         RecipeRejected: the engines cannot load adapters of this recipe, or the trainer cannot compute it.
     """
     await asyncio.to_thread(migrate, url)
-    database = Database(url, BACKGROUND_LIMIT)
+    database = Database(url, BACKGROUND_LIMIT, content)
     try:
         await ensure_policy(database, DEFAULT_POLICY, base_model, aliases)
         await ensure_recipe(database, DEFAULT_POLICY, DEFAULT_RECIPE)
@@ -99,6 +102,7 @@ async def create_default_policy(
     engines: Sequence[str],
     model: Path | None = None,
     engine_secret: str | None = None,
+    content: ContentCodec = PLAIN,
 ) -> list[str]:
     """Insert the default policy with its recipe, and engines; for a deployment without `clawloop up`.
 
@@ -107,6 +111,7 @@ async def create_default_policy(
     Args:
         model: CLAWLOOP_MODEL, compared with the engines.
         engine_secret: of the engines; None: they have none.
+        content: how conversations are stored.
 
     Returns:
         A line for each engine that does not answer yet.
@@ -114,7 +119,7 @@ async def create_default_policy(
     Raises:
         SetupError, StoreUnavailable
     """
-    database = Database(url, BACKGROUND_LIMIT)
+    database = Database(url, BACKGROUND_LIMIT, content)
     try:
         await ensure_policy(database, DEFAULT_POLICY, base_model, aliases)
         await ensure_recipe(database, DEFAULT_POLICY, DEFAULT_RECIPE)

@@ -17,13 +17,13 @@ from activities.serving.engines import EngineActivities
 from activities.serving.ports import EngineControl
 from clawloop.contracts.training import VersionRef
 from clawloop.errors import EngineUnavailable, SignalFailed
-from clawloop.processes.endpoints import database_url, engine_secret, page_links
+from clawloop.processes.database import ready_database
+from clawloop.processes.endpoints import engine_secret, page_links
 from clawloop.processes.worker_process import GRACE, LOOPBACK, run_workers
 from clawloop.serving.adapters import VllmControl
 from clawloop.settings import Settings
 from clawloop.telemetry.metrics import EngineMetrics
 from clawloop.temporal.engine_notifier import TemporalEngineNotifier
-from db.database import BACKGROUND_LIMIT, Database
 from db.serving.engines import engine_of
 from db.serving.publishing import PostgresPublishingStore
 from workflows import names
@@ -54,12 +54,11 @@ async def run_agent(
         SetupError: no database or no Temporal is configured, or `engine` is neither an id nor a URL.
     """
     engine_id, url = engine_of(engine)
-    address, adapters = database_url(settings), settings.data / "adapters"
+    adapters = settings.data / "adapters"
     metrics = EngineMetrics()
 
     async def create_workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
-        database = Database(address, BACKGROUND_LIMIT)
-        stack.push_async_callback(database.close)
+        database = await ready_database(settings, stack)
         vllm = await stack.enter_async_context(VllmControl(url, adapters, engine_secret(settings)))
         control = CountedControl(vllm, metrics)
         for background in (

@@ -21,12 +21,11 @@ from clawloop.environments.task import Environment
 from clawloop.environments.terminal.environment import TerminalEnvironment
 from clawloop.environments.tool_call.environment import ToolCallEnvironment
 from clawloop.errors import SetupError
-from clawloop.processes.endpoints import database_url
+from clawloop.processes.database import ready_database, sealer_of
 from clawloop.processes.worker_process import GRACE, run_workers
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
 from clawloop.settings import Settings
-from db.database import BACKGROUND_LIMIT, Database
 from db.episodes.groups import PostgresEpisodeStore
 from workflows import names
 
@@ -60,14 +59,13 @@ async def run_environment_worker(
     """
     environments = choose(chosen, tasks)
     address = gateway_address(gateway)
-    url = database_url(settings)
+    sealer = sealer_of(settings.encryption_key_file)
     folders = BoxFolders()
     sandboxes = await asyncio.to_thread(Bubblewrap.find, folders)
 
     async def create_workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
-        database = Database(url, BACKGROUND_LIMIT)
-        stack.push_async_callback(database.close)
-        artifacts = ArtifactFolder(settings.data / "artifacts")
+        database = await ready_database(settings, stack)
+        artifacts = ArtifactFolder(settings.data / "artifacts", sealer)
         kept = timedelta(days=settings.artifact_days)
         for upkeep in (_sweep(folders), _prune(artifacts, kept)):
             stack.callback(asyncio.create_task(upkeep).cancel)

@@ -34,7 +34,9 @@ from clawloop.operations.keys import KeyOperations
 from clawloop.operations.overview import Overview
 from clawloop.operations.ports import OperatorNotifier, RolloutsNotifier, SessionWorkflows
 from clawloop.operations.reading import Reading
+from clawloop.processes.database import open_database, sealer_of
 from clawloop.processes.draining_server import CUT_SECONDS, DrainingServer
+from clawloop.processes.encryption import compare_keys, require_marked_keys, write_mark
 from clawloop.processes.endpoints import database_url, engine_secret, page_links, temporal_address, workflow_links
 from clawloop.processes.engine_operations import engine_operations_on
 from clawloop.processes.gateway_pages import GatewayPages
@@ -51,6 +53,7 @@ from clawloop.telemetry.tracing import tracing
 from clawloop.temporal.client import TemporalSessionNotifier, connect
 from clawloop.temporal.rollouts_notifier import TemporalRolloutsNotifier
 from clawloop.temporal.training_notifier import TemporalTrainingNotifier
+from db.content import ContentCodec
 from db.database import BACKGROUND_LIMIT, CHAT_LIMIT, Database
 from db.episodes.groups import PostgresEpisodeStore
 from db.export import PostgresExportStore
@@ -152,9 +155,9 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
             although there is no API key.
     """
     arm_crash_points(settings.crash_points)
-    url = database_url(settings)
-    await _require_key_beyond_loopback(url, options.listener)
-    await _add_configured_engines(url, settings)
+    await _require_encryption_keys(settings)
+    await _require_key_beyond_loopback(settings, options.listener)
+    await _add_configured_engines(settings)
 
     draining = asyncio.Event()
 
@@ -163,7 +166,7 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
         async with AsyncExitStack() as stack:
             # Here, because the server ends the process by the signal it got.
             stack.enter_context(tracing("clawloop-gateway"))
-            yield await gateway_services(stack, url, settings, options, draining.is_set)
+            yield await gateway_services(stack, database_url(settings), settings, options, draining.is_set)
 
     app = create_app(services, options.allowed_hosts)
     config = server_config(app, settings)
@@ -197,10 +200,14 @@ async def gateway_services(
     stack: AsyncExitStack, url: str, settings: Settings, options: GatewayOptions, is_draining: Callable[[], bool]
 ) -> Services:
     """The ports of `api` on their adapters, closed with the stack."""
-    database = Database(url, CHAT_LIMIT)
+    sealer = sealer_of(settings.encryption_key_file)
+    content = ContentCodec(sealer)
+    database = Database(url, CHAT_LIMIT, content)
     stack.push_async_callback(database.close)
-    background = Database(url, BACKGROUND_LIMIT)
+    background = Database(url, BACKGROUND_LIMIT, content)
     stack.push_async_callback(background.close)
+    comparing = asyncio.create_task(compare_keys(background))
+    stack.callback(comparing.cancel)
     metrics = GatewayMetrics()
     directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database), PostgresListener(url)))
 
@@ -215,7 +222,7 @@ async def gateway_services(
     # Shared, so that a conversation is rebuilt once for both stores.
     conversations = ConversationCache()
     turns, background_turns = PostgresTurnStore(database, conversations), PostgresTurnStore(background, conversations)
-    spool = Spool(settings.data / "spool", SPOOL_LIMIT_BYTES)
+    spool = Spool(settings.data / "spool", SPOOL_LIMIT_BYTES, sealer=sealer)
     stack.callback(spool.close)
     feedback = PostgresFeedbackStore(background)
     notifier, operator_notifier, rollouts_notifier = await _notifiers(settings)
@@ -291,10 +298,10 @@ async def _notifiers(settings: Settings) -> tuple[TemporalSessionNotifier | None
     )
 
 
-async def _add_configured_engines(url: str, settings: Settings) -> None:
+async def _add_configured_engines(settings: Settings) -> None:
     if not settings.engines:
         return
-    database = Database(url, BACKGROUND_LIMIT)
+    database = open_database(settings)
     try:
         await add_missing_engines(database, settings.engines, installation_id(settings.data))
     except StoreUnavailable as error:  # the gateway also starts without PostgreSQL
@@ -303,13 +310,29 @@ async def _add_configured_engines(url: str, settings: Settings) -> None:
         await database.close()
 
 
-async def _require_key_beyond_loopback(url: str, listener: socket.socket) -> None:
+async def _require_encryption_keys(settings: Settings) -> None:
+    """
+    Raises:
+        SetupError: what the database or this gateway's disk has is encrypted with other keys.
+    """
+    database, spool = open_database(settings), settings.data / "spool"
+    try:
+        await database.compare_keys()
+        write_mark(spool, database.content)
+    except StoreUnavailable as error:  # the gateway also starts without PostgreSQL
+        log.warning("encryption keys not compared with PostgreSQL yet", extra={"why": str(error)})
+        require_marked_keys(spool, database.content)
+    finally:
+        await database.close()
+
+
+async def _require_key_beyond_loopback(settings: Settings, listener: socket.socket) -> None:
     if listener.family not in (socket.AF_INET, socket.AF_INET6):  # a Unix socket: the file's permissions guard it
         return
     host = listener.getsockname()[0]
     if _is_loopback(host):
         return
-    database = Database(url, BACKGROUND_LIMIT)
+    database = open_database(settings)
     try:
         if not await PostgresKeyStore(database).any_keys():
             raise SetupError(

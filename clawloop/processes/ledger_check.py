@@ -11,9 +11,12 @@ from clawloop.contracts.answers import Broken, CheckReport
 from clawloop.contracts.training import VersionRef
 from clawloop.errors import AdapterUnusable
 from db.database import Database
+from db.encryption.audit import audit
 from db.invariants import INVARIANTS, committed_versions, violations
 
 FILES = "a committed version's files hold what its step made"
+ENCRYPTED = "content of an encrypted database is encrypted"
+READABLE = "encrypted content can be decrypted"
 
 
 class DatabaseCheck:
@@ -29,9 +32,21 @@ class DatabaseCheck:
 
     async def report(self, *, files: bool) -> CheckReport:
         found = [Broken(invariant=one.invariant, row=one.row) for one in await violations(self._database)]
+        found += await self._encryption(decrypt=files)
         versions = await committed_versions(self._database) if files else []
         found += await asyncio.to_thread(damaged_files, versions, self._adapters)
-        return CheckReport(invariants=len(INVARIANTS), adapters=len(versions), violations=found)
+        return CheckReport(
+            invariants=len(INVARIANTS) + 2 * self._database.content.is_on, adapters=len(versions), violations=found
+        )
+
+    async def _encryption(self, *, decrypt: bool) -> list[Broken]:
+        found = await audit(self._database, decrypt=decrypt)
+        plain = [
+            f"{rows} rows of {table} are plain: `clawloop encryption rotate`" for table, rows in found.plain.items()
+        ]
+        return [Broken(invariant=ENCRYPTED, row=row) for row in plain] + [
+            Broken(invariant=READABLE, row=row) for row in found.unreadable
+        ]
 
 
 def damaged_files(versions: Sequence[VersionRef], folder: Path) -> list[Broken]:

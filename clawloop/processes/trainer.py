@@ -26,6 +26,7 @@ from activities.training.train_step import TrainingActivities
 from clawloop.contracts.progress import StatusCallback
 from clawloop.contracts.training import StepBatch, TrainedStep
 from clawloop.errors import ClawloopError, PermanentError, TrainerUnavailable, TransientError
+from clawloop.processes.database import ready_database
 from clawloop.processes.endpoints import database_url
 from clawloop.processes.parent_death import end_with_parent
 from clawloop.processes.process_exit import exit_process
@@ -40,7 +41,6 @@ from clawloop.training.run_log import TensorBoardLog
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.step_runner import StepRunner
 from clawloop.training.threaded_trainer import PING_INTERVAL, ThreadedTrainer
-from db.database import BACKGROUND_LIMIT, Database
 from db.training.steps import PostgresStepStore
 from workflows import names
 
@@ -125,8 +125,7 @@ async def _serve(process: TrainerProcess, settings: Settings, runner: StepRunner
         remove_unfinished(of_policy, _UNFINISHED_AGE)
 
     async def workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
-        database = Database(database_url(settings), BACKGROUND_LIMIT)
-        stack.push_async_callback(database.close)
+        database = await ready_database(settings, stack)
         return [
             training_worker(
                 client, process.pool, PostgresStepStore(database), InstrumentedTrainer(trainer, metrics), run_log

@@ -32,7 +32,8 @@ from activities.training.steps import StepActivities
 from clawloop.adapters.folder import AdapterFolder
 from clawloop.contracts.serving import Directory
 from clawloop.errors import SignalFailed, StoreUnavailable
-from clawloop.processes.endpoints import database_url, engine_secret, page_links
+from clawloop.processes.database import ready_database
+from clawloop.processes.endpoints import engine_secret, page_links
 from clawloop.processes.holding import Holding
 from clawloop.processes.judge import engine_endpoints, judge_client
 from clawloop.processes.worker_process import GRACE, LOOPBACK, RETRY_SECONDS, run_workers
@@ -45,7 +46,7 @@ from clawloop.temporal.client import TemporalSessionNotifier, begin_sweeping, re
 from clawloop.temporal.engine_notifier import TemporalEngineNotifier
 from clawloop.temporal.rollouts_notifier import TemporalRolloutsNotifier
 from clawloop.temporal.training_notifier import TemporalTrainingNotifier
-from db.database import BACKGROUND_LIMIT, Database
+from db.database import Database
 from db.episodes.groups import PostgresEpisodeStore
 from db.episodes.rollouts import PostgresRolloutStore
 from db.judging.closing import PostgresClosingStore
@@ -83,13 +84,11 @@ async def run_worker(role: Role, settings: Settings, health_port: int, health_ho
         SetupError: no database or no Temporal is configured, or another Temporal server has the database.
         TrainerUnavailable: another Temporal server took the database meanwhile.
     """
-    url = database_url(settings)
     metrics = WorkerMetrics()
     broken = asyncio.Event()
 
     async def create_workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
-        database = Database(url, BACKGROUND_LIMIT)
-        stack.push_async_callback(database.close)
+        database = await ready_database(settings, stack)
         if role is Role.ORCHESTRATOR:
             await _hold(database, client, broken, stack)
             await register_search_attributes(client)

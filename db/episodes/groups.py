@@ -32,16 +32,17 @@ from clawloop.errors import AmbiguousId, NotFound, RecordUnusable
 from clawloop.ids import EpisodeId, JudgementId, RolloutGroupId, TurnId, ids_beginning, new_episode_id
 from clawloop.judging.voting import Verdict
 from clawloop.samples.rollouts import judges_episodes
+from db.content import plain_length
 from db.database import Database, transaction
 from db.episodes.settling import end_late_turns, recipe_if_any, settle_group
 from db.episodes.signing import signing_secret
 from db.exact_json import storable
 from db.tables import ApiKeyRow, EpisodeRow, JudgementRow, PolicyRow, RolloutGroupRow, TurnRow
 
-_EPISODES = """
+_EPISODES = f"""
     SELECT e.*, g.policy, g.environment, g.task, counts.*
     FROM episodes e JOIN rollout_groups g ON g.id = e.group_id CROSS JOIN LATERAL (
-        SELECT count(*) AS turns, coalesce(sum(octet_length(t.response_ids) / 4), 0) AS tokens,
+        SELECT count(*) AS turns, coalesce(sum({plain_length("t.response_ids")} / 4), 0) AS tokens,
             count(*) FILTER (WHERE t.outcome = 'trained') AS trained
         FROM turns t WHERE t.episode_id = e.id AND t.kind = 'main') counts
 """

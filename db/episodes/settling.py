@@ -13,13 +13,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts.episodes import REWARD_LIMIT, EpisodeState, GroupResult, GroupState
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import TurnOutcome, TurnStatus
-from clawloop.errors import EngineAnswerUnusable, RecipeRejected, RecordUnusable
+from clawloop.errors import ContentUnreadable, EngineAnswerUnusable, RecipeRejected, RecordUnusable
 from clawloop.ids import EpisodeId, JudgementId, RolloutGroupId, TurnId, new_judgement_id, new_sample_id
 from clawloop.recipes.recipe import Recipe, Signal
 from clawloop.samples.eligibility import PREFIX, unseen_parts, why_not_trainable
 from clawloop.samples.holdout import is_held_out
 from clawloop.samples.rollouts import EpisodeTurn, Member, Settlement, hold_out, settle
 from db.arrays import ID_BYTES, bytes_to_logprobs
+from db.content import ContentCodec, content_of, plain_length
 from db.exact_json import storable
 from db.tables import ApiKeyRow, EpisodeRow, JudgementRow, RolloutGroupRow, SampleRow
 from db.training.policies import lock_policy
@@ -48,10 +49,10 @@ _END_LATE_TURNS = text("""
     WHERE episode_id = ANY(:episodes) AND outcome = 'waiting'
 """)
 _TURNS = text(f"""
-    SELECT t.id, t.episode_id, t.status, t.sampling, t.messages_added, l.tools, t.logprobs,
+    SELECT t.id, t.episode_id, t.status, t.sampling, t.messages_added, t.tools_sha256, l.tools, t.logprobs,
         j.id AS judgement_id, j.expected,
-        coalesce(t.prompt_shared, 0) + coalesce(octet_length(t.prompt_ids), 0) / {ID_BYTES} AS prompt_tokens,
-        octet_length(t.response_ids) / {ID_BYTES} AS response_tokens
+        coalesce(t.prompt_shared, 0) + coalesce({plain_length("t.prompt_ids")}, 0) / {ID_BYTES} AS prompt_tokens,
+        {plain_length("t.response_ids")} / {ID_BYTES} AS response_tokens
     FROM turns t LEFT JOIN tool_lists l ON l.sha256 = t.tools_sha256
         LEFT JOIN judgements j ON j.turn_id = t.id AND j.revision = 0 AND j.decided_at IS NULL
     WHERE t.episode_id = ANY(:episodes) AND t.outcome = 'waiting' AND t.kind = 'main'
@@ -142,25 +143,35 @@ async def _turns(connection: AsyncConnection, episodes: Sequence[Any]) -> dict[E
     turns: defaultdict[EpisodeId, list[EpisodeTurn]] = defaultdict(list)
     # A turn has the messages of those above it: what one of an episode's turns shows, the later ones are taken to show.
     unseen: defaultdict[EpisodeId, list[str]] = defaultdict(list)
+    content = content_of(connection)
     for row in await connection.execute(_TURNS, {"episodes": list(episodes)}):
         judgement = None if row.judgement_id is None else JudgementId(row.judgement_id)
         episode = EpisodeId(row.episode_id)
-        unseen[episode] += [kind for kind in unseen_parts(row.messages_added) if kind not in unseen[episode]]
-        turn = EpisodeTurn(TurnId(row.id), _why_not_trainable(row, unseen[episode]), row.expected, judgement)
+        try:
+            added = content.read_json(row.messages_added, "turns.messages_added", row.id)
+            unseen[episode] += [kind for kind in unseen_parts(added) if kind not in unseen[episode]]
+            why = _why_not_trainable(row, unseen[episode], content)
+        except ContentUnreadable as error:
+            why = f"{PREFIX}{error}"
+        turn = EpisodeTurn(TurnId(row.id), why, row.expected, judgement)
         turns[episode].append(turn)
     return turns
 
 
-def _why_not_trainable(row: Any, unseen: Sequence[str]) -> str | None:
+def _why_not_trainable(row: Any, unseen: Sequence[str], content: ContentCodec) -> str | None:
     response = None if row.response_tokens is None else range(row.response_tokens)
+    logprobs = content.read_bytes(row.logprobs, "turns.logprobs", row.id)
+    tools = row.tools
+    if tools is not None:
+        tools = content.read_json(tools, "tool_lists.tools", row.tools_sha256.hex())
     try:
         return why_not_trainable(
             status=TurnStatus(row.status),
-            sampling=row.sampling,
-            tools=row.tools,
+            sampling=content.read_json(row.sampling, "turns.sampling", row.id),
+            tools=tools,
             prompt_ids=range(row.prompt_tokens),
             response_ids=response,
-            logprobs=None if row.logprobs is None else bytes_to_logprobs(row.logprobs, len(response or ())),
+            logprobs=None if logprobs is None else bytes_to_logprobs(logprobs, len(response or ())),
             unseen=unseen,
         )
     except (EngineAnswerUnusable, RecordUnusable) as error:
@@ -213,7 +224,7 @@ async def _insert_samples(
                 await connection.execute(votes.values(decided))
             else:
                 assert member.id is not None  # it has turns
-                evidence = hashlib.sha256(member.id.bytes).digest()
+                evidence = content_of(connection).write_digest(hashlib.sha256(member.id.bytes).digest())
                 made = {"id": judgement, "turn_id": turn.id, "revision": 0, "evidence_hash": evidence, **decided}
                 await connection.execute(insert(JudgementRow).values(made))
             if not sampled:

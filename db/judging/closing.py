@@ -14,10 +14,11 @@ from clawloop.errors import RecordUnusable
 from clawloop.ids import JudgementId, SessionId, TurnId
 from clawloop.judging.records import ClosingSession, SessionTurn, TurnDecision
 from clawloop.samples.fallback import FallbackSample
+from db.content import ContentCodec, content_of
 from db.database import Database, transaction
 from db.exact_json import storable
 from db.judging.rewards import finalize_groups_of, finalize_outcome_of
-from db.judging.votes import direct_from_text
+from db.judging.votes import direct_from_text, read_direct
 from db.tables import JudgementRow, SessionRow, TurnRow
 from db.training.policies import lock_policy, lock_policy_of
 from db.training.recipes import recipe_of_policy
@@ -35,7 +36,8 @@ _TURNS = text("""
         WHERE w.outcome = 'waiting'
         UNION ALL
         SELECT d.turn_id, t.id, t.kind FROM down d JOIN turns t ON t.parent_turn_id = d.id WHERE d.kind = 'side')
-    SELECT w.id, w.outcome, w.number, w.number = w.main_turns AS last, j.verdict, j.expected, j.not_trainable,
+    SELECT w.id, w.outcome, w.number, w.number = w.main_turns AS last, j.id AS judgement, j.verdict, j.expected,
+        j.not_trainable,
         j.decided_at IS NOT NULL AS judged,
         (SELECT v.raw FROM votes v WHERE v.judgement_id = j.id AND v.kind = 'direct') AS direct,
         (SELECT count(*) FROM samples s WHERE s.turn_id = w.id AND s.state <> 'superseded') AS samples,
@@ -82,7 +84,7 @@ class PostgresClosingStore:
         return ClosingSession(
             session,
             [
-                _session_turn(turn)
+                _session_turn(turn, content_of(connection))
                 for turn in await connection.execute(_TURNS, {"session": session, "all_turns": is_first})
             ],
             is_first,
@@ -140,7 +142,7 @@ class PostgresClosingStore:
         return policy if policy is not None and await refresh_work_flag(connection, policy) else None
 
 
-def _session_turn(row: Any) -> SessionTurn:
+def _session_turn(row: Any, content: ContentCodec) -> SessionTurn:
     return SessionTurn(
         turn_id=TurnId(row.id),
         number=row.number,
@@ -152,7 +154,7 @@ def _session_turn(row: Any) -> SessionTurn:
         verdict=row.verdict,
         trainable=row.not_trainable is None if row.judged else None,
         samples=row.samples,
-        direct=None if row.direct is None else direct_from_text(row.direct),
+        direct=None if row.direct is None else direct_from_text(read_direct(content, row.direct, row.judgement)),
     )
 
 

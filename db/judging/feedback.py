@@ -24,6 +24,7 @@ from clawloop.contracts.turns import TurnKind, TurnOutcome
 from clawloop.contracts.views import FeedbackView
 from clawloop.errors import AlreadyAnswered
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
+from db.content import content_of
 from db.database import Database, transaction
 from db.exact_json import storable
 from db.judging.rewards import finalize_outcome_of
@@ -94,7 +95,9 @@ class PostgresFeedbackStore:
             "turn_id": turn,
             "api_key_id": key,
             "score": score,
-            "text": None if text is None else storable(text),
+            "text": None
+            if text is None
+            else content_of(connection).write_text(storable(text), "feedback.text", feedback),
             "effect": effect,
         }
         if request is not None:

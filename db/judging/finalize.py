@@ -15,6 +15,7 @@ from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import FeedbackId, JudgementId, TurnId
 from clawloop.judging.records import FinalizedJudgement, Relation
 from clawloop.samples.rewards import with_reward
+from db.content import content_of
 from db.exact_json import storable
 from db.judging.rewards import finalize_by_outcome, finalize_group, mean_before
 from db.judging.votes import votes_match
@@ -46,12 +47,13 @@ async def finalize_judgement(
     mean = await mean_before(connection, policy, judgement, finalized.verdict.verdict or 0)
     if finalized.relation is Relation.MEAN and finalized.verdict.verdict and own is not None and mean.count:
         finalized = with_reward(finalized, mean.relative(own), f"mean before {mean.total / mean.count:+.2f}")
+    hint = None if finalized.hint.text is None else storable(finalized.hint.text)
     decided = {
         "verdict": finalized.verdict.verdict,
         "expected": finalized.verdict.expected,
         "reward": own,
         "verdict_why": finalized.verdict.why,
-        "hint": None if finalized.hint.text is None else storable(finalized.hint.text),
+        "hint": content_of(connection).write_text(hint, "judgements.hint", judgement),
         "hint_why": finalized.hint.why,
         "not_trainable": finalized.not_trainable,
         "outcome": finalized.outcome,

@@ -26,6 +26,7 @@ from clawloop.judging.records import (
     StoredVote,
     TurnContext,
 )
+from db.content import content_of
 from db.database import Database, transaction
 from db.judging.finalize import finalize_judgement, require_content
 from db.judging.votes import insert_direct_vote, insert_hints, insert_votes, read_open
@@ -181,7 +182,7 @@ class PostgresJudgementStore:
             turn=turn,
             number=await connection.scalar(number) or 0,
             seed=request.seed,
-            candidates=await parent_candidates(connection, turn.session_id, request.replies, request.before),
+            candidates=await parent_candidates(connection, turn.session_id, request),
             follows=None if follows is None else TurnId(follows),
             followed_by=[TurnId(row.id) for row in followed_by],
             overtaken_by=frozenset(TurnId(row.id) for row in followed_by if row.entered_at < entered_at),
@@ -195,13 +196,14 @@ class PostgresJudgementStore:
 
 async def _feedback(connection: AsyncConnection, turn_id: TurnId) -> list[GivenFeedback]:
     query = select(FeedbackRow).where(FeedbackRow.turn_id == turn_id).order_by(FeedbackRow.received_at, FeedbackRow.id)
+    content = content_of(connection)
     return [
         GivenFeedback(
             id=FeedbackId(row.id),
             turn_id=TurnId(row.turn_id),
             api_key_id=ApiKeyId(row.api_key_id),
             score=row.score,
-            text=row.text,
+            text=content.read_text(row.text, "feedback.text", row.id),
             received_at=row.received_at,
             applied=row.applied_at is not None,
         )
@@ -237,7 +239,7 @@ async def _open(
         "recipe_hash": recipe.hash,
         "revision": revision,
         "shown_by": next_turn_id,
-        "evidence_hash": evidence_hash,
+        "evidence_hash": content_of(connection).write_digest(evidence_hash),
     }
     await connection.execute(insert(JudgementRow).values(values))
     return OpenJudgement(judgement, recipe, {}, {})

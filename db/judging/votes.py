@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
 
 from sqlalchemy import Text, bindparam, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -14,6 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.ids import JudgementId
 from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.records import DIRECT, VOTES, Ballot, OpenJudgement, StoredHint, StoredVote
+from db.content import ContentCodec, content_of
+from db.content_rows import answer_row
 from db.exact_json import storable
 from db.tables import HintRow, VoteRow
 from db.training.recipes import recipe_by_hash
@@ -53,11 +57,15 @@ async def insert_votes(
     connection: AsyncConnection, judgement: JudgementId, kind: str, votes: Sequence[StoredVote]
 ) -> None:
     """Insert votes. Idempotent: the first one of its kind and index counts."""
+    content = content_of(connection)
     rows = {
         "judgement_id": judgement,
         "kind": kind,
         "indices": [index for index, _, _ in votes],
-        "raws": [storable(raw) for _, raw, _ in votes],
+        "raws": [
+            content.write_text(storable(raw), "votes.raw", answer_row(judgement, kind, index))
+            for index, raw, _ in votes
+        ],
         "scores": [vote for _, _, vote in votes],
     }
     await connection.execute(_LOCK_TURNS, {"judgement_id": judgement})
@@ -77,14 +85,16 @@ async def insert_hints(
     connection: AsyncConnection, judgement: JudgementId, kind: str, hints: Sequence[StoredHint]
 ) -> None:
     """Insert hints. Idempotent: the first one of its kind and index counts."""
-    rows = {
-        "judgement_id": judgement,
-        "kind": kind,
-        "indices": [index for index, _, _ in hints],
-        "raws": [storable(raw) for _, raw, _ in hints],
-        "accepted": [None if hint is None else hint.accepted for _, _, hint in hints],
-        "texts": [None if hint is None or hint.text is None else storable(hint.text) for _, _, hint in hints],
-    }
+    content = content_of(connection)
+    rows: dict[str, Any] = {"judgement_id": judgement, "kind": kind}
+    rows |= {name: [] for name in ("indices", "raws", "accepted", "texts")}
+    for index, raw, hint in hints:
+        place = answer_row(judgement, kind, index)
+        said = None if hint is None or hint.text is None else storable(hint.text)
+        rows["indices"].append(index)
+        rows["raws"].append(content.write_text(storable(raw), "hints.raw", place))
+        rows["accepted"].append(None if hint is None else hint.accepted)
+        rows["texts"].append(content.write_text(said, "hints.text", place))
     await connection.execute(_LOCK_TURNS, {"judgement_id": judgement})
     await connection.execute(_INSERT_HINTS, rows)
 
@@ -107,13 +117,17 @@ async def read_open(
     hints = select(HintRow.index.label("n"), HintRow.accepted, HintRow.text).where(
         HintRow.judgement_id == judgement, HintRow.kind == hint_kind
     )
-    raw = await _direct(connection, judgement)
+    raw, content = await _direct(connection, judgement), content_of(connection)
+
+    def hint_text(stored: str | None, index: int) -> str | None:
+        return content.read_text(stored, "hints.text", answer_row(judgement, hint_kind, index))
+
     return OpenJudgement(
         judgement,
         recipe,
         {row.n: row.score for row in await connection.execute(votes)},
         {
-            row.n: None if row.accepted is None else HintVote(row.accepted, row.text)
+            row.n: None if row.accepted is None else HintVote(row.accepted, hint_text(row.text, row.n))
             for row in await connection.execute(hints)
         },
         None if raw is None else direct_from_text(raw),
@@ -133,5 +147,10 @@ def direct_from_text(raw: str) -> dict[Vote, float]:
 
 async def _direct(connection: AsyncConnection, judgement: JudgementId) -> str | None:
     query = select(VoteRow.raw).where(VoteRow.judgement_id == judgement, VoteRow.kind == DIRECT)
-    raw: str | None = await connection.scalar(query)
-    return raw
+    stored: str | None = await connection.scalar(query)
+    return None if stored is None else read_direct(content_of(connection), stored, judgement)
+
+
+def read_direct(content: ContentCodec, stored: str, judgement: UUID) -> str:
+    """The raw answer of a judgement's direct vote."""
+    return content.read_text(stored, "votes.raw", answer_row(judgement, DIRECT, 0))

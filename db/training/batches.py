@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import text
@@ -14,18 +14,20 @@ from clawloop.errors import RecordUnusable
 from clawloop.ids import EpisodeId, SampleId, TurnId
 from clawloop.recipes.recipe import Train
 from db.arrays import ID_BYTES, bytes_to_ids, bytes_to_logprobs
+from db.content import content_of, plain_length
 from db.turns.conversation_cache import ConversationCache
 
 SAMPLE_COLUMNS = f"""s.id, s.turn_id, t.version, t.outcome, t.sampling, coalesce(t.prompt_shared, 0) AS prompt_shared,
-    coalesce(octet_length(t.prompt_ids), 0) / {ID_BYTES} AS prompt_added,
-    coalesce(octet_length(t.response_ids), 0) / {ID_BYTES} AS response_tokens, t.logprobs IS NOT NULL AS has_logprobs,
-    octet_length(s.hinted_prompt_ids) / {ID_BYTES} AS hinted_tokens, EXISTS (
+    coalesce({plain_length("t.prompt_ids")}, 0) / {ID_BYTES} AS prompt_added,
+    coalesce({plain_length("t.response_ids")}, 0) / {ID_BYTES} AS response_tokens,
+    t.logprobs IS NOT NULL AS has_logprobs,
+    {plain_length("s.hinted_prompt_ids")} / {ID_BYTES} AS hinted_tokens, EXISTS (
         SELECT FROM feedback f WHERE f.turn_id = s.turn_id AND f.applied_at <= j.decided_at) AS explicit"""
 """Of a sample `s` of turn `t` and judgement `j`; what `sample_fault` needs. It is `explicit` if the turn was rated or
 commented on when it was decided; later feedback belongs to the next judgement."""
 
 _SAMPLES = text(f"""
-    SELECT {SAMPLE_COLUMNS}, s.reward, s.hinted_prompt_ids, t.logprobs, t.episode_id
+    SELECT {SAMPLE_COLUMNS}, s.judgement_id, s.reward, s.hinted_prompt_ids, t.logprobs, t.episode_id
     FROM samples s JOIN turns t ON t.id = s.turn_id JOIN judgements j ON j.id = s.judgement_id
     WHERE s.id = ANY(:samples)
 """)
@@ -48,35 +50,40 @@ async def _read(connection: AsyncConnection, conversations: ConversationCache, r
 
 async def _decode(connection: AsyncConnection, conversations: ConversationCache, row: Any) -> BatchSample | str:
     conversation = await conversations.load(connection, TurnId(row.turn_id))
-    prompt = conversation.prompt_ids or b""
-    if (fault := sample_fault(row, len(prompt) // ID_BYTES)) is not None:
+    prompt, content = conversation.prompt_ids or b"", content_of(connection)
+    sampling = content.read_json(row.sampling, "turns.sampling", row.turn_id)
+    if (fault := sample_fault(row, len(prompt) // ID_BYTES, sampling)) is not None:
         return fault
+    hinted = content.read_bytes(row.hinted_prompt_ids, "samples.hinted_prompt_ids", row.judgement_id)
     return BatchSample(
         sample_id=SampleId(row.id),
         prompt_ids=bytes_to_ids(prompt),
         response_ids=bytes_to_ids(conversation.response_ids or b""),
-        logprobs=bytes_to_logprobs(row.logprobs, row.response_tokens),
-        temperature=float(row.sampling["temperature"]),
+        logprobs=bytes_to_logprobs(
+            content.read_bytes(row.logprobs, "turns.logprobs", row.turn_id), row.response_tokens
+        ),
+        temperature=float(sampling["temperature"]),
         version=row.version,
         reward=row.reward,
-        hinted_prompt_ids=None if row.hinted_prompt_ids is None else bytes_to_ids(row.hinted_prompt_ids),
+        hinted_prompt_ids=None if hinted is None else bytes_to_ids(hinted),
         explicit=row.explicit,
         episode=None if row.episode_id is None else EpisodeId(row.episode_id),
     )
 
 
-def sample_fault(row: Any, prompt_tokens: int) -> str | None:
+def sample_fault(row: Any, prompt_tokens: int, sampling: Mapping[str, Any]) -> str | None:
     """Why a sample cannot be trained; None if it can.
 
     Args:
         row: with `SAMPLE_COLUMNS`.
         prompt_tokens: length of the turn's prompt, rebuilt from its parent's tokens and its own.
+        sampling: the turn's.
     """
-    fault = _fault(row, prompt_tokens)
+    fault = _fault(row, prompt_tokens, sampling)
     return None if fault is None else f"turn {row.turn_id}: {fault}"
 
 
-def _fault(row: Any, prompt_tokens: int) -> str | None:
+def _fault(row: Any, prompt_tokens: int, sampling: Mapping[str, Any]) -> str | None:
     if row.outcome == TurnOutcome.ERASED:
         return "it was erased"
     if prompt_tokens != row.prompt_shared + row.prompt_added:
@@ -88,7 +95,7 @@ def _fault(row: Any, prompt_tokens: int) -> str | None:
         return f"{prompt_tokens} prompt and {row.response_tokens} response ids are known"
     if not row.has_logprobs:
         return "its log-probs are unknown"
-    temperature = row.sampling.get("temperature")
+    temperature = sampling.get("temperature")
     if isinstance(temperature, bool) or not isinstance(temperature, int | float) or temperature <= 0:
         return f"it was sampled at temperature {temperature!r}"
     if row.hinted_tokens == 0:

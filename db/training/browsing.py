@@ -7,20 +7,21 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.browsing import Counts, PolicyEvent, ReplyFigures, TrainedReply
 from clawloop.ids import SampleId, SessionId, TurnId
+from db.content import content_of, plain_length
 from db.database import Database, transaction
 from db.exact_json import storable
 
 _BATCH = text("""
-    SELECT m.place, m.dropped, m.without_hint, s.id AS sample_id, s.reward, j.verdict, j.hint, t.id, t.session_id,
-        t.version, t.messages_added, t.response,
+    SELECT m.place, m.dropped, m.without_hint, s.id AS sample_id, s.reward, j.id AS judgement, j.verdict, j.hint, t.id,
+        t.session_id, t.version, t.messages_added, t.response,
         (SELECT count(*) FROM turns o WHERE o.session_id = t.session_id AND o.kind = 'main' AND o.id <= t.id) AS number
     FROM step_samples m JOIN samples s ON s.id = m.sample_id JOIN judgements j ON j.id = s.judgement_id
         JOIN turns t ON t.id = s.turn_id
     WHERE m.policy = :policy AND m.step = :step ORDER BY m.place
 """)
 _EVENTS = text("SELECT kind, detail, at FROM events WHERE policy = :policy ORDER BY id DESC LIMIT :limit")
-_REPLIES = text("""
-    SELECT t.started_at, t.version, j.verdict, octet_length(t.response_ids) / 4 AS tokens
+_REPLIES = text(f"""
+    SELECT t.started_at, t.version, j.verdict, {plain_length("t.response_ids")} / 4 AS tokens
     FROM turns t JOIN sessions c ON c.id = t.session_id
     LEFT JOIN LATERAL (
         SELECT verdict FROM judgements WHERE turn_id = t.id AND decided_at IS NOT NULL
@@ -64,6 +65,7 @@ class PostgresTrainingBrowser:
     @transaction
     async def batch(self, connection: AsyncConnection, policy: str, step: int) -> list[TrainedReply]:
         rows = await connection.execute(_BATCH, {"policy": storable(policy), "step": step})
+        content = content_of(connection)
         return [
             TrainedReply(
                 sample_id=SampleId(row.sample_id),
@@ -71,11 +73,11 @@ class PostgresTrainingBrowser:
                 session_id=SessionId(row.session_id),
                 number=row.number,
                 answered_by=row.version,
-                added=row.messages_added,
-                response=row.response,
+                added=content.read_json(row.messages_added, "turns.messages_added", row.id),
+                response=content.read_json(row.response, "turns.response", row.id),
                 verdict=row.verdict,
                 reward=row.reward,
-                hint=row.hint,
+                hint=content.read_text(row.hint, "judgements.hint", row.judgement),
                 dropped=row.dropped,
                 without_hint=row.without_hint,
             )

@@ -19,9 +19,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.algorithms.staleness import is_stale, versions_apart
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import TurnOutcome
+from clawloop.errors import ContentUnreadable
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
 from db.arrays import ID_BYTES
+from db.content import ContentCodec, content_of, plain_length
 from db.training.batches import SAMPLE_COLUMNS, needs_version, sample_fault
 from db.training.lineage import read_parents, version_refs, versions_of_other_shape
 from db.training.samples import RECIPE_CHANGED, end_samples
@@ -36,8 +38,8 @@ _CHUNK = 500
 CLAIM_COLUMNS = f"""
     SELECT {SAMPLE_COLUMNS}, t.group_id, s.reward, s.rollout_group_id,
         now() - s.created_at AS age, r.signal_hash, t.parent_turn_id, (
-        SELECT coalesce(p.prompt_shared, 0) + (coalesce(octet_length(p.prompt_ids), 0)
-            + coalesce(octet_length(p.response_ids), 0)) / {ID_BYTES}
+        SELECT coalesce(p.prompt_shared, 0) + (coalesce({plain_length("p.prompt_ids")}, 0)
+            + coalesce({plain_length("p.response_ids")}, 0)) / {ID_BYTES}
         FROM turns p WHERE p.id = t.parent_turn_id) AS parent_tokens
     FROM samples s JOIN turns t ON t.id = s.turn_id JOIN judgements j ON j.id = s.judgement_id
         JOIN recipes r ON r.hash = j.recipe_hash
@@ -132,8 +134,10 @@ class Eligibility:
     Args:
         parents: version → parent.
         readable: versions whose files exist and fit the recipe's LoRA.
+        content: reads what turns were sampled with.
     """
 
+    content: ContentCodec
     recipe: Recipe
     head: int
     parents: dict[int, int]
@@ -145,10 +149,14 @@ class Eligibility:
         parents = await read_parents(connection, policy)
         readable = await version_refs(connection, policy, list(parents))
         other = await versions_of_other_shape(connection, policy, recipe.train.lora)
-        return cls(recipe, head, parents, frozenset(readable) - other)
+        return cls(content_of(connection), recipe, head, parents, frozenset(readable) - other)
 
     def fault(self, row: Any) -> str | None:
         """Why the sample expires; None if the step can take it."""
+        try:
+            sampling = self.content.read_json(row.sampling, "turns.sampling", row.turn_id)
+        except ContentUnreadable as error:
+            return f"turn {row.turn_id}: {error}"
         train = self.recipe.train
         if row.outcome == TurnOutcome.ERASED:
             return "its turn was erased"
@@ -167,7 +175,7 @@ class Eligibility:
             return "neither a verdict nor a hint that this recipe learns from"
         if not by_reward and needs_version(train, row.version, self.head) and row.version not in self.readable:
             return f"version {row.version}, which answered, is gone: its hint cannot be read"
-        return sample_fault(row, known_prompt_tokens(row))
+        return sample_fault(row, known_prompt_tokens(row), sampling)
 
     def apart_from_head(self, version: int) -> int:
         """Number of steps between the version and the head."""

@@ -14,6 +14,7 @@ from clawloop.contracts.turns import TurnRecord
 from clawloop.errors import NotFound, RecipeRejected, RecordUnusable, StateConflict
 from clawloop.ids import ProbeId, TurnId, new_probe_id
 from clawloop.recipes.recipe import Recipe
+from db.content import content_of
 from db.database import Database, transaction
 from db.exact_json import exact_json
 from db.tables import PolicyRow, ProbeRow, VersionRow
@@ -59,7 +60,12 @@ class PostgresProbeStore:
                 code="too_many_probes",
                 field="probes",
             )
-        rows = [{"id": new_probe_id(), "policy": policy, "content": exact_json(_written(probe))} for probe in probes]
+        content = content_of(connection)
+        rows: list[dict[str, Any]] = []
+        for probe in probes:
+            row = new_probe_id()
+            written = content.write_json(exact_json(_written(probe)), "probes.content", row)
+            rows.append({"id": row, "policy": policy, "content": written})
         if rows:
             await connection.execute(insert(ProbeRow), rows)
         added = {row["id"] for row in rows}
@@ -132,7 +138,13 @@ async def _lock(connection: AsyncConnection, policy: str) -> None:
 
 async def _read(connection: AsyncConnection, policy: str) -> list[StoredProbe]:
     rows = await connection.execute(select(ProbeRow).where(ProbeRow.policy == policy).order_by(ProbeRow.id))
-    return [StoredProbe(ProbeId(row.id), ProbeContent(**row.content), row.created_at) for row in rows]
+    codec = content_of(connection)
+    return [
+        StoredProbe(
+            ProbeId(row.id), ProbeContent(**codec.read_json(row.content, "probes.content", row.id)), row.created_at
+        )
+        for row in rows
+    ]
 
 
 def _written(probe: ProbeContent) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from clawloop.ids import JudgementId, SampleId, SessionId, TurnId, new_sample_id
 from clawloop.recipes.recipe import held_out_share
 from clawloop.samples.holdout import is_held_out
 from db.arrays import ids_to_bytes
+from db.content import content_of
 from db.exact_json import storable
 from db.tables import PolicyRow, RecipeRow, SampleRow, SessionRow, TurnRow
 
@@ -92,11 +93,12 @@ async def insert_sample(
     turn = (await connection.execute(query)).one()
     share = 0.0 if turn.content is None else held_out_share(turn.content)
     held_out = is_held_out(turn.policy, turn.group_id or turn.session, share)
+    hinted = None if hinted_prompt_ids is None else ids_to_bytes(hinted_prompt_ids)
     values = {
         "state": SampleState.HELD_OUT if held_out else SampleState.FRESH,
         "reason": reason,
         "reward": reward,
-        "hinted_prompt_ids": None if hinted_prompt_ids is None else ids_to_bytes(hinted_prompt_ids),
+        "hinted_prompt_ids": content_of(connection).write_bytes(hinted, "samples.hinted_prompt_ids", judgement),
     }
     new = insert(SampleRow).values(
         id=new_sample_id(),

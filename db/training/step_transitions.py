@@ -20,6 +20,8 @@ from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId
 from db.arrays import advantages_to_bytes
+from db.content import content_of
+from db.content_rows import step_sample_row
 from db.exact_json import exact_json, storable
 from db.tables import PolicyRow, StepRow, StepSampleRow, VersionRow
 from db.training.gate_checks import insert_checks
@@ -97,18 +99,17 @@ async def propose_step(
 
 
 async def _store_of_tokens(connection: AsyncConnection, step: StepRow, trained: TrainedStep) -> None:
-    advantages, moves = trained.figures.advantages, trained.figures.moves
-    rows = [
-        {
-            "policy": step.policy,
-            "step": step.n,
-            "sample": sample,
-            "advantages": advantages_to_bytes(advantages[sample]) if sample in advantages else None,
-            "moves": advantages_to_bytes(moves[sample]) if sample in moves else None,
-        }
-        for sample in trained.figures.samples
-        if sample in advantages or sample in moves
-    ]
+    advantages, moves, content = trained.figures.advantages, trained.figures.moves, content_of(connection)
+    rows: list[dict[str, Any]] = []
+    for sample in trained.figures.samples:
+        if sample not in advantages and sample not in moves:
+            continue
+        row: dict[str, Any] = {"policy": step.policy, "step": step.n, "sample": sample}
+        for column, figures in (("advantages", advantages), ("moves", moves)):
+            stored = advantages_to_bytes(figures[sample]) if sample in figures else None
+            place = step_sample_row(step.policy, step.n, sample)
+            row[column] = content.write_bytes(stored, f"step_samples.{column}", place)
+        rows.append(row)
     if rows:
         await connection.execute(_OF_TOKENS, rows)
 

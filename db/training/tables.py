@@ -10,6 +10,7 @@ from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index,
 from sqlalchemy.orm import Mapped, mapped_column
 
 from clawloop.contracts.training import CheckName, CheckResult, SampleState, StepState
+from db.content import SEALED_REST
 from db.declarative import Base, one_of
 from db.exact_json import ExactJson
 
@@ -34,7 +35,7 @@ class SampleRow(Base):
     __table_args__ = (
         one_of("state", SampleState),
         CheckConstraint("coalesce(reward, 0) <> 0 OR hinted_prompt_ids IS NOT NULL", name="has_gradient"),
-        CheckConstraint("octet_length(hinted_prompt_ids) % 4 = 0", name="ids_are_whole"),
+        CheckConstraint(f"octet_length(hinted_prompt_ids) % 4 IN (0, {SEALED_REST})", name="ids_are_whole"),
         Index(None, "policy", "state", "id"),
         Index(None, "turn_id"),
         Index(

@@ -10,13 +10,15 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.turns import InsertedTurn, SessionSource
+from clawloop.ids import TurnId
 from db.arrays import logprobs_to_bytes
+from db.content import ContentCodec
 from db.database import Raw
 from db.erasure import BARE_TURN
 from db.exact_json import exact_json, storable
 from db.tables import PrefixRole, TurnRow
 from db.turns.batch_sessions import Entry, columns_of
-from db.turns.deltas import delta
+from db.turns.deltas import Delta, delta
 from db.turns.prepared_turn import PreparedTurn
 
 _TURN_COLUMNS = (
@@ -49,18 +51,21 @@ async def insert_rows(raw: Raw, entries: Sequence[Entry]) -> None:
         sha256, before = entry.prepared.conversation.tools_sha256, entry.parent_conversation
         if sha256 is not None and (before is None or before.tools_sha256 != sha256):
             tools[sha256] = entry.prepared.tools
-    await _insert_tools(raw, tools)
+    await _insert_tools(raw, tools, entries[0].prepared.content)
     async with raw.pipeline():
         await raw.cursor().executemany(_INSERT_TURN, [_turn_values(entry) for entry in entries])
         await raw.execute(_INSERT_PREFIXES, columns_of([row for entry in entries for row in _prefixes(entry)], 4))
 
 
-async def _insert_tools(raw: Raw, tools: dict[bytes, str | None]) -> None:
+async def _insert_tools(raw: Raw, tools: dict[bytes, str | None], content: ContentCodec) -> None:
     """Insert the tool lists that are missing, and lock them until the end of the transaction."""
     missing = sorted(tools)
     while missing:
         async with raw.pipeline():
-            await raw.cursor().executemany(_INSERT_TOOLS, [(sha256, tools[sha256]) for sha256 in missing])
+            rows_of_tools = [
+                (sha256, content.write_json(tools[sha256], "tool_lists.tools", sha256.hex())) for sha256 in missing
+            ]
+            await raw.cursor().executemany(_INSERT_TOOLS, rows_of_tools)
             rows = await raw.execute(_LOCK_TOOLS, [missing])
         found = {row[0] for row in await rows.fetchall()}
         missing = [sha256 for sha256 in missing if sha256 not in found]  # an erasure has just deleted them
@@ -88,26 +93,40 @@ def _prefixes(entry: Entry) -> list[tuple[Any, ...]]:
     roles[lookup.whole] = PrefixRole.REQUEST
     if prepared.reply_digest is not None:
         roles[prepared.reply_digest] = PrefixRole.REPLY
-    return [(prepared.record.api_key_id, hash_, prepared.record.turn_id, role.value) for hash_, role in roles.items()]
+    record, content = prepared.record, prepared.content
+    return [
+        (record.api_key_id, content.write_digest(hash_), record.turn_id, role.value) for hash_, role in roles.items()
+    ]
 
 
 def _turn_values(entry: Entry) -> dict[str, Any]:
-    stored = delta(entry.prepared.conversation, entry.parent_conversation)
-    return record_columns(entry.prepared) | {
+    prepared = entry.prepared
+    stored = delta(prepared.conversation, entry.parent_conversation)
+    return record_columns(prepared) | {
         "session_id": entry.session,
         "parent_turn_id": entry.parent,
+        **delta_columns(stored, prepared.content, prepared.record.turn_id),
+    }
+
+
+def delta_columns(stored: Delta, content: ContentCodec, turn_id: TurnId) -> dict[str, Any]:
+    """The columns that say what a turn adds to its parent."""
+    added = f"[{','.join(stored.messages_added)}]"
+    return {
         "messages_kept": stored.messages_kept,
-        "messages_added": f"[{','.join(stored.messages_added)}]",
+        "messages_added": content.write_json(added, "turns.messages_added", turn_id),
         "prompt_shared": stored.prompt_shared,
-        "prompt_ids": stored.prompt_ids,
+        "prompt_ids": content.write_bytes(stored.prompt_ids, "turns.prompt_ids", turn_id),
     }
 
 
 def record_columns(prepared: PreparedTurn) -> dict[str, Any]:
     """The columns of a turn's row that follow from its record alone."""
-    record, conversation = prepared.record, prepared.conversation
+    record, conversation, content = prepared.record, prepared.conversation, prepared.content
+    turn_id, evidence = record.turn_id, record.evidence
     outcome, detail = prepared.outcome
-    evidence = record.evidence
+    error = None if record.error is None else storable(record.error)
+    logprobs = None if record.logprobs is None else logprobs_to_bytes(record.logprobs)
     return {
         "id": record.turn_id,
         "group_id": record.group_id,
@@ -115,7 +134,7 @@ def record_columns(prepared: PreparedTurn) -> dict[str, Any]:
         "kind": record.kind.value,
         "kind_reason": storable(record.kind_reason),
         "status": record.status.value,
-        "error": None if record.error is None else storable(record.error),
+        "error": content.write_text(error, "turns.error", turn_id),
         "outcome": outcome.value,
         "outcome_detail": None if detail is None else storable(detail),
         "alias": storable(record.alias),
@@ -125,12 +144,12 @@ def record_columns(prepared: PreparedTurn) -> dict[str, Any]:
             {"source": evidence.source, "value": evidence.value, "narrowing": list(evidence.narrowing)}
         ),
         "tools_sha256": conversation.tools_sha256,
-        "response": conversation.response,
-        "response_digest": prepared.response_digest,
-        "reply_digest": prepared.reply_digest,
-        "response_ids": conversation.response_ids,
-        "logprobs": None if record.logprobs is None else logprobs_to_bytes(record.logprobs),
-        "sampling": exact_json(record.sampling),
+        "response": content.write_json(conversation.response, "turns.response", turn_id),
+        "response_digest": content.write_digest(prepared.response_digest),
+        "reply_digest": content.write_digest(prepared.reply_digest),
+        "response_ids": content.write_bytes(conversation.response_ids, "turns.response_ids", turn_id),
+        "logprobs": content.write_bytes(logprobs, "turns.logprobs", turn_id),
+        "sampling": content.write_json(exact_json(record.sampling), "turns.sampling", turn_id),
         "finish_reason": None if record.finish_reason is None else storable(record.finish_reason),
         "ends_session": record.ends_session,
         "started_at": record.started_at,

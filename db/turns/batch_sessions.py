@@ -76,6 +76,7 @@ async def assign_sessions(raw: Raw, turns: Sequence[PreparedTurn]) -> list[Entry
     nameless = [(n, turn) for n, turn in enumerate(turns) if turn.record.evidence.source is SessionSource.CONVERSATION]
     known: dict[int, list[KnownPrefix]] = defaultdict(list)
     expected: dict[int, SessionId] = {}
+    digests: dict[bytes, bytes] = {}  # by their stored forms
     rows = None
     if len(turns) > 1 or nameless:
         async with raw.pipeline():
@@ -84,14 +85,16 @@ async def assign_sessions(raw: Raw, turns: Sequence[PreparedTurn]) -> list[Entry
             if nameless:
                 locks = {int.from_bytes(turn.request.lookup.root[:8], signed=True) for _, turn in nameless}
                 await raw.execute(_LOCK_CONVERSATIONS, [sorted(locks)])
-                rows = await raw.execute(_KNOWN_PREFIXES, _prefix_parameters(nameless))
+                rows = await raw.execute(_KNOWN_PREFIXES, _prefix_parameters(nameless, digests))
         if rows is not None:
-            for n, digest, turn_id, role, session, status in await rows.fetchall():
+            for n, stored, turn_id, role, session, status in await rows.fetchall():
                 if role == PrefixRole.EXPECTED:
                     expected[n] = SessionId(session)
                 else:
                     is_reply, completed = role == PrefixRole.REPLY, status in _COMPLETED
-                    known[n].append(KnownPrefix(digest, TurnId(turn_id), SessionId(session), is_reply, completed))
+                    known[n].append(
+                        KnownPrefix(digests[stored], TurnId(turn_id), SessionId(session), is_reply, completed)
+                    )
     entries = []
     for n, turn in enumerate(turns):
         request = turn.request
@@ -106,13 +109,16 @@ async def assign_sessions(raw: Raw, turns: Sequence[PreparedTurn]) -> list[Entry
     return entries
 
 
-def _prefix_parameters(nameless: Sequence[tuple[int, PreparedTurn]]) -> list[list[Any]]:
-    hashes = [
-        (n, turn.request.key, digest, turn.first_choice)
-        for n, turn in nameless
-        for digest in (*turn.request.lookup.replies, turn.request.lookup.whole)
-    ]
-    replies = [(n, turn.request.key, turn.reply_digest) for n, turn in nameless if turn.reply_digest is not None]
+def _prefix_parameters(nameless: Sequence[tuple[int, PreparedTurn]], digests: dict[bytes, bytes]) -> list[list[Any]]:
+    """The parameters of `_KNOWN_PREFIXES`; adds the digests by their stored forms."""
+    hashes: list[tuple[Any, ...]] = []
+    replies: list[tuple[Any, ...]] = []
+    for n, turn in nameless:
+        found = turn.content.find_digests((*turn.request.lookup.replies, turn.request.lookup.whole))
+        digests |= found
+        hashes += [(n, turn.request.key, stored, turn.first_choice) for stored in found]
+        if turn.reply_digest is not None:
+            replies += [(n, turn.request.key, stored) for stored in turn.content.find_digests([turn.reply_digest])]
     return [*columns_of(hashes, 4), *columns_of(replies, 3)]
 
 

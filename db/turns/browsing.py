@@ -22,10 +22,14 @@ from clawloop.contracts.browsing import (
 )
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import TurnKind, TurnOutcome, TurnStatus
+from clawloop.encryption.key_file import SETTING
+from clawloop.errors import StateConflict
 from clawloop.ids import ApiKeyId, SessionId, TurnId
+from db.content import ContentCodec, content_of, plain_length
+from db.content_rows import answer_row
 from db.database import Database, transaction
 from db.exact_json import exact_json, storable
-from db.turns.sessions import SESSION_NEIGHBOURS, session_view
+from db.turns.sessions import SESSION_NEIGHBOURS, first_messages, session_view
 
 _NEWEST_JUDGEMENT = """
     SELECT * FROM judgements WHERE turn_id = t.id AND decided_at IS NOT NULL
@@ -54,7 +58,7 @@ _TURN_FILTERS = {
         SELECT FROM judgements j WHERE j.turn_id = t.id AND j.decided_at IS NOT NULL AND j.verdict IS NOT NULL)""",
 }
 _SUMMARIES = """
-    SELECT s.*, counts.*, opening.messages_added AS opening, opening.messages_added AS first_messages,
+    SELECT s.*, counts.*, opening.messages_added AS first_messages, opening.id AS first_turn,
         {neighbours}
     FROM ({chosen}) s
     CROSS JOIN LATERAL (
@@ -67,7 +71,7 @@ _SUMMARIES = """
         FROM turns t LEFT JOIN LATERAL ({newest}) j ON true
         WHERE t.session_id = s.id) counts
     LEFT JOIN LATERAL (
-        SELECT t.messages_added FROM turns t WHERE t.session_id = s.id AND t.outcome <> 'erased'
+        SELECT t.id, t.messages_added FROM turns t WHERE t.session_id = s.id AND t.outcome <> 'erased'
         ORDER BY t.kind, t.id LIMIT 1) opening ON true
     ORDER BY s.last_turn_at DESC, s.id DESC
 """
@@ -80,8 +84,8 @@ _CHAT = text(f"""
     WITH chosen AS (
         SELECT id, count(*) FILTER (WHERE kind = 'main') OVER (ORDER BY id) AS number
         FROM turns WHERE session_id = :session ORDER BY id OFFSET :first LIMIT :limit)
-    SELECT t.*, chosen.number, octet_length(t.response_ids) / 4 AS tokens, j.id AS judgement_id, j.revision, j.verdict,
-        j.verdict_why, j.expected, j.hint, j.hint_why, j.why AS decided_why, j.decided_at, r.name AS recipe,
+    SELECT t.*, chosen.number, {plain_length("t.response_ids")} / 4 AS tokens, j.id AS judgement_id, j.revision,
+        j.verdict, j.verdict_why, j.expected, j.hint, j.hint_why, j.why AS decided_why, j.decided_at, r.name AS recipe,
         s.state AS sample_state, s.reward AS sample_reward,
         EXISTS (SELECT FROM judgements o WHERE o.turn_id = t.id AND o.decided_at IS NULL) AS open_judgement,
         (SELECT max(m.step) FROM step_samples m JOIN steps p ON p.policy = m.policy AND p.n = m.step
@@ -94,8 +98,8 @@ _CHAT = text(f"""
 """)
 _POSITION = text("SELECT count(*) FROM turns WHERE session_id = :session AND id < :turn")
 _TOTAL = text("SELECT count(*) FROM turns WHERE session_id = :session")
-_VOTES = text("SELECT * FROM votes WHERE judgement_id = ANY(:judgements) ORDER BY kind, index")
-_HINTS = text("SELECT * FROM hints WHERE judgement_id = ANY(:judgements) ORDER BY kind, index")
+_VOTES = text("SELECT *, index AS n FROM votes WHERE judgement_id = ANY(:judgements) ORDER BY kind, index")
+_HINTS = text("SELECT *, index AS n FROM hints WHERE judgement_id = ANY(:judgements) ORDER BY kind, index")
 _RATINGS = text("SELECT * FROM feedback WHERE turn_id = ANY(:turns) ORDER BY received_at, id")
 _OWNER = text("""
     SELECT t.session_id, s.api_key_id FROM turns t JOIN sessions s ON s.id = t.session_id WHERE t.id = :turn
@@ -128,9 +132,17 @@ class PostgresSessionBrowser:
             "limit": limit,
         }
         if wanted.text is not None:
+            if content_of(connection).is_on:
+                raise StateConflict(
+                    f"Text cannot be searched: content is encrypted, as {SETTING} says. Leave `text` out, or use"
+                    " `clawloop export` and search the file.",
+                    code="search_is_off",
+                    field="text",
+                )
             parameters["text"] = _pattern(wanted.text)
         query = text(_SUMMARIES.format(chosen=page, newest=_NEWEST_JUDGEMENT, neighbours=SESSION_NEIGHBOURS))
-        return [_summary(row) for row in await connection.execute(query, parameters)]
+        content = content_of(connection)
+        return [_summary(row, content) for row in await connection.execute(query, parameters)]
 
     @transaction
     async def chat(self, connection: AsyncConnection, session: SessionId, first: int, limit: int) -> ChatPage | None:
@@ -140,7 +152,9 @@ class PostgresSessionBrowser:
         total = await connection.scalar(_TOTAL, {"session": session}) or 0
         turns = await _read_turns(connection, session, first, limit)
         in_episode = bool(await connection.scalar(_IN_EPISODE, {"key": row.api_key_id}))
-        return ChatPage(_summary(row), ApiKeyId(row.api_key_id), turns, total, first, in_episode)
+        return ChatPage(
+            _summary(row, content_of(connection)), ApiKeyId(row.api_key_id), turns, total, first, in_episode
+        )
 
     @transaction
     async def turn(self, connection: AsyncConnection, turn: TurnId) -> tuple[ChatTurn, ApiKeyId] | None:
@@ -170,10 +184,10 @@ def _pattern(wanted: str) -> str:
     return f"%{escaped}%"
 
 
-def _summary(row: Any) -> SessionSummary:
+def _summary(row: Any, content: ContentCodec) -> SessionSummary:
     return SessionSummary(
-        view=session_view(row),
-        opening=row.opening or (),
+        view=session_view(row, content),
+        opening=first_messages(row, content),
         praised=row.praised,
         blamed=row.blamed,
         versions=(row.first_version, row.last_version),
@@ -183,20 +197,33 @@ def _summary(row: Any) -> SessionSummary:
 
 async def _read_turns(connection: AsyncConnection, session: SessionId, first: int, limit: int) -> list[ChatTurn]:
     rows = (await connection.execute(_CHAT, {"session": session, "first": first, "limit": limit})).all()
+    content = content_of(connection)
     judgements = {"judgements": [row.judgement_id for row in rows if row.judgement_id is not None]}
     votes: defaultdict[UUID, list[JudgeVote]] = defaultdict(list)
     for vote in await connection.execute(_VOTES, judgements):
-        votes[vote.judgement_id].append(JudgeVote(vote.kind, vote.raw, vote.score))
+        raw = content.read_text(vote.raw, "votes.raw", answer_row(vote.judgement_id, vote.kind, vote.n))
+        votes[vote.judgement_id].append(JudgeVote(vote.kind, raw, vote.score))
     hints: defaultdict[UUID, list[JudgeHint]] = defaultdict(list)
     for hint in await connection.execute(_HINTS, judgements):
-        hints[hint.judgement_id].append(JudgeHint(hint.raw, hint.accepted, hint.text))
+        place = answer_row(hint.judgement_id, hint.kind, hint.n)
+        raw = content.read_text(hint.raw, "hints.raw", place)
+        hints[hint.judgement_id].append(
+            JudgeHint(raw, hint.accepted, content.read_text(hint.text, "hints.text", place))
+        )
     ratings: defaultdict[UUID, list[GivenRating]] = defaultdict(list)
     for given in await connection.execute(_RATINGS, {"turns": [row.id for row in rows]}):
-        ratings[given.turn_id].append(GivenRating(given.score, given.text, given.effect, given.received_at))
-    return [_turn(row, votes[row.judgement_id], hints[row.judgement_id], ratings[row.id]) for row in rows]
+        said = content.read_text(given.text, "feedback.text", given.id)
+        ratings[given.turn_id].append(GivenRating(given.score, said, given.effect, given.received_at))
+    return [_turn(row, content, votes[row.judgement_id], hints[row.judgement_id], ratings[row.id]) for row in rows]
 
 
-def _turn(row: Any, votes: Sequence[JudgeVote], hints: Sequence[JudgeHint], ratings: Sequence[GivenRating]) -> ChatTurn:
+def _turn(
+    row: Any,
+    content: ContentCodec,
+    votes: Sequence[JudgeVote],
+    hints: Sequence[JudgeHint],
+    ratings: Sequence[GivenRating],
+) -> ChatTurn:
     return ChatTurn(
         id=TurnId(row.id),
         session_id=SessionId(row.session_id),
@@ -205,31 +232,33 @@ def _turn(row: Any, votes: Sequence[JudgeVote], hints: Sequence[JudgeHint], rati
         kind=TurnKind(row.kind),
         kind_reason=row.kind_reason,
         status=TurnStatus(row.status),
-        error=row.error,
+        error=content.read_text(row.error, "turns.error", row.id),
         version=row.version,
         outcome=TurnOutcome(row.outcome),
         why=row.outcome_detail,
         kept=row.messages_kept,
-        added=row.messages_added,
-        response=row.response,
+        added=content.read_json(row.messages_added, "turns.messages_added", row.id),
+        response=content.read_json(row.response, "turns.response", row.id),
         tokens=row.tokens,
         started_at=row.started_at,
         finished_at=row.finished_at,
         step=row.step,
         open_judgement=row.open_judgement,
-        judgement=None if row.judgement_id is None else _judgement(row, votes, hints),
+        judgement=None if row.judgement_id is None else _judgement(row, content, votes, hints),
         ratings=ratings,
         in_episode=row.episode_id is not None,
     )
 
 
-def _judgement(row: Any, votes: Sequence[JudgeVote], hints: Sequence[JudgeHint]) -> JudgementView:
+def _judgement(
+    row: Any, content: ContentCodec, votes: Sequence[JudgeVote], hints: Sequence[JudgeHint]
+) -> JudgementView:
     return JudgementView(
         revision=row.revision,
         verdict=row.verdict,
         verdict_why=row.verdict_why,
         expected=row.expected,
-        hint=row.hint,
+        hint=content.read_text(row.hint, "judgements.hint", row.judgement_id),
         hint_why=row.hint_why,
         why=row.decided_why,
         recipe=row.recipe,

@@ -11,6 +11,7 @@ from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.ids import TurnId
+from db.content import ContentCodec, content_of
 from db.exact_json import exact_json
 from db.turns.deltas import Conversation, Delta
 
@@ -20,7 +21,7 @@ _CHAIN = text("""
         UNION ALL
         SELECT c.depth + 1, t.* FROM chain c JOIN turns t ON t.id = c.parent_turn_id
         WHERE c.messages_kept > 0 OR c.prompt_shared > 0)
-    SELECT messages_kept, messages_added, response, prompt_shared, prompt_ids, response_ids, tools_sha256
+    SELECT id, messages_kept, messages_added, response, prompt_shared, prompt_ids, response_ids, tools_sha256
     FROM chain ORDER BY depth DESC
 """)
 
@@ -51,24 +52,27 @@ class ConversationCache:
             return cached
         conversation = None
         for row in (await connection.execute(_CHAIN, {"turn_id": turn_id})).mappings():
-            conversation = _continued(conversation, row)
+            conversation = _continued(conversation, row, content_of(connection))
         if conversation is None:
             raise LookupError(f"no turn {turn_id}")
         self.put(turn_id, conversation)
         return conversation
 
 
-def _continued(parent: Conversation | None, row: RowMapping) -> Conversation:
+def _continued(parent: Conversation | None, row: RowMapping, content: ContentCodec) -> Conversation:
+    turn = row["id"]
+    added = content.read_json(row["messages_added"], "turns.messages_added", turn)
     stored = Delta(
         messages_kept=row["messages_kept"],
-        messages_added=tuple(exact_json(message) for message in row["messages_added"]),
+        messages_added=tuple(exact_json(message) for message in added),
         prompt_shared=row["prompt_shared"],
-        prompt_ids=row["prompt_ids"],
+        prompt_ids=content.read_bytes(row["prompt_ids"], "turns.prompt_ids", turn),
     )
+    response = content.read_json(row["response"], "turns.response", turn)
     return Conversation(
         messages=stored.rebuilt_messages(parent),
-        response=None if row["response"] is None else exact_json(row["response"]),
+        response=None if response is None else exact_json(response),
         prompt_ids=stored.rebuilt_prompt_ids(parent),
-        response_ids=row["response_ids"],
+        response_ids=content.read_bytes(row["response_ids"], "turns.response_ids", turn),
         tools_sha256=row["tools_sha256"],
     )

@@ -30,6 +30,8 @@ from clawloop.contracts.views import (
 from clawloop.ids import FeedbackId, SampleId, TurnId
 from clawloop.turns.canonical import response_digest
 from db.arrays import bytes_to_advantages
+from db.content import ContentCodec, content_of
+from db.content_rows import ANSWER_KEY, answer_row, step_sample_row
 from db.exact_json import storable
 from db.tables import FeedbackRow, HintRow, SampleRow, VoteRow
 from db.turns.conversation_cache import ConversationCache
@@ -37,7 +39,7 @@ from db.turns.read import read_turn
 
 _ADDED = text("""
     SELECT t.id, t.messages_kept, t.messages_added, t.response, p.response_digest AS parent_digest,
-        p.messages_kept + json_array_length(p.messages_added) AS parent_length
+        p.id AS parent, p.messages_kept AS parent_kept, p.messages_added AS parent_added
     FROM turns t LEFT JOIN turns p ON p.id = t.parent_turn_id
     WHERE t.id = ANY(:turns) ORDER BY t.id
 """)
@@ -48,7 +50,7 @@ _JUDGEMENTS = text("""
 
 
 _OF_TOKENS = text("""
-    SELECT m.step, m.advantages, m.moves, (t.metrics->>'moves_seconds')::float8 AS moves_seconds
+    SELECT m.policy, m.step, m.sample_id, m.advantages, m.moves, (t.metrics->>'moves_seconds')::float8 AS moves_seconds
     FROM step_samples m JOIN samples s ON s.id = m.sample_id JOIN steps t ON t.policy = m.policy AND t.n = m.step
     WHERE s.turn_id = :turn AND (m.advantages IS NOT NULL OR m.moves IS NOT NULL) ORDER BY m.step DESC LIMIT 1
 """)
@@ -56,7 +58,9 @@ _OF_TOKENS = text("""
 
 async def read_exchanges(connection: AsyncConnection, turns: Sequence[TurnId]) -> list[Exchange]:
     judged = await _read_judged(connection, turns)
-    return [_exchange(row, judged[TurnId(row.id)]) for row in await connection.execute(_ADDED, {"turns": list(turns)})]
+    content = content_of(connection)
+    rows = await connection.execute(_ADDED, {"turns": list(turns)})
+    return [_exchange(row, judged[TurnId(row.id)], content) for row in rows]
 
 
 async def read_detail(connection: AsyncConnection, view: TurnView, *, tokens: bool) -> TurnDetail:
@@ -92,13 +96,18 @@ async def read_detail(connection: AsyncConnection, view: TurnView, *, tokens: bo
 
 async def _read_tokens(connection: AsyncConnection, record: TurnRecord) -> Tokens:
     row = (await connection.execute(_OF_TOKENS, {"turn": record.turn_id})).one_or_none()
+    advantages = moves = None
+    if row is not None:
+        content, place = content_of(connection), step_sample_row(row.policy, row.step, row.sample_id)
+        advantages = content.read_bytes(row.advantages, "step_samples.advantages", place)
+        moves = content.read_bytes(row.moves, "step_samples.moves", place)
     return Tokens(
         prompt_ids=record.prompt_ids,
         response_ids=record.response_ids,
         logprobs=record.logprobs,
-        advantages=None if row is None or row.advantages is None else bytes_to_advantages(row.advantages),
-        moves=None if row is None or row.moves is None else bytes_to_advantages(row.moves),
-        moves_seconds=None if row is None or row.moves is None else row.moves_seconds,
+        advantages=None if advantages is None else bytes_to_advantages(advantages),
+        moves=None if moves is None else bytes_to_advantages(moves),
+        moves_seconds=None if row is None or moves is None else row.moves_seconds,
         step=None if row is None else row.step,
     )
 
@@ -106,12 +115,13 @@ async def _read_tokens(connection: AsyncConnection, record: TurnRecord) -> Token
 async def read_feedback(connection: AsyncConnection, turns: Sequence[TurnId]) -> list[FeedbackView]:
     """All feedback on these turns, oldest first."""
     query = select(FeedbackRow).where(FeedbackRow.turn_id.in_(turns)).order_by(FeedbackRow.id)
+    content = content_of(connection)
     return [
         FeedbackView(
             id=FeedbackId(row.id),
             turn_id=TurnId(row.turn_id),
             score=row.score,
-            text=row.text,
+            text=content.read_text(row.text, "feedback.text", row.id),
             effect=FeedbackEffect(row.effect),
             received_at=row.received_at,
             applied=row.applied_at is not None,
@@ -120,42 +130,56 @@ async def read_feedback(connection: AsyncConnection, turns: Sequence[TurnId]) ->
     ]
 
 
-def _exchange(row: Any, judged: Judged) -> Exchange:
+def _exchange(row: Any, judged: Judged, content: ContentCodec) -> Exchange:
+    added = content.read_json(row.messages_added, "turns.messages_added", row.id)
     begin = 0
-    if row.parent_digest is not None and row.messages_kept <= row.parent_length:
-        # A client sends a reply back in other words than the engine's JSON, so it is stored once more.
-        begin = _after_reply(row.messages_added, row.parent_digest)
+    if row.parent_digest is not None:
+        parent_added = content.read_json(row.parent_added, "turns.messages_added", row.parent)
+        if row.messages_kept <= row.parent_kept + len(parent_added):
+            # A client sends a reply back in other words than the engine's JSON, so it is stored once more.
+            begin = _after_reply(added, row.parent_digest, content)
+    response = content.read_json(row.response, "turns.response", row.id)
     return Exchange(
         turn_id=TurnId(row.id),
-        said=[_clean(message) for message in row.messages_added[begin:]],
+        said=[_clean(message) for message in added[begin:]],
         repeated=row.messages_kept + begin,
-        reply=None if row.response is None else _clean(row.response),
+        reply=None if response is None else _clean(response),
         judged=judged,
     )
 
 
-def _after_reply(messages: Sequence[Message], digest: bytes) -> int:
+def _after_reply(messages: Sequence[Message], stored_digest: bytes, content: ContentCodec) -> int:
     for place in range(len(messages) - 1, -1, -1):
-        if messages[place].get("role") == "assistant" and response_digest(messages[place]) == digest:
+        if messages[place].get("role") != "assistant":
+            continue
+        if stored_digest in content.find_digests([response_digest(messages[place])]):
             return place + 1
     return 0
 
 
 async def _read_judged(connection: AsyncConnection, turns: Sequence[TurnId]) -> dict[TurnId, Judged]:
     judgements = (await connection.execute(_JUDGEMENTS, {"turns": list(turns)})).all()
-    ids = [row.id for row in judgements]
+    ids, content = [row.id for row in judgements], content_of(connection)
     votes: dict[UUID, list[VoteView]] = {}
     hints: dict[UUID, list[HintView]] = {}
     feedback: dict[TurnId, list[FeedbackView]] = {}
     # Mappings, as `index` is a method of rows.
     of_votes = select(VoteRow).where(VoteRow.judgement_id.in_(ids)).order_by(VoteRow.kind.desc(), VoteRow.index)
     for vote in (await connection.execute(of_votes)).mappings():
-        shown = VoteView(kind=vote["kind"], index=vote["index"], score=vote["score"], answer=vote["raw"])
+        answer = content.read_text(vote["raw"], "votes.raw", answer_row(*(vote[name] for name in ANSWER_KEY)))
+        shown = VoteView(kind=vote["kind"], index=vote["index"], score=vote["score"], answer=answer)
         votes.setdefault(vote["judgement_id"], []).append(shown)
     of_hints = select(HintRow).where(HintRow.judgement_id.in_(ids)).order_by(HintRow.kind, HintRow.index)
     for row in (await connection.execute(of_hints)).mappings():
-        fields = {name: row[name] for name in ("kind", "index", "accepted", "text")}
-        hints.setdefault(row["judgement_id"], []).append(HintView(**fields, answer=row["raw"]))
+        place = answer_row(*(row[name] for name in ANSWER_KEY))
+        hint = HintView(
+            kind=row["kind"],
+            index=row["index"],
+            accepted=row["accepted"],
+            text=content.read_text(row["text"], "hints.text", place),
+            answer=content.read_text(row["raw"], "hints.raw", place),
+        )
+        hints.setdefault(row["judgement_id"], []).append(hint)
     for given in await read_feedback(connection, turns):
         feedback.setdefault(given.turn_id, []).append(given)
     decided = {TurnId(row.turn_id): row for row in judgements}

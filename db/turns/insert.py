@@ -43,7 +43,7 @@ class PostgresTurnStore:
         waiting: dict[int, PreparedTurn] = {}
         for place, record in enumerate(records):
             try:
-                waiting[place] = PreparedTurn.checked(record)
+                waiting[place] = PreparedTurn.checked(record, self._database.content)
             except RecordUnusable as error:
                 results[place] = error
         while waiting:

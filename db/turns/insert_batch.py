@@ -108,11 +108,14 @@ async def _lock_sessions(raw: Raw, entries: Sequence[Entry]) -> list[Entry]:
     async with raw.pipeline():
         locks = await raw.execute(_LOCK_SESSIONS, _session_parameters(entries))
         candidates = None
-        if replies := [
-            (entry.n, entry.session, digest, entry.prepared.first_choice)
-            for entry in entries
-            for digest in entry.prepared.request.replies
-        ]:
+        digests: dict[bytes, bytes] = {}  # by their stored forms
+        replies: list[tuple[Any, ...]] = []
+        for entry in entries:
+            request, content = entry.prepared.request, entry.prepared.content
+            found = content.find_digests(request.replies)
+            digests |= found | content.find_digests(request.lookup.replies)
+            replies += [(entry.n, entry.session, stored, entry.prepared.first_choice) for stored in found]
+        if replies:
             candidates = await raw.execute(_CANDIDATES, columns_of(replies, 4))
         special = await raw.execute(_SPECIAL, _special_parameters(entries))
     erased_at: dict[SessionId, datetime | None] = dict(await locks.fetchall())
@@ -121,7 +124,9 @@ async def _lock_sessions(raw: Raw, entries: Sequence[Entry]) -> list[Entry]:
         by_place[n].special.add(what)
     if candidates is not None:
         for n, turn_id, kind, response_digest, reply_digest in await candidates.fetchall():
-            candidate = Candidate(TurnId(turn_id), TurnKind(kind), response_digest, reply_digest)
+            # One that the request does not hold stays in its stored form, and equals none of the request's.
+            reply = digests.get(reply_digest) or reply_digest
+            candidate = Candidate(TurnId(turn_id), TurnKind(kind), digests[response_digest], reply)
             by_place[n].candidates.append(candidate)
     # A turn stored by another transaction while this one waited for the session's lock is stored, too.
     locked = [entry for entry in entries if entry.session in erased_at and _STORED not in entry.special]
@@ -152,10 +157,10 @@ def _session_parameters(entries: Sequence[Entry]) -> list[list[Any]]:
 
 def _special_parameters(entries: Sequence[Entry]) -> list[list[Any]]:
     hashes = [
-        (entry.n, record.api_key_id, digest, digest == lookup.whole, entry.session, record.started_at)
+        (entry.n, record.api_key_id, stored, digest == lookup.whole, entry.session, record.started_at)
         for entry in entries
         for record, lookup in ((entry.prepared.record, entry.prepared.request.lookup),)
-        for digest in (*lookup.replies, lookup.whole)
+        for stored, digest in entry.prepared.content.find_digests((*lookup.replies, lookup.whole)).items()
     ]
     turns = [(entry.n, entry.prepared.record.turn_id, entry.session) for entry in entries]
     late = [turn for turn, entry in zip(turns, entries, strict=True) if entry.prepared.response_digest is not None]

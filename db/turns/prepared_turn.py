@@ -15,6 +15,7 @@ from clawloop.turns.continued import whole_reply
 from clawloop.turns.conversation import ConversationLookup, lookup
 from clawloop.turns.identify import named_session_id
 from db.arrays import ids_to_bytes
+from db.content import PLAIN, ContentCodec
 from db.exact_json import exact_json
 from db.turns.deltas import Conversation
 
@@ -48,17 +49,22 @@ class Request:
 
 @dataclass(frozen=True)
 class PreparedTurn:
-    """A turn record, and what follows from it alone."""
+    """A turn record, and what follows from it alone.
+
+    Args:
+        content: how its content is stored.
+    """
 
     record: TurnRecord
+    content: ContentCodec = PLAIN
 
     @classmethod
-    def checked(cls, record: TurnRecord) -> PreparedTurn:
+    def checked(cls, record: TurnRecord, content: ContentCodec = PLAIN) -> PreparedTurn:
         """
         Raises:
             RecordUnusable: PostgreSQL can never store a value, or our code cannot read the turn.
         """
-        prepared = cls(record)
+        prepared = cls(record, content)
         try:
             prepared.conversation, prepared.marks, prepared.response_digest, prepared.outcome  # noqa: B018
         except RecordUnusable:
@@ -102,8 +108,11 @@ class PreparedTurn:
             response=None if record.response is None else exact_json(record.response),
             prompt_ids=None if record.prompt_ids is None else ids_to_bytes(record.prompt_ids),
             response_ids=None if record.response_ids is None else ids_to_bytes(record.response_ids),
-            tools_sha256=None if self.tools is None else hashlib.sha256(self.tools.encode()).digest(),
+            tools_sha256=None if self.tools is None else self._tools_key(self.tools),
         )
+
+    def _tools_key(self, tools: str) -> bytes:
+        return self.content.write_digest(hashlib.sha256(tools.encode()).digest())
 
     @cached_property
     def response_digest(self) -> bytes | None:
@@ -133,5 +142,7 @@ class PreparedTurn:
         if record.kind is TurnKind.SIDE:
             return TurnOutcome.SIDE, record.kind_reason
         if record.response is None:
-            return TurnOutcome.NOT_TRAINABLE, f"no reply: {record.error or record.status}"
+            # An engine's error may quote what it was asked, and reasons are stored as they are.
+            why = None if self.content.is_on else record.error
+            return TurnOutcome.NOT_TRAINABLE, f"no reply: {why or record.status}"
         return TurnOutcome.WAITING, None

@@ -18,6 +18,7 @@ from clawloop.contracts.turns import (
 )
 from clawloop.ids import ApiKeyId, EpisodeId, SessionId, TurnId
 from db.arrays import bytes_to_ids, bytes_to_logprobs
+from db.content import ContentCodec, content_of
 from db.tables import SessionRow, ToolListRow, TurnRow
 from db.turns.conversation_cache import ConversationCache
 from db.turns.deltas import Conversation
@@ -39,7 +40,7 @@ async def read_turn(
         conversations.discard(turn_id)
     conversation = await conversations.load(connection, turn_id)
     return StoredTurn(
-        record=_record(row, conversation),
+        record=_record(row, conversation, content_of(connection)),
         session_id=SessionId(row["session_id"]),
         parent_turn_id=_turn_id(row["parent_turn_id"]),
         outcome=TurnOutcome(row["outcome"]),
@@ -52,9 +53,12 @@ def evidence_from(stored: dict[str, Any]) -> SessionEvidence:
     return SessionEvidence(SessionSource(stored["source"]), stored["value"], tuple(stored["narrowing"]))
 
 
-def _record(row: RowMapping, conversation: Conversation) -> TurnRecord:
+def _record(row: RowMapping, conversation: Conversation, content: ContentCodec) -> TurnRecord:
     response_ids = None if conversation.response_ids is None else bytes_to_ids(conversation.response_ids)
-    logprobs = row["logprobs"]
+    logprobs = content.read_bytes(row["logprobs"], "turns.logprobs", row["id"])
+    tools = row["tools"]
+    if tools is not None:
+        tools = content.read_json(tools, "tool_lists.tools", row["tools_sha256"].hex())
     return TurnRecord(
         turn_id=TurnId(row["id"]),
         group_id=_turn_id(row["group_id"]),
@@ -66,16 +70,16 @@ def _record(row: RowMapping, conversation: Conversation) -> TurnRecord:
         kind=TurnKind(row["kind"]),
         kind_reason=row["kind_reason"],
         status=TurnStatus(row["status"]),
-        error=row["error"],
+        error=content.read_text(row["error"], "turns.error", row["id"]),
         version=row["version"],
         engine_id=row["engine_id"],
         messages=conversation.request(),
-        tools=row["tools"],
+        tools=tools,
         response=conversation.reply(),
         prompt_ids=None if conversation.prompt_ids is None else bytes_to_ids(conversation.prompt_ids),
         response_ids=response_ids,
         logprobs=None if logprobs is None else bytes_to_logprobs(logprobs, len(response_ids or ())),
-        sampling=row["sampling"],
+        sampling=content.read_json(row["sampling"], "turns.sampling", row["id"]),
         finish_reason=row["finish_reason"],
         ends_session=row["ends_session"],
         started_at=row["started_at"],

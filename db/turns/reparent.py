@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SessionId, TurnId
 from db.tables import TurnRow
+from db.turns.batch_rows import delta_columns
 from db.turns.conversation_cache import ConversationCache
 from db.turns.deltas import delta
 from db.turns.prepared_turn import PreparedTurn, Request
@@ -47,11 +48,5 @@ async def reparent_late_turns(
         await connection.execute(
             update(TurnRow)
             .where(TurnRow.id == row.id)
-            .values(
-                parent_turn_id=parent,
-                messages_kept=stored.messages_kept,
-                messages_added=f"[{','.join(stored.messages_added)}]",
-                prompt_shared=stored.prompt_shared,
-                prompt_ids=stored.prompt_ids,
-            )
+            .values(parent_turn_id=parent, **delta_columns(stored, prepared.content, TurnId(row.id)))
         )

@@ -5,8 +5,6 @@ Reads only: a result stays right while the caller holds the lock on the session'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -15,6 +13,7 @@ from clawloop.ids import SessionId, TurnId
 from clawloop.turns.conversation import KnownPrefix, choose_session
 from clawloop.turns.identify import named_session_id
 from clawloop.turns.parents import Candidate, find_parent
+from db.content import content_of
 from db.tables import PrefixRole, TurnRow
 from db.turns.prepared_turn import Request
 
@@ -38,12 +37,12 @@ async def find_session(connection: AsyncConnection, request: Request) -> Session
     """The session a request names or whose messages it continues; None if there is none."""
     if request.evidence.source is not SessionSource.CONVERSATION:
         return named_session_id(request.key, request.evidence)
-    hashes = [*request.lookup.replies, request.lookup.whole]
-    parameters = {"hashes": hashes, "key": request.key, "before": request.before}
+    digests = content_of(connection).find_digests((*request.lookup.replies, request.lookup.whole))
+    parameters = {"hashes": list(digests), "key": request.key, "before": request.before}
     rows = await connection.execute(_KNOWN_PREFIXES, parameters)
     prefixes = [
         KnownPrefix(
-            digest=row.prefix_hash,
+            digest=digests[row.prefix_hash],
             turn_id=TurnId(row.turn_id),
             session_id=SessionId(row.session_id),
             is_reply=row.role == PrefixRole.REPLY,
@@ -56,27 +55,29 @@ async def find_session(connection: AsyncConnection, request: Request) -> Session
 
 async def find_parent_turn(connection: AsyncConnection, session: SessionId, request: Request) -> TurnId | None:
     """The turn of this session that the request continues."""
-    candidates = await parent_candidates(connection, session, request.replies, request.before)
+    candidates = await parent_candidates(connection, session, request)
     return find_parent(request.seed, request.messages, candidates) if candidates else None
 
 
-async def parent_candidates(
-    connection: AsyncConnection, session: SessionId, replies: Sequence[bytes], before: TurnId | None
-) -> list[Candidate]:
-    """The turns of this session, older than `before`, that gave one of these replies."""
+async def parent_candidates(connection: AsyncConnection, session: SessionId, request: Request) -> list[Candidate]:
+    """The turns of this session, older than the request, that gave one of its replies."""
+    content = content_of(connection)
+    replies = content.find_digests(request.replies)
     if not replies:
         return []
+    in_context = content.find_digests(request.lookup.replies)
     query = select(TurnRow.id, TurnRow.kind, TurnRow.response_digest, TurnRow.reply_digest).where(
-        TurnRow.session_id == session, TurnRow.response_digest.in_(replies)
+        TurnRow.session_id == session, TurnRow.response_digest.in_(list(replies))
     )
-    if before is not None:
-        query = query.where(TurnRow.id < before)
+    if request.before is not None:
+        query = query.where(TurnRow.id < request.before)
     return [
         Candidate(
             turn_id=TurnId(row.id),
             kind=TurnKind(row.kind),
-            response_digest=row.response_digest,
-            reply_digest=row.reply_digest,
+            response_digest=replies[row.response_digest],
+            # One that the request does not hold stays in its stored form, and equals none of the request's.
+            reply_digest=in_context.get(row.reply_digest, row.reply_digest),
         )
         for row in await connection.execute(query.order_by(TurnRow.id))
     ]

@@ -10,11 +10,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.sessions import SessionState
 from clawloop.contracts.training import SampleState
-from clawloop.contracts.turns import TurnKind, TurnOutcome, TurnStatus
+from clawloop.contracts.turns import Message, TurnKind, TurnOutcome, TurnStatus
 from clawloop.contracts.views import Exchange, SessionView, TurnDetail, TurnView
+from clawloop.errors import ContentUnreadable
 from clawloop.ids import SessionId, TurnId, short_form
 from clawloop.turns.explain import Waiting, explain
 from clawloop.turns.titles import title_of
+from db.content import ContentCodec, content_of
 from db.database import transaction
 from db.exact_json import storable
 from db.turns.exchanges import read_detail, read_exchanges
@@ -33,7 +35,7 @@ _MATCHING = """
     WHERE (CAST(:policy AS text) IS NULL OR policy = :policy) AND (CAST(:state AS text) IS NULL OR state = :state)
 """
 _SESSIONS = f"""
-    SELECT s.*, counts.*, first.messages_added AS first_messages,
+    SELECT s.*, counts.*, first.messages_added AS first_messages, first.id AS first_turn,
         {SESSION_NEIGHBOURS}
     FROM ({{chosen}}) s CROSS JOIN LATERAL (
         SELECT count(*) FILTER (WHERE kind = 'main') AS main_turns,
@@ -42,7 +44,7 @@ _SESSIONS = f"""
             count(*) FILTER (WHERE outcome IN ('sampled', 'trained')) AS sampled
         FROM turns WHERE session_id = s.id) counts
     LEFT JOIN LATERAL (
-        SELECT messages_added FROM turns WHERE session_id = s.id ORDER BY kind = 'side', id LIMIT 1) first ON true
+        SELECT id, messages_added FROM turns WHERE session_id = s.id ORDER BY kind = 'side', id LIMIT 1) first ON true
     ORDER BY s.last_turn_at DESC, s.id DESC
 """
 # Newest first; the next page begins after the last session of this one.
@@ -59,7 +61,7 @@ _ONE = text(_SESSIONS.format(chosen="SELECT * FROM sessions WHERE id = :session"
 
 _TURNS = """
     SELECT t.id, t.session_id, t.parent_turn_id, t.kind, t.kind_reason, t.status, t.error, t.version, t.outcome,
-        t.outcome_detail, t.started_at, t.announced_at, t.episode_id, j.verdict, j.expected, j.hint,
+        t.outcome_detail, t.started_at, t.announced_at, t.episode_id, j.id AS judgement, j.verdict, j.expected, j.hint,
         s.state AS sample_state, s.reward, t.number, c.state AS session_state,
         coalesce((
             SELECT count(*) FROM votes v WHERE v.judgement_id = j.id AND v.score IS NOT NULL
@@ -105,7 +107,8 @@ class PostgresSessionStore(PostgresReferenceStore):
             "limit": limit,
             "fold": fold,
         }
-        return [session_view(row) for row in await connection.execute(_LIST, parameters)]
+        content = content_of(connection)
+        return [session_view(row, content) for row in await connection.execute(_LIST, parameters)]
 
     @transaction
     async def count_sessions(
@@ -118,7 +121,7 @@ class PostgresSessionStore(PostgresReferenceStore):
     @transaction
     async def session(self, connection: AsyncConnection, session: SessionId) -> SessionView | None:
         row = (await connection.execute(_ONE, {"session": session})).one_or_none()
-        return None if row is None else session_view(row)
+        return None if row is None else session_view(row, content_of(connection))
 
     @transaction
     async def turns(
@@ -130,7 +133,8 @@ class PostgresSessionStore(PostgresReferenceStore):
         limit: int | None = None,
     ) -> list[TurnView]:
         rows = await connection.execute(_OF_SESSION, {"session": session, "before": before, "limit": limit})
-        return [_turn_view(row) for row in reversed(rows.all())]
+        content = content_of(connection)
+        return [_turn_view(row, content) for row in reversed(rows.all())]
 
     @transaction
     async def turn(self, connection: AsyncConnection, turn: TurnId) -> TurnView | None:
@@ -148,10 +152,10 @@ class PostgresSessionStore(PostgresReferenceStore):
 
 async def _turn(connection: AsyncConnection, turn: TurnId) -> TurnView | None:
     row = (await connection.execute(_OF_ID, {"turn": turn, "limit": 1})).one_or_none()
-    return None if row is None else _turn_view(row)
+    return None if row is None else _turn_view(row, content_of(connection))
 
 
-def _turn_view(row: Any) -> TurnView:
+def _turn_view(row: Any, content: ContentCodec) -> TurnView:
     outcome, status = TurnOutcome(row.outcome), TurnStatus(row.status)
     waiting = Waiting(
         notified=row.announced_at is not None,
@@ -168,14 +172,14 @@ def _turn_view(row: Any) -> TurnView:
         kind=TurnKind(row.kind),
         kind_reason=row.kind_reason,
         status=status,
-        error=row.error,
+        error=content.read_text(row.error, "turns.error", row.id),
         version=row.version,
         outcome=outcome,
         why=explain(outcome, row.outcome_detail, status, waiting),
         verdict=row.verdict,
         expected=row.expected,
         votes=row.votes,
-        hint=row.hint,
+        hint=content.read_text(row.hint, "judgements.hint", row.judgement),
         sample=None if row.sample_state is None else SampleState(row.sample_state),
         reward=row.reward,
         step=row.step,
@@ -184,12 +188,23 @@ def _turn_view(row: Any) -> TurnView:
     )
 
 
-def session_view(row: Any) -> SessionView:
+def first_messages(row: Any, content: ContentCodec) -> Sequence[Message]:
+    """What a session begins with; nothing where that cannot be decrypted: one session must not hide the others."""
+    if row.first_messages is None:
+        return ()
+    try:
+        messages: list[Message] = content.read_json(row.first_messages, "turns.messages_added", row.first_turn)
+    except ContentUnreadable:
+        return ()
+    return messages
+
+
+def session_view(row: Any, content: ContentCodec) -> SessionView:
     return SessionView(
         id=SessionId(row.id),
         short_id=short_form(row.id, row.id_before, row.id_after),
         policy=row.policy,
-        title=_title(row.first_messages),
+        title=_title(first_messages(row, content)),
         external_id=row.external_id,
         identified_by=row.identified_by,
         state=SessionState(row.state),
@@ -205,6 +220,6 @@ def session_view(row: Any) -> SessionView:
     )
 
 
-def _title(messages: Any) -> str | None:
-    title = title_of(messages or [])
+def _title(messages: Sequence[Message]) -> str | None:
+    title = title_of(messages)
     return None if title is None else storable(title)

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from clawloop.contracts.sessions import SessionState
 from clawloop.contracts.turns import TurnKind, TurnOutcome, TurnStatus
+from db.content import SEALED_REST, plain_length
 from db.declarative import Base, one_of
 from db.exact_json import ExactJson
 
@@ -76,11 +77,13 @@ class TurnRow(Base):
         CheckConstraint("parent_turn_id IS NOT NULL OR prompt_shared = 0", name="shared_with_parent"),
         CheckConstraint("(prompt_shared IS NULL) = (prompt_ids IS NULL)", name="prompt_known"),
         CheckConstraint(
-            "octet_length(prompt_ids) % 4 = 0 AND octet_length(response_ids) % 4 = 0", name="ids_are_whole"
+            f"octet_length(prompt_ids) % 4 IN (0, {SEALED_REST})"
+            f" AND octet_length(response_ids) % 4 IN (0, {SEALED_REST})",
+            name="ids_are_whole",
         ),
         CheckConstraint(
-            "logprobs IS NULL OR (response_ids IS NOT NULL AND octet_length(logprobs)"
-            " IN (octet_length(response_ids), 2 * octet_length(response_ids)))",
+            f"logprobs IS NULL OR (response_ids IS NOT NULL AND {plain_length('logprobs')}"
+            f" IN ({plain_length('response_ids')}, 2 * {plain_length('response_ids')}))",
             name="logprob_per_id",
         ),
         Index(None, "session_id", "id"),

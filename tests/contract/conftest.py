@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 from clawloop.contracts.serving import Directory, Policy, Scope
+from clawloop.encryption.key_file import make_keys
+from clawloop.encryption.sealer import Sealer
 from clawloop.ids import ApiKeyId
+from db.content import ContentCodec
 from db.database import Database
 from db.erasure import PostgresErasureStore
 from db.judging.feedback import PostgresFeedbackStore
@@ -66,12 +70,36 @@ async def postgres_stores(database: Database) -> Stores:
 
 
 @pytest.fixture
+async def encrypted_stores(postgres_url: str, tmp_path: Path) -> AsyncIterator[Stores]:
+    """As `postgres_stores`, with keys."""
+    make_keys(tmp_path / "keys")
+    opened = Database(postgres_url, TEST_LIMIT, ContentCodec(Sealer(tmp_path / "keys")))
+    await ensure_policy(opened, "default", "tiny", ["qwen3-4b"])
+    yield await _with_keys(
+        PostgresTurnStore(opened),
+        PostgresKeyStore(opened),
+        PostgresDirectoryStore(opened),
+        PostgresSessionStore(opened),
+        PostgresFeedbackStore(opened),
+        PostgresErasureStore(opened),
+    )
+    await opened.close()
+
+
+@pytest.fixture
 async def fake_stores() -> Stores:
     policy = Policy("default", "tiny", ("qwen3-4b",), 0, dict(DEFAULT_SAMPLING))
     turns = FakeTurnStore()
     sessions = FakeSessionStore(turns)
     directory = FakeDirectoryStore(Directory((policy,), ()))
     return await _with_keys(turns, FakeKeyStore(), directory, sessions, sessions, FakeErasureStore(turns))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Turns are also stored encrypted, by the same tests."""
+    if metafunc.module.__name__.endswith("test_turns") and "stores" in metafunc.fixturenames:
+        kinds = ["fake", *(pytest.param(kind, marks=pytest.mark.postgres) for kind in ("postgres", "encrypted"))]
+        metafunc.parametrize("stores", kinds, indirect=True)
 
 
 @pytest.fixture(params=["fake", pytest.param("postgres", marks=pytest.mark.postgres)])

@@ -30,6 +30,7 @@ from clawloop.local.plan import UpOptions
 from clawloop.local.supervision.status import Board
 from clawloop.local.up import Prepare, Started
 from clawloop.local.up import run as run_up
+from clawloop.processes.database import codec_of
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
 from db.database import BACKGROUND_LIMIT, Database
@@ -113,7 +114,7 @@ class _Practice:
     async def ready(self, deployment: Deployment) -> Mapping[str, str]:
         """Satisfies `clawloop.local.up.Prepare`."""
         secrets = await self._prepare(deployment)
-        database = Database(deployment.database_url, BACKGROUND_LIMIT)
+        database = Database(deployment.database_url, BACKGROUND_LIMIT, codec_of(deployment.encryption_key_file))
         try:
             store = PostgresKeyStore(database)
             for seed in self._options.seeds:

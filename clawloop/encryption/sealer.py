@@ -1,0 +1,95 @@
+"""Encrypts content, bound to the place where it is stored, by AES-256-GCM.
+
+A sealed value is `version, key id, nonce, ciphertext and tag`. Its place is authenticated with it: a value that
+somebody copies to another row or file does not open there. Lengths are not hidden: a sealed value is `OVERHEAD` bytes
+longer.
+"""
+
+from __future__ import annotations
+
+import secrets
+from hashlib import blake2b
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from clawloop.encryption.key_file import SETTING, Keys, read_keys
+from clawloop.errors import ContentUnreadable
+
+_VERSION = b"\x01"
+_KEY_ID_BYTES = 5
+_NONCE_BYTES = 12
+_TAG_BYTES = 16
+HEAD_BYTES = len(_VERSION) + _KEY_ID_BYTES
+"""Equal for all values that one key has sealed; 6, so that base64 of it is 8 characters whatever follows."""
+
+OVERHEAD = HEAD_BYTES + _NONCE_BYTES + _TAG_BYTES
+"""34: not a multiple of 4, by which sealed token ids are told from plain ones."""
+
+KEYED_BYTES = 33
+"""Length of a keyed digest: of no plain one, by which they are told apart."""
+
+
+class Sealer:
+    """
+    Args:
+        path: the key file; it is read again when a value has a key that it lacked, so that a key may be added while
+            everything runs.
+
+    Raises:
+        SetupError: as `read_keys`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read_at = path.stat().st_mtime_ns if path.exists() else 0
+        self._use(read_keys(path))
+
+    @property
+    def head(self) -> bytes:
+        """What each value begins with that is sealed now."""
+        return self._head
+
+    def seal(self, content: bytes, place: str) -> bytes:
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        return self._head + nonce + self._ciphers[self._head].encrypt(nonce, content, place.encode())
+
+    def open(self, sealed: bytes, place: str) -> bytes:
+        """
+        Raises:
+            ContentUnreadable: no key of the file seals such values, or this one was changed, or moved from its place.
+        """
+        head, nonce = sealed[:HEAD_BYTES], sealed[HEAD_BYTES : HEAD_BYTES + _NONCE_BYTES]
+        if head not in self._ciphers:
+            self._read_again()
+        cipher = self._ciphers.get(head)
+        if cipher is None:
+            raise ContentUnreadable(f"{place} is encrypted with a key that the file of {SETTING} lacks")
+        try:
+            return cipher.decrypt(nonce, sealed[HEAD_BYTES + _NONCE_BYTES :], place.encode())
+        except (InvalidTag, ValueError):
+            raise ContentUnreadable(
+                f"{place} was changed after it was encrypted, or belongs to another place"
+            ) from None
+
+    def digest(self, plain: bytes) -> bytes:
+        """A keyed digest: without the file nobody finds what it is of by trying."""
+        return blake2b(plain, key=self._digests, digest_size=KEYED_BYTES).digest()
+
+    def _use(self, keys: Keys) -> None:
+        self._digests = keys.digests
+        self._ciphers = {_head_of(key): AESGCM(key) for key in keys.keys}
+        self._head = _head_of(keys.keys[0])
+
+    def _read_again(self) -> None:
+        changed_at = self._path.stat().st_mtime_ns if self._path.exists() else 0
+        if changed_at and changed_at != self._read_at:
+            self._read_at = changed_at
+            keys = read_keys(self._path)
+            if keys.digests == self._digests:
+                self._use(keys)
+
+
+def _head_of(key: bytes) -> bytes:
+    return _VERSION + blake2b(key, digest_size=_KEY_ID_BYTES, person=b"clawloop-key-id").digest()

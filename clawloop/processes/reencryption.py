@@ -1,0 +1,72 @@
+"""Encrypts what is stored by the first key of the file: the database, and what the data folder keeps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from api.recording.spool import rejected_turns, reseal_turn
+from clawloop.encryption.sealer import Sealer
+from clawloop.environments.artifacts import ArtifactFolder
+from clawloop.errors import ContentUnreadable
+from clawloop.processes.database import open_database
+from clawloop.settings import Settings
+from db.encryption.rotation import rotate
+
+
+@dataclass(frozen=True, slots=True)
+class Reencrypted:
+    """
+    Args:
+        rows: changed, by table.
+        files: changed in the data folder.
+        unreadable: places that no key opens; they stay as they are.
+    """
+
+    rows: dict[str, int]
+    files: int
+    unreadable: list[str]
+
+
+async def reencrypt(settings: Settings, *, decrypt: bool, told: Callable[[str, int], None]) -> Reencrypted:
+    """
+    Args:
+        decrypt: store all as plain content; everything else must be stopped.
+        told: as for `rotate`.
+
+    Raises:
+        SetupError, StoreUnavailable
+    """
+    assert settings.encryption_key_file is not None
+    sealer = Sealer(settings.encryption_key_file)
+    database = open_database(settings)
+    try:
+        done = await rotate(database, decrypt=decrypt, told=told)
+    finally:
+        await database.close()
+    files, unreadable = await asyncio.to_thread(_reseal_files, settings.data, sealer, decrypt)
+    return Reencrypted(done.rows, files, [*done.unreadable, *unreadable])
+
+
+def _reseal_files(data: Path, sealer: Sealer, decrypt: bool) -> tuple[int, list[str]]:
+    changed, unreadable = 0, []
+    for reseal in _resealing(data, sealer, decrypt):
+        try:
+            changed += reseal()
+        except ContentUnreadable as error:
+            unreadable.append(str(error))
+        except FileNotFoundError:  # pruned, or removed by somebody, meanwhile
+            continue
+    return changed, unreadable
+
+
+def _resealing(data: Path, sealer: Sealer, decrypt: bool) -> Iterator[Callable[[], bool]]:
+    """What to do for each file; true if it was changed."""
+    for path in rejected_turns(data / "spool"):
+        yield lambda path=path: reseal_turn(path, sealer, decrypt=decrypt)  # type: ignore[misc]
+    if not decrypt:  # an artifact keeps the name, and with it the form, that its episode knows
+        folder = ArtifactFolder(data / "artifacts", sealer)
+        for digest in folder.sealed():
+            yield lambda digest=digest: folder.reseal(digest)  # type: ignore[misc]

@@ -1,0 +1,70 @@
+"""Whether a database is encrypted, and whether this process has its keys."""
+
+from __future__ import annotations
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.encryption.key_file import SETTING
+from clawloop.errors import ContentUnreadable, SetupError
+from db.content import ContentCodec
+
+_PLACE = ("encryption.check_value", "the installation")
+_KNOWN = b"clawloop"
+
+_HAS_TABLE = text("SELECT to_regclass('encryption') IS NOT NULL")
+_READ = text("SELECT check_value FROM encryption")
+_BEGIN = text("INSERT INTO encryption (check_value) VALUES (:check_value) ON CONFLICT DO NOTHING")
+_RENEW = text("UPDATE encryption SET check_value = :check_value")
+_END = text("DELETE FROM encryption")
+
+
+async def require_keys(connection: AsyncConnection, content: ContentCodec) -> bool:
+    """Compare the codec with the database. A database that is not encrypted is so from now on, if the codec has keys.
+
+    Returns:
+        False if the database has no tables yet, so that nothing could be compared.
+
+    Raises:
+        SetupError: the database is encrypted and the codec has no keys, or others.
+    """
+    if not await connection.scalar(_HAS_TABLE):
+        return False
+    stored = await connection.scalar(_READ)
+    if stored is None and content.is_on:
+        await connection.execute(_BEGIN, {"check_value": check_value(content)})
+        stored = await connection.scalar(_READ)
+    if stored is not None:
+        require_right_keys(stored, content)
+    return True
+
+
+def require_right_keys(stored: bytes, content: ContentCodec) -> None:
+    """
+    Raises:
+        SetupError: the codec cannot read what these keys encrypt, or makes other digests.
+    """
+    if not content.is_on:
+        raise SetupError(f"what is stored here is encrypted: set {SETTING} to its key file")
+    try:
+        known = content.read_bytes(stored, *_PLACE)
+    except ContentUnreadable:
+        raise SetupError(f"{SETTING}: the file lacks the key of what is stored here") from None
+    if known != content.write_digest(_KNOWN) + _KNOWN[:3]:
+        raise SetupError(f"{SETTING}: the file's line `digests` is another one than that of what is stored here")
+
+
+def check_value(content: ContentCodec) -> bytes:
+    """What only the codec's keys open; says as well which line `digests` its file has."""
+    # 33 bytes of a digest and three more: of a length that plain bytes may have, so that it is told from them.
+    return content.write_bytes(content.write_digest(_KNOWN) + _KNOWN[:3], *_PLACE)
+
+
+async def renew_check(connection: AsyncConnection, content: ContentCodec) -> None:
+    """Encrypt the check value by the codec's first key."""
+    await connection.execute(_RENEW, {"check_value": check_value(content)})
+
+
+async def end_encryption(connection: AsyncConnection) -> None:
+    """Let the database take plain content again."""
+    await connection.execute(_END)

@@ -1,0 +1,223 @@
+"""Encrypts all stored content by the first key, or decrypts it, in batches, while everything runs.
+
+A batch is one transaction. What is done is not done again, so an interrupted rotation is begun anew and goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import TextClause, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.errors import ContentUnreadable, StoreContended
+from db.content import PLAIN, ContentCodec, content_of
+from db.database import Database
+from db.encryption.columns import (
+    SEALED_TABLES,
+    TOOL_LISTS,
+    Form,
+    SealedTable,
+    is_plain,
+    is_sealed,
+    is_sealed_by_another,
+    sealed,
+)
+from db.encryption.installation import end_encryption, renew_check
+
+# A turn may hold tens of MB, and a batch has 30 s.
+_BATCH_ROWS = 50
+_BATCH_REFERENCES = 1000
+# Other transactions lock single rows, in an order of their own.
+_ATTEMPTS = 20
+# Lets plain content into an encrypted database.
+_DECRYPTING = text("SELECT set_config('clawloop.decrypting', 'on', true)")
+
+_OLD_LISTS = text(f"""
+    SELECT sha256, tools::text AS tools FROM tool_lists WHERE {is_plain("sha256", Form.DIGEST)} ORDER BY sha256 LIMIT 1
+""")
+_NEW_LIST = text("""
+    INSERT INTO tool_lists (sha256, tools) VALUES (:sha256, CAST(:tools AS json)) ON CONFLICT DO NOTHING
+""")
+_MOVE_TURNS = text("""
+    UPDATE turns SET tools_sha256 = :new WHERE id IN (
+        SELECT id FROM turns WHERE tools_sha256 = :old ORDER BY id LIMIT :limit FOR NO KEY UPDATE)
+""")
+_DROP_LIST = text("""
+    DELETE FROM tool_lists l WHERE sha256 = :old AND NOT EXISTS (SELECT FROM turns t WHERE t.tools_sha256 = l.sha256)
+""")
+
+
+# An engine's error may quote what it was asked, and reasons are stored as they are.
+_SHORTEN_REASONS = text(f"""
+    UPDATE turns SET outcome_detail = 'no reply: ' || status
+    WHERE outcome_detail = 'no reply: ' || error AND {is_plain("error", Form.TEXT)}
+""")
+
+
+@dataclass(slots=True)
+class Rotated:
+    """
+    Args:
+        rows: changed, by table.
+        unreadable: places that no key opens; they stay as they are.
+    """
+
+    rows: dict[str, int] = field(default_factory=dict)
+    unreadable: list[str] = field(default_factory=list)
+
+
+async def rotate(
+    database: Database, *, decrypt: bool = False, told: Callable[[str, int], None] = lambda table, rows: None
+) -> Rotated:
+    """
+    Args:
+        database: with the keys.
+        decrypt: store everything as plain content, and say that the database is not encrypted any more.
+        told: gets each table's name and how many of its rows are done, after each batch.
+
+    Raises:
+        StoreUnavailable
+    """
+    done = Rotated()
+    if not decrypt:
+        await database.run(_shorten_reasons)
+        await _rotate_tool_lists(database, done)
+    for table in (*SEALED_TABLES, TOOL_LISTS):
+        await _rotate_table(database, table, decrypt, done, told)
+    if decrypt:
+        if not done.unreadable:
+            await database.run(end_encryption)
+    else:
+        await database.run(lambda connection: renew_check(connection, database.content))
+    return done
+
+
+async def _rotate_table(
+    database: Database, table: SealedTable, decrypt: bool, done: Rotated, told: Callable[[str, int], None]
+) -> None:
+    condition = " OR ".join(_due(column, form, database.content, decrypt) for column, form in table.columns.items())
+    key = ", ".join(table.key)
+    chosen = table.selected()
+    first = text(f"SELECT {chosen} FROM {table.name} WHERE {condition} ORDER BY {key} LIMIT :limit FOR NO KEY UPDATE")
+    beyond = ", ".join(f":after_{n}" for n in range(len(table.key)))
+    further = text(f"""
+        SELECT {chosen} FROM {table.name} WHERE ({condition}) AND ({key}) > ({beyond})
+        ORDER BY {key} LIMIT :limit FOR NO KEY UPDATE
+    """)
+    after: tuple[Any, ...] | None = None
+    while True:
+        parameters: dict[str, Any] = {"limit": _BATCH_ROWS}
+        if after is not None:
+            parameters |= {f"after_{n}": value for n, value in enumerate(after)}
+        query = first if after is None else further
+        batch = await _patiently(database, lambda connection: _batch(connection, table, query, parameters, decrypt))  # noqa: B023
+        for problem in batch.unreadable:
+            done.unreadable.append(problem)
+        done.rows[table.name] = done.rows.get(table.name, 0) + batch.changed
+        if batch.last is None:
+            return
+        after = batch.last
+        told(table.name, done.rows[table.name])
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    changed: int
+    unreadable: Sequence[str]
+    last: tuple[Any, ...] | None
+
+
+async def _batch(
+    connection: AsyncConnection, table: SealedTable, query: TextClause, parameters: Mapping[str, Any], decrypt: bool
+) -> _Batch:
+    content = content_of(connection)
+    target = PLAIN if decrypt else content
+    if decrypt:
+        await connection.execute(_DECRYPTING)
+    rows = (await connection.execute(query, parameters)).mappings().all()
+    unreadable: list[str] = []
+    changed: list[dict[str, Any]] = []
+    for row in rows:
+        try:
+            changed.append(_changed(table, dict(row), content, target))
+        except ContentUnreadable as error:
+            unreadable.append(str(error))
+    if changed:
+        await connection.execute(_update(table), changed)
+    last = tuple(rows[-1][name] for name in table.key) if rows else None
+    return _Batch(len(changed), unreadable, last)
+
+
+def _changed(table: SealedTable, row: Mapping[str, Any], content: ContentCodec, target: ContentCodec) -> dict[str, Any]:
+    """The parameters of `_update`."""
+    place = table.place(row)
+    values: dict[str, Any] = {f"key_{n}": row[name] for n, name in enumerate(table.key)}
+    for column, form in table.columns.items():
+        values[f"new_{column}"] = sealed(content, target, row[column], form, f"{table.name}.{column}", place)
+    return values
+
+
+def _update(table: SealedTable) -> TextClause:
+    assigned = ", ".join(
+        f"{column} = CAST(:new_{column} AS json)" if form is Form.JSON else f"{column} = :new_{column}"
+        for column, form in table.columns.items()
+    )
+    key = " AND ".join(f"{name} = :key_{n}" for n, name in enumerate(table.key))
+    return text(f"UPDATE {table.name} SET {assigned} WHERE {key}")
+
+
+def _due(column: str, form: Form, content: ContentCodec, decrypt: bool) -> str:
+    if decrypt:
+        return f"coalesce({is_sealed(column, form)}, false)"
+    another = is_sealed_by_another(column, form, content.head)
+    return f"coalesce({is_plain(column, form)}, false) OR coalesce({another}, false)"
+
+
+async def _shorten_reasons(connection: AsyncConnection) -> None:
+    await connection.execute(_SHORTEN_REASONS)
+
+
+async def _rotate_tool_lists(database: Database, done: Rotated) -> None:
+    """Give each list a keyed digest as its key, and let its turns refer to that."""
+    while True:
+
+        async def begin(connection: AsyncConnection) -> tuple[bytes, bytes] | None:
+            row = (await connection.execute(_OLD_LISTS)).one_or_none()
+            if row is None:
+                return None
+            content = content_of(connection)
+            tools = content.json_text(row.tools, "tool_lists.tools", row.sha256.hex())
+            new = content.write_digest(row.sha256)
+            stored = content.write_json(tools, "tool_lists.tools", new.hex())
+            await connection.execute(_NEW_LIST, {"sha256": new, "tools": stored})
+            return row.sha256, new
+
+        keys = await _patiently(database, begin)
+        if keys is None:
+            return
+        moving = {"old": keys[0], "new": keys[1], "limit": _BATCH_REFERENCES}
+
+        async def move(connection: AsyncConnection) -> int:
+            return (await connection.execute(_MOVE_TURNS, moving)).rowcount  # noqa: B023
+
+        while await _patiently(database, move):
+            pass
+
+        async def drop(connection: AsyncConnection) -> None:
+            await connection.execute(_DROP_LIST, {"old": moving["old"]})  # noqa: B023
+
+        await _patiently(database, drop)
+        done.rows["tool_lists"] = done.rows.get("tool_lists", 0) + 1
+
+
+async def _patiently(database: Database, work: Any) -> Any:
+    """As `Database.run`, again where another transaction won a deadlock."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return await database.run(work)
+        except StoreContended:
+            continue
+    return await database.run(work)

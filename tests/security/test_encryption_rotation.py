@@ -1,0 +1,206 @@
+"""Content is encrypted beside plain content, by one key after another, and decrypted again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from api.recording.spool import Spool
+from clawloop.contracts.browsing import SessionFilter
+from clawloop.contracts.turns import Message
+from clawloop.encryption.key_file import SETTING, add_key
+from clawloop.encryption.sealer import Sealer
+from clawloop.environments.artifacts import ArtifactFolder
+from clawloop.errors import SetupError, StoreUnavailable
+from clawloop.ids import SessionId
+from clawloop.processes.ledger_check import DatabaseCheck
+from db.content import PLAIN, ContentCodec
+from db.database import Database
+from db.encryption import rotation
+from db.encryption.columns import SEALED_TABLES, Form
+from db.encryption.rotation import rotate
+from db.erasure import PostgresErasureStore
+from db.schema import migrate_down
+from db.turns.browsing import PostgresSessionBrowser
+from db.turns.conversation_cache import ConversationCache
+from db.turns.insert import PostgresTurnStore
+from tests.records import turn_record
+from tests.security.encrypted import (
+    ANSWER,
+    NAMED,
+    SAY,
+    TOOLS,
+    Loop,
+    codec,
+    content_found_in,
+    dump,
+    opened,
+    require_clean,
+    require_readable,
+    whole_loop,
+)
+
+pytestmark = pytest.mark.postgres
+
+
+async def test_a_process_that_ran_before_without_keys_stores_no_plain_content(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    async with opened(postgres_url) as before:
+        loop = await whole_loop(postgres_url, PLAIN)
+        await loop.database.close()
+        await before.compare_keys()
+        async with opened(postgres_url, codec(tmp_path)) as encrypted:
+            await encrypted.compare_keys()
+            with pytest.raises(StoreUnavailable, match=f"is encrypted: set {SETTING}"):
+                await PostgresTurnStore(before).insert(turn_record(api_key_id=loop.learning.key))
+            # Rows from before may be changed as long as their content is not.
+            session = (await PostgresTurnStore(encrypted).load(loop.turn)).session_id  # type: ignore[union-attr]
+            assert (await PostgresErasureStore(before).erase_session(SessionId(session))) is not None
+
+
+async def test_old_rows_are_read_beside_new_ones_and_rotation_encrypts_them(postgres_url: str, tmp_path: Path) -> None:
+    loop = await whole_loop(postgres_url, PLAIN)
+    await loop.database.close()
+    async with opened(postgres_url, codec(tmp_path)) as database:
+        await require_readable(database, loop)
+        after = turn_record(
+            api_key_id=loop.learning.key,
+            evidence=NAMED,
+            messages=[*(await messages_of(database, loop)), ANSWER, {"role": "user", "content": f"More {SAY}"}],
+            tools=TOOLS,
+        )
+        inserted = await PostgresTurnStore(database).insert(after)
+        assert inserted.parent_turn_id == loop.next_turn  # by the plain digest of the reply before
+        report = await DatabaseCheck(database, Path("none")).report(files=False)
+        assert any("rows of turns are plain" in broken.row for broken in report.violations)
+
+        done = await rotate(database)
+        assert done.unreadable == []
+        assert content_found_in(dump(postgres_url)) == []
+        await require_clean(database)
+    async with opened(postgres_url, codec(tmp_path)) as database:
+        await require_readable(database, loop)
+        again = await rotate(database)
+        assert sum(again.rows.values()) == 0
+        later = dataclasses.replace(turn_record(api_key_id=loop.learning.key), evidence=NAMED, messages=after.messages)
+        inserted = await PostgresTurnStore(database).insert(later)
+        assert inserted.parent_turn_id == loop.next_turn  # by the keyed one
+
+
+async def messages_of(database: Database, loop: Loop) -> list[Message]:
+    stored = await PostgresTurnStore(database, ConversationCache()).load(loop.next_turn)
+    assert stored is not None
+    return list(stored.record.messages)
+
+
+async def test_a_conversation_without_a_name_goes_on_over_the_rotation(postgres_url: str, tmp_path: Path) -> None:
+    loop = await whole_loop(postgres_url, PLAIN)
+    await loop.database.close()
+
+    def turn(messages: list[Message]) -> Message:
+        return {"role": "user", "content": f"turn {len(messages)}"}
+
+    messages: list[Message] = []
+    sessions = set()
+
+    async def chat(content: ContentCodec) -> None:
+        nonlocal messages
+        async with opened(postgres_url, content) as database:
+            messages = [*messages, turn(messages)]
+            record = turn_record(api_key_id=loop.learning.key, messages=messages, response=ANSWER)
+            sessions.add((await PostgresTurnStore(database).insert(record)).session_id)
+            messages = [*messages, ANSWER]
+
+    await chat(PLAIN)
+    await chat(codec(tmp_path))
+    async with opened(postgres_url, codec(tmp_path)) as database:
+        await rotate(database)
+    await chat(codec(tmp_path))
+    add_key(tmp_path / "keys")
+    await chat(codec(tmp_path))
+    assert len(sessions) == 1
+
+
+async def test_an_interrupted_rotation_to_a_new_key_goes_on_and_the_old_key_may_go(
+    loop: Loop, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "keys"
+    old = path.read_text().splitlines()[-1]
+    add_key(path)
+    monkeypatch.setattr(rotation, "_BATCH_ROWS", 1)
+
+    class Killed(Exception):
+        pass
+
+    def die(table: str, rows: int) -> None:
+        if table == "votes":
+            raise Killed
+
+    async with opened(postgres_url, codec(tmp_path)) as database:
+        with pytest.raises(Killed):
+            await rotate(database, told=die)
+    # A process that began before reads the new key from the file.
+    await require_readable(loop.database, loop)
+    async with opened(postgres_url, codec(tmp_path)) as database:
+        await require_readable(database, loop)
+        done = await rotate(database)
+        assert done.rows["votes"] > 0
+        assert done.rows["turns"] == 0
+    path.write_text("\n".join(line for line in path.read_text().splitlines() if line != old))
+    async with opened(postgres_url, codec(tmp_path)) as database:
+        await require_readable(database, loop)
+        await require_clean(database)
+
+
+async def test_decrypting_ends_the_encryption_and_the_schema_can_go_back(
+    loop: Loop, postgres_url: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SetupError, match="rotate --decrypt first"):
+        migrate_down(postgres_url, "0021")
+    async with opened(postgres_url, codec(tmp_path)) as database:
+        await rotate(database, decrypt=True)
+    await loop.database.close()
+    async with opened(postgres_url) as database:
+        await require_readable(database, loop)
+        await PostgresTurnStore(database).insert(turn_record(api_key_id=loop.learning.key))
+        assert await PostgresSessionBrowser(database).search(SessionFilter(text=SAY), None, 10)
+
+
+def test_the_forms_of_all_columns_are_rotated() -> None:
+    assert {form for table in SEALED_TABLES for form in table.columns.values()} == set(Form)
+
+
+async def test_the_command_rotates_rows_rejected_turns_and_artifacts(
+    loop: Loop, postgres_url: str, tmp_path: Path
+) -> None:
+    sealer = Sealer(tmp_path / "keys")
+    turn = turn_record(SAY)
+    spool = Spool(tmp_path / "spool", 10**6, sealer=sealer)
+    rejected = spool.write_rejected(turn)
+    spool.close()
+    artifacts = ArtifactFolder(tmp_path / "artifacts", sealer)
+    digest = await artifacts.store(SAY.encode())
+    environment = {"DATABASE_URL": postgres_url, "CLAWLOOP_DATA": str(tmp_path), SETTING: str(tmp_path / "keys")}
+
+    def run(*words: str) -> str:
+        command = [sys.executable, "-m", "clawloop.cli.main", "encryption", *words]
+        environment_of_all = {"PATH": "/usr/bin:/bin"} | environment
+        return subprocess.run(command, env=environment_of_all, capture_output=True, text=True, check=True).stdout
+
+    assert "has 2 keys" in run("key", str(tmp_path / "keys"), "--add")
+    told = json.loads(run("rotate", "--json"))
+    assert (told["files"], told["unreadable"]) == (2, [])
+    assert told["rows"]["turns"] > 0
+    new = Sealer(tmp_path / "keys")
+    assert rejected.read_bytes().startswith(new.head)
+    assert await ArtifactFolder(tmp_path / "artifacts", new).load(digest) == SAY.encode()
+    assert json.loads(run("rotate", "--json"))["files"] == 0
+    await loop.database.close()
+    assert "takes plain content now" in run("rotate", "--decrypt")
+    assert SAY in rejected.read_text()
