@@ -26,6 +26,7 @@ PROGRAMS = {
     "judging": "judged turns a second, signal to verdict, events a turn, with many sessions open",
     "feedback": "from feedback to a version that answers",
     "interference": "serving with training and judging on and off",
+    "encryption": "CPU, time and bytes of a recorded turn, encrypted and not",
     "provenance": "how often text that a tool printed becomes a hint or flips a vote",
     "low-precision": "trainer and vLLM in float32, bfloat16 and four bits: memory, log-probs side by side",
 }

@@ -36,6 +36,16 @@ def codec_of(key_file: Path | None) -> ContentCodec:
     return PLAIN if key_file is None else ContentCodec(Sealer(key_file))
 
 
+def require_database(settings: Settings) -> None:
+    """Refuse wrong settings before anything is waited for.
+
+    Raises:
+        SetupError: as `open_database`.
+    """
+    database_url(settings)
+    codec_of(settings.encryption_key_file)
+
+
 def open_database(settings: Settings, limit: timedelta = BACKGROUND_LIMIT) -> Database:
     """
     Raises:

@@ -17,7 +17,7 @@ from activities.serving.engines import EngineActivities
 from activities.serving.ports import EngineControl
 from clawloop.contracts.training import VersionRef
 from clawloop.errors import EngineUnavailable, SignalFailed
-from clawloop.processes.database import ready_database
+from clawloop.processes.database import ready_database, require_database
 from clawloop.processes.endpoints import engine_secret, page_links
 from clawloop.processes.worker_process import GRACE, LOOPBACK, run_workers
 from clawloop.serving.adapters import VllmControl
@@ -54,6 +54,7 @@ async def run_agent(
         SetupError: no database or no Temporal is configured, or `engine` is neither an id nor a URL.
     """
     engine_id, url = engine_of(engine)
+    require_database(settings)
     adapters = settings.data / "adapters"
     metrics = EngineMetrics()
 

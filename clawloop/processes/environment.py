@@ -21,7 +21,7 @@ from clawloop.environments.task import Environment
 from clawloop.environments.terminal.environment import TerminalEnvironment
 from clawloop.environments.tool_call.environment import ToolCallEnvironment
 from clawloop.errors import SetupError
-from clawloop.processes.database import ready_database, sealer_of
+from clawloop.processes.database import ready_database, require_database, sealer_of
 from clawloop.processes.worker_process import GRACE, run_workers
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
@@ -59,6 +59,7 @@ async def run_environment_worker(
     """
     environments = choose(chosen, tasks)
     address = gateway_address(gateway)
+    require_database(settings)
     sealer = sealer_of(settings.encryption_key_file)
     folders = BoxFolders()
     sandboxes = await asyncio.to_thread(Bubblewrap.find, folders)

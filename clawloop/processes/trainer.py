@@ -26,8 +26,7 @@ from activities.training.train_step import TrainingActivities
 from clawloop.contracts.progress import StatusCallback
 from clawloop.contracts.training import StepBatch, TrainedStep
 from clawloop.errors import ClawloopError, PermanentError, TrainerUnavailable, TransientError
-from clawloop.processes.database import ready_database
-from clawloop.processes.endpoints import database_url
+from clawloop.processes.database import ready_database, require_database
 from clawloop.processes.parent_death import end_with_parent
 from clawloop.processes.process_exit import exit_process
 from clawloop.processes.worker_process import GRACE, LOOPBACK, run_workers
@@ -80,7 +79,7 @@ def run_trainer(process: TrainerProcess, settings: Settings) -> None:
         SetupError: the model, the device, the database or Temporal is missing or unusable.
     """
     process.setup.check(process.nproc)
-    database_url(settings)
+    require_database(settings)
     if process.nproc > 1:
         _run_ranks(process)
         return

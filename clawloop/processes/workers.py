@@ -32,7 +32,7 @@ from activities.training.steps import StepActivities
 from clawloop.adapters.folder import AdapterFolder
 from clawloop.contracts.serving import Directory
 from clawloop.errors import SignalFailed, StoreUnavailable
-from clawloop.processes.database import ready_database
+from clawloop.processes.database import ready_database, require_database
 from clawloop.processes.endpoints import engine_secret, page_links
 from clawloop.processes.holding import Holding
 from clawloop.processes.judge import engine_endpoints, judge_client
@@ -84,6 +84,7 @@ async def run_worker(role: Role, settings: Settings, health_port: int, health_ho
         SetupError: no database or no Temporal is configured, or another Temporal server has the database.
         TrainerUnavailable: another Temporal server took the database meanwhile.
     """
+    require_database(settings)
     metrics = WorkerMetrics()
     broken = asyncio.Event()
 
