@@ -6,7 +6,7 @@ ARGS ?=
 # Images often forbid bytecode, and uv installs none: then each start of a program compiles all that it imports, vLLM
 # three times over. From bytecode ours start in a third to half of the time.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup up demo test test-long quick check format pins sbom audit bench bench-check chaos
+.PHONY: help setup up demo test test-long quick check format pins sbom audit bench bench-check bench-train chaos
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -45,6 +45,9 @@ bench: setup  ## a benchmark: ARGS="gateway", "judging --quick"; without ARGS: t
 
 bench-check: setup  ## quick runs of the benchmarks, their ratios beside the committed ones; not on a busy machine
 	@$(VENV)/python -m benchmarks check $(ARGS)
+
+bench-train: setup  ## a training step beside PEFT + transformers and torchtune; ARGS="--gpu"
+	@$(VENV)/python -m benchmarks train $(ARGS)
 
 chaos: setup  ## faults by seed in the whole system while 16 sessions chat; ARGS="--runs 200 --seed 1"
 	$(VENV)/python -m benchmarks.chaos $(ARGS)

@@ -27,12 +27,16 @@ from benchmarks.low_precision_engines import ON_CPU, ON_GPU, Engine, measure_eng
 from benchmarks.quantised_copy import Method, write_unpacked
 from benchmarks.report import Figure, Result
 from clawloop.errors import SetupError
+from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, read_adapter, write_version
+from clawloop.training.model.adapter import adapter_tensors, set_adapter
+from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.families import Backend, Quantisation
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.lora import LoraShape
 from clawloop.training.packing.collate import collate
 from clawloop.training.packing.sequences import TokenSequence
 from tests.random_model import write_random_model
+from tests.training.tiny import shake_adapter
 
 _PROMPT, RESPONSE, _DOCUMENTS = 192, 64, 4
 SHAPE = {
@@ -63,12 +67,15 @@ class Measured:
         weights: bytes of the model's tensors, quantised ones at their real size.
         peak: of the process on a CPU, of the allocator on a GPU.
         seconds: of one pass with gradient.
+        logprobs: of the base model.
+        adapted: of the base model with an adapter.
     """
 
     weights: int
     peak: int
     seconds: float
     logprobs: list[float]
+    adapted: list[float]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -87,38 +94,50 @@ def run(options: argparse.Namespace) -> Result:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model: Path = options.model or write_random_model(folder / "random", SHAPE)
-        trainers = _trainers(model, folder, gpu=options.gpu)
-        engines = {} if options.trainer_only else _engines(model, folder, gpu=options.gpu)
-    raw = {f"trainer {name}": one.logprobs for name, one in trainers.items()}
-    raw |= {f"engine {name}": one.logprobs for name, one in engines.items()}
+        adapter = write_adapter(model, folder / "adapters")
+        trainers = _trainers(model, adapter, folder, gpu=options.gpu)
+        engines = {} if options.trainer_only else _engines(model, adapter, folder, gpu=options.gpu)
+    raw: dict[str, list[float]] = {}
+    for who, found in (("trainer", trainers), ("engine", engines)):
+        for name, one in found.items():
+            raw |= {f"{who} {name}": one.logprobs, f"{who} {name}, adapter": one.adapted}
     return Result(rows=list(_rows(trainers, engines)), raw=raw)
 
 
-def _trainers(model: Path, folder: Path, *, gpu: bool) -> dict[str, Measured]:
+def write_adapter(model: Path, folder: Path) -> Path:
+    """A random one, which moves log-probs about as far as training does; returns a version's folder."""
+    policy = load_model(model, LoraShape(), dtype=torch.float32, device=torch.device("cpu"))
+    shake_adapter(policy, 0.03)
+    base = BaseIdentity(name=model.name, fingerprint=BaseWeights(model).fingerprint())
+    return write_version(folder, 1, adapter_files(Adapter(LoraShape(), adapter_tensors(policy), base))).path
+
+
+def _trainers(model: Path, adapter: Path, folder: Path, *, gpu: bool) -> dict[str, Measured]:
     found: dict[str, Measured] = {}
     for backend in get_args(Backend):
         for precision, _, _ in PRECISIONS:
-            found[f"{backend} {precision}"] = _in_a_process(model, backend, precision, gpu=gpu)
+            found[f"{backend} {precision}"] = _in_a_process(model, adapter, backend, precision, gpu=gpu)
     for method in get_args(Method):
         unpacked = write_unpacked(model, folder / f"{method}-unpacked", method)
-        found[f"torchtune float32, {method}'s weights"] = _in_a_process(unpacked, "torchtune", "float32", gpu=gpu)
+        measured = _in_a_process(unpacked, adapter, "torchtune", "float32", gpu=gpu)
+        found[f"torchtune float32, {method}'s weights"] = measured
     return found
 
 
-def _in_a_process(model: Path, backend: Backend, precision: str, *, gpu: bool) -> Measured:
-    command = [sys.executable, "-m", "benchmarks.low_precision", str(model), backend, precision]
+def _in_a_process(model: Path, adapter: Path, backend: Backend, precision: str, *, gpu: bool) -> Measured:
+    command = [sys.executable, "-m", "benchmarks.low_precision", str(model), str(adapter), backend, precision]
     command.append("cuda" if gpu else "cpu")
     printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return Measured(**json.loads(printed.splitlines()[-1]))
 
 
-def _engines(model: Path, folder: Path, *, gpu: bool) -> dict[str, Engine]:
+def _engines(model: Path, adapter: Path, folder: Path, *, gpu: bool) -> dict[str, Engine]:
     documents = documents_of(json.loads((model / "config.json").read_text())["vocab_size"])
     found: dict[str, Engine] = {}
     for kind in ON_GPU if gpu else ON_CPU:
         own = folder / f"engine-{len(found)}"
         own.mkdir()
-        found[kind.name] = measure_engine(kind, model, own, documents, RESPONSE, gpu=gpu)
+        found[kind.name] = measure_engine(kind, model, adapter, own, documents, RESPONSE, gpu=gpu)
     return found
 
 
@@ -128,7 +147,7 @@ def documents_of(vocab: int) -> list[list[int]]:
     return ids
 
 
-def measure(folder: Path, backend: Backend, precision: str, device: torch.device) -> Measured:
+def measure(folder: Path, adapter: Path, backend: Backend, precision: str, device: torch.device) -> Measured:
     """In a process of its own, so that peak memory is its own."""
     dtype, quantisation = next((dtype, how) for name, dtype, how in PRECISIONS if name == precision)
     torch.manual_seed(0)
@@ -150,7 +169,13 @@ def measure(folder: Path, backend: Backend, precision: str, device: torch.device
     weights = sum(_bytes(parameter) for parameter in model.parameters())
     of_process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else of_process
-    return Measured(weights, peak, seconds, logprobs)
+    set_adapter(model, read_adapter(adapter).tensors)
+    adapted: list[float] = []
+    with torch.no_grad():
+        for document in range(_DOCUMENTS):
+            scored = model(collate(sequences, [document], share_prefixes=False).to(device))
+            adapted += scored.logprobs_N.float().tolist()
+    return Measured(weights, peak, seconds, logprobs, adapted)
 
 
 def _bytes(parameter: torch.Tensor) -> int:
@@ -163,47 +188,52 @@ def _bytes(parameter: torch.Tensor) -> int:
 
 def _rows(trainers: Mapping[str, Measured], engines: Mapping[str, Engine]) -> Iterator[Mapping[str, Figure]]:
     """First what each takes and how far it is from float32, then how far engines are from trainers."""
-    exact = trainers[_EXACT].logprobs
+    exact = trainers[_EXACT]
     for name, trainer in trainers.items():
-        yield _row("trainer", name, _EXACT, _off(trainer.logprobs, exact), trainer.weights, trainer.peak)
+        yield _row("trainer", name, _EXACT, _offs(trainer, exact), trainer.weights, trainer.peak)
     for name, engine in engines.items():
-        yield _row("engine", name, _EXACT, _off(engine.logprobs, exact), engine.weights, engine.peak, engine.ended)
+        yield _row("engine", name, _EXACT, _offs(engine, exact), engine.weights, engine.peak, engine.ended)
     for name, engine in engines.items():
         own = f"torchtune float32, {name.split(',')[0]}'s weights"
         others = ["torchtune bfloat16", "torchtune nf4"] + ([own] if own in trainers else [])
         for other in others if engine.logprobs else ():
-            yield _row("engine", name, other, _off(engine.logprobs, trainers[other].logprobs))
+            yield _row("engine", name, other, _offs(engine, trainers[other]))
 
 
 def _row(
     who: str,
     name: str,
     beside: str,
-    off: tuple[float, float] | None,
+    off: Sequence[float] | None,
     weights: int | None = None,
     peak: int | None = None,
     note: str = "",
 ) -> Mapping[str, Figure]:
-    mean, largest = (None, None) if off is None else (f"{off[0]:.2g}", f"{off[1]:.2g}")
+    base, largest, adapted, largest_adapted = (None,) * 4 if off is None else (f"{one:.2g}" for one in off)
     return {
         "": who,
         "base": name,
         "weights, MiB": None if weights is None else weights / 2**20,
         "peak, MiB": None if peak is None else peak / 2**20,
         "beside the trainer's": beside,
-        "|Δ log-prob| mean": mean,
+        "|Δ log-prob| mean": base,
         "largest": largest,
+        "with an adapter": adapted,
+        "its largest": largest_adapted,
         "note": note,
     }
 
 
-def _off(found: Sequence[float], exact: Sequence[float]) -> tuple[float, float] | None:
-    if not found:
+def _offs(found: Measured | Engine, exact: Measured) -> Sequence[float] | None:
+    """Mean and largest difference, of the base model and with the adapter; None without log-probs."""
+    if not found.logprobs:
         return None
-    off = (torch.tensor(found) - torch.tensor(exact)).abs()
-    return float(off.mean()), float(off.max())
+    base = (torch.tensor(found.logprobs) - torch.tensor(exact.logprobs)).abs()
+    adapted = (torch.tensor(found.adapted) - torch.tensor(exact.adapted)).abs()
+    return [float(base.mean()), float(base.max()), float(adapted.mean()), float(adapted.max())]
 
 
 if __name__ == "__main__":
-    folder, backend, precision, device = sys.argv[1:]
-    print(json.dumps(asdict(measure(Path(folder), cast(Backend, backend), precision, torch.device(device)))))
+    folder, adapter, backend, precision, device = sys.argv[1:]
+    found = measure(Path(folder), Path(adapter), cast(Backend, backend), precision, torch.device(device))
+    print(json.dumps(asdict(found)))

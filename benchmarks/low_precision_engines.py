@@ -55,21 +55,31 @@ class Engine:
         weights: bytes of the tensors in its folder; None where it rounds them itself.
         peak: bytes of all its processes, or in use on the GPU, beyond its KV cache.
         logprobs: of the last tokens of each document.
+        adapted: the same by an adapter.
         ended: why there are none.
     """
 
     weights: int | None
     peak: int | None
     logprobs: list[float]
+    adapted: list[float]
     ended: str = ""
 
 
 def measure_engine(
-    kind: EngineKind, model: Path, folder: Path, documents: Sequence[list[int]], scored: int, *, gpu: bool
+    kind: EngineKind,
+    model: Path,
+    adapter: Path,
+    folder: Path,
+    documents: Sequence[list[int]],
+    scored: int,
+    *,
+    gpu: bool,
 ) -> Engine:
     """Start vLLM with its adapter slots, as Clawloop does, and have it score the documents.
 
     Args:
+        adapter: a version's folder.
         folder: an empty one, for the copy.
         scored: tokens at the end of each document.
     """
@@ -86,10 +96,12 @@ def measure_engine(
             if not gpu:
                 engine.clear_peaks()
             logprobs = [value for ids in documents for value in engine.score(ids)[-scored:]]
+            engine.load("one", adapter)
+            adapted = [value for ids in documents for value in engine.score(ids, "one")[-scored:]]
             peak = _used_on_gpu() - before if gpu else engine.peak()
     except (RuntimeError, OSError) as error:
-        return Engine(weights, None, [], f"ended: {_last_error(log) or error}")
-    return Engine(weights, peak - start.cache, logprobs)
+        return Engine(weights, None, [], [], f"ended: {_last_error(log) or error}")
+    return Engine(weights, peak - start.cache, logprobs, adapted)
 
 
 def _used_on_gpu() -> int:

@@ -13,12 +13,12 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 
@@ -129,24 +129,35 @@ class RunningEngine:
         with ThreadPoolExecutor(_REQUESTS) as pool:
             list(pool.map(self._complete, range(_REQUESTS)))
 
-    def score(self, ids: list[int]) -> list[float]:
-        """The log-prob of each token but the first, given those before it."""
-        answer = self._post({"prompt": ids, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0})
+    def load(self, name: str, adapter: Path) -> None:
+        self._post({"lora_name": name, "lora_path": str(adapter)}, "/v1/load_lora_adapter")
+
+    def score(self, ids: list[int], adapter: str | None = None) -> list[float]:
+        """The log-prob of each token but the first, given those before it, by a loaded adapter or the base model."""
+        asked = {"prompt": ids, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+        answer = json.loads(self._post(asked | ({} if adapter is None else {"model": adapter})))
         choices: list[dict[str, list[dict[str, dict[str, float]]]]] = answer["choices"]
         places = choices[0]["prompt_logprobs"][1:]
         return [place[str(token)]["logprob"] for token, place in zip(ids[1:], places, strict=True)]
+
+    def sample(self, prompt: list[int], tokens: int, adapter: str | None = None) -> tuple[list[int], list[float]]:
+        """A reply's tokens and their log-probs."""
+        asked = {"prompt": prompt, "max_tokens": tokens, "temperature": 1.0, "logprobs": 1, "ignore_eos": True}
+        named = {"return_token_ids": True} | ({} if adapter is None else {"model": adapter})
+        [choice] = json.loads(self._post(asked | named))["choices"]
+        return choice["token_ids"], choice["logprobs"]["token_logprobs"]
 
     def _complete(self, number: int) -> None:
         prompt = [100 + (number + place) % 300 for place in range(_CONTEXT - 16)]
         self._post({"prompt": prompt, "max_tokens": 8, "logprobs": 1, "temperature": 0.6})
 
-    def _post(self, asked: dict[str, object]) -> dict[str, Any]:
-        body = {"model": self._model, **asked}
+    def _post(self, asked: Mapping[str, object], path: str = "/v1/completions") -> str:
+        body = {"model": self._model, **asked} if path == "/v1/completions" else asked
         request = urllib.request.Request(
-            f"{self._url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            f"{self._url}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=_START_SECONDS) as answer:
-            content: dict[str, Any] = json.loads(answer.read())
+            content: str = answer.read().decode()
         return content
 
     def _all(self) -> Sequence[psutil.Process]:

@@ -26,7 +26,7 @@ from clawloop.training.ranks.collectives import Ranks
 
 MOST_DEATHS = 5
 """Attempts at a step that may end for want of memory; as many as may fail with an error."""
-_KILLED: Final = "the kernel killed it, as it does to programs when memory runs out"
+_KILLED: Final = "the kernel killed the trainer or a rank, as it does when memory runs out"
 _RAN_OUT: Final = "a rank ran out of memory"
 
 
@@ -132,9 +132,10 @@ class AttemptRecord:
             unfinished.replace(self._file)
         return attempt
 
-    def ran_out(self) -> bool:
-        """Whether a rank ran out of memory in the attempt under way."""
-        return self._ran_out.exists()
+    def ending(self) -> str | None:
+        """Why the attempt that has just ended did so, if it was for want of memory."""
+        last = self._read()
+        return None if last is None else self._ending(last)
 
     def _read(self) -> Attempt | None:
         try:
@@ -150,7 +151,7 @@ class AttemptRecord:
         """Why an attempt ended, if it was for want of memory."""
         if not last.under_way:
             return None
-        if self.ran_out():
+        if self._ran_out.exists():
             return _RAN_OUT
         now = oom_kills()
         # Unknown: what ends a process without a word is most often this, and less at once does no harm.

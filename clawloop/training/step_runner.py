@@ -66,9 +66,9 @@ class StepRunner:
     def ranks(self) -> Ranks:
         return self._ranks
 
-    def ran_out_of_memory(self, step: StepBatch) -> bool:
-        """Whether the attempt at this step that just failed did so for want of memory on any rank."""
-        return AttemptRecord(self._setup.adapters, step.policy).ran_out()
+    def memory_ending(self, step: StepBatch) -> str | None:
+        """Why the attempt at this step has just failed, if it was for want of memory on any rank."""
+        return AttemptRecord(self._setup.adapters, step.policy).ending()
 
     def train(self, step: StepBatch, report: StatusCallback, should_stop: Callable[[], bool]) -> TrainedStep | None:
         """Trains one step and writes its adapter; returns None on every rank but the first.

@@ -91,9 +91,11 @@ class ThreadedTrainer:
                 raise  # a bug; the next step begins from files, so this process can continue
             self.broken.set()
             log.exception("ranks out of step", extra={"step": step.n})
-            of_memory = isinstance(error, RuntimeError) and is_out_of_memory(error)
-            if of_memory or self._runner.ran_out_of_memory(step):
-                raise TrainerFailed(f"out of memory on a rank; {REMEDY}") from error
+            ending = self._runner.memory_ending(step)
+            if ending is None and isinstance(error, RuntimeError) and is_out_of_memory(error):
+                ending = "the base model does not fit"
+            if ending is not None:
+                raise TrainerFailed(f"out of memory: {ending}; {REMEDY}") from error
             raise TrainerFailed("a rank died, or failed alone; the trainer is being restarted") from error
 
     async def watch_ranks(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.low_precision import RESPONSE, SHAPE, documents_of, measure
+from benchmarks.low_precision import RESPONSE, SHAPE, documents_of, measure, write_adapter
 from benchmarks.low_precision_engines import ON_GPU, EngineKind, measure_engine
 from benchmarks.plan_memory_engine import running_launch
 from benchmarks.quantised_copy import write_unpacked
@@ -37,16 +37,18 @@ def off(found: list[float], exact: list[float]) -> float:
 def test_an_engine_has_the_log_probs_of_its_weights(kind: EngineKind, tmp_path: Path) -> None:
     device = torch.device("cuda")
     model = write_random_model(tmp_path / "model", SHAPE)
-    exact = measure(model, "torchtune", "float32", device).logprobs
-    rounding = off(measure(model, "torchtune", "bfloat16", device).logprobs, exact)
-    four_bits = measure(write_unpacked(model, tmp_path / "unpacked", "awq"), "torchtune", "float32", device).logprobs
+    adapter = write_adapter(model, tmp_path / "adapters")
+    exact = measure(model, adapter, "torchtune", "float32", device).logprobs
+    rounding = off(measure(model, adapter, "torchtune", "bfloat16", device).logprobs, exact)
+    unpacked = write_unpacked(model, tmp_path / "unpacked", "awq")
+    four_bits = measure(unpacked, adapter, "torchtune", "float32", device).logprobs
     own = tmp_path / "engine"
     own.mkdir()
-    found = measure_engine(kind, model, own, documents_of(SHAPE["vocab_size"]), RESPONSE, gpu=True)
+    found = measure_engine(kind, model, adapter, own, documents_of(SHAPE["vocab_size"]), RESPONSE, gpu=True)
     assert not found.ended
     if kind.copy is not None:
         weights = write_unpacked(model, tmp_path / kind.copy, kind.copy)
-        exact = measure(weights, "torchtune", "float32", device).logprobs
+        exact = measure(weights, adapter, "torchtune", "float32", device).logprobs
         # Scales are rounded to bfloat16, and products of 4-bit weights in another order.
         assert off(found.logprobs, exact) < 3 * rounding
     elif kind.name == "fp8":

@@ -145,7 +145,9 @@ def test_after_the_kernel_killed_a_trainer_for_want_of_memory_the_next_takes_les
     reported = Reported()
     found = completed(StepRunner(setup).train(step_of(samples, 1), reported, never))
     [said] = [line for line in reported if "kernel" in line]
-    assert said.startswith("step 1: the kernel killed it, as it does to programs when memory runs out; again with")
+    assert said.startswith(
+        "step 1: the kernel killed the trainer or a rank, as it does when memory runs out; again with"
+    )
     assert said.endswith("micro-batches of 30 tokens")
     small = setup_of(qwen3, tmp_path / "small", micro_batch_tokens=30)
     assert (

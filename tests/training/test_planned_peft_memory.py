@@ -21,7 +21,7 @@ from tests.training.test_planned_memory import RECIPES, samples
 
 pytestmark = pytest.mark.slow
 
-TOKENS, RESPONSES = 1000, 11
+TOKENS, RESPONSES = 800, 11
 COMMON = {"vocab_size": 512, "head_dim": 32, "max_position_embeddings": 8192}
 SHAPES = {
     "small": {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 8, "num_key_value_heads": 2},
@@ -50,8 +50,9 @@ def save_model(folder: Path, family: str, shape: str, dtype: torch.dtype) -> Pat
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "shape"), [("Llama", "small"), ("Llama", "wide"), ("Mistral", "small"), ("Gemma3", "wide")]
+)
 def test_activations_are_what_was_planned(family: str, shape: str, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = save_model(tmp_path, family, shape, dtype)
     model = load_model(folder, LoraShape(rank=16, alpha=32.0), dtype=dtype, device=torch.device("cpu"))

@@ -13,8 +13,12 @@ import torch
 
 from clawloop.contracts.progress import Pace, StatusCallback
 from clawloop.contracts.training import BatchSample, StepBatch, TrainedStep
-from clawloop.errors import DiskFull, TrainerUnavailable
+from clawloop.errors import DiskFull, TrainerFailed, TrainerUnavailable
+from clawloop.training import attempt_record
+from clawloop.training.attempt_record import AttemptRecord
+from clawloop.training.packing.sequences import Limits
 from clawloop.training.progress import ignore_status
+from clawloop.training.ranks.collectives import Ranks
 from clawloop.training.step_runner import StepRunner
 from clawloop.training.threaded_trainer import ThreadedTrainer
 from tests.training.steps import completed, never, samples_of, setup_of, step_of
@@ -102,6 +106,42 @@ async def test_a_failed_gpu_marks_the_trainer_broken(
     monkeypatch.setattr("clawloop.training.step_runner.train_step", illegal)
     with pytest.raises(TrainerUnavailable, match="the GPU failed"):
         await trainer.train(step_of(samples, 1), ignore_status)
+    assert trainer.broken.is_set()
+    await trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("kills", "marked", "said"),
+    [
+        (4, False, r"out of memory: the kernel killed the trainer or a rank.*lower --micro-batch-tokens"),
+        (3, True, r"out of memory: a rank ran out of memory; lower --micro-batch-tokens"),
+        (3, False, r"a rank died, or failed alone"),
+    ],
+)
+async def test_a_rank_that_the_kernel_killed_for_memory_is_told_from_one_that_crashed(
+    kills: int,
+    marked: bool,
+    said: str,
+    qwen3: Path,
+    samples: list[BatchSample],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attempt_record, "oom_kills", lambda: 3)
+    step = step_of(samples, 1)
+    runner = StepRunner(setup_of(qwen3, tmp_path), Ranks(rank=0, world_size=2))
+    AttemptRecord(tmp_path, step.policy).begin(step, samples, Limits(40, 256, 199))
+    monkeypatch.setattr(attempt_record, "oom_kills", lambda: kills)
+
+    def other_rank_is_gone(*given: object) -> None:
+        if marked:  # by the other rank
+            (tmp_path / f".attempt-{step.policy}.out-of-memory").touch()
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr("clawloop.training.threaded_trainer.broadcast_step", other_rank_is_gone)
+    trainer = ThreadedTrainer(runner)
+    with pytest.raises(TrainerFailed, match=said):
+        await trainer.train(step, ignore_status)
     assert trainer.broken.is_set()
     await trainer.close()
 
