@@ -71,7 +71,7 @@ def _migrated_url(postgres_server: EmbeddedPostgres) -> str:
 def postgres_url(_migrated_url: str) -> str:
     """A migrated database without rows; tests must not change its schema. Truncating takes 30 ms, creating one 300."""
     tables = ", ".join(Base.metadata.tables)
-    with psycopg.connect(_migrated_url, options="-c lock_timeout=5s") as connection:
+    with psycopg.connect(_migrated_url, options="-c lock_timeout=60s") as connection:
         connection.execute(f"TRUNCATE {tables}")
     return _migrated_url
 

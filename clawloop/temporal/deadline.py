@@ -19,19 +19,20 @@ UPDATE_LIMIT = timedelta(seconds=2)
 
 
 @asynccontextmanager
-async def temporal_deadline(limit: timedelta = SIGNAL_LIMIT, *, may_be_gone: bool = False) -> AsyncIterator[None]:
+async def temporal_deadline(limit: timedelta | None = None, *, may_be_gone: bool = False) -> AsyncIterator[None]:
     """Limit the calls of Temporal in the block.
 
     A call's `rpc_timeout` does not apply while a lazy client connects: where a server accepts the connection and never
     answers, the SDK waits for 30 s.
 
     Args:
-        limit: of all calls in the block.
+        limit: of all calls in the block; None: SIGNAL_LIMIT.
         may_be_gone: ignore that the workflow does not exist.
 
     Raises:
         SignalFailed: Temporal does not answer in time, refuses, or cannot be connected to.
     """
+    limit = SIGNAL_LIMIT if limit is None else limit
     try:
         async with asyncio.timeout(limit.total_seconds()):
             yield

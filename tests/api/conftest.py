@@ -83,10 +83,10 @@ class Gateway:
         return self.engines[0]
 
     def client(self, key: str | None = None) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url, headers={"Authorization": f"Bearer {key or self.key}"}, timeout=20)
+        return httpx.AsyncClient(base_url=self.url, headers={"Authorization": f"Bearer {key or self.key}"}, timeout=120)
 
     def openai(self, **options: object) -> AsyncOpenAI:
-        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=20)
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=120)
 
     async def only_key(self) -> ApiKey:
         """The key of `client()`."""

@@ -108,7 +108,7 @@ def gateway_in_thread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate
 @pytest.fixture
 def client(gateway_in_thread: Gateway) -> Iterator[httpx.Client]:
     key = {"Authorization": f"Bearer {gateway_in_thread.key}"}
-    with httpx.Client(base_url=gateway_in_thread.url, headers=key, timeout=20) as client:
+    with httpx.Client(base_url=gateway_in_thread.url, headers=key, timeout=120) as client:
         yield client
 
 

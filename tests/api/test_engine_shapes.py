@@ -165,7 +165,7 @@ def gateway_in_thread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate
 def test_an_answer_of_any_shape_is_passed_on_or_502(gateway_in_thread: Gateway, path: str) -> None:
     key = {"Authorization": f"Bearer {gateway_in_thread.key}"}
     given_to = REQUESTS[path] | {"model": "policy"}
-    with httpx.Client(base_url=gateway_in_thread.url, headers=key | VERSION, timeout=20) as client:
+    with httpx.Client(base_url=gateway_in_thread.url, headers=key | VERSION, timeout=120) as client:
 
         @given(said=OBJECTS | VALUES)
         @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -181,7 +181,7 @@ def test_an_answer_of_any_shape_is_passed_on_or_502(gateway_in_thread: Gateway, 
 def test_a_stream_of_any_shape_ends_or_ends_in_an_error(gateway_in_thread: Gateway, path: str) -> None:
     key = {"Authorization": f"Bearer {gateway_in_thread.key}"}
     given_to = REQUESTS[path] | {"model": "policy", "stream": True}
-    with httpx.Client(base_url=gateway_in_thread.url, headers=key | VERSION, timeout=20) as client:
+    with httpx.Client(base_url=gateway_in_thread.url, headers=key | VERSION, timeout=120) as client:
 
         @given(said=st.lists(OBJECTS | VALUES, max_size=3), done=st.booleans())
         @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)

@@ -43,7 +43,7 @@ def user(content: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def sdk(gateway: Gateway) -> AsyncIterator[AsyncAnthropic]:
-    async with AsyncAnthropic(base_url=gateway.url, api_key=gateway.key, max_retries=0, timeout=20) as client:
+    async with AsyncAnthropic(base_url=gateway.url, api_key=gateway.key, max_retries=0, timeout=120) as client:
         yield client
 
 

@@ -18,7 +18,7 @@ async def log_in(gateway: Gateway, client: httpx.AsyncClient, key: str = "") -> 
 
 
 async def test_it_says_so_and_tries_again(fresh_gateway: Gateway) -> None:
-    async with httpx.AsyncClient(base_url=fresh_gateway.url, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=fresh_gateway.url, timeout=120) as client:
         assert (await log_in(fresh_gateway, client)).status_code == 303
         answer = await client.get("/ui/sessions")
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
@@ -34,7 +34,7 @@ async def test_it_says_so_and_tries_again(fresh_gateway: Gateway) -> None:
 
 
 async def test_a_login_outlives_the_outage_and_a_new_one_waits(fresh_gateway: Gateway) -> None:
-    async with httpx.AsyncClient(base_url=fresh_gateway.url, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=fresh_gateway.url, timeout=120) as client:
         await log_in(fresh_gateway, client)
         other = fresh_gateway.keys.add("default", {Scope.ADMIN})
         fresh_gateway.keys.available = False

@@ -97,7 +97,7 @@ class Verifier:
     async def _wrong_weights(self) -> list[str]:
         """Versions in the engine whose files are not those of their rows."""
         try:
-            async with httpx.AsyncClient(base_url=self._stack.engine_url, timeout=30) as client:
+            async with httpx.AsyncClient(base_url=self._stack.engine_url, timeout=120) as client:
                 models = (await client.get("/v1/models")).json()["data"]
         except httpx.TransportError:
             return []  # it restarts, with no version

@@ -97,7 +97,7 @@ def _in_a_terminal(command: list[str], folder: Path) -> str:
 
     def read_until(pattern: str) -> None:
         nonlocal printed
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while not re.search(pattern, printed):
             assert time.monotonic() < deadline, printed
             if select.select([parent_fd], [], [], 0.2)[0]:

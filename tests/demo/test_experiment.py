@@ -49,7 +49,7 @@ def planned(interactions: int, *, paced: bool = True, flip: tuple[Axis, ...] = (
 async def run_plan(gateway: ScriptedGateway, plan: Plan) -> tuple[list[Evaluation], RunTotals]:
     access = PolicyAccess(gateway.url, "key", "admin", "tiny")
     async with ChatClient(gateway.url, "key") as client, AdminClient(gateway.url, "admin") as admin:
-        run = Experiment(RUN, access, client, admin, Board(), plan, wait_timeout_seconds=20)
+        run = Experiment(RUN, access, client, admin, Board(), plan, wait_timeout_seconds=120)
         await run.execute()
         return run.evaluations, await run.totals()
 

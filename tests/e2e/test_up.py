@@ -73,10 +73,10 @@ def _check_guard(engine: str, data: Path) -> None:
     """A stranger on the machine gets nothing, and even Clawloop loads nothing from elsewhere."""
     secret = {"Authorization": f"Bearer {(data / 'engine-secret').read_text().strip()}"}
     load = {"lora_name": "x", "lora_path": "/etc"}
-    assert httpx.get(f"{engine}/v1/models", timeout=30).status_code == 401
-    assert httpx.get(f"{engine}/v1/models", timeout=30, headers=secret).status_code == 200
-    assert httpx.get(f"{engine}/health", timeout=30, headers={"Host": "evil.example"}).status_code == 421
-    assert httpx.post(f"{engine}/v1/load_lora_adapter", timeout=30, headers=secret, json=load).status_code == 403
+    assert httpx.get(f"{engine}/v1/models", timeout=120).status_code == 401
+    assert httpx.get(f"{engine}/v1/models", timeout=120, headers=secret).status_code == 200
+    assert httpx.get(f"{engine}/health", timeout=120, headers={"Host": "evil.example"}).status_code == 421
+    assert httpx.post(f"{engine}/v1/load_lora_adapter", timeout=120, headers=secret, json=load).status_code == 403
 
 
 def _stream(client: OpenAI, max_tokens: int) -> Stream[ChatCompletionChunk]:

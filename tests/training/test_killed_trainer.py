@@ -22,7 +22,7 @@ __all__ = ["bench", "processes"]
 assert len(POINTS) == STEPS
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1800)
 async def test_a_step_survives_kills_at_any_point_and_makes_the_same_adapter(
     bench: TrainerBench, processes: ExitStack, tmp_path: Path
 ) -> None:
@@ -45,7 +45,7 @@ async def test_a_step_survives_kills_at_any_point_and_makes_the_same_adapter(
     assert len(folders) == len(POINTS)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1800)
 @pytest.mark.long
 async def test_two_trainers_with_the_same_step_commit_it_once(
     bench: TrainerBench, processes: ExitStack, tmp_path: Path

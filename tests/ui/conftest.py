@@ -87,7 +87,8 @@ class Visitor:
 
 
 @pytest.fixture
-async def page(postgres_url: str, tmp_path: Path) -> AsyncIterator[Page]:
+async def page(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Page]:
+    monkeypatch.setattr("clawloop.processes.gateway.CHAT_LIMIT", PATIENT)
     async with AsyncExitStack() as stack:
         database = Database(postgres_url, PATIENT)
         stack.push_async_callback(database.close)

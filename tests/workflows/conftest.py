@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
@@ -178,6 +178,15 @@ async def end_all(client: Client) -> None:
     async for running in client.list_workflows('ExecutionStatus = "Running"'):
         with suppress(RPCError):  # the list lags behind: it has ended meanwhile
             await client.get_workflow_handle(running.id).terminate("the test is over")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _patient_signals() -> Iterator[None]:
+    """Temporal may stop for some seconds on a busy machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("clawloop.temporal.deadline.SIGNAL_LIMIT", timedelta(seconds=60))
+        patch.setattr("clawloop.temporal.training_notifier.UPDATE_LIMIT", timedelta(seconds=60))
+        yield
 
 
 @pytest.fixture

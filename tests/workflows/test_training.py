@@ -368,7 +368,7 @@ async def test_a_cancelled_workflow_quarantines_nothing(scripted: ScriptedLearni
     await learner.samples(16)
     await until(lambda: scripted.at_once == 1)
     await learner.handle.cancel()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         with pytest.raises(WorkflowFailureError) as ended:
             await learner.handle.result()
     assert isinstance(ended.value.cause, CancelledError)

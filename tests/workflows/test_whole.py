@@ -50,7 +50,7 @@ async def tell(client: Client, session: SessionId, turn: TurnRecord, *, ends: bo
 
 
 async def end(client: Client, session: SessionId) -> None:
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(120):
         await client.get_workflow_handle(names.session_workflow_id(session)).result()
 
 
