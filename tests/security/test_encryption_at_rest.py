@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator
@@ -25,7 +27,9 @@ from clawloop.encryption.key_file import SETTING, add_key, make_keys
 from clawloop.encryption.sealer import Sealer
 from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.errors import ContentUnreadable, RecordUnusable, SetupError, StateConflict
-from clawloop.processes.encryption import require_marked_keys, write_mark
+from clawloop.local import parts
+from clawloop.local.parts import Deployment
+from clawloop.processes.encryption import compare_keys, require_marked_keys, write_mark
 from clawloop.processes.gateway import GatewayOptions, gateway_services
 from clawloop.processes.ledger_check import DatabaseCheck
 from clawloop.settings import Settings
@@ -257,3 +261,30 @@ def test_the_spools_mark_keeps_other_keys_out_while_postgres_is_away(tmp_path: P
             require_marked_keys(spool, wrong)
     write_mark(spool, PLAIN)  # PostgreSQL says that nothing is encrypted any more
     require_marked_keys(spool, PLAIN)
+
+
+async def test_a_gateway_that_began_without_postgres_ends_when_it_finds_other_keys(
+    loop: Loop, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda process, number: ended.append((process, number)))
+    for content in (loop.database.content, PLAIN, codec(tmp_path, "others")):
+        async with opened(postgres_url, content) as database:
+            await compare_keys(database)
+    assert ended == [(os.getpid(), signal.SIGTERM)] * 2
+
+
+def test_every_process_that_up_starts_gets_the_file(tmp_path: Path) -> None:
+    deployment = Deployment(
+        tmp_path, "postgresql://x/y", "127.0.0.1:1", (), "tiny", (), {}, encryption_key_file=tmp_path / "keys",
+        sandboxed="http://127.0.0.1:1", local_engines=("http://127.0.0.1:2",),
+    )  # fmt: skip
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        started = [
+            *parts.gateways(deployment, listener, 2, {}),
+            *parts.workers(deployment, {}),
+            parts.trainer(tmp_path, deployment, {}),
+        ]
+        assert len(started) == 7
+        for part in started:
+            assert part.prepare().environment[SETTING] == str(tmp_path / "keys"), part.name
