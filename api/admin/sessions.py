@@ -7,9 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request
 
 from api.dependencies import admin_services
+from clawloop.contracts.browsing import SessionFilter
 from clawloop.contracts.sessions import SessionState
+from clawloop.contracts.turns import TurnKind, TurnOutcome
 from clawloop.contracts.views import SessionDetail, SessionPage, TurnDetail, TurnView
 from clawloop.operations.reading import MOST_SESSIONS, MOST_TURNS
+from clawloop.operations.search import search_page
 
 router = APIRouter(prefix="/admin/v1", tags=["sessions"])
 
@@ -40,9 +43,34 @@ async def list_sessions(
     fold: Annotated[
         bool, Query(description="leave out sessions without a main turn, and closed ones with a single one")
     ] = False,
+    text: Annotated[
+        str | None,
+        Query(max_length=200, description="only sessions in which this was said, in upper or lower case"),
+    ] = None,
+    verdict: Annotated[int | None, Query(ge=-1, le=1, description="only those with a turn of this verdict")] = None,
+    judged: Annotated[bool | None, Query(description="only those with a turn that has a verdict, or has none")] = None,
+    outcome: Annotated[TurnOutcome | None, Query(description="only those with a turn of this outcome")] = None,
+    kind: Annotated[TurnKind | None, Query(description="only those with a turn of this kind")] = None,
+    version: Annotated[
+        int | None, Query(ge=0, le=2**31 - 1, description="only those with a turn that this version answered")
+    ] = None,
 ) -> SessionPage:
-    """Sessions, the one with the newest turn first."""
+    """Sessions, the one with the newest turn first. One turn has to fit all that is said of turns; `fold` is then not
+    used, and `total` null."""
     services = await admin_services(request)
+    wanted = SessionFilter(
+        policy=policy,
+        state=state,
+        text=(text or "").strip() or None,
+        verdict=verdict,
+        judged=judged,
+        outcome=outcome,
+        kind=kind,
+        version=version,
+    )
+    if wanted.of_turns:
+        last = None if after is None else await services.reading.references.session(after)
+        return await search_page(services.session_browser, wanted, after=last, limit=limit)
     return await services.reading.page(policy=policy, state=state, after=after, limit=limit, fold=fold)
 
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 import logging
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
 from pydantic import Field
 
 from api.admin.bodies import RequestBody, check, described
 from api.dependencies import admin_services
 from api.request_body import read_json
-from clawloop.contracts.answers import PolicyList, PolicyStatus, TrainingStatus, VersionList
+from clawloop.contracts.answers import PolicyList, PolicyStatus, TrainingStatus, VersionDetail, VersionList
 from clawloop.contracts.training import TrainingView
 from clawloop.errors import RecipeRejected, RequestRejected
 from clawloop.operations.applied import Applied
 from clawloop.operations.training import TrainingOperations
+from clawloop.operations.versions import version_detail
 from clawloop.recipes.recipe import Recipe, parse_recipe
 
 log = logging.getLogger(__name__)
@@ -132,6 +133,15 @@ async def list_versions(request: Request, policy: str) -> VersionList:
     engines that have it."""
     services = await admin_services(request)
     return VersionList(versions=await services.training.versions(policy))
+
+
+@router.get("/policies/{policy}/versions/{version}")
+async def show_version(
+    request: Request, policy: str, version: Annotated[int, Path(ge=0, le=2**31 - 1)]
+) -> VersionDetail:
+    """A version, what its step was trained on, and the versions made from it."""
+    services = await admin_services(request)
+    return await version_detail(services.training, services.training_browser, policy, version)
 
 
 @router.post("/policies/{policy}/roll-back", openapi_extra=described(RollBackRequest))

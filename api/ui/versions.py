@@ -12,8 +12,9 @@ from api.dependencies import services_of
 from api.ui.now import situation_of
 from api.ui.page import PageRoute, operator, policy_of, read_form, render_page, version_number, viewer
 from clawloop.contracts.training import TrainingView, VersionView
-from clawloop.errors import NotFound, RequestRejected
+from clawloop.errors import RequestRejected
 from clawloop.operations.applied import Applied
+from clawloop.operations.versions import version_detail
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -75,22 +76,10 @@ async def show_version(request: Request, version: int, policy: str | None = None
     login = await viewer(request)
     services = services_of(request)
     chosen = policy_of(services, login, policy)
-    versions = await services.training.versions(chosen)
-    shown = next((known for known in versions if known.n == version), None)
-    if shown is None:
-        raise NotFound(f"Policy {chosen!r} has no version {version}.", code="version_not_found", field="version")
-    return render_page(
-        request,
-        login,
-        "version.html",
-        chosen,
-        "versions",
-        version=shown,
-        training=await services.training.status(chosen),
-        batch=await services.training_browser.batch(chosen, version),
-        children=[known.n for known in versions if known.parent == version],
-        note=None,
-    )
+    detail = await version_detail(services.training, services.training_browser, chosen, version)
+    training = await services.training.status(chosen)
+    shown = {"version": detail.version, "batch": detail.batch, "children": detail.children, "training": training}
+    return render_page(request, login, "version.html", chosen, "versions", **shown, note=None)
 
 
 @router.post("/ui/training/{action}")

@@ -5,22 +5,27 @@ Heavy imports happen inside a verb.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from clawloop.cli.operations import with_reading
 from clawloop.cli.show import age, show_facts, show_json, show_table, when
-from clawloop.cli.terminal import AsJson, Data
+from clawloop.cli.terminal import AsJson, Data, with_database
 
 if TYPE_CHECKING:
+    from clawloop.contracts.browsing import SessionFilter
     from clawloop.contracts.views import SessionPage, SessionView, TurnView
     from clawloop.operations.reading import Reading
+    from db.database import Database
 
 session_app = typer.Typer(no_args_is_help=True, help="Sessions and the results of their turns.")
 
 SESSION_HELP = "An id or its beginning, the client's own id, a reply's id, or last."
 TURN_HELP = "An id or its beginning, a reply's id (chatcmpl-…), SESSION:N, or last."
+_PAGE = 500
+Choice = TypeVar("Choice", bound=StrEnum)
 More = Annotated[bool, typer.Option("--more", help="All of them.")]
 
 
@@ -33,19 +38,37 @@ def list_sessions(
     show_all: Annotated[
         bool, typer.Option("--all", help="Also sessions of side turns alone, and closed ones of a single turn.")
     ] = False,
+    text: Annotated[str | None, typer.Option(help="Only those in which this was said.")] = None,
+    verdict: Annotated[int | None, typer.Option(min=-1, max=1, help="Only those with a turn of this verdict.")] = None,
+    outcome: Annotated[str | None, typer.Option(help="Only those with a turn of this outcome, e.g. trained.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Only those with a turn of this kind: main or side.")] = None,
+    version: Annotated[
+        int | None, typer.Option(min=0, max=2**31 - 1, help="Only those with a turn that this version answered.")
+    ] = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """List sessions, the one with the newest turn first."""
+    """List sessions, the one with the newest turn first. One turn has to fit all that is said of turns."""
+    from clawloop.contracts.browsing import SessionFilter
     from clawloop.contracts.sessions import SessionState
+    from clawloop.contracts.turns import TurnKind, TurnOutcome
 
-    try:
-        in_state = None if state is None else SessionState(state)
-    except ValueError:
-        raise typer.BadParameter(f"{state!r}: use {', '.join(SessionState)}", param_hint="--state") from None
+    in_state = _one_of(SessionState, state, "--state")
+    wanted = SessionFilter(
+        policy=policy,
+        state=in_state,
+        text=text,
+        verdict=verdict,
+        outcome=_one_of(TurnOutcome, outcome, "--outcome"),
+        kind=_one_of(TurnKind, kind, "--kind"),
+        version=version,
+    )
+    if wanted.of_turns:
+        _show_page(with_database(data, lambda database: _search(database, wanted, limit, more)), as_json)
+        return
 
     async def read(reading: Reading) -> SessionPage:
-        page = await reading.page(policy=policy, state=in_state, limit=500 if more else limit, fold=not show_all)
+        page = await reading.page(policy=policy, state=in_state, limit=_PAGE if more else limit, fold=not show_all)
         while more and page.next is not None:
             further = await reading.page(
                 policy=policy, state=in_state, after=str(page.next), limit=500, fold=not show_all
@@ -54,16 +77,40 @@ def list_sessions(
             page = further.model_copy(update={"sessions": sessions})
         return page
 
-    page = with_reading(data, read)
+    _show_page(with_reading(data, read), as_json)
+
+
+async def _search(database: Database, wanted: SessionFilter, limit: int, more: bool) -> SessionPage:
+    from clawloop.operations.search import search_page
+    from db.turns.browsing import PostgresSessionBrowser
+
+    browser = PostgresSessionBrowser(database)
+    page = await search_page(browser, wanted, after=None, limit=_PAGE if more else limit)
+    while more and page.next is not None:
+        further = await search_page(browser, wanted, after=page.next, limit=_PAGE)
+        page = further.model_copy(update={"sessions": [*page.sessions, *further.sessions]})
+    return page
+
+
+def _show_page(page: SessionPage, as_json: bool) -> None:
     if as_json:
         show_json(page)
         return
     show_table([_session_row(session) for session in page.sessions])
-    if len(page.sessions) < page.total:
+    if page.total is None and page.next is not None:
+        typer.echo(f"the newest {len(page.sessions)}, --more")
+    if page.total is not None and len(page.sessions) < page.total:
         typer.echo(f"{len(page.sessions)} of {page.total}, --more")
     if page.folded:
         sessions = "1 session" if page.folded == 1 else f"{page.folded} sessions"
         typer.echo(f"{sessions} of a single turn or of side turns alone left out, --all")
+
+
+def _one_of(choices: type[Choice], value: str | None, option: str) -> Choice | None:
+    try:
+        return None if value is None else choices(value)
+    except ValueError:
+        raise typer.BadParameter(f"{value!r}: use {', '.join(choices)}", param_hint=option) from None
 
 
 @session_app.command("show")

@@ -42,20 +42,21 @@ def status_command(data: Data = None, as_json: AsJson = False) -> None:
 
 
 def _lines(status: ServiceStatus) -> Iterator[str]:
-    yield f"engines    {status.engines_answering} of {status.engines} take requests"
+    width = max([10, *(len(policy.policy) for policy in status.policies[:_POLICIES])])
+    yield f"{'engines':<{width}} {status.engines_answering} of {status.engines} take requests"
     for policy in status.policies[:_POLICIES]:
         pinned = " (pinned)" if policy.pinned is not None else ""
         ahead = "" if policy.head == policy.version else f", v{policy.head} is newer"
         now = f"; {doing(policy.progress)}" if policy.progress is not None else ""
-        yield f"{policy.policy:<10} v{policy.version} answers{pinned}{ahead}; {policy.state}: {policy.reason}{now}"
+        yield f"{policy.policy:<{width}} v{policy.version} answers{pinned}{ahead}; {policy.state}: {policy.reason}{now}"
     if len(status.policies) > _POLICIES:
-        yield f"           and {len(status.policies) - _POLICIES} more: clawloop policy list"
+        yield f"{'':<{width}} and {len(status.policies) - _POLICIES} more: clawloop policy list"
     newest = "none yet" if status.newest_turn_at is None else f"the newest turn {age(status.newest_turn_at)} ago"
-    yield f"sessions   {status.sessions}, {status.open_sessions} open; {newest}"
-    yield f"turns      {status.waiting} wait for what follows them or for their judge"
+    yield f"{'sessions':<{width}} {status.sessions}, {status.open_sessions} open; {newest}"
+    yield f"{'turns':<{width}} {status.waiting} wait for what follows them or for their judge"
     for problem in status.problems[:_PROBLEMS]:
-        yield f"problem    {problem}"
+        yield f"{'problem':<{width}} {problem}"
     if len(status.problems) > _PROBLEMS:
-        yield f"           and {len(status.problems) - _PROBLEMS} more: --json"
+        yield f"{'':<{width}} and {len(status.problems) - _PROBLEMS} more: --json"
     if not status.problems:
-        yield "problems   none"
+        yield f"{'problems':<{width}} none"

@@ -16,7 +16,8 @@ from clawloop.cli.show import age, doing, show_facts, show_json, show_table
 from clawloop.cli.terminal import AsJson, Data, with_database
 
 if TYPE_CHECKING:
-    from clawloop.contracts.answers import TrainingStatus
+    from clawloop.contracts.answers import TrainingStatus, VersionDetail
+    from clawloop.contracts.browsing import TrainedReply
     from clawloop.contracts.training import TrainingView, VersionView
     from clawloop.operations.applied import Applied
     from clawloop.operations.training import TrainingOperations
@@ -164,6 +165,32 @@ def list_versions(
         typer.echo(f"the newest {len(versions)} of {versions[-1].n + 1}, --more")
 
 
+@policy_app.command("version")
+def show_version(
+    version: Annotated[int, typer.Argument(min=0, max=2**31 - 1, help="As `policy versions` shows it.")],
+    policy: Policy = "default",
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one version: its gate, its step, and the replies it was trained on."""
+    from clawloop.operations.versions import version_detail
+    from db.training.browsing import PostgresTrainingBrowser
+    from db.training.operators import PostgresTrainingStore
+
+    async def read(database: Database) -> VersionDetail:
+        return await version_detail(PostgresTrainingStore(database), PostgresTrainingBrowser(database), policy, version)
+
+    detail = with_database(data, read)
+    if as_json:
+        show_json(detail)
+        return
+    made = _version_row(detail.version)
+    show_facts(made | {"led to": ", ".join(map(str, detail.children)), "engines": ", ".join(detail.version.engines)})
+    if detail.batch:
+        typer.echo("")
+        show_table([_reply_row(reply) for reply in detail.batch])
+
+
 @policy_app.command("roll-back")
 def roll_back(
     version: Annotated[int, typer.Argument(min=0, max=2**31 - 1, help="As `policy versions` shows it.")],
@@ -272,6 +299,19 @@ def _show(view: TrainingView, data: Path | None, as_json: bool) -> None:
 
 def _version(status: TrainingStatus) -> str:
     return f"{status.version}{' (pinned)' if status.pinned is not None else ''}"
+
+
+def _reply_row(reply: TrainedReply) -> dict[str, str]:
+    from clawloop.turns.titles import title_of
+
+    return {
+        "turn": f"{str(reply.session_id)[:8]}:{reply.number}",
+        "by": f"v{reply.answered_by}",
+        "verdict": "" if reply.verdict is None else f"{reply.verdict:+d}",
+        "reward": "" if reply.reward is None else f"{reply.reward:+.3g}",
+        "left out": reply.dropped or "",
+        "hint or request": reply.hint or title_of(list(reply.added)) or "",
+    }
 
 
 def _version_row(version: VersionView) -> dict[str, str]:

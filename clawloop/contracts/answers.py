@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from clawloop.contracts.browsing import TrainedReply
 from clawloop.contracts.episodes import EpisodeView, GroupView
 from clawloop.contracts.probes import StoredProbe
 from clawloop.contracts.progress import StepProgress
@@ -70,6 +71,18 @@ class PolicyList(View):
 
 class VersionList(View):
     versions: Sequence[VersionView]
+
+
+class VersionDetail(View):
+    """
+    Args:
+        children: the versions made from it.
+        batch: the replies that its step was trained on; empty for version 0.
+    """
+
+    version: VersionView
+    children: Sequence[int]
+    batch: Sequence[TrainedReply]
 
 
 class EngineStatus(View):

@@ -44,6 +44,12 @@ class SessionFilter:
     judged: bool | None = None
     version: int | None = None
 
+    @property
+    def of_turns(self) -> bool:
+        """It says something of turns."""
+        said = (self.text, self.kind, self.outcome, self.verdict, self.judged, self.version)
+        return any(value is not None for value in said)
+
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:

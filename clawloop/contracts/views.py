@@ -61,13 +61,13 @@ class SessionView(View):
 class SessionPage(View):
     """
     Args:
-        total: number of sessions that match, on all pages.
+        total: number of sessions that match, on all pages; None where they were searched for.
         folded: number of sessions that `fold` left out.
         next: the next page's `after`; None on the last page.
     """
 
     sessions: Sequence[SessionView]
-    total: int
+    total: int | None
     folded: int
     next: SessionId | None
 

@@ -93,6 +93,25 @@ def test_lists_fit_the_terminal_and_their_ids_are_taken(
         assert shown["session"]["external_id"] == "mine"
 
 
+def test_sessions_are_found_by_what_was_said_and_decided(here: dict[str, str], turns: list[TurnRecord]) -> None:
+    def found(*options: str) -> list[str]:
+        page = json.loads(clawloop("session", "list", "--json", *options, **here).stdout)
+        assert page["total"] is None
+        return [session["external_id"] for session in page["sessions"]]
+
+    assert found("--text", "SHORTER") == ["mine"]
+    assert found("--kind", "side") == ["side"]
+    assert sorted(found("--version", str(turns[0].version), "--kind", "main", "--limit", "1", "--more")) == [
+        "mine",
+        "other",
+    ]
+    assert found("--verdict", "1") == []
+    newest = clawloop("session", "list", "--kind", "main", "--limit", "1", **here).stdout.splitlines()
+    assert newest[-1] == "the newest 1, --more"
+    odd = clawloop_process("session", "list", "--outcome", "odd", **here)
+    assert (odd.returncode, "use waiting" in odd.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_a_session_reads_as_a_conversation(columns: int, here: dict[str, str], turns: list[TurnRecord]) -> None:
     here = here | {"COLUMNS": str(columns)}

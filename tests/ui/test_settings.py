@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
 
+import httpx
 import orjson
 
-from tests.contract.learning import POLICY, RECIPE
+from tests.contract.learning import POLICY, RECIPE, step
 from tests.ui.conftest import Page, Visitor
 from tests.ui.recorded import CHANGED, HINT
+from tests.verbs import clawloop
 
 
 async def shown(visitor: Visitor) -> str:
@@ -134,3 +137,38 @@ async def test_who_may_only_look_sees_the_settings_and_changes_none(page: Page) 
         changes = ("recipe", "probes", "access/keys", "access/policies", "rollouts/start", "engines", "upkeep/check")
         for change in changes:
             assert (await visitor.post(f"/ui/{change}", name="x", scope="chat")).status_code == 403, change
+
+
+async def test_what_the_page_finds_the_api_finds_too(page: Page) -> None:
+    turn, _ = await page.recorder.chat("s1", "Explain the tides", CHANGED)
+    await page.recorder.judge(turn, -1, HINT)
+    await page.recorder.chat("s2", "Something else")
+    [row] = await page.learning.rows("SELECT session_id FROM turns WHERE id = %s", turn)
+    headers = {"Authorization": f"Bearer {page.admin_key}"}
+    async with httpx.AsyncClient(base_url=page.url, headers=headers, timeout=60) as client:
+        for query in ("verdict=-1", "text=TIDES", "judged=true&kind=main", "verdict=-1&version=0&policy=default"):
+            found = (await client.get(f"/admin/v1/sessions?{query}")).json()
+            assert [session["id"] for session in found["sessions"]] == [str(row["session_id"])], query
+            assert (found["total"], found["next"]) == (None, None)
+        first = (await client.get("/admin/v1/sessions?kind=main&limit=1")).json()
+        second = (await client.get(f"/admin/v1/sessions?kind=main&limit=1&after={first['next']}")).json()
+        assert len({session["id"] for answer in (first, second) for session in answer["sessions"]}) == 2
+        assert second["next"] is None
+
+
+async def test_what_a_version_was_trained_on_is_told_by_the_api_as_on_the_page(page: Page) -> None:
+    turn, _ = await page.recorder.chat("s1", "Explain the tides", CHANGED)
+    await page.recorder.judge(turn, -1, HINT)
+    await step(page.learning, 1, count=3)
+    headers = {"Authorization": f"Bearer {page.admin_key}"}
+    async with httpx.AsyncClient(base_url=page.url, headers=headers, timeout=60) as client:
+        told = (await client.get("/admin/v1/policies/default/versions/1")).json()
+        assert (told["version"]["n"], told["version"]["parent"], told["children"]) == (1, 0, [])
+        assert [reply["hint"] for reply in told["batch"] if reply["turn_id"] == str(turn)] == [HINT]
+        base = (await client.get("/admin/v1/policies/default/versions/0")).json()
+        assert (base["batch"], base["children"]) == ([], [1])
+        assert (await client.get("/admin/v1/policies/default/versions/7")).status_code == 404
+    settings = {"DATABASE_URL": page.database_url, "COLUMNS": "80"}
+    printed = (await asyncio.to_thread(clawloop, "policy", "version", "1", **settings)).stdout
+    assert HINT[:20] in printed
+    assert max(map(len, printed.splitlines())) <= 80
