@@ -63,7 +63,16 @@ async def learned(served: Served) -> str:
 async def test_everybody_can_use_every_page(page: Served, browser: Browser, width: int, scheme: str) -> None:
     """axe-core finds nothing, nothing is cut at the side, and the console stays silent."""
     session = await learned(page)
-    paths = ("/ui", "/ui/sessions", session, "/ui/versions", "/ui/versions/1", "/ui/engines", "/ui/settings", "/ui/start")
+    paths = (
+        "/ui",
+        "/ui/sessions",
+        session,
+        "/ui/versions",
+        "/ui/versions/1",
+        "/ui/engines",
+        "/ui/settings",
+        "/ui/start",
+    )
     options = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
     async with logged_in(browser, page, **options) as (tab, errors):
         for path in paths:
