@@ -21,7 +21,9 @@ from tests.chaos.run import Outcome
 
 
 def test_every_listed_benchmark_exists() -> None:
-    modules = [f"benchmarks.{name}" for name in PROGRAMS] + [module for module, _ in PRINTING.values()]
+    modules = [f"benchmarks.{name.replace('-', '_')}" for name in PROGRAMS] + [
+        module for module, _ in PRINTING.values()
+    ]
     assert all(importlib.util.find_spec(module) for module in modules)
     assert json.loads(RATIOS.read_text()).keys() <= PROGRAMS.keys()
     assert main(["nothing"]) == 2

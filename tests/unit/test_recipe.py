@@ -142,6 +142,7 @@ def test_a_stored_recipe_without_a_later_key_means_its_default() -> None:
         "Train.batch_groups": 8,
         "Train.group_staleness_versions": 8,
         "Train.schedule": None,
+        "Train.token_moves": False,
         "Gate.drawn_probes": 0,
         "Gate.probe_tokens": 256,
         "Gate.canary_share": 0.0,
@@ -149,7 +150,7 @@ def test_a_stored_recipe_without_a_later_key_means_its_default() -> None:
         "Recipe.gate": Gate(),
     }
     stored = Recipe(name="x").content
-    names = {"hints_needed", "hints_from", "judge_form", "spare_unlikely", "divergence", "gate"}
+    names = {"hints_needed", "hints_from", "judge_form", "spare_unlikely", "divergence", "token_moves", "gate"}
     assert not names & set(re.findall(r"\w+", json.dumps(stored)))
     assert parse_recipe(stored) == Recipe(name="x")
 
