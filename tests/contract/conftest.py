@@ -96,13 +96,14 @@ async def fake_stores() -> Stores:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Turns are also stored encrypted, by the same tests."""
-    if metafunc.module.__name__.endswith("test_turns") and "stores" in metafunc.fixturenames:
-        kinds = ["fake", *(pytest.param(kind, marks=pytest.mark.postgres) for kind in ("postgres", "encrypted"))]
-        metafunc.parametrize("stores", kinds, indirect=True)
+    """Each test of stores runs on those in memory and in PostgreSQL; tests of turns also on encrypted ones."""
+    if "stores" in metafunc.fixturenames:
+        kinds = ["postgres", *(["encrypted"] if metafunc.module.__name__.endswith("test_turns") else [])]
+        of_postgres = [pytest.param(kind, marks=pytest.mark.postgres) for kind in kinds]
+        metafunc.parametrize("stores", ["fake", *of_postgres], indirect=True)
 
 
-@pytest.fixture(params=["fake", pytest.param("postgres", marks=pytest.mark.postgres)])
+@pytest.fixture
 def stores(request: pytest.FixtureRequest) -> Stores:
     both: Stores = request.getfixturevalue(f"{request.param}_stores")
     return both
