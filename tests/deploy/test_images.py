@@ -35,7 +35,7 @@ def test_images_do_not_run_as_root() -> None:
 
 
 def test_a_build_without_a_device_fails() -> None:
-    [words] = re.findall(r'EXTRAS="(\$\{DEVICE:.*?\}),train"', DOCKERFILE)
+    [words] = re.findall(r'EXTRAS="(\$\{DEVICE:.*?\}),train,tensorboard"', DOCKERFILE)
     refused = subprocess.run(["sh", "-c", f'echo "{words}"'], env={}, capture_output=True, text=True, check=False)
     assert refused.returncode != 0
     assert "set --build-arg DEVICE=cpu or DEVICE=cuda" in refused.stderr
