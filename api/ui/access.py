@@ -26,7 +26,8 @@ async def make_key(request: Request, policy: str | None = None) -> Response:
         scope = Scope(form.get("scope", ""))
     except ValueError:
         raise RequestRejected("The scope is chat, read or admin.", field="scope") from None
-    name = form.get("name", "").strip()[:_NAME_CHARACTERS]
+    if len(name := form.get("name", "").strip()) > _NAME_CHARACTERS:
+        raise RequestRejected(f"The name has {_NAME_CHARACTERS} characters at most.", field="name")
     try:
         made = await services_of(request).key_operations.create(form.get("policy", ""), [scope], name)
     except SetupError as error:

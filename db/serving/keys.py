@@ -77,7 +77,7 @@ class PostgresKeyStore:
         key = ApiKey(new_api_key_id(), policy, frozenset(scopes))
         prefix = f"cl-{secrets.token_hex(_PUBLIC_BYTES)}"
         secret = f"{prefix}-{secrets.token_urlsafe(_SECRET_BYTES)}"
-        there = select(PolicyRow.id).where(PolicyRow.id == policy, PolicyRow.retired_at.is_(None))
+        there = select(PolicyRow.id).where(PolicyRow.id == storable(policy), PolicyRow.retired_at.is_(None))
         if await connection.scalar(there) is None:
             raise SetupError(
                 f"there is no policy {policy!r}: `clawloop up` makes the policy `default`,"

@@ -16,7 +16,7 @@ from clawloop.ids import ProbeId, TurnId, new_probe_id
 from clawloop.recipes.recipe import Recipe
 from db.content import content_of
 from db.database import Database, transaction
-from db.exact_json import exact_json
+from db.exact_json import exact_json, storable
 from db.tables import PolicyRow, ProbeRow, VersionRow
 from db.training.gate_checks import read_checks, record_check
 from db.training.lineage import version_ref
@@ -73,7 +73,7 @@ class PostgresProbeStore:
 
     @transaction
     async def all(self, connection: AsyncConnection, policy: str) -> list[StoredProbe]:
-        if (await connection.execute(select(PolicyRow.id).where(PolicyRow.id == policy))).first() is None:
+        if (await connection.execute(select(PolicyRow.id).where(PolicyRow.id == storable(policy)))).first() is None:
             raise NotFound(f"There is no policy {policy!r}.", code="policy_not_found", field="policy")
         return await _read(connection, policy)
 
@@ -131,7 +131,7 @@ def _asked_again(record: TurnRecord) -> ProbeContent:
 
 async def _lock(connection: AsyncConnection, policy: str) -> None:
     try:
-        await lock_policy(connection, policy)
+        await lock_policy(connection, storable(policy))
     except RecordUnusable as error:
         raise NotFound(f"There is no policy {policy!r}.", code="policy_not_found", field="policy") from error
 

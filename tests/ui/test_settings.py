@@ -72,6 +72,7 @@ async def test_keys_are_made_limited_and_revoked(page: Page) -> None:
         assert f"{key.prefix} is revoked" in (await visitor.post(f"{address}/revoke")).text
         assert (await visitor.post("/ui/access/keys", name="x", scope="all", policy=POLICY)).status_code == 400
         assert (await visitor.post("/ui/access/keys", name="x", scope="chat", policy="nobody")).status_code == 404
+        assert (await visitor.post("/ui/access/keys", name="x" * 201, scope="chat", policy=POLICY)).status_code == 400
     [ended] = [each for each in (await page.services[0].key_operations.list()).keys if each.id == key.id]
     assert ended.revoked_at is not None
 
@@ -112,6 +113,46 @@ async def test_engines_are_added_drained_and_removed(page: Page) -> None:
         again = await visitor.post("/ui/engines", url=page.engine.url)
         assert f"Engine {name} is added." in again.text
     assert [row["id"] for row in await page.learning.rows("SELECT id FROM engines WHERE NOT draining")] == [name]
+
+
+async def test_of_two_engines_the_last_that_takes_chats_can_be_drained_too(page: Page) -> None:
+    [engine] = await page.learning.rows("SELECT id FROM engines")
+    async with page.visitor() as visitor:
+        await visitor.post("/ui/engines", url=page.engine.url.replace("127.0.0.1", "localhost"))
+        forced = re.compile(
+            r"""/drain\?policy=default" hx-vals='{"force": "1"}' hx-confirm="Send the engine (\S+) no"""
+        )
+        async with asyncio.timeout(60):  # the gateway follows within a second
+            while (both := await visitor.get("/ui/engines")).count("/drain?") < 2:
+                await asyncio.sleep(0.05)
+            assert forced.findall(both) == []
+            await visitor.post(f"/ui/engines/{engine['id']}/drain")
+            while "/undrain?" not in (one := await visitor.get("/ui/engines")):
+                await asyncio.sleep(0.05)
+        assert forced.findall(one) == [engine["id"].replace("127.0.0.1", "localhost")]
+        assert "is forgotten" in (await visitor.post(f"/ui/engines/{engine['id']}/remove")).text
+
+
+async def test_no_form_of_the_settings_is_sent_twice_at_once(page: Page) -> None:
+    """Of two keys made at once, the secret of one is never seen."""
+    await page.learning.set_recipe(RECIPE)
+    async with page.visitor() as visitor:
+        [key, *_] = (await page.services[0].key_operations.list()).keys
+        for address in ("/ui/settings", "/ui/engines", f"/ui/access/keys/{key.prefix}"):
+            answer = await visitor.client.get(address, headers={"X-CSRF-Token": visitor.csrf})
+            forms = re.findall(r"<form hx-post[^>]*>", answer.text)
+            assert forms, address
+            assert [form for form in forms if 'hx-disabled-elt="find button"' not in form] == []
+
+
+async def test_a_policy_with_a_name_that_postgresql_cannot_store_does_not_exist(page: Page) -> None:
+    async with page.visitor() as visitor:
+        assert (await visitor.post("/ui/access/keys", name="x", scope="chat", policy="\0")).status_code == 404
+        assert (await visitor.post("/ui/probes?policy=%00", prompt="x")).status_code == 404
+    headers = {"Authorization": f"Bearer {page.admin_key}"}
+    async with httpx.AsyncClient(base_url=page.url, headers=headers, timeout=60) as client:
+        assert (await client.get("/admin/v1/policies/%00/probes")).status_code == 404
+        assert (await client.post("/admin/v1/keys", json={"policy": "\0"})).status_code == 404
 
 
 async def test_upkeep_checks_the_ledger_judges_again_and_exports(page: Page) -> None:
