@@ -96,7 +96,8 @@ class TrainerSetup(BaseModel):
             if self.device is None and self._gpu_note.exists():
                 raise SetupError(
                     f"torch finds no CUDA device, and trainers on this machine had one before ({self._gpu_note}):"
-                    " repair the driver and start again, or give --device cpu to go on without, much slower"
+                    " repair the driver and start again, or give --device cpu to go on without, much slower;"
+                    " if the GPU is gone for good, delete that file"
                 )
             return torch.device("cpu")
         # torchrun sets LOCAL_RANK to the index of this rank's GPU.

@@ -88,8 +88,12 @@ def test_a_trainer_that_had_a_gpu_does_not_go_on_silently_on_the_cpu(
         patch.setattr(torch.cuda, "is_available", lambda: True)
         setup.note_device(setup.torch_device())
     for found_out in (setup.check, setup.torch_device):  # a trainer's start, and that of a rank
-        with pytest.raises(SetupError, match=r"no CUDA device, and trainers on this machine had one .* --device cpu"):
+        with pytest.raises(SetupError, match=r"no CUDA device, .* had one .* --device cpu .* delete that file"):
             found_out()
+    [note] = (tmp_path / "adapters").glob(".gpu-on-*")
+    note.rename(tmp_path / "note")  # as told to an operator whose machine has none for good
+    assert setup.torch_device().type == "cpu"
+    (tmp_path / "note").rename(note)
     on_cpu = setup.model_copy(update={"device": "cpu"})
     assert on_cpu.torch_device().type == "cpu"
     # The folder may be shared: another machine never had one.
