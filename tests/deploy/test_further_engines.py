@@ -117,7 +117,7 @@ def test_compose_gives_engines_a_quantised_copy_and_the_trainer_the_model(device
     assert "--engines-quantised" in the(of_compose(project), "worker", "trainer").words
 
 
-def test_kubernetes_has_a_judge_engine_that_judges_alone_reach(tmp_path: Path) -> None:
+def test_kubernetes_has_a_judge_engine_that_all_who_ask_the_judge_reach(tmp_path: Path) -> None:
     resources = overlay(tmp_path, "judge-engine", literals=JUDGE)
     for version in VERSIONS:
         for resource in resources:
@@ -136,7 +136,10 @@ def test_kubernetes_has_a_judge_engine_that_judges_alone_reach(tmp_path: Path) -
     assert selected(resources, service["spec"]["selector"]) == {"judge-engine"}
     policy = of_kind(resources, "NetworkPolicy")["judge-engine"]["spec"]
     [rule] = policy["ingress"]
-    assert [selected(resources, peer["podSelector"]["matchLabels"]) for peer in rule["from"]] == [{"judge"}]
+    assert [selected(resources, peer["podSelector"]["matchLabels"]) for peer in rule["from"]] == [
+        {"judge"},
+        {"gateway"},
+    ]
     # As restricted as every other pod, and without the secret.
     found = pods(resources)
     pod, hardened = found["judge-engine"]["spec"], found["engine"]["spec"]
