@@ -13,7 +13,7 @@ import itertools
 import os
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,8 +22,8 @@ from pydantic import TypeAdapter, ValidationError
 from api.recording.disk_reserve import RESERVE_BYTES, DiskReserve
 from clawloop.contracts.turns import TurnRecord
 from clawloop.encryption.key_file import SETTING
-from clawloop.encryption.sealer import Sealer
-from clawloop.errors import RecordUnusable
+from clawloop.encryption.sealer import Sealer, is_sealed
+from clawloop.errors import EncryptionKeyMissing, RecordUnusable
 from clawloop.ids import TurnId
 
 _RECORD = TypeAdapter(TurnRecord)
@@ -127,12 +127,14 @@ class Spool:
     def read(self, turn_id: TurnId) -> TurnRecord:
         """
         Raises:
-            RecordUnusable: the file is not a turn, or no key opens it.
+            EncryptionKeyMissing
+            RecordUnusable: the file is not a turn, or was changed after it was encrypted.
         """
         content = self._path(turn_id).read_bytes()
         if not content.startswith(b"{"):
             if self._sealer is None:
-                raise RecordUnusable(f"spooled turn {turn_id} is encrypted, or damaged: set {SETTING}")
+                unusable = EncryptionKeyMissing if is_sealed(content) else RecordUnusable
+                raise unusable(f"spooled turn {turn_id} is encrypted, or damaged: set {SETTING}")
             content = self._sealer.open(content, _place(turn_id))
         try:
             return _RECORD.validate_json(content)
@@ -191,6 +193,17 @@ class Spool:
 def rejected_turns(folder: Path) -> list[Path]:
     """The files of turns that were set aside, of all gateways of a spool."""
     return sorted(folder.glob(f"gateway-*/{_REJECTED}/*{_SUFFIX}"))
+
+
+def waiting_turns(folder: Path) -> Iterator[Path]:
+    """The files of turns that gateways left which do not run; none takes them over before the next one is asked for."""
+    for subfolder in sorted(folder.glob("gateway-*")):
+        if (lock := _try_lock(subfolder)) is None:
+            continue
+        try:
+            yield from sorted(subfolder.glob(f"*{_SUFFIX}"))
+        finally:
+            os.close(lock)
 
 
 def reseal_turn(path: Path, sealer: Sealer, *, decrypt: bool) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
-from api.recording.spool import rejected_turns, reseal_turn
+from api.recording.spool import rejected_turns, reseal_turn, waiting_turns
 from clawloop.encryption.sealer import Sealer
 from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.errors import ContentUnreadable
@@ -64,7 +65,8 @@ def _reseal_files(data: Path, sealer: Sealer, decrypt: bool) -> tuple[int, list[
 
 def _resealing(data: Path, sealer: Sealer, decrypt: bool) -> Iterator[Callable[[], bool]]:
     """What to do for each file; true if it was changed."""
-    for path in rejected_turns(data / "spool"):
+    spool = data / "spool"
+    for path in chain(rejected_turns(spool), waiting_turns(spool)):
         yield lambda path=path: reseal_turn(path, sealer, decrypt=decrypt)  # type: ignore[misc]
     if not decrypt:  # an artifact keeps the name, and with it the form, that its episode knows
         folder = ArtifactFolder(data / "artifacts", sealer)

@@ -176,14 +176,16 @@ def test_the_forms_of_all_columns_are_rotated() -> None:
     assert {form for table in SEALED_TABLES for form in table.columns.values()} == set(Form)
 
 
-async def test_the_command_rotates_rows_rejected_turns_and_artifacts(
+async def test_the_command_rotates_rows_spooled_turns_and_artifacts(
     loop: Loop, postgres_url: str, tmp_path: Path
 ) -> None:
     sealer = Sealer(tmp_path / "keys")
     turn = turn_record(SAY)
     spool = Spool(tmp_path / "spool", 10**6, sealer=sealer)
     rejected = spool.write_rejected(turn)
+    spool.write(turn)  # its gateway was stopped before PostgreSQL took it
     spool.close()
+    waiting = rejected.parent.parent / rejected.name
     artifacts = ArtifactFolder(tmp_path / "artifacts", sealer)
     digest = await artifacts.store(SAY.encode())
     environment = {"DATABASE_URL": postgres_url, "CLAWLOOP_DATA": str(tmp_path), SETTING: str(tmp_path / "keys")}
@@ -195,12 +197,16 @@ async def test_the_command_rotates_rows_rejected_turns_and_artifacts(
 
     assert "has 2 keys" in run("key", str(tmp_path / "keys"), "--add")
     told = json.loads(run("rotate", "--json"))
-    assert (told["files"], told["unreadable"]) == (2, [])
+    assert (told["files"], told["unreadable"]) == (3, [])
     assert told["rows"]["turns"] > 0
     new = Sealer(tmp_path / "keys")
-    assert rejected.read_bytes().startswith(new.head)
+    for file in (rejected, waiting):
+        assert file.read_bytes().startswith(new.head)
     assert await ArtifactFolder(tmp_path / "artifacts", new).load(digest) == SAY.encode()
     assert json.loads(run("rotate", "--json"))["files"] == 0
     await loop.database.close()
     assert "takes plain content now" in run("rotate", "--decrypt")
+    without = Spool(tmp_path / "spool", 10**6)
+    assert without.read(turn.turn_id) == turn
+    without.close()
     assert SAY in rejected.read_text()
