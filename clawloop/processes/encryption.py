@@ -27,6 +27,8 @@ def write_mark(spool: Path, content: ContentCodec) -> None:
     if not content.is_on:
         mark.unlink(missing_ok=True)
         return
+    if _is_written(mark, content):  # a gateway starts on a full disk, too
+        return
     spool.mkdir(parents=True, exist_ok=True)
     partial = mark.with_suffix(f".{os.getpid()}")
     partial.write_bytes(check_value(content))
@@ -57,6 +59,15 @@ async def compare_keys(database: Database) -> None:
             log.critical("this gateway must not go on", extra={"why": str(error)})
             os.kill(os.getpid(), signal.SIGTERM)
             return
+
+
+def _is_written(mark: Path, content: ContentCodec) -> bool:
+    try:
+        stored = mark.read_bytes()
+        require_right_keys(stored, content)
+    except (FileNotFoundError, SetupError):
+        return False
+    return stored.startswith(content.head)
 
 
 def _mark(spool: Path) -> Path:
