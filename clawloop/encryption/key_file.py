@@ -71,17 +71,26 @@ def make_keys(path: Path) -> None:
 
 
 def add_key(path: Path) -> int:
-    """Put a new key before the others, which stay; how many there are now.
+    """Put a new key before the others, which stay; how many there are now. Whoever could read the file still can.
 
     Raises:
         SetupError: the file is none, or cannot be written.
     """
     before = read_keys(path)
+    path = path.resolve()  # a link stays one
     lines = path.read_text(encoding="ascii").splitlines()
     first = next(n for n, line in enumerate(lines) if line.split()[:1] == [_KEY])
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     _write(partial, [*lines[:first], f"{_KEY} {_new()}", *lines[first:]])
-    partial.replace(path)
+    try:
+        owned = path.stat()
+        os.chown(partial, owned.st_uid, owned.st_gid)
+        partial.chmod(owned.st_mode & 0o777)
+        partial.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise SetupError(f"cannot write {path} for its owner: {error.strerror}") from None
     return len(before.keys) + 1
 
 
@@ -91,10 +100,20 @@ def _write(path: Path, lines: list[str]) -> None:
             file.write("\n".join(lines) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        _sync_folder(path.parent)
     except FileExistsError:
         raise SetupError(f"{path} exists already: `clawloop encryption key --add` puts a new key into it") from None
     except OSError as error:
         raise SetupError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _sync_folder(folder: Path) -> None:
+    """A key must outlive a power cut before it encrypts anything."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _new() -> str:
