@@ -12,6 +12,7 @@ ClawloopError
 │   ├── PromptTooLong           a prompt and its reply exceed the engine's context
 │   ├── RecordUnusable          a record that cannot be stored, or refers to something that does not exist
 │   │   └── ContentUnreadable   encrypted content that no key opens, or that was changed
+│   │       └── EncryptionKeyMissing  content whose key the file lacks: readable again once the key is there
 │   ├── ModelUnsupported        the trainer cannot load this checkpoint: says what it can load
 │   ├── SampleUnusable          a sample cannot be trained: too long, or its parts disagree
 │   ├── AdapterUnusable         an adapter directory is damaged, or made for another base model
@@ -162,6 +163,10 @@ class RecordUnusable(PermanentError):
 
 class ContentUnreadable(RecordUnusable):
     """Content that is encrypted and cannot be decrypted here; the message names where it is stored and the setting."""
+
+
+class EncryptionKeyMissing(ContentUnreadable):
+    """Content whose key this process does not have: nothing is wrong with the content."""
 
 
 class ModelUnsupported(PermanentError):

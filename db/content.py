@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.encryption.key_file import SETTING
 from clawloop.encryption.sealer import HEAD_BYTES, KEYED_BYTES, OVERHEAD, Sealer
-from clawloop.errors import ContentUnreadable
+from clawloop.errors import ContentUnreadable, EncryptionKeyMissing
 
 MARK = "\x1asealed:"
 """Begins sealed text. No person types this control character; a text that begins so nevertheless is marked as plain."""
@@ -134,7 +134,7 @@ class ContentCodec:
 
     def _open(self, sealed: bytes, column: str, row: object) -> bytes:
         if self._sealer is None:
-            raise ContentUnreadable(f"{_place(column, row)} is encrypted: set {SETTING}")
+            raise EncryptionKeyMissing(f"{_place(column, row)} is encrypted: set {SETTING}")
         return self._sealer.open(sealed, _place(column, row))
 
 

@@ -20,7 +20,7 @@ from api.recording.notifier import NotificationQueue
 from api.recording.spool import Spool, SpoolFull
 from api.recording.spool_drain import SpoolDrain
 from clawloop.contracts.turns import TurnRecord
-from clawloop.errors import RecordUnusable, RequestRejected, StoreUnavailable
+from clawloop.errors import EncryptionKeyMissing, RecordUnusable, RequestRejected, StoreUnavailable
 from clawloop.ids import SessionId
 from clawloop.settings import WhenStorageIsFull
 from clawloop.telemetry.metrics import GatewayMetrics
@@ -118,7 +118,7 @@ class Recorder:
         unusable: RecordUnusable | None = None
         try:
             inserted = await self._inserts.insert(record)
-        except StoreUnavailable as error:
+        except (StoreUnavailable, EncryptionKeyMissing) as error:
             log.warning("turn goes to the spool", extra={"turn_id": str(record.turn_id), "why": str(error)})
         except RecordUnusable as error:
             unusable = error

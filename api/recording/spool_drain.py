@@ -16,7 +16,7 @@ from api.recording.insert_queue import InsertQueue
 from api.recording.notifier import NotificationQueue
 from api.recording.spool import Spool
 from clawloop.contracts.turns import InsertedTurn, TurnRecord
-from clawloop.errors import RecordUnusable, StoreUnavailable
+from clawloop.errors import EncryptionKeyMissing, RecordUnusable, StoreUnavailable
 from clawloop.ids import TurnId
 from clawloop.telemetry.metrics import GatewayMetrics
 
@@ -152,6 +152,8 @@ class SpoolDrain:
         for turn_id in turn_ids:
             try:
                 records.append(await asyncio.to_thread(self._spool.read, turn_id))
+            except EncryptionKeyMissing as error:  # it may come; the turn stays where it is
+                log.error("spooled turn not read", extra={"turn_id": str(turn_id), "why": str(error)})
             except RecordUnusable as error:
                 await self._reject(turn_id, error)
             except FileNotFoundError:
@@ -170,9 +172,9 @@ class SpoolDrain:
                 self._notifications.add_turn(record, result)
                 await asyncio.to_thread(self._spool.remove, record.turn_id)
                 log.info("turn stored from the spool", extra={"turn_id": str(record.turn_id)})
-            elif isinstance(result, RecordUnusable):
+            elif isinstance(result, RecordUnusable) and not isinstance(result, EncryptionKeyMissing):
                 await self._reject(record.turn_id, result)
             elif not isinstance(result, StoreUnavailable):
-                # A bug; the turn stays on disk and is tried again with the others.
+                # A bug, or a key that may come; the turn stays on disk and is tried again with the others.
                 log.error("spooled turn not stored", extra={"turn_id": str(record.turn_id)}, exc_info=result)
         self._update_gauges()

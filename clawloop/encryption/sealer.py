@@ -7,6 +7,7 @@ longer.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from hashlib import blake2b
 from pathlib import Path
@@ -15,7 +16,9 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from clawloop.encryption.key_file import SETTING, Keys, read_keys
-from clawloop.errors import ContentUnreadable
+from clawloop.errors import ContentUnreadable, EncryptionKeyMissing, SetupError
+
+log = logging.getLogger(__name__)
 
 _VERSION = b"\x01"
 _KEY_ID_BYTES = 5
@@ -43,7 +46,7 @@ class Sealer:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._read_at = path.stat().st_mtime_ns if path.exists() else 0
+        self._read_at = _changed_at(path)
         self._use(read_keys(path))
 
     @property
@@ -58,14 +61,17 @@ class Sealer:
     def open(self, sealed: bytes, place: str) -> bytes:
         """
         Raises:
-            ContentUnreadable: no key of the file seals such values, or this one was changed, or moved from its place.
+            EncryptionKeyMissing: no key of the file seals such values.
+            ContentUnreadable: this one was changed, or moved from its place.
         """
+        if not is_sealed(sealed):
+            raise ContentUnreadable(f"{place} is damaged: it is neither plain nor encrypted")
         head, nonce = sealed[:HEAD_BYTES], sealed[HEAD_BYTES : HEAD_BYTES + _NONCE_BYTES]
         if head not in self._ciphers:
             self._read_again()
         cipher = self._ciphers.get(head)
         if cipher is None:
-            raise ContentUnreadable(f"{place} is encrypted with a key that the file of {SETTING} lacks")
+            raise EncryptionKeyMissing(f"{place} is encrypted with a key that the file of {SETTING} lacks")
         try:
             return cipher.decrypt(nonce, sealed[HEAD_BYTES + _NONCE_BYTES :], place.encode())
         except (InvalidTag, ValueError):
@@ -83,12 +89,30 @@ class Sealer:
         self._head = _head_of(keys.keys[0])
 
     def _read_again(self) -> None:
-        changed_at = self._path.stat().st_mtime_ns if self._path.exists() else 0
-        if changed_at and changed_at != self._read_at:
-            self._read_at = changed_at
+        changed_at = _changed_at(self._path)
+        if not changed_at or changed_at == self._read_at:
+            return
+        try:
             keys = read_keys(self._path)
-            if keys.digests == self._digests:
-                self._use(keys)
+        except SetupError as error:  # somebody is editing it; the keys of before still serve
+            log.warning("file of encryption keys not read again", extra={"why": str(error)})
+            return
+        self._read_at = changed_at
+        if keys.digests == self._digests:
+            self._use(keys)
+
+
+def is_sealed(content: bytes) -> bool:
+    """Whether some key may have sealed this."""
+    return len(content) >= OVERHEAD and content.startswith(_VERSION)
+
+
+def _changed_at(path: Path) -> int:
+    """In nanoseconds; 0 if that cannot be known."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _head_of(key: bytes) -> bytes:

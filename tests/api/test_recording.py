@@ -15,7 +15,9 @@ from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
 from api.recording.spool import Spool
 from clawloop.contracts.turns import InsertedTurn, SessionEvidence, SessionSource, TurnRecord
-from clawloop.errors import RecordUnusable, StoreUnavailable
+from clawloop.encryption.key_file import add_key, make_keys
+from clawloop.encryption.sealer import Sealer
+from clawloop.errors import EncryptionKeyMissing, RecordUnusable, StoreUnavailable
 from clawloop.telemetry.metrics import GatewayMetrics
 from tests.api.conftest import until
 from tests.fakes.session_store import FakeSessionStore
@@ -29,6 +31,7 @@ class GatedStore:
     Attributes:
         batches: how many records each call had.
         poison: user messages of turns that can never be stored.
+        keyless: user messages of turns that continue what this process has no key for.
         breaks: user messages of turns at which the store itself fails, as by a bug.
     """
 
@@ -38,6 +41,7 @@ class GatedStore:
         self.gate.set()
         self.batches: list[int] = []
         self.poison: set[str] = set()
+        self.keyless: set[str] = set()
         self.breaks: set[str] = set()
 
     async def insert_many(self, records: Sequence[TurnRecord]) -> list[InsertedTurn | Exception]:
@@ -50,6 +54,8 @@ class GatedStore:
     async def _result(self, record: TurnRecord) -> InsertedTurn | Exception:
         if record.messages[0]["content"] in self.poison:
             return RecordUnusable("on purpose")
+        if record.messages[0]["content"] in self.keyless:
+            return EncryptionKeyMissing("on purpose")
         return (await self.turns.insert_many([record]))[0]
 
 
@@ -284,3 +290,27 @@ async def test_a_turn_is_stored_before_its_spooled_parent_and_gets_it_later(tmp_
     assert late is not None
     assert stored is not None
     assert (stored.parent_turn_id, stored.session_id) == (first.turn_id, late.session_id)
+
+
+async def test_turns_whose_key_is_missing_wait_in_the_spool_until_it_comes(tmp_path: Path) -> None:
+    new, old = tmp_path / "keys", tmp_path / "old"
+    make_keys(new)
+    old.touch(0o600)
+    old.write_bytes(new.read_bytes())
+    add_key(new)
+    dead = Spool(tmp_path / "spool", 10**8, sealer=Sealer(new))
+    dead.write(turn_record("of another gateway", evidence=SessionEvidence(SessionSource.HEADER, "other")))
+    dead.close()
+    turns = FakeTurnStore()
+    store = GatedStore(turns)
+    store.keyless = {"continues"}
+    spool = Spool(tmp_path / "spool", 10**8, sealer=Sealer(old))
+    async with running_recorder(store, store, spool) as recorder:
+        await record_all(recorder, "continues", "own")
+        await until(lambda: texts_of(turns) == ["own"] and len(store.batches) > 2)
+        assert spool.turns == 2
+        store.keyless.clear()
+        old.write_bytes(new.read_bytes())  # the new file is copied to this machine
+        await until(lambda: not spool.turns)
+    assert sorted(map(str, texts_of(turns))) == ["continues", "of another gateway", "own"]
+    assert not list(tmp_path.glob("spool/*/rejected/*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from clawloop.encryption.key_file import SETTING, add_key, make_keys, read_keys
 from clawloop.encryption.sealer import OVERHEAD, Sealer
-from clawloop.errors import ContentUnreadable, SetupError
+from clawloop.errors import ContentUnreadable, EncryptionKeyMissing, SetupError
 from db.content import MARK, PLAIN, ContentCodec
 
 
@@ -40,6 +41,41 @@ def test_a_new_key_comes_first_and_the_digests_stay(tmp_path: Path) -> None:
     assert (after.digests, after.keys[1:]) == (before.digests, before.keys)
     assert path.stat().st_mode & 0o777 == 0o600
     assert [other.name for other in tmp_path.iterdir()] == ["keys"]
+
+
+def test_whoever_could_read_the_file_can_after_a_new_key(tmp_path: Path) -> None:
+    path, link = tmp_path / "keys", tmp_path / "link"
+    make_keys(path)
+    link.symlink_to(path)
+    path.chmod(0o640)
+    if os.getuid() == 0:
+        os.chown(path, 10_001, 10_001)
+    before = path.stat()
+    add_key(link)
+    after = path.stat()
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    assert link.is_symlink()
+
+
+def test_a_process_with_an_older_file_reads_the_new_key_once_the_file_is_whole(tmp_path: Path) -> None:
+    new, old = tmp_path / "keys", tmp_path / "old"
+    make_keys(new)
+    old.touch(0o600)
+    old.write_bytes(new.read_bytes())
+    running = Sealer(old)
+    before = running.seal(b"before", "here")
+    add_key(new)
+    sealed = Sealer(new).seal(b"after", "here")
+    old.write_bytes(new.read_bytes()[:60])  # half of it is copied
+    with pytest.raises(EncryptionKeyMissing):
+        running.open(sealed, "here")
+    assert running.open(before, "here") == b"before"
+    old.write_bytes(new.read_bytes())
+    assert running.open(sealed, "here") == b"after"
+    for damaged in (b"", sealed[:20], b"\0" * 40, sealed[:-1]):
+        with pytest.raises(ContentUnreadable) as raised:
+            running.open(damaged, "here")
+        assert not isinstance(raised.value, EncryptionKeyMissing)
 
 
 @pytest.mark.parametrize(
