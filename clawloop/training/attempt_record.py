@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from clawloop.contracts.training import BatchSample, StepBatch
 from clawloop.errors import StepTooLarge, TrainerFailed, TrainerUnavailable
 from clawloop.ids import SampleId
-from clawloop.training.memory import REMEDY, is_out_of_memory, left_out_reason, tokens_of
+from clawloop.training.memory import REMEDY, SHARE_LEFT_OUT, is_out_of_memory, left_out_reason, tokens_of
 from clawloop.training.packing.sequences import Limits
 from clawloop.training.ranks.collectives import Ranks
 
@@ -173,7 +173,10 @@ def require_fewer_deaths(attempt: Attempt) -> None:
 
 
 def _with_less(attempt: Attempt, samples: Sequence[BatchSample], ending: str) -> Attempt:
-    """Half of the micro-batches' tokens, or without the longest sample if it fills the largest micro-batch alone."""
+    """Half of the micro-batches' tokens, or without the longest sample if it fills the largest micro-batch alone.
+
+    As much again once half of the samples are left out: then the memory is at fault, and after five deaths it says so.
+    """
     found = {"deaths": attempt.deaths + 1, "before": ending}
     remaining = attempt.remaining(samples)
     if found["deaths"] == MOST_DEATHS or not remaining:
@@ -181,6 +184,8 @@ def _with_less(attempt: Attempt, samples: Sequence[BatchSample], ending: str) ->
     longest = max(remaining, key=tokens_of)
     if attempt.budget_tokens > tokens_of(longest):
         return attempt.model_copy(update={**found, "budget_tokens": max(1, attempt.budget_tokens // 2)})
+    if len(attempt.left_out) + 1 > SHARE_LEFT_OUT * len(samples):
+        return attempt.model_copy(update=found)
     left_out = {**attempt.left_out, longest.sample_id: left_out_reason(longest)}
     return attempt.model_copy(update={**found, "left_out": left_out})
 

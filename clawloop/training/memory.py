@@ -16,7 +16,7 @@ from clawloop.training.packing.sequences import Limits
 
 REMEDY = "lower --micro-batch-tokens or --max-tokens; `clawloop plan` says what fits"
 # Of a batch that loses more than half of its samples, the memory is at fault and not the samples.
-_SHARE_LEFT_OUT = 0.5
+SHARE_LEFT_OUT = 0.5
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -69,7 +69,7 @@ def train_within_memory(
         longest = max(remaining, key=tokens_of)
         remaining.remove(longest)
         left_out[longest.sample_id] = left_out_reason(longest)
-        if len(left_out) > _SHARE_LEFT_OUT * len(samples):
+        if len(left_out) > SHARE_LEFT_OUT * len(samples):
             raise TrainerFailed(f"out of memory: {len(left_out)} of {len(samples)} samples do not fit alone; {REMEDY}")
         report(f"out of memory; again without a sample of {tokens_of(longest)} tokens")
         on_less(limits, left_out)

@@ -221,3 +221,18 @@ def test_what_a_stopped_attempt_found_out_stays_true(
 def test_the_kernels_count_is_read_where_it_is_written() -> None:
     found = attempt_record.oom_kills()
     assert ("oom_kill" in Path("/proc/vmstat").read_text()) == (found is not None)
+
+
+def test_a_killed_trainer_leaves_out_no_more_than_half_of_the_samples(
+    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: list[int]
+) -> None:
+    samples = samples_of(qwen3, 1)[:3]
+    setup = setup_of(qwen3, tmp_path, micro_batch_tokens=1)
+    tried = end_in(Killed(), monkeypatch)
+    for kills in range(4, 9):
+        with pytest.raises(Killed):
+            StepRunner(setup).train(step_of(samples, 1), ignore_status, never)
+        kernel.append(kills)
+    assert tried == [(3, 1), *[(2, 1)] * 4]
+    with pytest.raises(StepTooLarge):
+        StepRunner(setup).train(step_of(samples, 1), ignore_status, never)
