@@ -40,6 +40,9 @@ def list_sessions(
     ] = False,
     text: Annotated[str | None, typer.Option(help="Only those in which this was said.")] = None,
     verdict: Annotated[int | None, typer.Option(min=-1, max=1, help="Only those with a turn of this verdict.")] = None,
+    judged: Annotated[
+        bool | None, typer.Option("--judged/--unjudged", help="Only those with a turn that has a verdict, or has none.")
+    ] = None,
     outcome: Annotated[str | None, typer.Option(help="Only those with a turn of this outcome, e.g. trained.")] = None,
     kind: Annotated[str | None, typer.Option(help="Only those with a turn of this kind: main or side.")] = None,
     version: Annotated[
@@ -57,8 +60,9 @@ def list_sessions(
     wanted = SessionFilter(
         policy=policy,
         state=in_state,
-        text=text,
+        text=(text or "").strip() or None,
         verdict=verdict,
+        judged=judged,
         outcome=_one_of(TurnOutcome, outcome, "--outcome"),
         kind=_one_of(TurnKind, kind, "--kind"),
         version=version,

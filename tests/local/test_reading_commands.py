@@ -106,6 +106,10 @@ def test_sessions_are_found_by_what_was_said_and_decided(here: dict[str, str], t
         "other",
     ]
     assert found("--verdict", "1") == []
+    everything = json.loads(clawloop("session", "list", "--json", "--all", **here).stdout)
+    assert found("--text", " SHORTER ", "--unjudged") == ["mine"]
+    assert found("--judged") == []
+    assert json.loads(clawloop("session", "list", "--json", "--all", "--text", " ", **here).stdout) == everything
     newest = clawloop("session", "list", "--kind", "main", "--limit", "1", **here).stdout.splitlines()
     assert newest[-1] == "the newest 1, --more"
     odd = clawloop_process("session", "list", "--outcome", "odd", **here)
