@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -12,6 +11,7 @@ from clawloop.errors import ContentUnreadable
 from db.content import PLAIN, content_of
 from db.database import Database
 from db.encryption.columns import SEALED_TABLES, TOOL_LISTS, Form, SealedTable, is_plain, is_sealed, sealed
+from db.encryption.windows import Key, in_window, window_end
 
 MAX_LISTED = 50
 _BATCH_ROWS = 200
@@ -46,25 +46,37 @@ async def audit(database: Database, *, decrypt: bool) -> Audit:
         if table is TOOL_LISTS:
             columns["sha256"] = Form.DIGEST
         where = " OR ".join(f"coalesce({is_plain(name, form)}, false)" for name, form in columns.items())
-        counting = text(f"SELECT count(*) FROM {table.name} WHERE {where}")
-
-        async def count(connection: AsyncConnection) -> int:
-            return await connection.scalar(counting) or 0  # noqa: B023
-
-        if rows := await database.run(count):
+        if rows := await _count(database, table, where):
             plain[table.name] = rows
         if decrypt:
             unreadable += await _unreadable(database, table)
     return Audit(plain, unreadable[:MAX_LISTED])
 
 
+async def _count(database: Database, table: SealedTable, where: str) -> int:
+    rows, after = 0, None
+    while True:
+        here = after
+
+        async def count(connection: AsyncConnection) -> tuple[int, Key | None]:
+            end = await window_end(connection, table, here)  # noqa: B023
+            inside, parameters = in_window(table, here, end)  # noqa: B023
+            query = text(f"SELECT count(*) FROM {table.name} WHERE ({where}) AND {inside}")
+            return await connection.scalar(query, parameters) or 0, end
+
+        found, after = await database.run(count)
+        rows += found
+        if after is None:
+            return rows
+
+
 async def _unreadable(database: Database, table: SealedTable) -> list[str]:
     found: list[str] = []
-    after: tuple[Any, ...] | None = None
+    after: Key | None = None
     while len(found) < MAX_LISTED:
         here = after
 
-        async def look(connection: AsyncConnection) -> tuple[Any, ...] | None:
+        async def look(connection: AsyncConnection) -> Key | None:
             return await _look(connection, table, here, found)  # noqa: B023
 
         after = await database.run(look)
@@ -73,18 +85,16 @@ async def _unreadable(database: Database, table: SealedTable) -> list[str]:
     return found
 
 
-async def _look(
-    connection: AsyncConnection, table: SealedTable, after: tuple[Any, ...] | None, found: list[str]
-) -> tuple[Any, ...] | None:
-    """Decrypt a batch; the key of its last row, None if it is empty."""
+async def _look(connection: AsyncConnection, table: SealedTable, after: Key | None, found: list[str]) -> Key | None:
+    """Decrypt a batch; the key of the last row that was looked at, None: that of the table."""
     where = " OR ".join(f"coalesce({is_sealed(name, form)}, false)" for name, form in table.columns.items())
-    key = ", ".join(table.key)
-    parameters: dict[str, Any] = {"limit": _BATCH_ROWS}
-    if after is not None:
-        where = f"({where}) AND ({key}) > ({', '.join(f':after_{n}' for n in range(len(after)))})"
-        parameters |= {f"after_{n}": value for n, value in enumerate(after)}
-    query = text(f"SELECT {table.selected()} FROM {table.name} WHERE {where} ORDER BY {key} LIMIT :limit")
-    rows = (await connection.execute(query, parameters)).mappings().all()
+    end = await window_end(connection, table, after)
+    inside, parameters = in_window(table, after, end)
+    query = text(f"""
+        SELECT {table.selected()} FROM {table.name} WHERE ({where}) AND {inside}
+        ORDER BY {", ".join(table.key)} LIMIT :limit
+    """)
+    rows = (await connection.execute(query, {**parameters, "limit": _BATCH_ROWS})).mappings().all()
     content = content_of(connection)
     for row in rows:
         for column, form in table.columns.items():
@@ -92,4 +102,4 @@ async def _look(
                 sealed(content, PLAIN, row[column], form, f"{table.name}.{column}", table.place(dict(row)))
             except ContentUnreadable as error:
                 found.append(str(error))
-    return tuple(rows[-1][name] for name in table.key) if rows else None
+    return end if len(rows) < _BATCH_ROWS else tuple(rows[-1][name] for name in table.key)

@@ -26,6 +26,7 @@ from db.encryption.columns import (
     sealed,
 )
 from db.encryption.installation import end_encryption, renew_check
+from db.encryption.windows import Key, in_window, window_end
 
 # A turn may hold tens of MB, and a batch has 30 s.
 _BATCH_ROWS = 50
@@ -99,45 +100,44 @@ async def _rotate_table(
     database: Database, table: SealedTable, decrypt: bool, done: Rotated, told: Callable[[str, int], None]
 ) -> None:
     condition = " OR ".join(_due(column, form, database.content, decrypt) for column, form in table.columns.items())
-    key = ", ".join(table.key)
-    chosen = table.selected()
-    first = text(f"SELECT {chosen} FROM {table.name} WHERE {condition} ORDER BY {key} LIMIT :limit FOR NO KEY UPDATE")
-    beyond = ", ".join(f":after_{n}" for n in range(len(table.key)))
-    further = text(f"""
-        SELECT {chosen} FROM {table.name} WHERE ({condition}) AND ({key}) > ({beyond})
-        ORDER BY {key} LIMIT :limit FOR NO KEY UPDATE
-    """)
-    after: tuple[Any, ...] | None = None
+    after: Key | None = None
     while True:
-        parameters: dict[str, Any] = {"limit": _BATCH_ROWS}
-        if after is not None:
-            parameters |= {f"after_{n}": value for n, value in enumerate(after)}
-        query = first if after is None else further
-        batch = await _patiently(database, lambda connection: _batch(connection, table, query, parameters, decrypt))  # noqa: B023
-        for problem in batch.unreadable:
-            done.unreadable.append(problem)
+        batch = await _patiently(database, lambda connection: _batch(connection, table, condition, after, decrypt))  # noqa: B023
+        done.unreadable += batch.unreadable
         done.rows[table.name] = done.rows.get(table.name, 0) + batch.changed
+        if batch.changed:
+            told(table.name, done.rows[table.name])
         if batch.last is None:
             return
         after = batch.last
-        told(table.name, done.rows[table.name])
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
+    """
+    Args:
+        last: key of the last row that was looked at; None: that of the table.
+    """
+
     changed: int
     unreadable: Sequence[str]
-    last: tuple[Any, ...] | None
+    last: Key | None
 
 
 async def _batch(
-    connection: AsyncConnection, table: SealedTable, query: TextClause, parameters: Mapping[str, Any], decrypt: bool
+    connection: AsyncConnection, table: SealedTable, condition: str, after: Key | None, decrypt: bool
 ) -> _Batch:
     content = content_of(connection)
     target = PLAIN if decrypt else content
     if decrypt:
         await connection.execute(_DECRYPTING)
-    rows = (await connection.execute(query, parameters)).mappings().all()
+    end = await window_end(connection, table, after)
+    where, parameters = in_window(table, after, end)
+    query = text(f"""
+        SELECT {table.selected()} FROM {table.name} WHERE ({condition}) AND {where}
+        ORDER BY {", ".join(table.key)} LIMIT :limit FOR NO KEY UPDATE
+    """)
+    rows = (await connection.execute(query, {**parameters, "limit": _BATCH_ROWS})).mappings().all()
     unreadable: list[str] = []
     changed: list[dict[str, Any]] = []
     for row in rows:
@@ -147,7 +147,7 @@ async def _batch(
             unreadable.append(str(error))
     if changed:
         await connection.execute(_update(table), changed)
-    last = tuple(rows[-1][name] for name in table.key) if rows else None
+    last = end if len(rows) < _BATCH_ROWS else tuple(rows[-1][name] for name in table.key)
     return _Batch(len(changed), unreadable, last)
 
 

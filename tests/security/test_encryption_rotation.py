@@ -21,7 +21,7 @@ from clawloop.ids import SessionId
 from clawloop.processes.ledger_check import DatabaseCheck
 from db.content import PLAIN, ContentCodec
 from db.database import Database
-from db.encryption import rotation
+from db.encryption import rotation, windows
 from db.encryption.columns import SEALED_TABLES, Form
 from db.encryption.rotation import rotate
 from db.erasure import PostgresErasureStore
@@ -134,6 +134,7 @@ async def test_an_interrupted_rotation_to_a_new_key_goes_on_and_the_old_key_may_
     old = path.read_text().splitlines()[-1]
     add_key(path)
     monkeypatch.setattr(rotation, "_BATCH_ROWS", 1)
+    monkeypatch.setattr(windows, "_WINDOW_ROWS", 2)
 
     class Killed(Exception):
         pass
