@@ -217,8 +217,9 @@ def reseal_turn(path: Path, sealer: Sealer, *, decrypt: bool) -> bool:
     is_plain = stored.startswith(b"{")
     if is_plain if decrypt else stored.startswith(sealer.head):
         return False
-    content = stored if is_plain else sealer.open(stored, place)
+    content, before = stored if is_plain else sealer.open(stored, place), path.stat()
     _write_synced(path, content if decrypt else sealer.seal(content, place))
+    os.chown(path, before.st_uid, before.st_gid)  # of the gateway's user, whoever runs this
     return True
 
 

@@ -60,6 +60,7 @@ class ArtifactFolder:
             return False
         before = path.stat()
         self._write(path, self._sealer.seal(self._sealer.open(stored, place), place))
+        os.chown(path, before.st_uid, before.st_gid)  # of the worker's user, whoever runs this
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # it is as old as it was
         return True
 

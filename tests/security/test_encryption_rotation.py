@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -189,6 +190,10 @@ async def test_the_command_rotates_rows_spooled_turns_and_artifacts(
     waiting = rejected.parent.parent / rejected.name
     artifacts = ArtifactFolder(tmp_path / "artifacts", sealer)
     digest = await artifacts.store(SAY.encode())
+    files = [rejected, waiting, next((tmp_path / "artifacts").glob("??/*.tar"))]
+    for file in files:
+        os.chown(file, os.getuid() or 10_001, os.getgid() or 10_001)  # not root's, where root runs the command
+    owners = [(file.stat().st_uid, file.stat().st_gid) for file in files]
     environment = {"DATABASE_URL": postgres_url, "CLAWLOOP_DATA": str(tmp_path), SETTING: str(tmp_path / "keys")}
 
     def run(*words: str) -> str:
@@ -204,6 +209,7 @@ async def test_the_command_rotates_rows_spooled_turns_and_artifacts(
     for file in (rejected, waiting):
         assert file.read_bytes().startswith(new.head)
     assert await ArtifactFolder(tmp_path / "artifacts", new).load(digest) == SAY.encode()
+    assert [(file.stat().st_uid, file.stat().st_gid) for file in files] == owners
     assert json.loads(run("rotate", "--json"))["files"] == 0
     await loop.database.close()
     assert "takes plain content now" in run("rotate", "--decrypt")
