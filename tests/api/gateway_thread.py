@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
+from db.database import BACKGROUND_LIMIT, Database
+from db.training.browsing import PostgresTrainingBrowser
+from db.turns.browsing import PostgresSessionBrowser
 from tests.api.conftest import Gateway, running_gateway, until
 from tests.fakes.engine import fake_engine
 
@@ -16,11 +19,16 @@ HOLD_SECONDS = 0.02
 
 
 class GatewayThread(threading.Thread):
-    """A gateway on an event loop of its own, for a blocking client."""
+    """A gateway on an event loop of its own, for a blocking client.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        database_url: migrated; what pages read comes from there. Without it, that is away.
+    """
+
+    def __init__(self, folder: Path, database_url: str | None = None) -> None:
         super().__init__(daemon=True)
         self.folder = folder
+        self.database_url = database_url
         self.ready = threading.Event()
         self.gateway: Gateway | None = None
         self._engines = AsyncExitStack()
@@ -37,6 +45,11 @@ class GatewayThread(threading.Thread):
             async with running_gateway(self.folder, engines=[engine], hold_seconds=HOLD_SECONDS) as self.gateway:
                 # Until its first probe an engine takes nothing, and no request is held for long.
                 await until(self.gateway.services.engines.healthy)
+                if self.database_url is not None:
+                    database = Database(self.database_url, BACKGROUND_LIMIT)
+                    self._engines.push_async_callback(database.close)
+                    self.gateway.services.session_browser = PostgresSessionBrowser(database)
+                    self.gateway.services.training_browser = PostgresTrainingBrowser(database)
                 self.ready.set()
                 await stop.wait()
 
@@ -53,8 +66,8 @@ class GatewayThread(threading.Thread):
 
 
 @contextmanager
-def gateway_thread(folder: Path) -> Iterator[tuple[GatewayThread, Gateway]]:
-    thread = GatewayThread(folder)
+def gateway_thread(folder: Path, database_url: str | None = None) -> Iterator[tuple[GatewayThread, Gateway]]:
+    thread = GatewayThread(folder, database_url)
     thread.start()
     try:
         assert thread.ready.wait(60)

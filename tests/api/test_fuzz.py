@@ -22,8 +22,8 @@ CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
-def gateway_in_thread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with gateway_thread(tmp_path_factory.mktemp("fuzz")) as (_, gateway):
+def gateway_in_thread(tmp_path_factory: pytest.TempPathFactory, migrated_url: str) -> Iterator[Gateway]:
+    with gateway_thread(tmp_path_factory.mktemp("fuzz"), migrated_url) as (_, gateway):
         yield gateway
 
 
@@ -60,6 +60,7 @@ OPERATIONS = (
     ("/v1/feedback", "POST"),
     ("/v1/models", "GET"),
     ("/v1/models/{model}", "GET"),
+    ("/admin/v1/policies/{policy}/versions/{version}", "GET"),
     ("/admin/v1/policies/{policy}/probes", "GET"),
     ("/admin/v1/policies/{policy}/probes", "POST"),
     ("/admin/v1/policies/{policy}/probes/{probe}", "DELETE"),
