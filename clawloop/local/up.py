@@ -65,7 +65,7 @@ Use = Callable[[Started], Awaitable[None]]
 
 
 async def run(options: UpOptions, board: Board, prepare: Prepare, use: Use | None = None) -> None:
-    """Start everything, keep it running until SIGINT, SIGTERM or SIGHUP, then stop it within 15 s.
+    """Start everything, keep it running until SIGINT, SIGTERM or SIGHUP, then stop it within 20 s.
 
     A second signal kills what is still stopping.
 

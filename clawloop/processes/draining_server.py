@@ -30,7 +30,7 @@ PAUSE_SECONDS = 0.001
 ACCEPT_RETRY_SECONDS = 1.0
 # How long a connection must be silent before it is closed: a client that goes on chatting has sent its next request.
 SILENT_SECONDS = 1.0
-# SIGINT cuts replies after this and uvicorn's second, as `clawloop up` kills the gateway after 4 s.
+# SIGINT cuts replies after this and uvicorn's second, as `clawloop up` kills the gateway after 9 s.
 QUICK_SECONDS = 1.0
 CUT_SECONDS = 1
 _CHECK_SECONDS = 0.02

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 # Between attempts while Temporal, or the database at the start, does not answer.
 RETRY_SECONDS = 2.0
-# `clawloop up` promises to stop within 15 s; a cancelled judging activity is retried and reuses its stored votes.
+# `clawloop up` promises to stop within 20 s; a cancelled judging activity is retried and reuses its stored votes.
 GRACE = timedelta(seconds=2)
 LOOPBACK = "127.0.0.1"
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("demo_with_fakes.py")
 START_SECONDS = 180
-# A busy machine takes several times the 15 s.
+# A busy machine takes several times the 20 s.
 STOP_SECONDS = 60
 
 

@@ -1,4 +1,4 @@
-"""The promise of `clawloop up`: it stops within 15 s."""
+"""The promise of `clawloop up`: it stops within 20 s."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clawloop.local.supervision import guard
 from clawloop.local.supervision.part import Part
 from clawloop.local.supervision.supervisor import GUARD_SECONDS
 
-PROMISED = timedelta(seconds=15)
+PROMISED = timedelta(seconds=20)
 
 
 def bound(started: Sequence[Part]) -> timedelta:
