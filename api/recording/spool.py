@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from api.recording.disk_reserve import RESERVE_BYTES, DiskReserve
 from clawloop.contracts.turns import TurnRecord
+from clawloop.durable_files import sync_folder
 from clawloop.encryption.key_file import SETTING
 from clawloop.encryption.sealer import Sealer, is_sealed
 from clawloop.errors import EncryptionKeyMissing, RecordUnusable
@@ -238,7 +239,7 @@ def _write_synced(path: Path, content: bytes) -> None:
     except OSError:  # a full disk: what was written would take the room that comes free
         partial.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def _remove_partial(folder: Path) -> None:
@@ -256,14 +257,6 @@ def _total_size(folders: Iterable[Path]) -> int:
             with suppress(FileNotFoundError):  # stored meanwhile
                 total += path.stat().st_size
     return total
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _lock_subfolder(folder: Path) -> tuple[Path, int]:

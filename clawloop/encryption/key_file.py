@@ -13,6 +13,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from clawloop.durable_files import sync_folder
 from clawloop.errors import SetupError
 
 SETTING = "CLAWLOOP_ENCRYPTION_KEY_FILE"
@@ -87,7 +88,7 @@ def add_key(path: Path) -> int:
         os.chown(partial, owned.st_uid, owned.st_gid)
         partial.chmod(owned.st_mode & 0o777)
         partial.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise SetupError(f"cannot write {path} for its owner: {error.strerror}") from None
@@ -100,20 +101,11 @@ def _write(path: Path, lines: list[str]) -> None:
             file.write("\n".join(lines) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        _sync_folder(path.parent)
+        sync_folder(path.parent)  # a key must outlive a power cut before it encrypts anything
     except FileExistsError:
         raise SetupError(f"{path} exists already: `clawloop encryption key --add` puts a new key into it") from None
     except OSError as error:
         raise SetupError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _sync_folder(folder: Path) -> None:
-    """A key must outlive a power cut before it encrypts anything."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _new() -> str:

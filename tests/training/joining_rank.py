@@ -11,7 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from tests.training.torchrun import launch_two_ranks
 
 
 def _rank(folder: Path, restarts: int) -> None:
@@ -36,13 +37,4 @@ if __name__ == "__main__":
     if role == "rank":
         _rank(Path(folder), int(restarts))
     else:
-        launched = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=2,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            max_restarts=int(restarts),
-            monitor_interval=0.1,
-        )
-        elastic_launch(launched, sys.executable)("-m", "tests.training.joining_rank", "rank", folder, restarts)
+        launch_two_ranks("tests.training.joining_rank", "rank", folder, restarts, restarts=int(restarts))

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from tests.training.torchrun import launch_two_ranks
 
 
 def _rank(base: Path, out: Path) -> None:
@@ -48,13 +49,4 @@ if __name__ == "__main__":
     if role == "rank":
         _rank(Path(base), Path(out))
     else:
-        launched = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=2,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            max_restarts=1,
-            monitor_interval=0.1,
-        )
-        elastic_launch(launched, sys.executable)("-m", "tests.training.sharded_memory", "rank", base, out)
+        launch_two_ranks("tests.training.sharded_memory", "rank", base, out, restarts=1)

@@ -17,6 +17,7 @@ from clawloop.contracts.training import BatchSample, StepFigures
 from clawloop.errors import StepDiverged, StepTooLarge, TrainerFailed, TrainerUnavailable
 from clawloop.training import attempt_record, step_runner
 from clawloop.training.progress import ignore_status
+from clawloop.training.setup import TrainerSetup
 from clawloop.training.step import train_step
 from clawloop.training.step_runner import StepRunner
 from tests.training.steps import Reported, completed, never, samples_of, setup_of, step_of
@@ -130,6 +131,14 @@ def end_in(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
     return tried
 
 
+def be_killed(times: int, setup: TrainerSetup, samples: Sequence[BatchSample], kernel: list[int]) -> None:
+    """Attempts at the first step, each ended by the kernel for want of memory."""
+    for _ in range(times):
+        with pytest.raises(Killed):
+            StepRunner(setup).train(step_of(samples, 1), ignore_status, never)
+        kernel.append(kernel[-1] + 1)
+
+
 def test_after_the_kernel_killed_a_trainer_for_want_of_memory_the_next_takes_less(
     qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: list[int]
 ) -> None:
@@ -137,10 +146,7 @@ def test_after_the_kernel_killed_a_trainer_for_want_of_memory_the_next_takes_les
     setup = setup_of(qwen3, tmp_path / "killed", micro_batch_tokens=120)
     with monkeypatch.context() as patch:
         tried = end_in(Killed(), patch)
-        for kills in (4, 5):
-            with pytest.raises(Killed):
-                StepRunner(setup).train(step_of(samples, 1), ignore_status, never)
-            kernel.append(kills)
+        be_killed(2, setup, samples, kernel)
         assert tried == [(9, 120), (9, 60)]
     reported = Reported()
     found = completed(StepRunner(setup).train(step_of(samples, 1), reported, never))
@@ -167,10 +173,7 @@ def test_samples_that_fill_a_micro_batch_alone_are_left_out_and_after_five_death
     samples = samples_of(qwen3, 1)
     setup = setup_of(qwen3, tmp_path, micro_batch_tokens=60)
     tried = end_in(Killed(), monkeypatch)
-    for kills in range(4, 9):
-        with pytest.raises(Killed):
-            StepRunner(setup).train(step_of(samples, 1), ignore_status, never)
-        kernel.append(kills)
+    be_killed(5, setup, samples, kernel)
     # The longest has 51 tokens.
     assert tried == [(9, 60), (9, 30), (8, 30), (7, 30), (6, 30)]
     with pytest.raises(StepTooLarge, match=r"at 5 attempts, .* of 30 tokens at most; lower --micro-batch-tokens.*plan"):
@@ -229,10 +232,7 @@ def test_a_killed_trainer_leaves_out_no_more_than_half_of_the_samples(
     samples = samples_of(qwen3, 1)[:3]
     setup = setup_of(qwen3, tmp_path, micro_batch_tokens=1)
     tried = end_in(Killed(), monkeypatch)
-    for kills in range(4, 9):
-        with pytest.raises(Killed):
-            StepRunner(setup).train(step_of(samples, 1), ignore_status, never)
-        kernel.append(kills)
+    be_killed(5, setup, samples, kernel)
     assert tried == [(3, 1), *[(2, 1)] * 4]
     with pytest.raises(StepTooLarge):
         StepRunner(setup).train(step_of(samples, 1), ignore_status, never)

@@ -30,6 +30,7 @@ from clawloop.adapters.digest import (
     files_sha256,
     read_adapter_file,
 )
+from clawloop.durable_files import sync_folder
 from clawloop.errors import AdapterUnusable
 from clawloop.training.model.lora import PROJECTIONS, LoraShape
 
@@ -145,12 +146,12 @@ def write_version(parent: Path, version: int, files: Mapping[str, bytes]) -> Wri
         for name, content in files.items():
             _write_file(unfinished / name, content)
         unfinished.chmod(0o755)  # mkdtemp makes it 0700; engines may run as another user
-        _sync_directory(unfinished)
+        sync_folder(unfinished)
         unfinished.rename(target)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
-    _sync_directory(parent)
+    sync_folder(parent)
     return WrittenVersion(target, digest)
 
 
@@ -234,12 +235,3 @@ def _write_file(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    # A rename is durable only after its directory is synced.
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
