@@ -9,10 +9,12 @@ from fastapi import FastAPI
 
 from api import docs, feedback, health
 from api.admin import (
+    comparison,
     engines,
     erasure,
     export,
     history,
+    imports,
     judging,
     key_limits,
     keys,
@@ -50,8 +52,20 @@ def create_app(make_services: MakeServices, allowed_hosts: frozenset[str] = froz
 
     app = FastAPI(title="Clawloop", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     chat = (route, completions, messages, responses)
-    admin = (export, key_limits, engines, sessions, judging, history, erasure, training, rollouts, probes, keys, ledger)
-    for module in (*chat, feedback, models, health, docs, *admin):
+    recorded = (
+        export,
+        imports,
+        key_limits,
+        engines,
+        sessions,
+        judging,
+        history,
+        erasure,
+        training,
+        comparison,
+        rollouts,
+    )
+    for module in (*chat, feedback, models, health, docs, *recorded, probes, keys, ledger):
         app.include_router(module.router)
     for router in ROUTERS:
         app.include_router(router)

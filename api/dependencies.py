@@ -14,7 +14,6 @@ from api.chat.key_limits import KeyLimiter
 from api.chat.versions import VersionChooser
 from api.ports import (
     Engines,
-    EpisodeReader,
     FeedbackStore,
     KeyMaker,
     KeyUses,
@@ -30,11 +29,13 @@ from api.ui.changes import Changes
 from api.ui.logins import Logins
 from clawloop.contracts.serving import Scope
 from clawloop.operations.engines import EngineOperations
+from clawloop.operations.episodes import EpisodeReader
 from clawloop.operations.export import Exporter
 from clawloop.operations.history import HistoryOperations
+from clawloop.operations.imports import ImportStore
 from clawloop.operations.keys import KeyOperations
 from clawloop.operations.ledger import LedgerCheck
-from clawloop.operations.overview import Overview
+from clawloop.operations.overview import Overview, TemporalHealth
 from clawloop.operations.ports import TrainingStore
 from clawloop.operations.probes import ProbeStore
 from clawloop.operations.reading import Reading
@@ -94,6 +95,8 @@ class Services:
     key_limits: KeyLimiter
     key_uses: KeyUses
     exporter: Exporter
+    imports: ImportStore
+    temporal: TemporalHealth
     links: WorkflowLinks = field(default_factory=WorkflowLinks)
     is_draining: Callable[[], bool] = lambda: False
     # Pages that need a key, and the port of this machine alone where they do not.

@@ -26,6 +26,7 @@ from clawloop.errors import (
     SignalFailed,
     StateConflict,
     StoreUnavailable,
+    ValueRejected,
 )
 
 log = logging.getLogger(__name__)
@@ -149,8 +150,9 @@ def to_problem(error: ClawloopError) -> Problem:
             return Problem(error.status, error.message, error.code, field=error.field, retry_after=error.retry_after)
         case NotFound():
             return Problem(404, str(error), error.code, field=error.field)
-        case AmbiguousId():
-            return Problem(400, str(error), "ambiguous_id", field=error.field)
+        case AmbiguousId() | ValueRejected():
+            code = "ambiguous_id" if isinstance(error, AmbiguousId) else "invalid_value"
+            return Problem(400, str(error), code, field=error.field)
         case ContentUnreadable():
             return Problem(409, f"This cannot be decrypted: {error}.", "content_unreadable")
         case StateConflict():

@@ -21,7 +21,6 @@ from clawloop.contracts.browsing import (
     StoredKey,
     TrainedReply,
 )
-from clawloop.contracts.episodes import EpisodeView, GroupView
 from clawloop.contracts.serving import ApiKey, KeyLimits, KeyUse, RouteKey, Scope
 from clawloop.contracts.sessions import (
     FeedbackAnswer,
@@ -34,7 +33,7 @@ from clawloop.contracts.sessions import (
 )
 from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, StoredTurn, TurnRecord
 from clawloop.contracts.views import FeedbackView
-from clawloop.ids import ApiKeyId, EpisodeId, FeedbackId, RolloutGroupId, SessionId, TurnId
+from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId
 
 # Called by api/auth.py and api/health.py
 
@@ -248,24 +247,6 @@ class FeedbackStore(Protocol):
 
     async def mark_feedback_notified(self, feedback: FeedbackId) -> None:
         """Record that the session's workflow was notified of the feedback."""
-
-
-# Called by api/admin/
-
-
-class EpisodeReader(Protocol):
-    """Rollout groups and episodes for people. Every method raises StoreUnavailable."""
-
-    async def groups(self, *, policy: str | None, after: RolloutGroupId | None, limit: int) -> list[GroupView]:
-        """Groups, newest first; `after` is the last of the previous page."""
-
-    async def episodes(
-        self, *, policy: str | None, group: RolloutGroupId | None, after: EpisodeId | None, limit: int
-    ) -> list[EpisodeView]:
-        """Episodes, newest first; `after` is the last of the previous page."""
-
-    async def episode(self, episode: EpisodeId) -> EpisodeView | None:
-        """The episode; None if there is none of this id."""
 
 
 # Called by api/ui/

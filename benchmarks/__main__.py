@@ -27,6 +27,7 @@ PROGRAMS = {
     "feedback": "from feedback to a version that answers",
     "interference": "serving with training and judging on and off",
     "encryption": "CPU, time and bytes of a recorded turn, encrypted and not",
+    "page": "the page and REST with 10,000 sessions, one of 2,000 turns",
     "provenance": "how often text that a tool printed becomes a hint or flips a vote",
     "low-precision": "trainer and vLLM in float32, bfloat16 and four bits: memory, log-probs side by side",
 }

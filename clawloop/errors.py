@@ -3,6 +3,7 @@
 ClawloopError
 ├── PermanentError              a retry gives the same result
 │   ├── RequestRejected         invalid HTTP request: names the field and the remedy
+│   ├── ValueRejected           a value of an operation is malformed: names the field and what it takes
 │   ├── NotFound                a named policy, version or recipe does not exist
 │   ├── AmbiguousId             the beginning of an id, or a client's name, that several have
 │   ├── StateConflict           the policy's state does not permit the operation
@@ -79,6 +80,19 @@ class RequestRejected(PermanentError):
         self.retry_after = retry_after
         self.status = status
         self.code = code
+        self.field = field
+
+
+class ValueRejected(PermanentError):
+    """A value that the caller gave an operation is malformed, whatever the state of things.
+
+    Args:
+        message: what the field takes, for the caller.
+        field: the caller's field.
+    """
+
+    def __init__(self, message: str, *, field: str):
+        super().__init__(message)
         self.field = field
 
 

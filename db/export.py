@@ -19,6 +19,7 @@ from db.database import Database, transaction
 from db.exact_json import storable
 from db.judging.judgements import PostgresJudgementStore
 
+_POLICY = text("SELECT 1 FROM policies WHERE id = :policy")
 _TURNS = text("""
     SELECT t.id, s.id AS session, s.external_id, j.id AS judgement, j.verdict, j.reward, j.hint, j.why,
         ARRAY(SELECT v.score FROM votes v WHERE v.judgement_id = j.id AND v.kind = :votes ORDER BY v.index) AS scores,
@@ -74,6 +75,10 @@ class PostgresExportStore:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._contexts = PostgresJudgementStore(database)
+
+    @transaction
+    async def has_policy(self, connection: AsyncConnection, policy: str) -> bool:
+        return await connection.scalar(_POLICY, {"policy": storable(policy)}) is not None
 
     async def turns(
         self, wanted: ExportFilter, after: UUID | None, limit: int, *, judged: bool

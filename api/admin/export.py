@@ -12,25 +12,30 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import StreamingResponse
 
 from api.dependencies import admin_services
-from clawloop.ids import SessionId
 from clawloop.operations.export import ExportFilter, ExportKind, Record
 
-router = APIRouter(prefix="/admin/v1")
+router = APIRouter(prefix="/admin/v1", tags=["sessions"])
 
 
-@router.get("/export", response_class=StreamingResponse)
+_LINES = {"schema": {"type": "string", "description": "JSON lines."}}
+
+
+@router.get("/export", response_class=StreamingResponse, responses={200: {"content": {"application/x-ndjson": _LINES}}})
 async def export(
     request: Request,
     records: Annotated[ExportKind, Query(description="what one line is")] = ExportKind.TURNS,
     policy: str | None = None,
-    session: SessionId | None = None,
+    session: Annotated[
+        str | None, Query(description="an id or its beginning, the client's own id, a reply's id, or `last`")
+    ] = None,
     since: datetime | None = None,
     until: datetime | None = None,
     after: Annotated[UUID | None, Query(description="the `id` of the last line that is there")] = None,
 ) -> StreamingResponse:
     """Records by ascending id, streamed. One that breaks off is continued with `after`."""
     services = await admin_services(request)
-    wanted = ExportFilter(policy, session, _aware(since), _aware(until))
+    of_session = None if session is None else await services.reading.references.session(session)
+    wanted = ExportFilter(policy, of_session, _aware(since), _aware(until))
     pages = services.exporter.pages(records, wanted, after)
     # Read before the status is sent, so that a database that is away is a 503.
     first = await anext(pages, None)

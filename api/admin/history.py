@@ -8,10 +8,8 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.dependencies import admin_services
-from clawloop.contracts.answers import Rejudged
 from clawloop.errors import RecipeRejected, RequestRejected
-from clawloop.judging.agreement import Agreement
-from clawloop.operations.history import MOST_TURNS
+from clawloop.operations.history import MOST_TURNS, ComparedHistory
 from clawloop.recipes.recipe import parse_recipe
 
 router = APIRouter(prefix="/admin/v1", tags=["judging"])
@@ -32,23 +30,6 @@ class CompareHistory(BaseModel):
     apply: bool = False
 
 
-class ComparedHistory(BaseModel):
-    """
-    Args:
-        judged: turns of this call; left: turns not compared yet: call again.
-        stopped: why this call ended early.
-        applied: what became of the turns on which the verdicts differ.
-    """
-
-    judge: str
-    judged: int
-    left: int
-    stopped: str | None
-    all: Agreement
-    versions: dict[int, Agreement]
-    applied: list[Rejudged]
-
-
 @router.post("/judge/history")
 async def compare_history(request: Request, requested: CompareHistory, policy: str = "default") -> ComparedHistory:
     """Judge further stored turns without changing anything, and compare all so far."""
@@ -59,12 +40,4 @@ async def compare_history(request: Request, requested: CompareHistory, policy: s
     except RecipeRejected as error:
         raise RequestRejected(f"{error}.", code="invalid_recipe", field=error.field) from error
     applied = await services.history.apply(policy, recipe) if requested.apply else []
-    return ComparedHistory(
-        judge=found.judge,
-        judged=found.judged,
-        left=found.left,
-        stopped=found.stopped,
-        all=found.all,
-        versions=found.versions,
-        applied=applied,
-    )
+    return ComparedHistory.of(found, applied)

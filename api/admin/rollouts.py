@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Path, Query, Request
 from pydantic import Field
 
 from api.admin.bodies import RequestBody, check, described
@@ -17,9 +17,10 @@ from api.dependencies import admin_services
 from api.request_body import read_json
 from clawloop.contracts.answers import EpisodePage, GroupPage
 from clawloop.contracts.episodes import EpisodeView, RolloutsPlan, RolloutsView
-from clawloop.errors import RequestRejected
 from clawloop.ids import EpisodeId, RolloutGroupId
 from clawloop.operations.applied import Applied
+from clawloop.operations.episodes import episode_page, found_episode, group_page
+from clawloop.operations.reasons import REASON_CHARACTERS
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class StartRollouts(RequestBody):
 
 
 class PauseRollouts(RequestBody):
-    reason: Annotated[str, Field(min_length=1, max_length=500, pattern=r"\S")]
+    reason: Annotated[str, Field(min_length=1, max_length=REASON_CHARACTERS, pattern=r"\S")]
     """For people; shown with the state of the rollouts."""
 
 
@@ -74,35 +75,31 @@ async def list_groups(
 ) -> GroupPage:
     """Rollout groups, newest first: what became of each, and the mean reward, which tells how hard its task is."""
     services = await admin_services(request)
-    # One more than the page holds shows whether there is another page.
-    found = await services.episodes.groups(policy=policy, after=after, limit=limit + 1)
-    page = found[:limit]
-    return GroupPage(groups=page, next=page[-1].id if len(found) > limit else None)
+    return await group_page(services.episodes, policy=policy, after=after, limit=limit)
 
 
 @router.get("/episodes")
 async def list_episodes(
     request: Request,
     policy: str | None = None,
-    group: RolloutGroupId | None = None,
+    group: Annotated[str | None, Query(description="only of this rollout group, by its id or its beginning")] = None,
     after: EpisodeId | None = None,
     limit: PageSize = 50,
 ) -> EpisodePage:
     """Episodes, newest first: how each ended, its reward, and what was trained."""
     services = await admin_services(request)
-    found = await services.episodes.episodes(policy=policy, group=group, after=after, limit=limit + 1)
-    page = found[:limit]
-    return EpisodePage(episodes=page, next=page[-1].id if len(found) > limit else None)
+    of_group = None if group is None else await services.episodes.find_group(group)
+    return await episode_page(services.episodes, policy=policy, group=of_group, after=after, limit=limit)
 
 
 @router.get("/episodes/{episode_id}")
-async def show_episode(request: Request, episode_id: EpisodeId) -> EpisodeView:
-    """One episode."""
+async def show_episode(
+    request: Request,
+    episode_id: Annotated[str, Path(description="An id or its beginning, or `last`.", examples=["last"])],
+) -> EpisodeView:
+    """One episode; its `sessions` have what was said."""
     services = await admin_services(request)
-    episode = await services.episodes.episode(episode_id)
-    if episode is None:
-        raise RequestRejected(f"There is no episode {episode_id}.", status=404, code="not_found")
-    return episode
+    return await found_episode(services.episodes, episode_id)
 
 
 def _view(applied: Applied[RolloutsView]) -> RolloutsView:

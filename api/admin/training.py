@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Path, Query, Request
 from pydantic import Field
 
 from api.admin.bodies import RequestBody, check, described
 from api.dependencies import admin_services
 from api.request_body import read_json
-from clawloop.contracts.answers import PolicyList, PolicyStatus, TrainingStatus, VersionDetail, VersionList
+from clawloop.contracts.answers import EventList, PolicyList, PolicyStatus, TrainingStatus, VersionDetail, VersionList
 from clawloop.contracts.training import TrainingView
 from clawloop.errors import RecipeRejected, RequestRejected
 from clawloop.operations.applied import Applied
+from clawloop.operations.reasons import REASON_CHARACTERS
 from clawloop.operations.training import TrainingOperations
 from clawloop.operations.versions import version_detail
 from clawloop.recipes.recipe import Recipe, parse_recipe
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/admin/v1", tags=["training"])
 
+# A year of daily pauses and roll-backs; a page of them is small.
+MOST_EVENTS = 500
 # What a PostgreSQL integer holds.
 _LARGEST = 2**31 - 1
 
@@ -41,7 +44,7 @@ class CreatePolicyRequest(RequestBody):
 
 
 class PauseRequest(RequestBody):
-    reason: Annotated[str, Field(min_length=1, max_length=500, pattern=r"\S")]
+    reason: Annotated[str, Field(min_length=1, max_length=REASON_CHARACTERS, pattern=r"\S")]
     """For people; shown with the state of training."""
 
 
@@ -142,6 +145,16 @@ async def show_version(
     """A version, what its step was trained on, and the versions made from it."""
     services = await admin_services(request)
     return await version_detail(services.training, services.training_browser, policy, version)
+
+
+@router.get("/policies/{policy}/events")
+async def list_events(
+    request: Request, policy: str, limit: Annotated[int, Query(ge=1, le=MOST_EVENTS)] = 50
+) -> EventList:
+    """What operators and Clawloop did to a policy, newest first: roll-backs, pauses, recipes, rejected versions."""
+    services = await admin_services(request)
+    await services.training.status(policy)  # a policy that does not exist is an error, not one without events
+    return EventList(events=await services.training_browser.events(policy, limit))
 
 
 @router.post("/policies/{policy}/roll-back", openapi_extra=described(RollBackRequest))

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from api.dependencies import services_of
+from api.ui.logins import Login
 from api.ui.page import PageRoute, operator, policy_of, read_form, render, render_page
 from clawloop.contracts.answers import NewKey
 from clawloop.contracts.serving import KeyLimits, Scope
@@ -74,14 +75,21 @@ async def make_policy(request: Request, policy: str | None = None) -> Response:
     like = policy_of(services, login, policy)
     name = (await read_form(request)).get("name", "").strip()
     made = await services.training_operations.create_policy(name, like, None)
-    return render(request, "_note.html", note=f"{made.policy} is made. Make a key for it, and load the page again.")
+    return await _policies(request, login, policy, f"{made.policy} is made. Make a key for it.")
 
 
 @router.post("/ui/access/policies/{name}/retire")
-async def retire_policy(request: Request, name: str) -> Response:
-    await operator(request)
+async def retire_policy(request: Request, name: str, policy: str | None = None) -> Response:
+    login = await operator(request)
     retired = await services_of(request).training_operations.retire_policy(name)
-    return render(request, "_note.html", note=f"{retired.result.policy} is retired: its keys are revoked for good.")
+    note = f"{retired.result.policy} is retired: its keys are revoked for good."
+    return await _policies(request, login, policy, note)
+
+
+async def _policies(request: Request, login: Login, policy: str | None, note: str) -> Response:
+    services = services_of(request)
+    await services.directory.refresh()
+    return render_page(request, login, "_policies.html", policy_of(services, login, policy), "settings", note=note)
 
 
 async def _keys(request: Request, policy: str | None, note: str | None, made: NewKey | None = None) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from api.ports import TrainingBrowser
 from clawloop.errors import StoreUnavailable
@@ -14,8 +15,14 @@ AWAY = "away"
 
 
 class Changes:
-    def __init__(self, store: TrainingBrowser) -> None:
+    """
+    Args:
+        here: what pages show that this gateway alone knows; another value is a change.
+    """
+
+    def __init__(self, store: TrainingBrowser, here: Callable[[], object] = lambda: None) -> None:
         self._store = store
+        self._here = here
         self._lock = asyncio.Lock()
         self._read_at = -CHECK_SECONDS
         self._mark = AWAY
@@ -29,4 +36,4 @@ class Changes:
                 except StoreUnavailable:
                     self._mark = AWAY
                 self._read_at = time.monotonic()
-            return self._mark
+            return self._mark if self._mark == AWAY else f"{self._mark} {self._here()}"

@@ -1,24 +1,29 @@
-"""The chart of verdicts and lengths over time: moving means over replies, and where a version began to answer."""
+"""The chart over time: moving means of verdicts and lengths, the match of probes, where a version began to answer."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import JsonValue
 
 from clawloop.contracts.browsing import ReplyFigures
+from clawloop.contracts.training import CheckName, VersionView
 
 # Replies in a mean: few enough to show what a step of 16 samples changed.
 WINDOW = 20
 
 
-def chart_of(replies: Sequence[ReplyFigures]) -> dict[str, JsonValue]:
+def chart_of(replies: Sequence[ReplyFigures], matches: Mapping[int, float]) -> dict[str, JsonValue]:
     """Columns for the chart, one entry a reply, oldest first.
+
+    Args:
+        matches: by version, the share of probes with checked content that it answered right.
 
     Returns:
         `at`: seconds since 1970; `praise`: mean verdict of the newest judged replies, null before the first;
-        `length`: mean tokens of the newest replies; `versions`: `[position, number]` where another version begins.
+        `length`: mean tokens of the newest replies; `probes`: the match of the version that answered, null where none
+        was measured; `versions`: `[position, number]` where another version begins.
     """
     verdicts: deque[int] = deque(maxlen=WINDOW)
     lengths: deque[int] = deque(maxlen=WINDOW)
@@ -38,7 +43,22 @@ def chart_of(replies: Sequence[ReplyFigures]) -> dict[str, JsonValue]:
         if reply.version != shown and _stays(replies, position):
             versions.append([position, reply.version])
             shown = reply.version
-    return {"at": at, "praise": praise, "length": length, "versions": versions}
+    probes: list[JsonValue] = [matches.get(reply.version) for reply in replies]
+    return {"at": at, "praise": praise, "length": length, "probes": probes, "versions": versions}
+
+
+def matches_of(versions: Sequence[VersionView]) -> dict[int, float]:
+    """The match of the gate's probes by version; that of a parent is measured beside its version's."""
+    found: dict[int, float] = {}
+    for version in versions:
+        for check in version.gate:
+            if check.name is CheckName.PROBES:
+                own, of_parent = check.figures.get("right"), check.figures.get("parent_right")
+                if of_parent is not None and version.parent is not None:
+                    found.setdefault(version.parent, of_parent)
+                if own is not None:
+                    found[version.n] = own
+    return found
 
 
 def _stays(replies: Sequence[ReplyFigures], position: int) -> bool:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from api.dependencies import Services, services_of
 from api.ui.now import Situation, situation_of
 from api.ui.page import PageRoute, operator, policy_of, read_form, render_page, viewer
+from api.ui.wording import sentence
 from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import TrainingState
 from clawloop.contracts.turns import TurnOutcome
@@ -112,6 +113,8 @@ def _lines(services: Services, policy: str, active: int) -> list[EngineLine]:
 
 def _advice(now: Situation, engines: Sequence[EngineLine]) -> list[Advice]:
     found = [Advice(problem, "Chats wait or fail until this is gone.") for problem in now.problems]
+    if now.temporal is not None:
+        found.append(Advice(sentence(now.temporal), "`clawloop up` restarts its own within seconds."))
     for line in engines:
         if line.engine.problem is not None:
             found.append(Advice(f"Engine {line.engine.id}: {line.engine.problem}", "Its agent tries again by itself."))

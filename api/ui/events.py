@@ -18,6 +18,8 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 # Shorter than the minute after which proxies close a silent connection.
 _SILENT_SECONDS = 20.0
+# Pages say how long ago things were, in minutes.
+AGING_SECONDS = 60.0
 
 
 @router.get("/ui/events")
@@ -32,13 +34,13 @@ async def _events(services: Services, login: Login) -> AsyncIterator[str]:
     # A browser connects again by itself, to another gateway if this one drains.
     yield "retry: 2000\n\n"
     seen: str | None = None
-    silent_since = time.monotonic()
+    silent_since = looked_at = time.monotonic()
     while not services.is_draining() and time.time() < login.expires:
         mark = await services.changes.mark()
-        if mark != seen:
+        if mark != seen or time.monotonic() - looked_at > AGING_SECONDS:
             # The first one says that the connection stands: what changed before it was made is looked at as well.
             yield f"event: {'away' if mark == AWAY else 'changed'}\ndata: \n\n"
-            seen, silent_since = mark, time.monotonic()
+            seen, silent_since, looked_at = mark, time.monotonic(), time.monotonic()
         elif time.monotonic() - silent_since > _SILENT_SECONDS:
             yield ": here\n\n"
             silent_since = time.monotonic()

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from api.dependencies import Services, services_of
-from api.ui.chart import chart_of
+from api.ui.chart import chart_of, matches_of
 from api.ui.logins import Login
 from api.ui.page import PageRoute, policy_of, render_page, viewer
 from clawloop.contracts.browsing import Counts, PolicyEvent
@@ -28,7 +28,7 @@ class Situation:
 
     Args:
         problems: why this gateway is not ready; empty if it is.
-        idle: it waits although no judge and no step is at work.
+        temporal: what is wrong with Temporal; None if it answers.
     """
 
     training: TrainingView
@@ -38,6 +38,7 @@ class Situation:
     counts: Counts
     healthy: int
     engines: int
+    temporal: str | None
 
     @property
     def paused(self) -> bool:
@@ -58,6 +59,7 @@ async def situation_of(services: Services, policy: str) -> Situation:
         counts=await services.training_browser.counts(policy),
         healthy=len(services.engines.healthy()),
         engines=len(services.directory.snapshot.engines),
+        temporal=await services.temporal.problem(),
     )
 
 
@@ -83,7 +85,9 @@ async def now_again(request: Request, policy: str | None = None) -> Response:
 async def chart(request: Request, policy: str | None = None) -> Response:
     login = await viewer(request)
     services = services_of(request)
-    return JSONResponse(chart_of(await services.training_browser.replies(policy_of(services, login, policy), _REPLIES)))
+    chosen = policy_of(services, login, policy)
+    replies = await services.training_browser.replies(chosen, _REPLIES)
+    return JSONResponse(chart_of(replies, matches_of(await services.training.versions(chosen))))
 
 
 def _page(request: Request, login: Login, policy: str, situation: Situation, template: str) -> Response:

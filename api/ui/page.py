@@ -22,6 +22,7 @@ from api.ui.logins import COOKIE, Login
 from api.ui.messages import blocks_of, first_words, reply_words
 from api.ui.wording import FILTERS
 from clawloop.errors import ClawloopError, RequestRejected
+from clawloop.operations.reasons import REASON_CHARACTERS
 
 # Nothing from elsewhere, no inline script or style, no eval, no frame around the page.
 _POLICY = (
@@ -45,7 +46,7 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters.update(FILTERS | {"blocks": blocks_of, "first_words": first_words, "reply_words": reply_words})
-_TEMPLATES.globals["assets"] = ASSETS_VERSION
+_TEMPLATES.globals |= {"assets": ASSETS_VERSION, "reason_characters": REASON_CHARACTERS}
 
 
 class PageRoute(APIRoute):

@@ -88,15 +88,16 @@ async def list_sessions(
 @router.get("/ui/sessions/{session_id}")
 async def show_session(
     request: Request,
-    session_id: SessionId,
+    session_id: str,
     page: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = 1,
     turn: TurnId | None = None,
 ) -> Response:
     login = await viewer(request)
     services = services_of(request)
+    session = await services.reading.references.session(session_id)
     if turn is not None:
-        page = await services.session_browser.position(session_id, turn) // TURNS_ON_A_PAGE + 1
-    chat = await services.session_browser.chat(session_id, (page - 1) * TURNS_ON_A_PAGE, TURNS_ON_A_PAGE)
+        page = await services.session_browser.position(session, turn) // TURNS_ON_A_PAGE + 1
+    chat = await services.session_browser.chat(session, (page - 1) * TURNS_ON_A_PAGE, TURNS_ON_A_PAGE)
     if chat is None:
         raise RequestRejected(f"There is no session {session_id}.", status=404, code="not_found")
     pages = max(1, -(-chat.total // TURNS_ON_A_PAGE))
@@ -133,7 +134,9 @@ async def erase_session(request: Request, session_id: SessionId) -> Response:
     note = f"{erased.turns} turns are erased; {erased.expired} waiting samples expired."
     if erased.learned:
         note += f" {erased.learned} samples had been trained: their versions keep what they learned."
-    return render(request, "_note.html", note=note)
+    response = render(request, "_note.html", note=note)
+    response.headers["HX-Trigger"] = "changed"  # the chat beside it loads itself anew
+    return response
 
 
 def _one_of(choices: type[Choice], value: str, field: str) -> Choice | None:

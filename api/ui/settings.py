@@ -1,4 +1,4 @@
-"""`GET /ui/settings`: what a policy learns by, its probes and rollouts, the keys, the policies, and upkeep."""
+"""`GET /ui/settings`: what a policy learns by, its probes, the keys, the policies, and upkeep."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ from starlette.responses import Response
 from api.dependencies import Services, services_of
 from api.ui.logins import Login
 from api.ui.page import PageRoute, operator, policy_of, read_form, render_page, viewer
-from clawloop.contracts.episodes import RolloutsPlan
-from clawloop.errors import NotFound, RecipeRejected, RequestRejected
+from clawloop.errors import RecipeRejected, RequestRejected
 from clawloop.operations.probes import MOST_PROBES, find_probe, read_probes
 from clawloop.recipes.recipe import read_recipe
 from clawloop.recipes.toml_text import toml_of
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
-
-_MOST = 2**31 - 1
-_REASON_CHARACTERS = 500
 
 
 @router.get("/ui/settings")
@@ -33,7 +29,6 @@ async def show(request: Request, policy: str | None = None) -> Response:
         "settings",
         recipe=toml_of(await services.training.recipe(chosen)),
         probes=await services.probes.all(chosen),
-        rollouts=await services.rollout_operations.status(chosen),
         keys=(await services.key_operations.list()).keys,
         scopes=("chat", "read", "admin"),
         made=None,
@@ -83,37 +78,3 @@ async def remove_probe(request: Request, probe: str, policy: str | None = None) 
 async def _probes(request: Request, services: Services, login: Login, policy: str, note: str) -> Response:
     probes = await services.probes.all(policy)
     return render_page(request, login, "_probes.html", policy, "settings", probes=probes, note=note)
-
-
-@router.post("/ui/rollouts/{action}")
-async def change_rollouts(request: Request, action: str, policy: str | None = None) -> Response:
-    """Start rollouts by the settings of the form, or pause them."""
-    login = await operator(request)
-    services = services_of(request)
-    chosen = policy_of(services, login, policy)
-    form = await read_form(request)
-    match action:
-        case "start":
-            if not 0 < len(environment := form.get("environment", "").strip()) <= 200:
-                raise RequestRejected("Name the environment, with 200 characters at most.", field="environment")
-            plan = RolloutsPlan(
-                environment,
-                _number(form, "size", 2, 1024),
-                _number(form, "groups", 1, 1024),
-                _number(form, "barren", 1, _MOST),
-            )
-            applied = await services.rollout_operations.start(chosen, plan)
-        case "pause":
-            reason = form.get("reason", "").strip() or "paused on the page"
-            applied = await services.rollout_operations.pause(chosen, reason[:_REASON_CHARACTERS])
-        case _:
-            raise NotFound(f"There is no action {action!r}.", code="not_found", field="action")
-    note = "Started." if action == "start" else "Paused: groups in flight are finished."
-    return render_page(request, login, "_rollouts.html", chosen, "settings", rollouts=applied.result, note=note)
-
-
-def _number(form: dict[str, str], field: str, least: int, most: int) -> int:
-    value = form.get(field, "")
-    if not value.isascii() or not value.isdigit() or len(value) > 10 or not least <= int(value) <= most:
-        raise RequestRejected(f"`{field}` is a number from {least} to {most}.", field=field)
-    return int(value)

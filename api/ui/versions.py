@@ -18,8 +18,6 @@ from clawloop.operations.versions import version_detail
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
-_REASON_CHARACTERS = 500
-
 
 @dataclass(frozen=True, slots=True)
 class Branch:
@@ -82,6 +80,16 @@ async def show_version(request: Request, version: int, policy: str | None = None
     return render_page(request, login, "version.html", chosen, "versions", **shown, note=None)
 
 
+@router.get("/ui/training")
+async def steering(request: Request, policy: str | None = None) -> Response:
+    """The part of pages that steers training."""
+    login = await viewer(request)
+    services = services_of(request)
+    chosen = policy_of(services, login, policy)
+    training = await services.training.status(chosen)
+    return render_page(request, login, "_steering.html", chosen, "now", training=training, note=None)
+
+
 @router.post("/ui/training/{action}")
 async def change(request: Request, action: str, policy: str | None = None) -> Response:
     """Pause, resume, roll back, pin or release; the answer is the state of training anew."""
@@ -92,10 +100,8 @@ async def change(request: Request, action: str, policy: str | None = None) -> Re
     operations = services.training_operations
     match action:
         case "pause":
-            reason = form.get("reason", "").strip() or "paused on the page"
-            if len(reason) > _REASON_CHARACTERS:
-                raise RequestRejected(f"A reason has at most {_REASON_CHARACTERS} characters.", field="reason")
-            note = _noted(await operations.pause(chosen, reason), "Paused: no batch is claimed until you resume.")
+            paused = await operations.pause(chosen, form.get("reason", ""))
+            note = _noted(paused, "Paused: no batch is claimed until you resume.")
         case "resume":
             note = _noted(await operations.resume(chosen, retry="retry" in form), "It learns again.")
         case "unpin":

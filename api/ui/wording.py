@@ -79,6 +79,10 @@ def sample(value: SampleState) -> str:
     return "waits for a step" if value is SampleState.FRESH else value.value.replace("_", " ")
 
 
+def sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}."
+
+
 def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
@@ -93,4 +97,5 @@ FILTERS: dict[str, Callable[..., str]] = {
     "outcome": outcome,
     "sample": sample,
     "plural": plural,
+    "sentence": sentence,
 }

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from clawloop.cli.show import age, printable, terminal_width
+from clawloop.cli.show import age, wrapped
 from clawloop.contracts.turns import TurnKind, TurnStatus
 from clawloop.judging.voting import signed
 from clawloop.turns.canonical import is_volatile
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 # Enough to recognise a message; a system prompt of an agent has tens of thousands of characters.
 _MESSAGE = 400
 _ANSWER = 160
-_WIDEST = 100
 _INDENT = "    "
 
 
@@ -30,11 +28,11 @@ def conversation_lines(detail: SessionDetail, *, full: bool) -> Iterator[str]:
         full: nothing is shortened, and side turns are shown like others.
     """
     for line in _head(detail.session):
-        yield from _wrapped(line, "")
+        yield from wrapped(line, "")
     for turn, exchange in zip(detail.turns, detail.conversation or (), strict=True):
         yield ""
         if turn.kind is TurnKind.SIDE and not full:
-            yield from _wrapped(f"-- side turn {turn.short_id}: {turn.kind_reason}", "")
+            yield from wrapped(f"-- side turn {turn.short_id}: {turn.kind_reason}", "")
         else:
             yield from _turn(turn, exchange, full)
 
@@ -76,10 +74,10 @@ def _turn(turn: TurnView, exchange: Exchange, full: bool) -> Iterator[str]:
     if exchange.reply is not None:
         yield from _message(exchange.reply, full)
     elif turn.status is TurnStatus.ERROR:
-        yield from _wrapped(f"assistant: no reply: {turn.error or 'the engine failed'}", "")
+        yield from wrapped(f"assistant: no reply: {turn.error or 'the engine failed'}", "")
     else:
         yield "assistant: no reply"
-    yield from _wrapped(outcome_line(turn), _INDENT)
+    yield from wrapped(outcome_line(turn), _INDENT)
     yield from _labelled("why", turn.why)
     judged = exchange.judged
     for vote in judged.votes:
@@ -99,11 +97,11 @@ def _message(message: Message, full: bool) -> Iterator[str]:
     text = plain_text(message)
     thought = message.get("reasoning_content") or message.get("reasoning")
     if isinstance(thought, str) and thought.strip():
-        yield from _wrapped(f"{role} thought: {_said(thought, full, _ANSWER)}", "")
+        yield from wrapped(f"{role} thought: {_said(thought, full, _ANSWER)}", "")
     if is_volatile(message) and not full:
         yield f"{role}: (internal context of {len(text)} characters)"
         return
-    yield from _wrapped(f"{role}: {_said(text, full, _MESSAGE)}", "")
+    yield from wrapped(f"{role}: {_said(text, full, _MESSAGE)}", "")
 
 
 def _said(text: str, full: bool, length: int) -> str:
@@ -111,12 +109,4 @@ def _said(text: str, full: bool, length: int) -> str:
 
 
 def _labelled(label: str, text: str) -> Iterator[str]:
-    yield from _wrapped(f"{label:<9} {text}", _INDENT)
-
-
-def _wrapped(text: str, indent: str) -> Iterator[str]:
-    width = min(_WIDEST, terminal_width() or _WIDEST)
-    for line in printable(text).splitlines() or [""]:
-        yield from textwrap.wrap(
-            line, width, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
-        ) or [""]
+    yield from wrapped(f"{label:<9} {text}", _INDENT)

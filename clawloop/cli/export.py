@@ -11,9 +11,12 @@ from uuid import UUID
 
 import typer
 
+from clawloop.cli.operations import with_reading
+from clawloop.cli.session import SESSION_HELP
 from clawloop.cli.terminal import Data, fail, with_database
 
 if TYPE_CHECKING:
+    from clawloop.ids import SessionId
     from db.database import Database
 
 _TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"]
@@ -22,7 +25,7 @@ _TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"]
 def export(
     records: Annotated[str, typer.Option(help="turns, judgements, chat, preference, samples or steps.")] = "turns",
     policy: Annotated[str | None, typer.Option(help="Only of this policy.")] = None,
-    session: Annotated[str | None, typer.Option(help="Only of this session; Clawloop's id.")] = None,
+    session: Annotated[str | None, typer.Option(help=f"Only of this session. {SESSION_HELP}")] = None,
     since: Annotated[datetime | None, typer.Option(formats=_TIMES, help="Not before this time, UTC.")] = None,
     until: Annotated[datetime | None, typer.Option(formats=_TIMES, help="Before this time, UTC.")] = None,
     out: Annotated[
@@ -31,16 +34,12 @@ def export(
     data: Data = None,
 ) -> None:
     """Print what was recorded as JSON lines, oldest first; the content of conversations is among it."""
-    from clawloop.ids import SessionId
     from clawloop.operations.export import Exporter, ExportFilter, ExportKind
     from db.export import PostgresExportStore
 
     if records not in list(ExportKind):
         raise typer.BadParameter(f"use one of {', '.join(ExportKind)}", param_hint="--records")
-    try:
-        of_session = None if session is None else SessionId(UUID(session))
-    except ValueError:
-        raise typer.BadParameter("it is no session's id", param_hint="--session") from None
+    of_session = None if session is None else _find(data, session)
     wanted = ExportFilter(policy, of_session, _aware(since), _aware(until))
     after = None if out is None else _continue_after(out)
 
@@ -54,6 +53,10 @@ def export(
         return
     with out.open("ab") as file:
         with_database(data, lambda database: write(database, file))
+
+
+def _find(data: Path | None, session: str) -> SessionId:
+    return with_reading(data, lambda reading: reading.references.session(session))
 
 
 def _continue_after(out: Path) -> UUID | None:

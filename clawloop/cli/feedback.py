@@ -1,69 +1,53 @@
-"""`clawloop feedback`: rates or comments on a reply from a terminal. Heavy imports happen inside the verb."""
+"""`clawloop feedback`: rates or comments on a reply from a terminal, or says how a session's task ended."""
 
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from typing import Annotated
 
 import typer
 
-from clawloop.cli.terminal import Data, fail, settings_of
+from clawloop.cli.gateway_request import GATEWAY, Url, kept_key, post
+from clawloop.cli.terminal import AsJson, Data
 
 # The gateway stores the feedback before it answers: half a second, or a few on a busy machine.
 _SECONDS = 30.0
+_OUTCOMES = {"succeeded": 1, "failed": -1}
 
-Url = Annotated[str, typer.Option(help="The gateway's address.")]
 Key = Annotated[str | None, typer.Option(help="The chat key; by default the one that `up` made in the data folder.")]
 
 
 def feedback(
-    said: Annotated[str, typer.Argument(help="up, down, or what should have been different.")],
+    said: Annotated[
+        str | None, typer.Argument(metavar="[SAID]", help="up, down, or what should have been different.")
+    ] = None,
     session: Annotated[
         str | None, typer.Option(help="The session, by the client's name for it or Clawloop's id; default: the newest.")
     ] = None,
     turn: Annotated[int | None, typer.Option(min=1, help="Which reply of the session; default: the last.")] = None,
-    url: Url = "http://127.0.0.1:30000",
+    outcome: Annotated[str | None, typer.Option(help="How the task of --session ended: succeeded or failed.")] = None,
+    url: Url = GATEWAY,
     key: Key = None,
     data: Data = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Rate or comment on the last reply, or on one of a session."""
+    """Rate or comment on the last reply, or on one of a session, or say how a session's task ended."""
     if turn is not None and session is None:
         raise typer.BadParameter("name the session too: --session", param_hint="--turn")
-    body: dict[str, int | str] = {"turn": turn or "last"}
-    if session is not None:
-        body["session_id"] = session
-    body |= {"rating": said} if said in ("up", "down") else {"text": said}
-    request = urllib.request.Request(
-        f"{url.rstrip('/').removesuffix('/v1')}/v1/feedback",
-        data=json.dumps(body).encode(),
-        headers={"Authorization": f"Bearer {key or chat_key(data)}", "Content-Type": "application/json"},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
-            effect = json.load(answer)["effect"]
-    except urllib.error.HTTPError as error:
-        fail(_message(error.read()) or f"the gateway answered {error.code}")
-    except (OSError, ValueError) as error:
-        fail(f"no gateway answers at {url} ({error}): start `clawloop up`, or give --url")
-    typer.echo(f"Noted: {effect.replace('_', ' ')}.")
+    if outcome is not None:
+        body = _of_session(said, session, turn, outcome)
+    elif said is None:
+        raise typer.BadParameter("say up, down, or what should have been different", param_hint="SAID")
+    else:
+        body = {"turn": turn or "last"} | ({} if session is None else {"session_id": session})
+        body |= {"rating": said} if said in ("up", "down") else {"text": said}
+    taken = post(url, "/v1/feedback", body, key or kept_key(data, "chat"), _SECONDS)
+    typer.echo(json.dumps(taken) if as_json else f"Noted: {taken['effect'].replace('_', ' ')}.")
 
 
-def chat_key(data: Data) -> str:
-    """The chat key that `clawloop up` made on this data folder."""
-    from clawloop.local.keys_file import read_keys
-
-    path = settings_of(data).data / "keys.json"
-    key = read_keys(path).get("chat")
-    if key is None:
-        fail(f"{path} has no chat key: give --key")
-    return key
-
-
-def _message(raw: bytes) -> str | None:
-    try:
-        message = json.loads(raw)["error"]["message"]
-    except (ValueError, LookupError, TypeError):
-        return None
-    return message if isinstance(message, str) else None
+def _of_session(said: str | None, session: str | None, turn: int | None, outcome: str) -> dict[str, int | str]:
+    if outcome not in _OUTCOMES:
+        raise typer.BadParameter("use succeeded or failed", param_hint="--outcome")
+    if session is None or said is not None or turn is not None:
+        raise typer.BadParameter("it is of a whole session: give --session alone with it", param_hint="--outcome")
+    return {"session_id": session, "outcome": _OUTCOMES[outcome]}

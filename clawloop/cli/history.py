@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -19,17 +18,16 @@ from clawloop.recipes.recipe import Recipe, load_recipe
 _TURNS_A_CALL = 20
 
 
-def compare(data: Path | None, path: Path | None, policy: str, turns: int | None, *, apply: bool) -> dict[str, Any]:
-    """Everything that is printed, as plain data."""
+def compare(data: Path | None, path: Path | None, policy: str, turns: int | None) -> History:
+    """The comparison with a recipe's file, or with the policy's own recipe; nothing changes."""
     recipe = None if path is None else load_recipe(path)
+    return with_history(data, lambda history: _all(history, policy, recipe, turns))
 
-    async def work(history: HistoryOperations) -> tuple[History, list[Rejudged]]:
-        found = await _all(history, policy, recipe, turns)
-        return found, await history.apply(policy, recipe) if apply and found.stopped is None else []
 
-    found, applied = with_history(data, work)
-    again = [{"turn_id": str(one.turn_id), "refused": one.refused} for one in applied]
-    return {**asdict(found), "applied": again}
+def apply_verdicts(data: Path | None, path: Path | None, policy: str) -> list[Rejudged]:
+    """Have the turns judged again on which the verdicts differ."""
+    recipe = None if path is None else load_recipe(path)
+    return with_history(data, lambda history: history.apply(policy, recipe))
 
 
 async def _all(history: HistoryOperations, policy: str, recipe: Recipe | None, turns: int | None) -> History:
@@ -43,24 +41,27 @@ async def _all(history: HistoryOperations, policy: str, recipe: Recipe | None, t
             return found
 
 
-def shown(found: dict[str, Any]) -> str:
+def shown(found: History) -> str:
     """The agreement as a table for people."""
-    overall: dict[str, Any] = found["all"]
-    lines = [f"judge: {found['judge']}", f"all turns: {_summary(overall)}"]
-    lines += [f"version {version}: {_summary(one)}" for version, one in found["versions"].items()]
-    if overall["cells"]:
+    lines = [f"judge: {found.judge}", f"all turns: {_summary(found.all)}"]
+    lines += [f"version {version}: {_summary(one)}" for version, one in found.versions.items()]
+    if found.all.cells:
         lines += ["", "verdict  new verdict  turns"]
-    for cell in overall["cells"]:
-        after = "none" if cell["after"] is None else signed(cell["after"])
-        lines.append(f"{signed(cell['before']):>7}  {after:>11}  {cell['turns']:>5}")
-    for turn in found["applied"]:
-        said = "is judged again" if turn["refused"] is None else f"stays: {turn['refused']}"
-        lines.append(f"{turn['turn_id']} {said}")
+    for cell in found.all.cells:
+        after = "none" if cell.after is None else signed(cell.after)
+        lines.append(f"{signed(cell.before):>7}  {after:>11}  {cell.turns:>5}")
     return "\n".join(lines)
 
 
-def _summary(one: dict[str, Any]) -> str:
-    figures = Agreement(**one)
+def applied_lines(applied: Sequence[Rejudged]) -> Iterator[str]:
+    """What became of the turns that were to be judged again."""
+    if not applied:
+        yield "No turn differs that was not judged again before."
+    for turn in applied:
+        yield f"{turn.turn_id} {'is judged again' if turn.refused is None else f'stays: {turn.refused}'}"
+
+
+def _summary(figures: Agreement) -> str:
     if figures.share is None:
         return f"{figures.turns} turns, no new verdict"
     voted = figures.turns - figures.missing

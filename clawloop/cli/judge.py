@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,16 +64,29 @@ def compare_history(
         bool, typer.Option("--apply", help="Then have those turns judged again on which the verdicts differ.")
     ] = False,
     turns: Annotated[int | None, typer.Option(min=1, help="Judge at most this many further turns.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="With --apply: do not ask.")] = False,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Judge stored turns by another judge or recipe and compare the verdicts; changes nothing without --apply."""
-    from clawloop.cli.history import compare, shown
+    from clawloop.cli.history import applied_lines, apply_verdicts, compare, shown
 
-    found = compare(data, recipe, policy, turns, apply=apply)
-    typer.echo(json.dumps(found) if as_json else shown(found))
-    if found["stopped"] is not None:
-        fail(f"{found['stopped']}; the same command goes on with the {found['left']} turns that are left")
+    found = compare(data, recipe, policy, turns)
+    if not as_json:
+        typer.echo(shown(found))
+    applied: list[Rejudged] = []
+    if apply and found.stopped is None:
+        if not yes:
+            typer.confirm("Have the turns judged again on which the verdicts differ?", abort=True, err=True)
+        applied = apply_verdicts(data, recipe, policy)
+        if not as_json:
+            typer.echo("\n".join(applied_lines(applied)))
+    if as_json:
+        from clawloop.operations.history import ComparedHistory
+
+        show_json(ComparedHistory.of(found, applied))
+    if found.stopped is not None:
+        fail(f"{found.stopped}; the same command goes on with the {found.left} turns that are left")
 
 
 def _message(result: Rejudged) -> str:

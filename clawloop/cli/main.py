@@ -39,6 +39,7 @@ from clawloop.cli.status import status_command
 from clawloop.cli.terminal import Data, fail, settings_of
 from clawloop.cli.training import policy_app, recipe_app, training_app
 from clawloop.cli.up import up_command
+from clawloop.cli.versions import compare_version, list_events
 from clawloop.cli.worker import worker_app
 from clawloop.errors import ClawloopError, RecipeRejected
 from clawloop.local.private_folder import UMASK
@@ -164,6 +165,8 @@ app.add_typer(encryption_app, name="encryption")
 app.add_typer(engine_app, name="engine")
 app.add_typer(worker_app, name="worker")
 app.add_typer(training_app, name="training")
+policy_app.command("compare")(compare_version)
+policy_app.command("events")(list_events)
 app.add_typer(policy_app, name="policy")
 app.add_typer(recipe_app, name="recipe")
 app.add_typer(judge_app, name="judge")

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from clawloop.cli.feedback import Key, chat_key
+from clawloop.cli.feedback import Key
+from clawloop.cli.gateway_request import kept_key
 from clawloop.cli.terminal import Data, fail
 
 _NO_COST = {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}
@@ -31,7 +32,7 @@ def openclaw_config(
     if max_tokens >= context:
         raise typer.BadParameter(f"it leaves no room for a prompt in {context} tokens", param_hint="--max-tokens")
     address = url.rstrip("/").removesuffix("/v1")
-    made = configuration(address, key or chat_key(data), context, max_tokens)
+    made = configuration(address, key or kept_key(data, "chat"), context, max_tokens)
     if merge is not None:
         made = merged(_read(merge), made, address)
     typer.echo(json.dumps(made, indent=2, ensure_ascii=False))

@@ -138,6 +138,25 @@ class _TemporalOnDemand:
         return await connect_temporal(self._settings)
 
 
+class TemporalProbe:
+    """Satisfies `clawloop.operations.overview.TemporalHealth`: whether something listens where Temporal should."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    async def problem(self) -> str | None:
+        from clawloop.processes.endpoints import temporal_address
+
+        # On a machine that knows the database alone nobody says where Temporal is.
+        if (address := temporal_address(self._settings)) is None:
+            return None
+        try:
+            await _reach(address)
+        except SignalFailed as error:
+            return str(error)
+        return None
+
+
 async def connect_temporal(settings: Settings) -> Client:
     """A lazy client, if something listens at Temporal's address.
 
@@ -151,6 +170,17 @@ async def connect_temporal(settings: Settings) -> Client:
     address = temporal_address(settings)
     if address is None:
         raise SignalFailed("no Temporal: set TEMPORAL_ADDRESS, or start `clawloop up` in another terminal")
+    await _reach(address)
+    from clawloop.temporal.client import connect
+
+    return await connect(address, lazy=True)
+
+
+async def _reach(address: str) -> None:
+    """
+    Raises:
+        SignalFailed: nothing listens at this address.
+    """
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(TEMPORAL_CONNECT_SECONDS):
@@ -158,6 +188,3 @@ async def connect_temporal(settings: Settings) -> Client:
     except (OSError, TimeoutError, ValueError):
         raise SignalFailed(f"Temporal does not answer at {address}") from None
     writer.close()
-    from clawloop.temporal.client import connect
-
-    return await connect(address, lazy=True)

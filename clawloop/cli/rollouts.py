@@ -18,8 +18,11 @@ from clawloop.ids import short_form
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Any
+    from uuid import UUID
 
+    from clawloop.contracts.answers import EpisodePage
     from clawloop.contracts.episodes import EpisodeView, RolloutsView
+    from clawloop.contracts.views import SessionDetail
     from clawloop.operations.applied import Applied
     from clawloop.operations.rollouts import RolloutOperations
     from db.database import Database
@@ -28,6 +31,11 @@ rollouts_app = typer.Typer(no_args_is_help=True, help="Rollouts: groups of episo
 episode_app = typer.Typer(no_args_is_help=True, help="Episodes: attempts of a policy at a task.")
 
 Policy = Annotated[str, typer.Option(help="Which policy.")]
+More = Annotated[bool, typer.Option("--more", help="All of them.")]
+_PAGE = 500
+# A main agent and some side agents; what an episode of hundreds of sessions said is not read at once.
+_SESSIONS = 5
+_TURNS = 50
 
 
 @rollouts_app.command("start")
@@ -55,8 +63,6 @@ def pause_rollouts(
     as_json: AsJson = False,
 ) -> None:
     """Start no group until `rollouts start`; groups in flight are finished. Holds across restarts."""
-    if not reason.strip():
-        raise typer.BadParameter("give a reason", param_hint="REASON")
     _show(_apply(data, lambda rollouts: rollouts.pause(policy, reason)), as_json)
 
 
@@ -68,24 +74,67 @@ def rollouts_status(policy: Policy = "default", data: Data = None, as_json: AsJs
     _show(with_database(data, lambda database: PostgresRolloutStore(database).status(policy)), as_json)
 
 
+@rollouts_app.command("groups")
+def list_groups(
+    policy: Annotated[str | None, typer.Option(help="Only of this policy.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="How many.")] = 20,
+    more: More = False,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show rollout groups, newest first: what became of each, and its mean reward."""
+    from clawloop.contracts.answers import GroupPage
+    from clawloop.operations.episodes import group_page
+    from db.episodes.groups import PostgresEpisodeStore
+
+    async def read(database: Database) -> GroupPage:
+        store = PostgresEpisodeStore(database)
+        page = await group_page(store, policy=policy, limit=_PAGE if more else limit)
+        while more and page.next is not None:
+            further = await group_page(store, policy=policy, after=page.next, limit=_PAGE)
+            page = further.model_copy(update={"groups": [*page.groups, *further.groups]})
+        return page
+
+    found = with_database(data, read)
+    if as_json:
+        show_json(found)
+        return
+    rows = [
+        {
+            "group": short_form(group.id, *(other.id for other in found.groups if other.id != group.id)),
+            "age": age(group.created_at),
+            "state": group.state,
+            "scored": "" if group.scored is None else f"{group.scored} of {group.size}",
+            "reward": "" if group.mean_reward is None else f"{group.mean_reward:.3g}",
+            "task and why": f"{group.task}: {group.reason}" if group.reason else group.task,
+        }
+        for group in found.groups
+    ]
+    show_table(rows)
+    _note_more(len(found.groups), found.next)
+
+
 @episode_app.command("list")
 def list_episodes(
     policy: Annotated[str | None, typer.Option(help="Only of this policy.")] = None,
     group: Annotated[str | None, typer.Option(help="Only of this rollout group, by its id or its beginning.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="How many.")] = 20,
+    more: More = False,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Show episodes, newest first: how each ended, its reward, and what was trained."""
-    from clawloop.contracts.answers import EpisodePage
+    from clawloop.operations.episodes import episode_page
     from db.episodes.groups import PostgresEpisodeStore
 
     async def read(database: Database) -> EpisodePage:
         store = PostgresEpisodeStore(database)
         of_group = None if group is None else await store.find_group(group)
-        found = await store.episodes(policy=policy, group=of_group, limit=limit + 1)
-        page = found[:limit]
-        return EpisodePage(episodes=page, next=page[-1].id if len(found) > limit else None)
+        page = await episode_page(store, policy=policy, group=of_group, limit=_PAGE if more else limit)
+        while more and page.next is not None:
+            further = await episode_page(store, policy=policy, group=of_group, after=page.next, limit=_PAGE)
+            page = further.model_copy(update={"episodes": [*page.episodes, *further.episodes]})
+        return page
 
     found = with_database(data, read)
     if as_json:
@@ -104,29 +153,49 @@ def list_episodes(
         for episode in found.episodes
     ]
     show_table(rows)
+    _note_more(len(found.episodes), found.next)
 
 
 @episode_app.command("show")
 def show_episode(
     episode: Annotated[str, typer.Argument(help="An id or its beginning, as `episode list` shows it, or last.")],
+    full: Annotated[bool, typer.Option("--full", help="Shorten nothing.")] = False,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one episode; `clawloop why` explains each of its turns."""
+    """Show one episode: how it ended, its reward, and what was said, with what became of each reply and why."""
+    from clawloop.cli.conversation import conversation_lines
+    from clawloop.operations.episodes import found_episode
+    from clawloop.operations.reading import Reading
     from db.episodes.groups import PostgresEpisodeStore
+    from db.turns.sessions import PostgresSessionStore
 
-    async def read(database: Database) -> EpisodeView:
-        store = PostgresEpisodeStore(database)
-        found = await store.episode(await store.find_episode(episode))
-        assert found is not None  # nothing deletes episodes
-        return found
+    async def read(database: Database) -> tuple[EpisodeView, list[SessionDetail]]:
+        found = await found_episode(PostgresEpisodeStore(database), episode)
+        reading = Reading(PostgresSessionStore(database))
+        shown = [] if as_json else found.sessions[:_SESSIONS]
+        return found, [await reading.session(str(each), limit=_TURNS, content=True) for each in shown]
 
-    found = with_database(data, read)
+    found, sessions = with_database(data, read)
     if as_json:
         show_json(found)
-    else:
-        workflow = links_of(data).named(f"rollout-group/{found.group}")
-        show_facts(_facts(found) | {"workflow": workflow})
+        return
+    workflow = links_of(data).named(f"rollout-group/{found.group}")
+    show_facts(_facts(found) | {"workflow": workflow})
+    for session in sessions:
+        typer.echo("")
+        for line in conversation_lines(session, full=full):
+            typer.echo(line)
+        if session.earlier is not None:
+            more = f"clawloop session show {session.session.short_id} --more"
+            typer.echo(f"\nthe newest {len(session.turns)} turns: {more}")
+    if left := len(found.sessions) - len(sessions):
+        typer.echo(f"\nand {left} more sessions: --json names them, `clawloop session show` shows each")
+
+
+def _note_more(shown: int, further: UUID | None) -> None:
+    if further is not None:
+        typer.echo(f"the newest {shown}, --more")
 
 
 def _apply(

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _GAP = "  "
 _LEAST_LAST = 12
+# Longer lines of prose are hard to read.
+_WIDEST = 100
 _CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
 
 
@@ -52,6 +55,15 @@ def show_facts(facts: dict[str, str]) -> None:
     width = max(10, *(len(name) for name in facts))
     for name, value in facts.items():
         typer.echo(f"{name:<{width}} {printable(value)}")
+
+
+def wrapped(text: str, indent: str) -> Iterator[str]:
+    """The lines of a text that models or users may have written, as wide as the terminal or a page."""
+    width = min(_WIDEST, terminal_width() or _WIDEST)
+    for line in printable(text).splitlines() or [""]:
+        yield from textwrap.wrap(
+            line, width, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
+        ) or [""]
 
 
 def terminal_width() -> int | None:

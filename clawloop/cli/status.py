@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clawloop.cli.operations import links_of
+from clawloop.cli.operations import TemporalProbe, links_of
 from clawloop.cli.show import age, doing, printable, show_json
 from clawloop.cli.terminal import AsJson, Data, settings_of, with_database
 
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from clawloop.contracts.answers import ServiceStatus
     from db.database import Database
 
+# With a line each for how many more there are, ten lines at most.
 _POLICIES = 3
-_PROBLEMS = 3
+_PROBLEMS = 2
 
 
 def status_command(data: Data = None, as_json: AsJson = False) -> None:
@@ -31,7 +32,8 @@ def status_command(data: Data = None, as_json: AsJson = False) -> None:
 
         engines = engine_operations_on(database, settings_of(data))
         training = PostgresTrainingStore(database)
-        return await Overview(PostgresOverviewStore(database), engines, training, links_of(data)).status()
+        temporal = TemporalProbe(settings_of(data))
+        return await Overview(PostgresOverviewStore(database), engines, training, temporal, links_of(data)).status()
 
     status = with_database(data, read)
     if as_json:

@@ -47,8 +47,6 @@ def pause_training(
     as_json: AsJson = False,
 ) -> None:
     """Claim no batch until resumed; a running step is finished. Holds across restarts."""
-    if not reason.strip():
-        raise typer.BadParameter("give a reason", param_hint="REASON")
     _show(_apply(data, lambda training: training.pause(policy, reason)), data, as_json)
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from clawloop.contracts.browsing import TrainedReply
+from clawloop.contracts.browsing import PolicyEvent, TrainedReply
 from clawloop.contracts.episodes import EpisodeView, GroupView
 from clawloop.contracts.probes import StoredProbe
 from clawloop.contracts.progress import StepProgress
@@ -195,6 +195,58 @@ class EpisodePage(View):
 
     episodes: Sequence[EpisodeView]
     next: EpisodeId | None
+
+
+class EventList(View):
+    events: Sequence[PolicyEvent]
+
+
+class UnusableLine(View):
+    """A line of a log that was left out."""
+
+    line: int
+    reason: str
+
+
+class ImportDone(View):
+    """
+    Args:
+        turns: that were added.
+        judgements: likewise.
+        known: lines whose turn or judgement was there already.
+        unusable: how many lines were left out.
+        problems: the first of those, by their number from 1.
+    """
+
+    turns: int
+    judgements: int
+    known: int
+    unusable: int
+    problems: Sequence[UnusableLine]
+
+
+class VersionAnswer(View):
+    """
+    Args:
+        text: None if it did not answer; `problem` says why.
+    """
+
+    version: int
+    text: str | None
+    problem: str | None = None
+
+
+class ComparedPrompt(View):
+    """One prompt, and the answers of the parent and of the version."""
+
+    prompt: str
+    answers: Sequence[VersionAnswer]
+
+
+class Comparison(View):
+    version: int
+    parent: int
+    prompts: Sequence[ComparedPrompt]
 
 
 class Probe(View):

@@ -6,11 +6,12 @@ Open workflows and saved histories hold them: new fields must be optional.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from clawloop.ids import EpisodeId, RolloutGroupId
+from clawloop.ids import EpisodeId, RolloutGroupId, SessionId
 
 REWARD_LIMIT = 1e6
 """No reward is larger, either way. Rewards are compared by mean and spread, which overflow near 1e150; verifiers write
@@ -168,6 +169,7 @@ class EpisodeView:
         turns: number of its main turns.
         tokens: of their responses.
         trained: number of its turns that a committed step trained.
+        sessions: what was said, in order of their first turns; a main agent and its side agents have one each.
     """
 
     id: EpisodeId
@@ -188,6 +190,7 @@ class EpisodeView:
     trained: int
     started_at: datetime
     ended_at: datetime | None
+    sessions: Sequence[SessionId] = ()
 
 
 class RolloutsState(StrEnum):

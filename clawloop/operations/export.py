@@ -12,6 +12,7 @@ from uuid import UUID
 from pydantic import JsonValue
 
 from clawloop.contracts.turns import Message, TurnRecord
+from clawloop.errors import NotFound
 from clawloop.ids import SessionId
 
 # A page of long conversations is some tens of megabytes.
@@ -82,6 +83,9 @@ class ExportedTurn:
 class ExportStore(Protocol):
     """Reads pages by ascending id, after one. Every call raises StoreUnavailable when PostgreSQL does not answer."""
 
+    async def has_policy(self, policy: str) -> bool:
+        """Whether there is such a policy, or was until it was retired."""
+
     async def turns(
         self, wanted: ExportFilter, after: UUID | None, limit: int, *, judged: bool
     ) -> tuple[list[ExportedTurn], UUID | None]:
@@ -101,7 +105,14 @@ class Exporter:
         self._store = store
 
     async def pages(self, kind: ExportKind, wanted: ExportFilter, after: UUID | None) -> AsyncIterator[list[Record]]:
-        """Records by ascending id; each has its `id`, which continues an export as `after`."""
+        """Records by ascending id; each has its `id`, which continues an export as `after`.
+
+        Raises:
+            NotFound: there is no such policy.
+            StoreUnavailable
+        """
+        if wanted.policy is not None and not await self._store.has_policy(wanted.policy):
+            raise NotFound(f"There is no policy {wanted.policy!r}.", code="policy_not_found", field="policy")
         if kind in (ExportKind.SAMPLES, ExportKind.STEPS):
             read = self._store.samples if kind is ExportKind.SAMPLES else self._store.steps
             while page := await read(wanted, after, PAGE):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from clawloop.contracts.answers import Rejudged
+from clawloop.contracts.views import View
 from clawloop.errors import JudgeUnavailable, RecipeRejected, StateConflict
 from clawloop.ids import TurnId
 from clawloop.judging.agreement import Agreement, Pair, agreement, by_version
@@ -117,6 +118,37 @@ class History:
     stopped: str | None
     all: Agreement
     versions: dict[int, Agreement]
+
+
+class ComparedHistory(View):
+    """A comparison as the API answers it and `--json` prints it.
+
+    Args:
+        judged: turns of this call.
+        left: turns not compared yet: call again.
+        stopped: why this call ended early.
+        applied: what became of the turns on which the verdicts differ.
+    """
+
+    judge: str
+    judged: int
+    left: int
+    stopped: str | None
+    all: Agreement
+    versions: dict[int, Agreement]
+    applied: Sequence[Rejudged]
+
+    @classmethod
+    def of(cls, found: History, applied: Sequence[Rejudged]) -> ComparedHistory:
+        return cls(
+            judge=found.judge,
+            judged=found.judged,
+            left=found.left,
+            stopped=found.stopped,
+            all=found.all,
+            versions=found.versions,
+            applied=applied,
+        )
 
 
 class HistoryOperations:

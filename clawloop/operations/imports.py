@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from clawloop.contracts.answers import ImportDone, UnusableLine
 from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind, TurnRecord, TurnStatus
 from clawloop.errors import RecordUnusable
 from clawloop.ids import ApiKeyId, TurnId, following_turn_id
@@ -18,6 +19,8 @@ NO_REPLY = "no reply: the log has none"
 # Sessions whose next line may come at any time; a turn of each, with its conversation, is in memory meanwhile. What is
 # added for one that was put out is replaced if its next line comes after all.
 OPEN_SESSIONS = 1000
+# More than a person reads; a log of another form has a problem in each line.
+NAMED_PROBLEMS = 100
 
 
 class ImportStore(Protocol):
@@ -72,6 +75,21 @@ class Imported:
     unusable: int = 0
 
 
+def done_of(done: Imported, problems: Sequence[tuple[int, str]]) -> ImportDone:
+    """What was done, for people and programs.
+
+    Args:
+        problems: number and reason of each line that was left out.
+    """
+    return ImportDone(
+        turns=done.turns,
+        judgements=done.judgements,
+        known=done.known,
+        unusable=done.unusable,
+        problems=[UnusableLine(line=line, reason=reason) for line, reason in problems[:NAMED_PROBLEMS]],
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Unanswered:
     """The newest turn of a session whose next state no line has shown yet."""
@@ -94,7 +112,7 @@ class Importer:
         self._newest: dict[str, _Unanswered] = {}
         self._done = Imported()
 
-    async def run(self, files: Iterable[tuple[str, Iterable[bytes]]]) -> Imported:
+    async def run(self, files: Iterable[tuple[str, AsyncIterable[bytes]]]) -> Imported:
         """Import all lines of these files, each with its name.
 
         Raises:
@@ -103,7 +121,9 @@ class Importer:
         """
         key = await self._store.import_key(self._policy)
         for name, lines in files:
-            for n, line in enumerate(lines, 1):
+            n = 0
+            async for line in lines:
+                n += 1
                 if not line.strip():
                     continue
                 try:

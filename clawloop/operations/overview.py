@@ -37,14 +37,21 @@ class OverviewStore(Protocol):
         """
 
 
+class TemporalHealth(Protocol):
+    async def problem(self) -> str | None:
+        """What is wrong with Temporal, for people; None if it answers."""
+
+
 class Overview:
     def __init__(
         self,
         store: OverviewStore,
         engines: EngineOperations,
         training: TrainingStore,
+        temporal: TemporalHealth,
         links: WorkflowLinks = NO_LINKS,
     ) -> None:
+        self._temporal = temporal
         self._store = store
         self._links = links
         self._engines = engines
@@ -65,6 +72,8 @@ class Overview:
             for policy in policies
             if policy.state is TrainingState.PAUSED
         ]
+        if (away := await self._temporal.problem()) is not None:
+            problems.append(away)
         if counts.late:
             turns = "1 turn was" if counts.late == 1 else f"{counts.late} turns were"
             problems.append(f"{turns} not notified for over two minutes: is Temporal, or the orchestrator, away?")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from clawloop.errors import StateConflict
+from clawloop.errors import ValueRejected
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 # `policy` is every key's own policy; `X-side` and `X-v7` are names of its side turns and versions.
@@ -15,13 +15,12 @@ def check_policy_name(name: str) -> str:
     """The name.
 
     Raises:
-        StateConflict: it cannot be a policy's name.
+        ValueRejected: it cannot be a policy's name.
     """
     if not _NAME.fullmatch(name) or _TAKEN.fullmatch(name):
-        raise StateConflict(
+        raise ValueRejected(
             "A policy's name has up to 63 small letters, digits, `.`, `_` and `-`, and begins with a letter or digit. "
             "It is not `policy`, and ends neither in `-side` nor in `-v` and a number.",
-            code="policy_name_unusable",
             field="name",
         )
     return name

@@ -87,9 +87,12 @@ class References:
         if reference == LAST:
             newest = await self._store.newest_session()
             return [] if newest is None else [newest]
+        span = ids_beginning(reference)
+        # A whole id first: a client may have given its session the id of another one as its name.
+        if span is not None and span[0] == span[1] and (own := await self._store.sessions_between(*span, 1)):
+            return own
         if named := await self._store.sessions_named(reference, SEVERAL):
             return named
-        span = ids_beginning(reference)
         return [] if span is None else await self._store.sessions_between(*span, SEVERAL)
 
     async def _turns(self, reference: str) -> Sequence[TurnId]:

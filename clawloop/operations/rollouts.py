@@ -5,6 +5,7 @@ from __future__ import annotations
 from clawloop.contracts.episodes import RolloutsPlan, RolloutsView
 from clawloop.operations.applied import Applied, notify_best_effort
 from clawloop.operations.ports import RolloutsNotifier, RolloutsStore
+from clawloop.operations.reasons import check_reason
 
 
 class RolloutOperations:
@@ -20,8 +21,12 @@ class RolloutOperations:
         return await notify_best_effort(view, self._notifier.rollouts_changed(policy))
 
     async def pause(self, policy: str, reason: str) -> Applied[RolloutsView]:
-        """Start no group until they are started again; those in flight are finished."""
-        view = await self._store.pause(policy, reason)
+        """Start no group until they are started again; those in flight are finished.
+
+        Raises:
+            ValueRejected: the reason is empty or too long.
+        """
+        view = await self._store.pause(policy, check_reason(reason))
         return await notify_best_effort(view, self._notifier.rollouts_changed(policy))
 
     async def status(self, policy: str) -> RolloutsView:

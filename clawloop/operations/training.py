@@ -6,6 +6,7 @@ from clawloop.contracts.training import OperatorAction, OperatorChange, Training
 from clawloop.operations.applied import Applied, notify_best_effort
 from clawloop.operations.policy_names import check_policy_name
 from clawloop.operations.ports import OperatorNotifier, TrainingStore
+from clawloop.operations.reasons import check_reason
 from clawloop.recipes.checks import require_rank
 from clawloop.recipes.recipe import Recipe
 
@@ -23,7 +24,12 @@ class TrainingOperations:
         self._max_lora_rank = max_lora_rank
 
     async def pause(self, policy: str, reason: str) -> Applied[TrainingView]:
-        """Claim no batch until resumed; a step that runs is finished."""
+        """Claim no batch until resumed; a step that runs is finished.
+
+        Raises:
+            ValueRejected: the reason is empty or too long.
+        """
+        reason = check_reason(reason)
         return await self._notify(await self._store.pause(policy, reason), OperatorAction.PAUSE, reason)
 
     async def resume(self, policy: str, *, retry: bool) -> Applied[TrainingView]:
@@ -53,7 +59,8 @@ class TrainingOperations:
             recipe: one that `check_recipe` returned; None takes that of `like`.
 
         Raises:
-            StateConflict: the name cannot be a policy's, or is one's.
+            ValueRejected: the name cannot be a policy's.
+            StateConflict: it is one's already.
         """
         return await self._store.create_policy(check_policy_name(name), like, recipe)
 

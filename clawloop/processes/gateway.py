@@ -13,6 +13,7 @@ from datetime import timedelta
 
 import uvicorn
 from starlette.types import ASGIApp
+from temporalio.client import Client
 
 from api.app import create_app
 from api.auth import KeyRing
@@ -53,10 +54,12 @@ from clawloop.telemetry.tracing import tracing
 from clawloop.temporal.client import TemporalSessionNotifier, connect
 from clawloop.temporal.rollouts_notifier import TemporalRolloutsNotifier
 from clawloop.temporal.training_notifier import TemporalTrainingNotifier
+from clawloop.temporal.watch import TemporalWatch
 from db.content import ContentCodec
 from db.database import BACKGROUND_LIMIT, CHAT_LIMIT, Database
 from db.episodes.groups import PostgresEpisodeStore
 from db.export import PostgresExportStore
+from db.imports import PostgresImportStore
 from db.judging.feedback import PostgresFeedbackStore
 from db.overview import PostgresOverviewStore
 from db.schema import is_current
@@ -225,7 +228,9 @@ async def gateway_services(
     spool = Spool(settings.data / "spool", SPOOL_LIMIT_BYTES, sealer=sealer)
     stack.callback(spool.close)
     feedback = PostgresFeedbackStore(background)
-    notifier, operator_notifier, rollouts_notifier = await _notifiers(settings)
+    client = await _temporal_client(settings)
+    temporal = await stack.enter_async_context(TemporalWatch(client))
+    notifier, operator_notifier, rollouts_notifier = _notifiers(client, settings)
     workflows: SessionWorkflows = notifier or NoTemporal()
     operations = operations_on(background, settings, operator_notifier, workflows, rollouts_notifier)
     history = await stack.enter_async_context(
@@ -258,7 +263,7 @@ async def gateway_services(
         history=history,
         engine_operations=engine_operations,
         overview=Overview(
-            PostgresOverviewStore(background), engine_operations, PostgresTrainingStore(background), links
+            PostgresOverviewStore(background), engine_operations, PostgresTrainingStore(background), temporal, links
         ),
         key_operations=KeyOperations(PostgresKeyStore(background)),
         ledger=DatabaseCheck(background, settings.data / "adapters"),
@@ -266,7 +271,11 @@ async def gateway_services(
         key_maker=key_store,
         session_browser=PostgresSessionBrowser(background),
         training_browser=PostgresTrainingBrowser(background),
-        changes=Changes(PostgresTrainingBrowser(database)),
+        changes=Changes(
+            PostgresTrainingBrowser(database),
+            lambda: (sorted(engines.healthy()), temporal.known_problem),
+        ),
+        temporal=temporal,
         is_draining=is_draining,
         guarded_pages=frozenset(settings.guarded_pages),
         health_port=options.health_port,
@@ -280,15 +289,23 @@ async def gateway_services(
         key_limits=KeyLimiter(gateways=1 + len(options.peers)),
         key_uses=PostgresKeyUses(background),
         exporter=Exporter(PostgresExportStore(background)),
+        imports=PostgresImportStore(background),
     )
 
 
-async def _notifiers(settings: Settings) -> tuple[TemporalSessionNotifier | None, OperatorNotifier, RolloutsNotifier]:
+async def _temporal_client(settings: Settings) -> Client | None:
     address = temporal_address(settings)
     if address is None:
         log.warning("no Temporal is configured: turns are stored and not judged; set TEMPORAL_ADDRESS")
+        return None
+    return await connect(address, lazy=True)
+
+
+def _notifiers(
+    client: Client | None, settings: Settings
+) -> tuple[TemporalSessionNotifier | None, OperatorNotifier, RolloutsNotifier]:
+    if client is None:
         return None, NoTemporal(), NoTemporal()
-    client = await connect(address, lazy=True)
     idle = timedelta(minutes=settings.session_idle_minutes)
     links = page_links(settings)
     return (

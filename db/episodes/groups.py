@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import defaultdict
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -29,7 +31,7 @@ from clawloop.contracts.serving import Scope
 from clawloop.contracts.turns import TurnKind, TurnOutcome
 from clawloop.episodes.keys import EpisodeKey, sign
 from clawloop.errors import AmbiguousId, NotFound, RecordUnusable
-from clawloop.ids import EpisodeId, JudgementId, RolloutGroupId, TurnId, ids_beginning, new_episode_id
+from clawloop.ids import EpisodeId, JudgementId, RolloutGroupId, SessionId, TurnId, ids_beginning, new_episode_id
 from clawloop.judging.voting import Verdict
 from clawloop.samples.rollouts import judges_episodes
 from db.content import plain_length
@@ -46,6 +48,10 @@ _EPISODES = f"""
             count(*) FILTER (WHERE t.outcome = 'trained') AS trained
         FROM turns t WHERE t.episode_id = e.id AND t.kind = 'main') counts
 """
+_SESSIONS = text("""
+    SELECT episode_id, session_id FROM turns WHERE episode_id = ANY(:episodes)
+    GROUP BY episode_id, session_id ORDER BY min(CAST(id AS text))
+""")
 _LIST = text(f"""{_EPISODES}
     WHERE (CAST(:policy AS text) IS NULL OR g.policy = :policy)
         AND (CAST(:group AS uuid) IS NULL OR e.group_id = :group)
@@ -216,12 +222,12 @@ class PostgresEpisodeStore:
         """Episodes, newest first; `after` is the last of the previous page."""
         named = None if policy is None else storable(policy)
         parameters = {"policy": named, "group": group, "after": after, "limit": limit}
-        return [_episode_view(row) for row in await connection.execute(_LIST, parameters)]
+        return await _views(connection, (await connection.execute(_LIST, parameters)).all())
 
     @transaction
     async def episode(self, connection: AsyncConnection, episode: EpisodeId) -> EpisodeView | None:
-        row = (await connection.execute(_ONE, {"episode": episode})).one_or_none()
-        return None if row is None else _episode_view(row)
+        found = await _views(connection, (await connection.execute(_ONE, {"episode": episode})).all())
+        return found[0] if found else None
 
     @transaction
     async def find_episode(self, connection: AsyncConnection, reference: str) -> EpisodeId:
@@ -313,7 +319,14 @@ def _group_view(row: Any) -> GroupView:
     )
 
 
-def _episode_view(row: Any) -> EpisodeView:
+async def _views(connection: AsyncConnection, rows: Sequence[Any]) -> list[EpisodeView]:
+    sessions: defaultdict[UUID, list[SessionId]] = defaultdict(list)
+    for of_episode in await connection.execute(_SESSIONS, {"episodes": [row.id for row in rows]}):
+        sessions[of_episode.episode_id].append(SessionId(of_episode.session_id))
+    return [_episode_view(row, sessions[row.id]) for row in rows]
+
+
+def _episode_view(row: Any, sessions: Sequence[SessionId]) -> EpisodeView:
     return EpisodeView(
         id=EpisodeId(row.id),
         group=RolloutGroupId(row.group_id),
@@ -333,4 +346,5 @@ def _episode_view(row: Any) -> EpisodeView:
         trained=row.trained,
         started_at=row.started_at,
         ended_at=row.ended_at,
+        sessions=sessions,
     )

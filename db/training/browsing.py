@@ -51,6 +51,10 @@ _MARK = text("""
             ';' ORDER BY id) FROM policies),
         (SELECT string_agg(concat_ws(',', policy, n, state, attempt, progress), ';' ORDER BY policy, n)
             FROM (SELECT * FROM steps ORDER BY claimed_at DESC LIMIT 20) s),
+        (SELECT string_agg(concat_ws(',', id, state), ';' ORDER BY id)
+            FROM (SELECT * FROM rollout_groups ORDER BY id DESC LIMIT 20) g),
+        (SELECT string_agg(concat_ws(',', id, state, ending, reward, advantage), ';' ORDER BY id)
+            FROM (SELECT * FROM episodes ORDER BY id DESC LIMIT 50) e),
         (SELECT string_agg(concat_ws(',', id, draining, problem), ';' ORDER BY id) FROM engines),
         (SELECT count(*) FROM engine_versions)))
 """)

@@ -51,6 +51,7 @@ from tests.fakes.engine import FakeEngine, fake_engine, serving
 from tests.fakes.erasure_store import FakeErasureStore
 from tests.fakes.export_store import FakeExportStore
 from tests.fakes.history_store import FakeHistoryJudge, FakeHistoryStore
+from tests.fakes.import_store import FakeImportStore
 from tests.fakes.key_store import FakeKeyStore
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.notifier import FakeNotifier, FakeOperatorNotifier
@@ -175,7 +176,8 @@ async def running_gateway(
                     changes=Changes(browser),
                     probes=FakeProbeStore(),
                     engine_operations=engine_operations,
-                    overview=Overview(FakeOverviewStore(turns), engine_operations, training),
+                    overview=Overview(FakeOverviewStore(turns), engine_operations, training, TemporalAnswers()),
+                    temporal=TemporalAnswers(),
                     key_operations=KeyOperations(keys),
                     ledger=FakeLedgerCheck(),
                     versions=VersionChooser(turns),
@@ -187,6 +189,7 @@ async def running_gateway(
                     key_limits=KeyLimiter(),
                     key_uses=keys,
                     exporter=Exporter(FakeExportStore(turns)),
+                    imports=FakeImportStore(),
                 )
             )
             yield created[0]
@@ -208,6 +211,11 @@ async def running_gateway(
             rollouts,
             episodes,
         )
+
+
+class TemporalAnswers:
+    async def problem(self) -> str | None:
+        return None
 
 
 class AlwaysReady:

@@ -78,6 +78,16 @@ async def test_the_command_rates_the_last_reply(gateway: Gateway) -> None:
     assert missing.exit_code == 1
 
 
+async def test_the_command_says_how_a_task_ended(gateway: Gateway) -> None:
+    await chat(gateway, session_id="told")
+    run = ["feedback", "--outcome", "failed", "--url", gateway.url, "--key", gateway.key]
+    result = await asyncio.to_thread(CliRunner().invoke, app, [*run, "--session", "told"])
+    assert (result.exit_code, result.output) == (0, "Noted: amends.\n")
+    assert gateway.sessions.outcomes.pop() == ("told", -1)
+    for wrong in (run, [*run, "--session", "told", "--turn", "1"], ["feedback"]):
+        assert (await asyncio.to_thread(CliRunner().invoke, app, wrong)).exit_code == 2, wrong
+
+
 async def test_the_outcome_of_a_sessions_task(gateway: Gateway) -> None:
     await chat(gateway, session_id="mine")
     status, answer = await give(gateway, {"session_id": "mine", "outcome": -1})

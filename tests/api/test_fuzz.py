@@ -19,6 +19,8 @@ from tests.api.gateway_thread import gateway_thread
 pytestmark = pytest.mark.slow  # hundreds of requests per operation
 
 CHAT = "/v1/chat/completions"
+# Lines are sent as they are generated, JSON or not.
+schemathesis.serializer.alias("application/x-ndjson", "text/plain")
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +63,15 @@ OPERATIONS = (
     ("/v1/models", "GET"),
     ("/v1/models/{model}", "GET"),
     ("/admin/v1/policies/{policy}/versions/{version}", "GET"),
+    ("/admin/v1/policies/{policy}/versions/{version}/compare", "POST"),
+    ("/admin/v1/policies/{policy}/events", "GET"),
     ("/admin/v1/policies/{policy}/probes", "GET"),
     ("/admin/v1/policies/{policy}/probes", "POST"),
     ("/admin/v1/policies/{policy}/probes/{probe}", "DELETE"),
     ("/admin/v1/keys/{prefix}/limits", "GET"),
     ("/admin/v1/keys/{prefix}/limits", "PUT"),
     ("/admin/v1/export", "GET"),
+    ("/admin/v1/import", "POST"),
     ("/v1/feedback", "GET"),
     ("/admin/v1/engines", "GET"),
     ("/admin/v1/engines", "POST"),

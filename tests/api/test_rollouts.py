@@ -108,7 +108,11 @@ async def test_groups_and_episodes_are_listed_in_pages_and_shown(fresh_gateway: 
     _, shown = await send(gateway, "GET", f"/admin/v1/episodes/{first.id}")
     assert (shown["state"], shown["ending"], shown["reward"], shown["advantage"]) == ("scored", "completed", 0.0, -1.0)
     assert (await send(gateway, "GET", f"/admin/v1/episodes/{new_episode_id()}"))[0] == 404
-    assert (await send(gateway, "GET", "/admin/v1/episodes/nonsense"))[0] == 400
+    assert (await send(gateway, "GET", "/admin/v1/episodes/nonsense"))[1]["code"] == "episode_not_found"
+    assert (await send(gateway, "GET", "/admin/v1/episodes/last"))[1]["id"] == str(second.id)
+    assert (await send(gateway, "GET", f"/admin/v1/episodes?group={new_rollout_group_id()}"))[1]["code"] == (
+        "group_not_found"
+    )
 
 
 async def test_rollouts_need_an_admin_key(gateway: Gateway) -> None:

@@ -190,9 +190,9 @@ async def test_a_policy_is_made_like_another(fresh_gateway: Gateway) -> None:
     recipe = {"name": "binary", "train": {"lora": {"rank": 64}}}
     for body, expected, code in (
         ({"name": "mine"}, 409, "policy_exists"),
-        ({"name": "policy"}, 409, "policy_name_unusable"),
-        ({"name": "x-v7"}, 409, "policy_name_unusable"),
-        ({"name": "a/b"}, 409, "policy_name_unusable"),
+        ({"name": "policy"}, 400, "invalid_value"),
+        ({"name": "x-v7"}, 400, "invalid_value"),
+        ({"name": "a/b"}, 400, "invalid_value"),
         ({"name": "yours", "like": "nobody"}, 404, "policy_not_found"),
         ({"name": "yours", "recipe": recipe}, 400, "invalid_recipe"),
         ({}, 400, "missing_required_parameter"),

@@ -14,7 +14,8 @@ from playwright.async_api import Browser, Page, expect
 from db.arrays import advantages_to_bytes
 from tests.browser.packages import axe_script
 from tests.browser.picture import MOST_BYTES, take
-from tests.contract.learning import publish, reject, step
+from tests.contract.episodes import run_group
+from tests.contract.learning import RECIPE, publish, reject, step
 from tests.ui.conftest import Page as Served
 from tests.ui.recorded import CHANGED, HINT
 
@@ -63,12 +64,15 @@ async def learned(served: Served) -> str:
 async def test_everybody_can_use_every_page(page: Served, browser: Browser, width: int, scheme: str) -> None:
     """axe-core finds nothing, nothing is cut at the side, and the console stays silent."""
     session = await learned(page)
+    _, episodes = await run_group(page.learning, [1.0, None], turns=2)
     paths = (
         "/ui",
         "/ui/sessions",
         session,
         "/ui/versions",
         "/ui/versions/1",
+        "/ui/rollouts",
+        f"/ui/episodes/{episodes[0].id}",
         "/ui/engines",
         "/ui/settings",
         "/ui/start",
@@ -182,4 +186,53 @@ async def test_what_a_person_writes_is_not_lost_when_the_page_follows(page: Serv
             await page.recorder.chat("one more", "Something else")
         await expect(tab.get_by_label("Comment on turn 1")).to_have_value("Half a sent")
         await expect(tab.locator(".vote").first).to_be_visible()
+        assert errors == []
+
+
+async def test_what_is_done_is_seen_on_every_page_without_reload(page: Served, browser: Browser) -> None:
+    await learned(page)
+    async with logged_in(browser, page) as (tab, errors):
+        tab.on("dialog", lambda dialog: dialog.accept())
+        await tab.goto("/ui/versions")
+        await tab.evaluate("window.stays = true")
+        await expect(tab.locator("#tree .active")).to_contain_text("v1")
+        await tab.get_by_label("Roll back to version").fill("0")
+        await tab.keyboard.press("Enter")
+        await expect(tab.locator("#tree .active")).to_contain_text("v0", timeout=PATIENT_MILLISECONDS)
+        # What was told stays for a while, although the part that tells it is loaded anew.
+        await expect(tab.locator("#steering-notes")).to_contain_text("Rolled back")
+        assert await tab.evaluate("window.stays") is True
+        await tab.goto("/ui/versions/1")
+        await expect(tab.locator("#version-title .chip")).to_contain_text("rolled back")
+        await tab.get_by_role("button", name="Go on from here").click()
+        await expect(tab.locator("#version-title .chip")).to_contain_text("active", timeout=PATIENT_MILLISECONDS)
+        assert errors == []
+
+
+async def test_a_file_is_imported_and_its_session_is_there(page: Served, browser: Browser, tmp_path: Path) -> None:
+    line = {"session_id": "x", "turn": 1, "timestamp": "2026-01-02T03:04:05Z", "response_text": "Hi."}
+    line |= {"messages": [{"role": "user", "content": "Words from elsewhere"}]}
+    (tmp_path / "log.jsonl").write_text(f"{json.dumps(line)}\n{HOSTILE}\n")
+    async with logged_in(browser, page) as (tab, errors):
+        await page.learning.set_recipe(RECIPE)
+        await tab.goto("/ui/settings")
+        await tab.get_by_label("Import turns and judgements").set_input_files(tmp_path / "log.jsonl")
+        await tab.get_by_role("button", name="Import").click()
+        await expect(tab.locator("#imported")).to_contain_text("Imported 1 turn", timeout=PATIENT_MILLISECONDS)
+        await expect(tab.locator("#imported")).to_contain_text("line 2: not JSON")
+        await tab.get_by_role("link", name="Sessions", exact=True).click()
+        await expect(tab.locator(".cover")).to_contain_text("Words from elsewhere")
+        assert errors == []
+
+
+async def test_the_focus_of_a_keyboard_stays_where_it_is(page: Served, browser: Browser) -> None:
+    session = await learned(page)
+    async with logged_in(browser, page) as (tab, errors):
+        await tab.goto(session)
+        await expect(tab.locator("#live")).to_have_text("live", timeout=PATIENT_MILLISECONDS)
+        await tab.get_by_text("The judges' words").focus()
+        await tab.keyboard.press("Enter")
+        async with tab.expect_response(lambda answer: "/ui/sessions/" in answer.url):
+            await page.recorder.chat("one more", "Something else")
+        await expect(tab.locator("details[open] > summary").first).to_be_focused()
         assert errors == []

@@ -14,6 +14,9 @@ class FakeExportStore:
     def __init__(self, turns: FakeTurnStore) -> None:
         self._turns = turns
 
+    async def has_policy(self, policy: str) -> bool:
+        return policy == "default"
+
     async def turns(
         self, wanted: ExportFilter, after: UUID | None, limit: int, *, judged: bool
     ) -> tuple[list[ExportedTurn], UUID | None]:

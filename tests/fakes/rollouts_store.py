@@ -49,7 +49,7 @@ class FakeRolloutsStore:
 
 @dataclass
 class FakeEpisodeReader:
-    """Satisfies `api.ports.EpisodeReader`; both lists are newest first."""
+    """Satisfies `clawloop.operations.episodes.EpisodeReader`; both lists are newest first."""
 
     all_groups: list[GroupView] = field(default_factory=list)
     all_episodes: list[EpisodeView] = field(default_factory=list)
@@ -66,3 +66,17 @@ class FakeEpisodeReader:
 
     async def episode(self, episode: EpisodeId) -> EpisodeView | None:
         return next((found for found in self.all_episodes if found.id == episode), None)
+
+    async def find_episode(self, reference: str) -> EpisodeId:
+        found = [episode.id for episode in self.all_episodes if str(episode.id).startswith(reference)]
+        if reference == "last":
+            found = [episode.id for episode in self.all_episodes[:1]]
+        if not found:
+            raise NotFound(f"there is no episode {reference!r}", code="episode_not_found", field="episode")
+        return found[0]
+
+    async def find_group(self, reference: str) -> RolloutGroupId:
+        found = [group.id for group in self.all_groups if str(group.id).startswith(reference)]
+        if not found:
+            raise NotFound(f"there is no group {reference!r}", code="group_not_found", field="group")
+        return found[0]

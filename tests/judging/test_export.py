@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from clawloop.cli.main import app
 from clawloop.contracts.turns import TurnRecord
+from clawloop.errors import NotFound
 from clawloop.ids import SessionId
 from clawloop.operations import export
 from clawloop.operations.export import Exporter, ExportFilter, ExportKind, Record
@@ -86,7 +87,8 @@ async def test_filters_and_pages_and_continuing(binary_bench: Bench, monkeypatch
     assert len(everything) == 6
     assert await exported(binary_bench, ExportKind.TURNS, after=records[1].turn_id) == everything[2:]
     assert await exported(binary_bench, ExportKind.TURNS, ExportFilter(session=session)) == everything[:3]
-    assert await exported(binary_bench, ExportKind.TURNS, ExportFilter(policy="other\0")) == []
+    with pytest.raises(NotFound, match="policy 'other"):
+        await exported(binary_bench, ExportKind.TURNS, ExportFilter(policy="other\0"))
     began = records[0].started_at
     assert await exported(binary_bench, ExportKind.TURNS, ExportFilter(until=began)) == []
     assert len(await exported(binary_bench, ExportKind.TURNS, ExportFilter(since=began))) == 6

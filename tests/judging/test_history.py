@@ -152,3 +152,7 @@ async def test_the_command_prints_the_agreement(binary_bench: Bench, tmp_path: P
     assert "     +1           -1      1" in done.stdout
     again = await asyncio.to_thread(CliRunner().invoke, app, [*arguments, "--json"], env=here)
     assert (json.loads(again.stdout)["judged"], json.loads(again.stdout)["all"]["turns"]) == (0, 4)
+    # Nobody answers the question: nothing is asked of Temporal, which is not there.
+    asked = await asyncio.to_thread(CliRunner().invoke, app, [*arguments, "--apply"], env=here)
+    assert asked.exit_code == 1
+    assert "Have the turns judged again on which the verdicts differ?" in asked.output

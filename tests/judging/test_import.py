@@ -106,7 +106,12 @@ async def imported(
         assert problems is not None, (name, line, reason)
         problems.append((name, line, reason))
 
-    return await Importer(PostgresImportStore(database), "default", report).run([("log", raw)])
+    return await Importer(PostgresImportStore(database), "default", report).run([("log", _each(raw))])
+
+
+async def _each(lines: Sequence[bytes]) -> AsyncIterator[bytes]:
+    for line in lines:
+        yield line
 
 
 async def exported(database: Database, kind: ExportKind) -> list[Record]:

@@ -110,7 +110,7 @@ async def test_a_key_that_only_reads_sees_all_and_changes_nothing(page: Page) ->
     [turn] = await page.recorder.chat("s1", "Hello")
     async with page.visitor(page.read_key) as visitor:
         paths = ("/ui", "/ui/sessions", "/ui/versions", "/ui/versions/0", "/ui/engines", "/ui/settings", "/ui/start")
-        for path in paths:
+        for path in (*paths, "/ui/rollouts"):
             shown = await visitor.get(path)
             assert "hx-post" not in shown.replace('hx-post="/ui/logout"', ""), path
         for path in ("/ui/training/pause", f"/ui/turns/{turn}/erase", "/ui/keys"):

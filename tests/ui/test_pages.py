@@ -243,38 +243,6 @@ async def test_the_first_visit_leads_to_a_key_and_a_recorded_chat(page: Page) ->
         assert (await visitor.client.get("/ui/chat/other")).status_code == 404
 
 
-async def test_a_version_and_its_parent_answer_the_same_prompt_as_side_turns(page: Page) -> None:
-    await judged(page, "first", -1, HINT)
-    await step(page.learning, 1, count=3)
-    [engine] = await page.learning.rows("SELECT id FROM engines")
-    async with page.visitor() as visitor:
-        missing = await visitor.post("/ui/compare", version="1", prompt="Hello")
-        assert "default-v1&#39; does not exist here" in missing.text
-        await publish(page.learning, 1, engine["id"])
-        shown = (await visitor.post("/ui/compare", version="1", prompt="Hello")).text
-        assert shown.count("Hello there, friend.") == 2
-        assert shown.index("version 0, its parent") < shown.index(">version 1<")
-        assert (await visitor.post("/ui/compare", version="0", prompt="Hello")).status_code == 404
-        assert (await visitor.post("/ui/compare", version="1", prompt=" ")).status_code == 400
-    asked = [request["model"] for request in page.engine.requests]
-    assert sorted(asked) == ["default-v1", "tiny", "tiny"]
-    async with asyncio.timeout(60):
-        while len(sides := await page.learning.rows("SELECT version FROM turns WHERE kind = 'side'")) < 3:
-            await asyncio.sleep(0.05)
-    assert sorted(row["version"] for row in sides) == [0, 0, 1]
-
-
-async def test_the_chart_has_a_mean_and_a_mark_for_each_version(page: Page) -> None:
-    await page.recorder.chat("s1", "one", "two", version=0)
-    turns = await page.recorder.chat("s2", "three", "four", version=1)
-    await page.recorder.judge(turns[0], 1)
-    async with page.visitor() as visitor:
-        chart = (await visitor.client.get("/ui/chart")).json()
-    assert chart["praise"] == [None, None, 1.0, 1.0]
-    assert chart["length"] == [2.0] * 4
-    assert chart["versions"] == [[0, 0], [2, 1]]
-
-
 async def test_events_say_when_to_look_again_and_end_when_the_gateway_drains(page: Page) -> None:
     async with page.visitor() as visitor, visitor.client.stream("GET", "/ui/events") as events:
         assert events.headers["content-type"].startswith("text/event-stream")

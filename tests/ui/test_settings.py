@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 import re
+from uuid import uuid4
 
 import httpx
 import orjson
@@ -86,18 +87,6 @@ async def test_a_policy_is_made_and_retired(page: Page) -> None:
         assert "anna is retired" in (await visitor.post("/ui/access/policies/anna/retire")).text
 
 
-async def test_rollouts_are_started_and_paused(page: Page) -> None:
-    plan = {"environment": "terminal", "size": "4", "groups": "1", "barren": "9"}
-    async with page.visitor() as visitor:
-        assert "Never started" in await shown(visitor)
-        assert "Started." in (await visitor.post("/ui/rollouts/start", **plan)).text
-        assert (await visitor.post("/ui/rollouts/start", **plan | {"size": "1"})).status_code == 400
-        assert "too dear" in (await visitor.post("/ui/rollouts/pause", reason="too dear")).text
-    status = await page.services[0].rollout_operations.status(POLICY)
-    assert status.plan is not None
-    assert (status.state.value, status.plan.size, status.plan.barren_limit) == ("paused", 4, 9)
-
-
 async def test_engines_are_added_drained_and_removed(page: Page) -> None:
     [engine] = await page.learning.rows("SELECT id FROM engines")
     name = engine["id"]
@@ -138,7 +127,7 @@ async def test_no_form_of_the_settings_is_sent_twice_at_once(page: Page) -> None
     await page.learning.set_recipe(RECIPE)
     async with page.visitor() as visitor:
         [key, *_] = (await page.services[0].key_operations.list()).keys
-        for address in ("/ui/settings", "/ui/engines", f"/ui/access/keys/{key.prefix}"):
+        for address in ("/ui/settings", "/ui/rollouts", "/ui/engines", f"/ui/access/keys/{key.prefix}"):
             answer = await visitor.client.get(address, headers={"X-CSRF-Token": visitor.csrf})
             forms = re.findall(r"<form hx-post[^>]*>", answer.text)
             assert forms, address
@@ -167,6 +156,16 @@ async def test_upkeep_checks_the_ledger_judges_again_and_exports(page: Page) -> 
         refused = await visitor.post(f"/ui/sessions/{row['session_id']}/judge")
         assert refused.status_code == 503
         assert "0 turns are judged again" in (await visitor.post("/ui/upkeep/unjudged")).text
+        missing = await visitor.post(f"/ui/sessions/{uuid4()}/judge")
+        assert (missing.status_code, "There is no session" in missing.text) == (404, True)
+        assert (await visitor.client.get("/ui/export?records=turns&policy=nobody")).status_code == 404
+    headers = {"Authorization": f"Bearer {page.admin_key}"}
+    async with httpx.AsyncClient(base_url=page.url, headers=headers, timeout=60) as client:
+        for query, code in (("policy=nobody", "policy_not_found"), (f"session={uuid4()}", "not_found")):
+            answer = await client.get(f"/admin/v1/export?{query}")
+            assert (answer.status_code, answer.json()["code"]) == (404, code)
+        by_name = (await client.get("/admin/v1/export?session=s1")).text.splitlines()
+        assert len(by_name) == 2
 
 
 async def test_who_may_only_look_sees_the_settings_and_changes_none(page: Page) -> None:
@@ -213,3 +212,42 @@ async def test_what_a_version_was_trained_on_is_told_by_the_api_as_on_the_page(p
     printed = (await asyncio.to_thread(clawloop, "policy", "version", "1", **settings)).stdout
     assert HINT[:20] in printed
     assert max(map(len, printed.splitlines())) <= 80
+
+
+async def test_a_log_is_imported_on_the_page(page: Page) -> None:
+    line = {
+        "session_id": "elsewhere",
+        "turn": 1,
+        "timestamp": "2026-01-02T03:04:05Z",
+        "messages": [{"role": "user", "content": "Hello from <b>elsewhere</b>"}],
+        "response_text": "Hi.",
+    }
+    async with page.visitor() as visitor:
+        assert 'data-upload="/ui/import?policy=default"' in await shown(visitor)
+        headers = {"X-CSRF-Token": visitor.csrf, "HX-Request": "true"}
+        log = orjson.dumps(line) + b"\n<i>nonsense</i>\n"
+        told = await visitor.client.post("/ui/import", content=log, headers=headers)
+        assert "Imported 1 turn and 0 judgements; 0 were there already. 1 line could not be used." in told.text
+        assert "line 2: not JSON" in told.text
+        assert "Hello from &lt;b&gt;elsewhere" in await visitor.get("/ui/sessions?text=elsewhere")
+        refused = await visitor.client.post("/ui/import?policy=nobody", content=log, headers=headers)
+        assert (refused.status_code, "no policy" in refused.text) == (404, True)
+
+
+async def test_stored_turns_are_judged_by_another_recipe_and_nothing_changes_unasked(
+    page: Page,
+) -> None:
+    await page.learning.set_recipe(RECIPE)
+    turn, _ = await page.recorder.chat("s1", "Explain the tides", CHANGED)
+    await page.recorder.judge(turn, -1)
+    async with page.visitor() as visitor:
+        assert 'hx-post="/ui/judge/history?policy=default"' in await shown(visitor)
+        # The fake engine is no judge: its answers hold no verdict.
+        compared = html.unescape((await visitor.post("/ui/judge/history", turns="5", recipe="")).text)
+        assert "1 turn, no new verdict. 1 compared now, 0 left." in re.sub(r"<[^>]+>", "", compared)
+        assert "/ui/judge/history/apply" not in compared  # no verdict differs
+        for fields in ({"turns": "0"}, {"turns": "101"}, {"turns": "5", "recipe": "name = 7"}):
+            assert (await visitor.post("/ui/judge/history", **fields)).status_code == 400, fields
+        assert "0 turns are judged again" in (await visitor.post("/ui/judge/history/apply", recipe="")).text
+    [kept] = await page.learning.rows("SELECT count(*) AS n FROM judgements")
+    assert kept["n"] == 1

@@ -42,22 +42,42 @@
   open();
 })();
 
-// What a person opened or writes in a part that loads itself anew stays as it was.
+// What a person opened or writes in a part that loads itself anew stays as it was; what they were told stays for a while.
 (function keep() {
+  const NOTE_MILLISECONDS = 20000;
+  const told = new WeakMap();
   let folds = [];
+  let notes = [];
+  let skipped = false;
   document.body.addEventListener("htmx:beforeSwap", (event) => {
     const target = event.detail.target;
     folds = [...target.querySelectorAll("details[id]")].map((fold) => [fold.id, fold.open]);
-    const writes = target.contains(document.activeElement) && document.activeElement.matches("input, textarea, select");
-    if (writes && event.detail.requestConfig.verb === "get") event.detail.shouldSwap = false;
+    const asked = event.detail.requestConfig.verb === "get";
+    notes = !asked ? [] : [...target.querySelectorAll("[data-notes]")].map((place) => [place.id, [...place.children].filter(fresh)]);
+    // Nor does the focus of a keyboard leave it; the part is loaded once the focus has gone elsewhere.
+    const busy = target.contains(document.activeElement) && document.activeElement.matches("input, textarea, select, :focus-visible");
+    if (busy && asked) { event.detail.shouldSwap = false; skipped = true; }
   });
   document.body.addEventListener("htmx:afterSwap", () => {
     for (const [id, open] of folds) {
       const fold = document.getElementById(id);
       if (fold) fold.open = open;
     }
-    folds = [];
+    for (const [id, said] of notes) {
+      const place = document.getElementById(id);
+      if (place && !place.childElementCount) place.append(...said);
+    }
+    folds = notes = [];
   });
+  document.addEventListener("focusout", () => {
+    if (!skipped) return;
+    skipped = false;
+    setTimeout(() => document.body.dispatchEvent(new Event("changed")), 200);
+  });
+  function fresh(note) {
+    if (!told.has(note)) told.set(note, Date.now());
+    return Date.now() - told.get(note) < NOTE_MILLISECONDS;
+  }
 })();
 
 document.addEventListener("click", (event) => {
@@ -67,11 +87,30 @@ document.addEventListener("change", (event) => {
   if (event.target.matches("[data-submit]")) event.target.form.submit();
 });
 
+// A file is sent as it is: a form would have the gateway hold all of it.
+document.addEventListener("submit", async (event) => {
+  const form = event.target;
+  if (!form.matches("[data-upload]")) return;
+  event.preventDefault();
+  const target = document.getElementById(form.dataset.target);
+  const button = form.querySelector("button");
+  button.disabled = true;
+  target.textContent = "It is read …";
+  const headers = { "X-CSRF-Token": form.dataset.csrf, "HX-Request": "true" };
+  const body = form.querySelector("input[type=file]").files[0];
+  const answer = await fetch(form.dataset.upload, { method: "POST", headers, body }).catch(() => null);
+  if (answer?.status === 401) location.assign("/ui/login");
+  else if (answer) htmx.swap(target, await answer.text(), { swapStyle: "innerHTML" });
+  else target.textContent = "The connection broke. Send the file again: what was imported is known.";
+  button.disabled = false;
+});
+
 (function chart() {
   const place = document.getElementById("chart");
   if (!place) return;
   let plot = null;
   let versions = [];
+  let hasProbes = false;
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   function mark(u) {
@@ -105,17 +144,21 @@ document.addEventListener("change", (event) => {
         { label: "reply" },
         { label: "verdict", scale: "praise", stroke: color("--accent"), width: 2, spanGaps: true },
         { label: "tokens", scale: "length", stroke: color("--good"), width: 1.5 },
+        ...(hasProbes ? [{ label: "probes right", scale: "praise", stroke: color("--warn"), width: 1.5, paths: uPlot.paths.stepped({ align: 1 }) }] : []),
       ],
       hooks: { draw: [mark] },
     };
   }
   async function load() {
-    const answer = await fetch(place.dataset.chart);
-    if (!answer.ok) return;
+    const answer = await fetch(place.dataset.chart).catch(() => null);
+    if (!answer?.ok) return;
     const drawn = await answer.json();
     if (!drawn.at.length) { place.textContent = "No reply has been recorded yet."; return; }
     versions = drawn.versions;
-    const data = [drawn.at.map((_, position) => position), drawn.praise, drawn.length];
+    const measured = drawn.probes.some((share) => share !== null);
+    if (plot && measured !== hasProbes) { plot.destroy(); plot = null; }
+    hasProbes = measured;
+    const data = [drawn.at.map((_, position) => position), drawn.praise, drawn.length, ...(measured ? [drawn.probes] : [])];
     if (typeof uPlot === "undefined") { place.textContent = "This browser cannot draw the chart; the table of versions has the figures."; return; }
     if (plot) { plot.setData(data); return; }
     place.textContent = "";

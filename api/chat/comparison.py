@@ -1,0 +1,110 @@
+"""The same prompts answered by a version and by its parent, as side turns, which nobody judges."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import orjson
+from starlette.datastructures import Headers
+from starlette.types import Message
+
+from api.chat.request import prepare
+from api.chat.stream import ChatExchange
+from api.dependencies import Services
+from api.errors import to_problem
+from clawloop.contracts.answers import ComparedPrompt, Comparison, VersionAnswer
+from clawloop.contracts.browsing import TrainedReply
+from clawloop.contracts.serving import ApiKey, Scope
+from clawloop.errors import ClawloopError, NotFound, StateConflict, ValueRejected
+from clawloop.ids import version_name
+from clawloop.turns.canonical import is_volatile
+from clawloop.turns.titles import plain_text
+
+PROMPT_CHARACTERS = 8000
+# Each prompt is two replies, one after the other for each prompt: a minute for all of them on a slow engine.
+MOST_PROMPTS = 8
+_CHAT_PATH = "/v1/chat/completions"
+# Two or three screens: enough to see how a version writes, and soon there.
+_ANSWER_TOKENS = 512
+# Of the requests that a version learned from, where no prompt is given.
+_OWN_PROMPTS = 3
+
+
+async def compare(
+    services: Services, key: ApiKey, policy: str, number: int, prompts: Sequence[str] | None
+) -> Comparison:
+    """
+    Args:
+        key: whose the turns are.
+        prompts: None: what people asked in the first replies that the version was trained on.
+
+    Raises:
+        NotFound: there is no such version, or it has no parent.
+        StateConflict: the key belongs to another policy.
+        ValueRejected: a prompt is empty or too long, or there are too many or none.
+        StoreUnavailable
+    """
+    versions = {version.n: version for version in await services.training.versions(policy)}
+    if key.policy != policy:
+        raise StateConflict(
+            f"This key belongs to the policy {key.policy!r}, and so would the turns: use an admin key of {policy!r}"
+            f" (`clawloop key create --scope admin --policy {policy}`).",
+            code="other_policy",
+            field="policy",
+        )
+    if (version := versions.get(number)) is None or version.parent is None:
+        message = f"Policy {policy!r} has no version {number} with a parent."
+        raise NotFound(message, code="version_not_found", field="version")
+    if prompts is None:
+        batch = await services.training_browser.batch(policy, number)
+        asked = [words for reply in batch if (words := _request_of(reply)) is not None]
+        prompts = list(dict.fromkeys(asked))[:_OWN_PROMPTS]
+    if not 0 < len(prompts) <= MOST_PROMPTS:
+        message = f"Give 1 to {MOST_PROMPTS} prompts" + ("." if prompts else ": this version's own are not there.")
+        raise ValueRejected(message, field="prompts")
+    if any(not 0 < len(prompt.strip()) <= PROMPT_CHARACTERS for prompt in prompts):
+        raise ValueRejected(f"A prompt has 1 to {PROMPT_CHARACTERS:,} characters.", field="prompts")
+    chatting = replace(key, scopes=key.scopes | {Scope.CHAT})
+    compared = []
+    for prompt in prompts:
+        both = (_ask(services, chatting, n, prompt.strip()) for n in (version.parent, number))
+        compared.append(ComparedPrompt(prompt=prompt.strip(), answers=await asyncio.gather(*both)))
+    return Comparison(version=number, parent=version.parent, prompts=compared)
+
+
+def _request_of(reply: TrainedReply) -> str | None:
+    """What a person asked last before this reply; None if nobody said anything in words."""
+    for message in reversed(reply.added):
+        if message.get("role") == "user" and not is_volatile(message) and (words := plain_text(message).strip()):
+            return words[:PROMPT_CHARACTERS]
+    return None
+
+
+async def _ask(services: Services, key: ApiKey, version: int, prompt: str) -> VersionAnswer:
+    policy = await services.directory.find_policy(key.policy)
+    body = {
+        "model": version_name(policy.id, version, policy.base_model),
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": _ANSWER_TOKENS,
+        # The likeliest answer: what differs is the versions, not the luck of sampling.
+        "temperature": 0,
+    }
+    try:
+        exchange = ChatExchange(await prepare(services, key, Headers({"x-turn-type": "side"}), body), services)
+    except ClawloopError as error:
+        return VersionAnswer(version=version, text=None, problem=to_problem(error).message)
+    sent = bytearray()
+
+    async def send(message: Message) -> None:
+        sent.extend(message.get("body", b""))
+
+    async def receive() -> Message:
+        return await asyncio.Future[Message]()  # the client stays
+
+    await exchange({"type": "http", "path": _CHAT_PATH, "headers": []}, receive, send)
+    answer = orjson.loads(sent)
+    if (problem := answer.get("error")) is not None:
+        return VersionAnswer(version=version, text=None, problem=str(problem["message"]))
+    return VersionAnswer(version=version, text=str(answer["choices"][0]["message"].get("content") or ""))

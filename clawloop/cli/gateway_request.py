@@ -1,0 +1,61 @@
+"""Requests of commands to a running gateway, which alone can do what they ask for."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from clawloop.cli.terminal import Data, fail, settings_of
+
+Url = Annotated[str, typer.Option(help="The gateway's address.")]
+GATEWAY = "http://127.0.0.1:30000"
+
+
+def post(url: str, path: str, body: Any, key: str, seconds: float) -> Any:
+    """The gateway's answer; prints its error and exits if it refuses.
+
+    Args:
+        url: the gateway's, with or without `/v1`.
+        seconds: it may be silent for so long.
+    """
+    request = urllib.request.Request(
+        f"{url.rstrip('/').removesuffix('/v1')}{path}",
+        data=json.dumps(body).encode(),
+        headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=seconds) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        fail(_message(error.read()) or f"the gateway answered {error.code}")
+    except (OSError, ValueError) as error:
+        _unreachable(url, error)
+
+
+def kept_key(data: Data, scope: str) -> str:
+    """The key of this scope that `clawloop up` made on this data folder."""
+    from clawloop.local.keys_file import read_keys
+
+    path = settings_of(data).data / "keys.json"
+    key = read_keys(path).get(scope)
+    if key is None:
+        fail(f"{path} has no {scope} key: give --key")
+    return key
+
+
+def _unreachable(url: str, error: Exception) -> NoReturn:
+    fail(f"no gateway answers at {url} ({error}): start `clawloop up`, or give --url")
+
+
+def _message(raw: bytes) -> str | None:
+    """What an error says, in OpenAI's shape or as problem+json."""
+    try:
+        answer = json.loads(raw)
+        message = answer["error"]["message"] if "error" in answer else answer["detail"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return message if isinstance(message, str) else None

@@ -1,0 +1,119 @@
+"""A version beside its parent, what happened to a policy, and the chart: on the page, by commands and over REST."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import httpx
+
+from api.ui.chart import matches_of
+from clawloop.contracts.training import CheckName, CheckResult, GateCheck, VersionView
+from tests.contract.learning import publish, step
+from tests.ui.conftest import Page
+from tests.ui.recorded import CHANGED, HINT
+from tests.verbs import clawloop
+
+
+async def taught(page: Page) -> None:
+    """A reply that the next step learns from."""
+    first, _ = await page.recorder.chat("first", "Explain first", CHANGED)
+    await page.recorder.judge(first, -1, HINT)
+
+
+async def test_a_version_and_its_parent_answer_the_same_prompt_as_side_turns(page: Page) -> None:
+    await taught(page)
+    await step(page.learning, 1, count=3)
+    [engine] = await page.learning.rows("SELECT id FROM engines")
+    async with page.visitor() as visitor:
+        missing = await visitor.post("/ui/compare", version="1", prompt="Hello")
+        assert "default-v1&#39; does not exist here" in missing.text
+        await publish(page.learning, 1, engine["id"])
+        shown = (await visitor.post("/ui/compare", version="1", prompt="Hello")).text
+        assert shown.count("Hello there, friend.") == 2
+        assert shown.index("version 0, its parent") < shown.index(">version 1<")
+        assert (await visitor.post("/ui/compare", version="0", prompt="Hello")).status_code == 404
+        assert (await visitor.post("/ui/compare", version="1", prompt=" ")).status_code == 400
+    asked = [request["model"] for request in page.engine.requests]
+    assert sorted(asked) == ["default-v1", "tiny", "tiny"]
+    async with asyncio.timeout(60):
+        while len(sides := await page.learning.rows("SELECT version FROM turns WHERE kind = 'side'")) < 3:
+            await asyncio.sleep(0.05)
+    assert sorted(row["version"] for row in sides) == [0, 0, 1]
+
+
+async def test_a_version_is_compared_with_its_parent_over_rest_and_by_a_command(page: Page) -> None:
+    await taught(page)
+    await step(page.learning, 1, count=3)
+    [engine] = await page.learning.rows("SELECT id FROM engines")
+    await publish(page.learning, 1, engine["id"])
+    path = "/admin/v1/policies/default/versions/{}/compare"
+    headers = {"Authorization": f"Bearer {page.admin_key}"}
+    async with httpx.AsyncClient(base_url=page.url, headers=headers, timeout=60) as client:
+        found = (await client.post(path.format(1))).json()
+        assert (found["version"], found["parent"]) == (1, 0)
+        # Without prompts: what was asked in the replies it was trained on.
+        assert "Explain first" in [compared["prompt"] for compared in found["prompts"]]
+        assert [answer["version"] for answer in found["prompts"][0]["answers"]] == [0, 1]
+        given = (await client.post(path.format(1), json={"prompts": ["One?", "Two?"]})).json()
+        assert [compared["prompt"] for compared in given["prompts"]] == ["One?", "Two?"]
+        for number, body, status in (
+            (0, {}, 404),
+            (7, {}, 404),
+            (1, {"prompts": []}, 400),
+            (1, {"prompts": [" "]}, 400),
+        ):
+            assert (await client.post(path.format(number), json=body)).status_code == status, (number, body)
+        await page.services[0].training_operations.create_policy("anna", "default", None)
+        foreign = await client.post("/admin/v1/policies/anna/versions/1/compare")
+        assert (foreign.status_code, foreign.json()["code"]) == (409, "other_policy")
+    asked = ("policy", "compare", "1", "--prompt", "Hello", "--url", page.url, "--key", page.admin_key)
+    for columns in (80, 120):
+        printed = (await asyncio.to_thread(clawloop, *asked, COLUMNS=str(columns))).stdout
+        assert printed.count("Hello there, friend.") == 2
+        assert printed.index("-- version 0, its parent") < printed.index("-- version 1\n")
+        assert max(map(len, printed.splitlines())) <= columns
+
+
+async def test_what_happened_to_a_policy_is_told_everywhere(page: Page) -> None:
+    headers = {"Authorization": f"Bearer {page.admin_key}"}
+    async with httpx.AsyncClient(base_url=page.url, headers=headers, timeout=60) as client:
+        await client.post("/admin/v1/training/pause", json={"reason": "a holiday"})
+        [event] = (await client.get("/admin/v1/policies/default/events")).json()["events"]
+        assert (event["kind"], event["detail"]["reason"]) == ("paused", "a holiday")
+        assert (await client.get("/admin/v1/policies/nobody/events")).status_code == 404
+    settings = {"DATABASE_URL": page.database_url, "COLUMNS": "80"}
+    assert "reason a holiday" in (await asyncio.to_thread(clawloop, "policy", "events", **settings)).stdout
+    async with page.visitor() as visitor:
+        assert "a holiday" in await visitor.get("/ui/now")
+
+
+async def test_the_chart_has_a_mean_and_a_mark_for_each_version(page: Page) -> None:
+    await page.recorder.chat("s1", "one", "two", version=0)
+    turns = await page.recorder.chat("s2", "three", "four", version=1)
+    await page.recorder.judge(turns[0], 1)
+    async with page.visitor() as visitor:
+        chart = (await visitor.client.get("/ui/chart")).json()
+    assert chart["praise"] == [None, None, 1.0, 1.0]
+    assert chart["length"] == [2.0] * 4
+    assert chart["versions"] == [[0, 0], [2, 1]]
+    assert chart["probes"] == [None] * 4
+
+
+def test_the_chart_has_the_match_of_probes_of_each_version() -> None:
+    def version(n: int, parent: int | None, **figures: float | None) -> VersionView:
+        gate = [GateCheck(CheckName.PROBES, CheckResult.PASSED, "", figures)] if figures else []
+        return VersionView(
+            n=n,
+            parent=parent,
+            state="",
+            active=False,
+            pinned=False,
+            engines=(),
+            metrics=None,
+            created_at=datetime.now(UTC),
+            gate=gate,
+        )
+
+    measured = [version(0, None), version(1, 0, right=0.5, parent_right=0.25), version(2, 1, right=None)]
+    assert matches_of(measured) == {0: 0.25, 1: 0.5}
