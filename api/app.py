@@ -13,6 +13,7 @@ from api.admin import (
     engines,
     erasure,
     export,
+    files,
     history,
     imports,
     judging,
@@ -52,20 +53,9 @@ def create_app(make_services: MakeServices, allowed_hosts: frozenset[str] = froz
 
     app = FastAPI(title="Clawloop", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     chat = (route, completions, messages, responses)
-    recorded = (
-        export,
-        imports,
-        key_limits,
-        engines,
-        sessions,
-        judging,
-        history,
-        erasure,
-        training,
-        comparison,
-        rollouts,
-    )
-    for module in (*chat, feedback, models, health, docs, *recorded, probes, keys, ledger):
+    recorded = (export, imports, sessions, files, judging, history, erasure)
+    admin = (key_limits, engines, training, comparison, rollouts, probes, keys, ledger)
+    for module in (*chat, feedback, models, health, docs, *recorded, *admin):
         app.include_router(module.router)
     for router in ROUTERS:
         app.include_router(router)

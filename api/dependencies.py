@@ -15,6 +15,7 @@ from api.chat.versions import VersionChooser
 from api.ports import (
     Engines,
     FeedbackStore,
+    FileReader,
     KeyMaker,
     KeyUses,
     MetricsPages,
@@ -69,6 +70,7 @@ class Services:
     notifications: NotificationQueue
     versions: VersionChooser
     turns: TurnReader
+    files: FileReader
     reading: Reading
     feedback: FeedbackStore
     training: TrainingStore

@@ -6,7 +6,7 @@ Implemented over PostgreSQL, vLLM and Temporal, and by fakes in fast tests; both
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -195,6 +195,16 @@ class TurnReader(Protocol):
         Raises:
             StoreUnavailable
         """
+
+
+class FileReader(Protocol):
+    """Files of recorded messages; each call raises StoreUnavailable when PostgreSQL does not answer."""
+
+    async def read(self, sha256: str) -> bytes | None:
+        """None if no turn has the file any more."""
+
+    async def of_session(self, session: SessionId, sha256s: Collection[str]) -> dict[str, bytes]:
+        """Those of these files that turns of the session have."""
 
 
 # Called by api/feedback.py and api/recording/

@@ -23,6 +23,7 @@ EventId = NewType("EventId", UUID)
 RolloutGroupId = NewType("RolloutGroupId", UUID)
 EpisodeId = NewType("EpisodeId", UUID)
 ProbeId = NewType("ProbeId", UUID)
+FileId = NewType("FileId", UUID)
 
 # What the id of a reply begins with: chat completions, completions, Anthropic's Messages, OpenAI's Responses.
 _CHAT, _COMPLETION, _MESSAGE, _RESPONSE = "chatcmpl-", "cmpl-", "msg_", "resp_"
@@ -88,6 +89,10 @@ def new_episode_id() -> EpisodeId:
 
 def new_probe_id() -> ProbeId:
     return ProbeId(UUID(int=uuid7().int))
+
+
+def new_file_id() -> FileId:
+    return FileId(UUID(int=uuid7().int))
 
 
 def response_id(turn_id: TurnId) -> str:

@@ -1,7 +1,7 @@
 """Erases content: bare rows stay, so that the ledger of steps and versions stays complete.
 
-Content is what a client, an engine or a judge sent: messages, token ids, log-probs, sampling fields, names, raw
-answers, hints. Ids, numbers, Clawloop's own reasons and the prefix hashes stay. The hashes keep turns still in a
+Content is what a client, an engine or a judge sent: messages and their files, token ids, log-probs, sampling fields,
+names, raw answers, hints. Ids, numbers, Clawloop's own reasons and the prefix hashes stay. The hashes keep turns still in a
 spool or an engine from being stored as a new conversation. An erasure locks the policy and the session, so that
 nothing is judged, sampled or inserted meanwhile; later writers find the turns erased.
 """
@@ -28,6 +28,7 @@ from db.tables import SessionRow, TurnRow
 from db.training.policies import insert_event, lock_policy
 from db.training.samples import end_samples
 from db.training.work_flag import refresh_work_flag
+from db.turns.files import release_files
 
 WHY = "erased"
 """Replaces erased text and reasons."""
@@ -241,6 +242,7 @@ async def _strip(connection: AsyncConnection, session: SessionId, turns: Sequenc
     """Remove the content of these turns; returns how many samples expired."""
     which = {"session": session, "turns": list(turns)}
     await connection.execute(_STRIP_TURNS, {**BARE_TURN, "turns": list(turns)})
+    await release_files(connection, turns)
     for statement in _STRIP:
         await connection.execute(statement, which)
     waiting = (await connection.execute(_WAITING_SAMPLES, which)).all()

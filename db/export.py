@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -18,6 +19,7 @@ from db.content_rows import answer_row
 from db.database import Database, transaction
 from db.exact_json import storable
 from db.judging.judgements import PostgresJudgementStore
+from db.turns.files import PostgresFileStore
 
 _POLICY = text("SELECT 1 FROM policies WHERE id = :policy")
 _TURNS = text("""
@@ -75,6 +77,7 @@ class PostgresExportStore:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._contexts = PostgresJudgementStore(database)
+        self._files = PostgresFileStore(database)
 
     @transaction
     async def has_policy(self, connection: AsyncConnection, policy: str) -> bool:
@@ -86,6 +89,9 @@ class PostgresExportStore:
         rows = await self._rows(_TURNS, _parameters(wanted, after, limit) | {"judged": judged, "votes": VOTES})
         found = [await self._exported(row) for row in rows]
         return [turn for turn in found if turn is not None], rows[-1].id if rows else None
+
+    async def files(self, session: SessionId, sha256s: Collection[str]) -> dict[str, bytes]:
+        return await self._files.of_session(session, sha256s)
 
     async def samples(self, wanted: ExportFilter, after: UUID | None, limit: int) -> list[Record]:
         return [_plain(row) for row in await self._rows(_SAMPLES, _parameters(wanted, after, limit))]

@@ -28,6 +28,7 @@ from db.exact_json import storable
 from db.tables import ApiKeyRow, FeedbackRow, HintRow, JudgementRow, PolicyRow, SessionRow, TurnRow, VoteRow
 from db.training.recipes import insert_recipe
 from db.turns.conversation_cache import ConversationCache
+from db.turns.files import release_files
 from db.turns.insert_batch import insert_batch
 from db.turns.prepared_turn import PreparedTurn
 
@@ -148,7 +149,10 @@ async def _replace_next_state(connection: AsyncConnection, parent: TurnId, turn:
     shown = update(JudgementRow).where(JudgementRow.shown_by == known)
     await connection.execute(shown.values(shown_by=turn))
     rated = select(FeedbackRow.id).where(FeedbackRow.turn_id == known).exists()
-    await connection.execute(delete(TurnRow).where(TurnRow.id == known, TurnRow.alias == ALIAS, ~rated))
+    replaced = select(TurnRow.id).where(TurnRow.id == known, TurnRow.alias == ALIAS, ~rated).with_for_update()
+    if (await connection.scalar(replaced)) is not None:
+        await release_files(connection, [known])
+        await connection.execute(delete(TurnRow).where(TurnRow.id == known))
 
 
 async def _judged_turn(connection: AsyncConnection, key: ApiKeyId, judgement: LoggedJudgement) -> Any:

@@ -34,7 +34,10 @@ INVARIANTS: dict[str, str] = {
     "an erased turn has no content": """
         SELECT 'turn ' || t.id FROM turns t
         WHERE t.outcome = 'erased' AND (t.messages_added::text <> '[]' OR t.response IS NOT NULL
-            OR t.prompt_ids IS NOT NULL OR t.response_ids IS NOT NULL OR t.sampling::text <> '{}')""",
+            OR t.prompt_ids IS NOT NULL OR t.response_ids IS NOT NULL OR t.sampling::text <> '{}'
+            OR EXISTS (SELECT FROM turn_files f WHERE f.turn_id = t.id))""",
+    "a file is there as long as a turn refers to it": """
+        SELECT 'file ' || f.id FROM files f WHERE NOT EXISTS (SELECT FROM turn_files r WHERE r.file_id = f.id)""",
     "no sample is twice on the path from a version to the base": """
         WITH RECURSIVE learned AS (
             SELECT m.policy, m.sample_id, m.step FROM step_samples m

@@ -28,8 +28,10 @@ from db.training.tables import RecipeRow as RecipeRow
 from db.training.tables import SampleRow as SampleRow
 from db.training.tables import StepRow as StepRow
 from db.training.tables import StepSampleRow as StepSampleRow
+from db.turns.tables import FileRow as FileRow
 from db.turns.tables import PrefixRole as PrefixRole
 from db.turns.tables import SessionPrefixRow as SessionPrefixRow
 from db.turns.tables import SessionRow as SessionRow
 from db.turns.tables import ToolListRow as ToolListRow
+from db.turns.tables import TurnFileRow as TurnFileRow
 from db.turns.tables import TurnRow as TurnRow

@@ -31,12 +31,15 @@ async def export(
     since: datetime | None = None,
     until: datetime | None = None,
     after: Annotated[UUID | None, Query(description="the `id` of the last line that is there")] = None,
+    files: Annotated[
+        bool, Query(description="messages have their images themselves, as data URLs, in place of references")
+    ] = False,
 ) -> StreamingResponse:
     """Records by ascending id, streamed. One that breaks off is continued with `after`."""
     services = await admin_services(request)
     of_session = None if session is None else await services.reading.references.session(session)
     wanted = ExportFilter(policy, of_session, _aware(since), _aware(until))
-    pages = services.exporter.pages(records, wanted, after)
+    pages = services.exporter.pages(records, wanted, after, with_files=files)
     # Read before the status is sent, so that a database that is away is a 503.
     first = await anext(pages, None)
     return StreamingResponse(lines_of(first, pages), media_type="application/x-ndjson")

@@ -21,9 +21,10 @@ from api.wire.reply import TokenCounts
 from api.wire.responses_reply import ResponsesReply, describe
 from api.wire.responses_request import check, translate
 from clawloop.contracts.serving import ApiKey, Scope
-from clawloop.contracts.turns import TurnStatus
+from clawloop.contracts.turns import Message, StoredTurn, TurnStatus
 from clawloop.errors import RequestRejected
 from clawloop.ids import responses_id
+from clawloop.turns.files import give_back, references_in
 
 router = APIRouter()
 
@@ -79,6 +80,13 @@ async def stored_response(request: Request, response_id: str) -> JSONResponse:
     return JSONResponse(whole | ({"status": _STATUS[record.status]} if record.status in _STATUS else {}))
 
 
+async def _with_files(services: Services, stored: StoredTurn) -> list[Message]:
+    """The messages of a turn and its reply, as an engine reads them."""
+    messages = conversation(stored)
+    wanted = references_in(messages)
+    return give_back(messages, await services.files.of_session(stored.session_id, wanted)) if wanted else messages
+
+
 async def _read(request: Request) -> tuple[Services, ApiKey, dict[str, Any], Translated]:
     services = services_of(request)
     key = await services.keys.require(request.headers, Scope.CHAT)
@@ -88,5 +96,5 @@ async def _read(request: Request) -> tuple[Services, ApiKey, dict[str, Any], Tra
     before, instructions = [], 0
     if (previous := body.get("previous_response_id")) is not None:
         stored = await stored_turn(services, key, previous, "previous_response_id")
-        before, instructions = conversation(stored), instructions_of(stored)
+        before, instructions = await _with_files(services, stored), instructions_of(stored)
     return services, key, body, translate(body, services.limits.engine_fields, before, instructions)

@@ -11,6 +11,9 @@ from pydantic import JsonValue
 
 from clawloop.contracts.turns import Message
 from clawloop.turns.canonical import is_volatile
+from clawloop.turns.files import references_of
+from clawloop.turns.part_names import described
+from clawloop.turns.part_names import kind_of_part as kind_of_file
 from clawloop.turns.thinking import THINKING_PARTS
 
 # A screen shows some 3,000 characters; a longer block costs the browser more than it tells.
@@ -22,15 +25,19 @@ _THINKING_FIELDS = ("reasoning", "reasoning_content")
 class Block:
     """
     Args:
-        kind: `text`, `thinking`, `call`, `result` or `other`.
+        kind: `text`, `thinking`, `call`, `result`, `file` or `other`.
         title: of a call: the tool's name; of other parts: what they are.
         cut: how many characters were left out at the end.
+        sha256: of a file that is stored; empty: none is.
+        is_picture: browsers show the file.
     """
 
     kind: str
     text: str
     title: str = ""
     cut: int = 0
+    sha256: str = ""
+    is_picture: bool = False
 
 
 def blocks_of(message: Message) -> list[Block]:
@@ -81,8 +88,18 @@ def _part_blocks(part: JsonValue, is_result: bool) -> list[Block]:
             return [_block("thinking", str(part.get("thinking") or part.get("text") or part.get("reasoning") or ""))]
         if isinstance(text := part.get("text"), str):
             return [_block(kind, text)]
-        return [_block("other", _json(part), str(kind_of_part or "part"))]
+        return _file_blocks(part) or [_block("other", _json(part), str(kind_of_part or "part"))]
     return [_block("other", _json(part), "part")]
+
+
+def _file_blocks(part: dict[str, JsonValue]) -> list[Block]:
+    kind = kind_of_file(part)
+    if kind is None:
+        return []
+    return [
+        Block("file", "", described(file, kind), sha256=file.sha256, is_picture=file.width is not None)
+        for file in references_of(part)
+    ]
 
 
 def _split_thinking(text: str) -> list[Block]:

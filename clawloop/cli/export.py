@@ -31,6 +31,9 @@ def export(
     out: Annotated[
         Path | None, typer.Option(dir_okay=False, help="A file; one that is there is continued after its last line.")
     ] = None,
+    files: Annotated[
+        bool, typer.Option("--files", help="Messages with their images themselves in place of references.")
+    ] = False,
     data: Data = None,
 ) -> None:
     """Print what was recorded as JSON lines, oldest first; the content of conversations is among it."""
@@ -44,7 +47,8 @@ def export(
     after = None if out is None else _continue_after(out)
 
     async def write(database: Database, file: BinaryIO) -> None:
-        async for page in Exporter(PostgresExportStore(database)).pages(ExportKind(records), wanted, after):
+        exporter = Exporter(PostgresExportStore(database))
+        async for page in exporter.pages(ExportKind(records), wanted, after, with_files=files):
             for record in page:
                 file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
 

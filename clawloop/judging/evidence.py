@@ -17,6 +17,7 @@ from clawloop.judging.blocks import Block, Role, Section, harmless
 from clawloop.judging.truncation import Budgets, cut_middle, share
 from clawloop.recipes.recipe import Signal
 from clawloop.turns.canonical import is_volatile
+from clawloop.turns.part_names import for_judges
 from clawloop.turns.thinking import THINKING_PARTS, without_leading_thinking
 
 MAX_HISTORY = 8  # messages: enough to understand a short request
@@ -31,7 +32,6 @@ _ROLES: dict[str, Role] = {
     "function": "tool",
 }
 _SPEAKERS: frozenset[Role] = frozenset({"user", "assistant", "tool_call", "note"})
-_PART_NAMES = frozenset({"image_url", "image", "input_image", "input_audio", "audio", "video_url", "file"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,6 @@ def _part_text(part: JsonValue) -> str:
         text = part.get("text")
         if isinstance(text, str):
             return text
-        kind = part.get("type")
-        if isinstance(kind, str) and kind in _PART_NAMES:
-            return f"[{kind}]"
+        if (said := for_judges(part)) is not None:
+            return f"[{said}]"
     return "[unreadable]"

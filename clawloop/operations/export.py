@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
@@ -14,6 +14,7 @@ from pydantic import JsonValue
 from clawloop.contracts.turns import Message, TurnRecord
 from clawloop.errors import NotFound
 from clawloop.ids import SessionId
+from clawloop.turns.files import give_back, references_in
 
 # A page of long conversations is some tens of megabytes.
 PAGE = 50
@@ -95,6 +96,9 @@ class ExportStore(Protocol):
             judged: only those with a decided judgement.
         """
 
+    async def files(self, session: SessionId, sha256s: Collection[str]) -> dict[str, bytes]:
+        """Those of these files that turns of the session have."""
+
     async def samples(self, wanted: ExportFilter, after: UUID | None, limit: int) -> list[Record]: ...
 
     async def steps(self, wanted: ExportFilter, after: UUID | None, limit: int) -> list[Record]: ...
@@ -104,8 +108,13 @@ class Exporter:
     def __init__(self, store: ExportStore) -> None:
         self._store = store
 
-    async def pages(self, kind: ExportKind, wanted: ExportFilter, after: UUID | None) -> AsyncIterator[list[Record]]:
+    async def pages(
+        self, kind: ExportKind, wanted: ExportFilter, after: UUID | None, *, with_files: bool = False
+    ) -> AsyncIterator[list[Record]]:
         """Records by ascending id; each has its `id`, which continues an export as `after`.
+
+        Args:
+            with_files: messages have their images themselves, as clients sent them, in place of references.
 
         Raises:
             NotFound: there is no such policy.
@@ -124,9 +133,21 @@ class Exporter:
             turns, last = await self._store.turns(wanted, after, PAGE, judged=judged)
             if last is None:
                 return
+            if with_files:
+                turns = [await self._with_files(turn) for turn in turns]
             made = [_RECORDS[kind](turn) for turn in turns]
             yield [record for record in made if record is not None]
             after = last
+
+
+    async def _with_files(self, turn: ExportedTurn) -> ExportedTurn:
+        messages, following = turn.record.messages, turn.next_state
+        wanted = references_in([*messages, *following])
+        if not wanted:
+            return turn
+        files = await self._store.files(turn.session, wanted)
+        record = replace(turn.record, messages=give_back(messages, files))
+        return replace(turn, record=record, next_state=give_back(following, files))
 
 
 def _turn(turn: ExportedTurn) -> Record | None:

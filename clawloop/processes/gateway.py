@@ -73,6 +73,7 @@ from db.training.operators import PostgresTrainingStore
 from db.training.probes import PostgresProbeStore
 from db.turns.browsing import PostgresSessionBrowser
 from db.turns.conversation_cache import ConversationCache
+from db.turns.files import PostgresFileStore
 from db.turns.insert import PostgresTurnStore
 from db.turns.sessions import PostgresSessionStore
 
@@ -253,6 +254,7 @@ async def gateway_services(
         recorder=recorder,
         notifications=notifications,
         turns=background_turns,
+        files=PostgresFileStore(background),
         reading=Reading(PostgresSessionStore(background), links),
         feedback=feedback,
         training=PostgresTrainingStore(background),

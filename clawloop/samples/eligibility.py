@@ -16,6 +16,7 @@ from pydantic import JsonValue
 from clawloop.contracts.turns import Message, TurnStatus
 from clawloop.errors import EngineAnswerUnusable
 from clawloop.turns.canonical import TEXT_PARTS
+from clawloop.turns.part_names import kind_of_part
 from clawloop.turns.thinking import THINKING_PARTS
 
 PREFIX = "not trainable: "
@@ -44,8 +45,6 @@ _ABSENT = (
     "thinking_token_budget",  # forces the end of thinking
     "watermarking",
 )
-# vLLM reads a part by its type, or by the key that holds its content. In words of ours, as reasons reach Temporal.
-_UNSEEN = ("image", "audio", "video", "file")
 _READ = TEXT_PARTS | THINKING_PARTS | {"refusal"}
 
 
@@ -84,8 +83,7 @@ def unseen_parts(messages: Sequence[Message]) -> list[str]:
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
             if isinstance(part, dict) and part.get("type") not in _READ:
-                said = " ".join([str(part.get("type", "")), *part])
-                kind = next((kind for kind in _UNSEEN if kind in said), "other content")
+                kind = kind_of_part(part) or "other content"  # in words of ours, as reasons reach Temporal
                 found += [kind] if kind not in found else []
     return found
 

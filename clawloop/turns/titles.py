@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from clawloop.contracts.turns import Message
 from clawloop.turns.canonical import is_volatile, text_parts
+from clawloop.turns.part_names import for_people
 
 _TITLE_LENGTH = 80
 
@@ -26,13 +27,13 @@ def shortened(text: str, length: int) -> str:
 
 
 def plain_text(message: Message) -> str:
-    """What a message says, with its tool calls as `name(arguments)`, and other parts by their type."""
+    """What a message says, with its tool calls as `name(arguments)`, and other parts by what they are."""
     lines = ["".join(text_parts(message))]
     content = message.get("content")
     for part in content if isinstance(content, list) else []:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind is not None and kind not in ("text", "input_text", "output_text"):
-            lines.append(f"[{kind}]")
+        if isinstance(part, dict) and kind is not None and kind not in ("text", "input_text", "output_text"):
+            lines.append(f"[{for_people(part) or kind}]")
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else []:
         function = call.get("function") if isinstance(call, dict) else None

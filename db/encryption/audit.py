@@ -14,7 +14,6 @@ from db.encryption.columns import SEALED_TABLES, TOOL_LISTS, Form, SealedTable, 
 from db.encryption.windows import Key, in_window, window_end
 
 MAX_LISTED = 50
-_BATCH_ROWS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ async def _look(connection: AsyncConnection, table: SealedTable, after: Key | No
         SELECT {table.selected()} FROM {table.name} WHERE ({where}) AND {inside}
         ORDER BY {", ".join(table.key)} LIMIT :limit
     """)
-    rows = (await connection.execute(query, {**parameters, "limit": _BATCH_ROWS})).mappings().all()
+    rows = (await connection.execute(query, {**parameters, "limit": table.rows_at_once})).mappings().all()
     content = content_of(connection)
     for row in rows:
         for column, form in table.columns.items():
@@ -102,4 +101,4 @@ async def _look(connection: AsyncConnection, table: SealedTable, after: Key | No
                 sealed(content, PLAIN, row[column], form, f"{table.name}.{column}", table.place(dict(row)))
             except ContentUnreadable as error:
                 found.append(str(error))
-    return end if len(rows) < _BATCH_ROWS else tuple(rows[-1][name] for name in table.key)
+    return end if len(rows) < table.rows_at_once else tuple(rows[-1][name] for name in table.key)

@@ -30,6 +30,7 @@ class SealedTable:
         place: what identifies a row, as those that write its content say it.
         columns: with content.
         named_by: columns beside the key that `place` needs.
+        rows_at_once: the most whose content is in memory together.
     """
 
     name: str
@@ -37,6 +38,7 @@ class SealedTable:
     place: Callable[[Mapping[str, Any]], object]
     columns: Mapping[str, Form]
     named_by: tuple[str, ...] = ()
+    rows_at_once: int = 200
 
     def selected(self) -> str:
         """SQL: the row's key, what its place is made of, and its content, JSON as text."""
@@ -95,6 +97,7 @@ SEALED_TABLES = (
         {"advantages": Form.BYTES, "moves": Form.BYTES},
     ),
     SealedTable("probes", ("id",), _id, {"content": Form.JSON}),
+    SealedTable("files", ("id",), _id, {"content": Form.BYTES, "digest": Form.DIGEST}, rows_at_once=4),
 )
 
 PLAIN_COLUMNS: Mapping[str, str] = {

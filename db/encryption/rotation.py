@@ -58,6 +58,19 @@ _SHORTEN_REASONS = text(f"""
 """)
 
 
+# Without keys nobody makes a keyed digest, and files are found by theirs.
+_NAME_PLAIN_FILES = text(f"""
+    UPDATE files f SET digest = named.digest
+    FROM (
+        SELECT id, sha256(substr(content, 1, size_bytes)) AS digest FROM files
+        WHERE {is_plain("content", Form.BYTES)} AND NOT {is_plain("digest", Form.DIGEST)}
+            AND NOT EXISTS (SELECT FROM files o WHERE o.digest = sha256(substr(files.content, 1, files.size_bytes)))
+        LIMIT {_BATCH_ROWS}
+    ) named
+    WHERE f.id = named.id
+""")
+
+
 @dataclass(slots=True)
 class Rotated:
     """
@@ -89,6 +102,8 @@ async def rotate(
     for table in (*SEALED_TABLES, TOOL_LISTS):
         await _rotate_table(database, table, decrypt, done, told)
     if decrypt:
+        while await _patiently(database, _name_plain_files):
+            pass
         if not done.unreadable:
             await database.run(end_encryption)
     else:
@@ -137,7 +152,8 @@ async def _batch(
         SELECT {table.selected()} FROM {table.name} WHERE ({condition}) AND {where}
         ORDER BY {", ".join(table.key)} LIMIT :limit FOR NO KEY UPDATE
     """)
-    rows = (await connection.execute(query, {**parameters, "limit": _BATCH_ROWS})).mappings().all()
+    most = min(_BATCH_ROWS, table.rows_at_once)
+    rows = (await connection.execute(query, {**parameters, "limit": most})).mappings().all()
     unreadable: list[str] = []
     changed: list[dict[str, Any]] = []
     for row in rows:
@@ -147,7 +163,7 @@ async def _batch(
             unreadable.append(str(error))
     if changed:
         await connection.execute(_update(table), changed)
-    last = end if len(rows) < _BATCH_ROWS else tuple(rows[-1][name] for name in table.key)
+    last = end if len(rows) < most else tuple(rows[-1][name] for name in table.key)
     return _Batch(len(changed), unreadable, last)
 
 
@@ -178,6 +194,12 @@ def _due(column: str, form: Form, content: ContentCodec, decrypt: bool) -> str:
 
 async def _shorten_reasons(connection: AsyncConnection) -> None:
     await connection.execute(_SHORTEN_REASONS)
+
+
+async def _name_plain_files(connection: AsyncConnection) -> int:
+    """Give decrypted files the digests by which they are found without keys; how many of them."""
+    await connection.execute(_DECRYPTING)
+    return (await connection.execute(_NAME_PLAIN_FILES)).rowcount
 
 
 async def _rotate_tool_lists(database: Database, done: Rotated) -> None:

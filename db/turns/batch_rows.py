@@ -19,6 +19,7 @@ from db.exact_json import exact_json, storable
 from db.tables import PrefixRole, TurnRow
 from db.turns.batch_sessions import Entry, columns_of
 from db.turns.deltas import Delta, delta
+from db.turns.files import insert_files, insert_references
 from db.turns.prepared_turn import PreparedTurn
 
 _TURN_COLUMNS = (
@@ -51,10 +52,20 @@ async def insert_rows(raw: Raw, entries: Sequence[Entry]) -> None:
         sha256, before = entry.prepared.conversation.tools_sha256, entry.parent_conversation
         if sha256 is not None and (before is None or before.tools_sha256 != sha256):
             tools[sha256] = entry.prepared.tools
-    await _insert_tools(raw, tools, entries[0].prepared.content)
+    content = entries[0].prepared.content
+    await _insert_tools(raw, tools, content)
+    values = [_turn_values(entry) for entry in entries]
+    added = [
+        (entry.prepared.record.turn_id, file)
+        for entry, columns in zip(entries, values, strict=True)
+        for of_message in entry.prepared.files[columns["messages_kept"] :]
+        for file in of_message
+    ]
+    ids = await insert_files(raw, [file for _, file in added], content)
     async with raw.pipeline():
-        await raw.cursor().executemany(_INSERT_TURN, [_turn_values(entry) for entry in entries])
+        await raw.cursor().executemany(_INSERT_TURN, values)
         await raw.execute(_INSERT_PREFIXES, columns_of([row for entry in entries for row in _prefixes(entry)], 4))
+        await insert_references(raw, [(turn_id, ids[file.sha256]) for turn_id, file in added])
 
 
 async def _insert_tools(raw: Raw, tools: dict[bytes, str | None], content: ContentCodec) -> None:

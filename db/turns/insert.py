@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, StoredTurn, TurnRecord
 from clawloop.errors import RecordUnusable, StoreContended, StoreUnavailable
 from clawloop.ids import ApiKeyId, TurnId
+from clawloop.turns.files import take_files
 from db.database import Database, transaction
 from db.tables import TurnRow
 from db.turns.conversation_cache import ConversationCache
@@ -58,7 +59,7 @@ class PostgresTurnStore:
     async def version_of_parent(
         self, key: ApiKeyId, evidence: SessionEvidence, messages: Sequence[Message]
     ) -> int | None:
-        return await self._version_of_parent(Request(key, evidence, messages))
+        return await self._version_of_parent(Request(key, evidence, take_files(messages)[0]))
 
     @transaction
     async def mark_notified(self, connection: AsyncConnection, turn_ids: Sequence[TurnId]) -> None:
@@ -67,7 +68,7 @@ class PostgresTurnStore:
 
     @transaction
     async def load(self, connection: AsyncConnection, turn_id: TurnId) -> StoredTurn | None:
-        """The turn as it was inserted; None if there is no such turn.
+        """The turn as it was inserted, with references in place of files; None if there is no such turn.
 
         Raises:
             StoreUnavailable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind, TurnOutcome, TurnRecord
@@ -13,6 +13,7 @@ from clawloop.ids import ApiKeyId, TurnId
 from clawloop.turns.canonical import extend_digest, response_digest, seed_digest
 from clawloop.turns.continued import whole_reply
 from clawloop.turns.conversation import ConversationLookup, lookup
+from clawloop.turns.files import ContentFile, take_files
 from clawloop.turns.identify import named_session_id
 from db.arrays import ids_to_bytes
 from db.content import PLAIN, ContentCodec
@@ -52,11 +53,14 @@ class PreparedTurn:
     """A turn record, and what follows from it alone.
 
     Args:
+        record: with references in place of files.
         content: how its content is stored.
+        files: of each message.
     """
 
     record: TurnRecord
     content: ContentCodec = PLAIN
+    files: Sequence[tuple[ContentFile, ...]] = ()
 
     @classmethod
     def checked(cls, record: TurnRecord, content: ContentCodec = PLAIN) -> PreparedTurn:
@@ -64,8 +68,9 @@ class PreparedTurn:
         Raises:
             RecordUnusable: PostgreSQL can never store a value, or our code cannot read the turn.
         """
-        prepared = cls(record, content)
         try:
+            messages, files = take_files(record.messages)
+            prepared = cls(replace(record, messages=messages) if any(files) else record, content, files)
             prepared.conversation, prepared.marks, prepared.response_digest, prepared.outcome  # noqa: B018
         except RecordUnusable:
             raise

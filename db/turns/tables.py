@@ -59,6 +59,29 @@ class ToolListRow(Base):
     tools: Mapped[Any] = mapped_column(ExactJson)
 
 
+class FileRow(Base):
+    """An image or another file of messages, which refer to it by its SHA-256; each is stored once."""
+
+    __tablename__ = "files"
+    __table_args__ = (CheckConstraint(f"octet_length(content) % 4 IN (0, {SEALED_REST})", name="content_is_padded"),)
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    digest: Mapped[bytes] = mapped_column(unique=True)  # SHA-256 of the file
+    size_bytes: Mapped[int]
+    content: Mapped[bytes]  # followed by zeros up to a multiple of 4
+    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+class TurnFileRow(Base):
+    """A turn adds a message with this file."""
+
+    __tablename__ = "turn_files"
+    __table_args__ = (Index(None, "file_id"),)
+
+    turn_id: Mapped[UUID] = mapped_column(ForeignKey("turns.id", ondelete="CASCADE"), primary_key=True)
+    file_id: Mapped[UUID] = mapped_column(ForeignKey("files.id"), primary_key=True)
+
+
 class TurnRow(Base):
     """One request and its response.
 

@@ -161,6 +161,7 @@ async def running_gateway(
                     recorder=recorder,
                     notifications=notifications,
                     turns=turns,
+                    files=turns,
                     reading=Reading(sessions),
                     feedback=sessions,
                     training=training,

@@ -82,6 +82,7 @@ OPERATIONS = (
     ("/admin/v1/keys/{prefix}", "DELETE"),
     ("/admin/v1/check", "GET"),
     ("/admin/v1/status", "GET"),
+    ("/admin/v1/files/{sha256}", "GET"),
     ("/admin/v1/turns/{turn}", "GET"),
     ("/admin/v1/turns/{turn}/why", "GET"),
     ("/admin/v1/sessions", "GET"),

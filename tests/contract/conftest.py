@@ -19,6 +19,7 @@ from db.erasure import PostgresErasureStore
 from db.judging.feedback import PostgresFeedbackStore
 from db.serving.directory import DEFAULT_SAMPLING, PostgresDirectoryStore, ensure_policy
 from db.serving.keys import PostgresKeyStore
+from db.turns.files import PostgresFileStore
 from db.turns.insert import PostgresTurnStore
 from db.turns.sessions import PostgresSessionStore
 from tests.contract.learning import FakeLearning, Learning, PostgresLearning
@@ -44,6 +45,7 @@ class Stores:
     sessions: FakeSessionStore | PostgresSessionStore
     feedback: FakeSessionStore | PostgresFeedbackStore
     erasures: FakeErasureStore | PostgresErasureStore
+    files: FakeTurnStore | PostgresFileStore
     key: ApiKeyId
     other_key: ApiKeyId
 
@@ -66,6 +68,7 @@ async def postgres_stores(database: Database) -> Stores:
         PostgresSessionStore(database),
         PostgresFeedbackStore(database),
         PostgresErasureStore(database),
+        PostgresFileStore(database),
     )
 
 
@@ -82,6 +85,7 @@ async def encrypted_stores(postgres_url: str, tmp_path: Path) -> AsyncIterator[S
         PostgresSessionStore(opened),
         PostgresFeedbackStore(opened),
         PostgresErasureStore(opened),
+        PostgresFileStore(opened),
     )
     await opened.close()
 
@@ -92,13 +96,13 @@ async def fake_stores() -> Stores:
     turns = FakeTurnStore()
     sessions = FakeSessionStore(turns)
     directory = FakeDirectoryStore(Directory((policy,), ()))
-    return await _with_keys(turns, FakeKeyStore(), directory, sessions, sessions, FakeErasureStore(turns))
+    return await _with_keys(turns, FakeKeyStore(), directory, sessions, sessions, FakeErasureStore(turns), turns)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each test of stores runs on those in memory and in PostgreSQL; tests of turns also on encrypted ones."""
+    """Each test of stores runs on those in memory and in PostgreSQL; those of turns and files also on encrypted ones."""
     if "stores" in metafunc.fixturenames:
-        kinds = ["postgres", *(["encrypted"] if metafunc.module.__name__.endswith("test_turns") else [])]
+        kinds = ["postgres", *(["encrypted"] if metafunc.module.__name__.endswith(("test_turns", "test_files")) else [])]
         of_postgres = [pytest.param(kind, marks=pytest.mark.postgres) for kind in kinds]
         metafunc.parametrize("stores", ["fake", *of_postgres], indirect=True)
 
@@ -116,10 +120,11 @@ async def _with_keys(
     sessions: FakeSessionStore | PostgresSessionStore,
     feedback: FakeSessionStore | PostgresFeedbackStore,
     erasures: FakeErasureStore | PostgresErasureStore,
+    files: FakeTurnStore | PostgresFileStore,
 ) -> Stores:
     first, _ = await keys.create_key("default", {Scope.CHAT}, "first")
     second, _ = await keys.create_key("default", {Scope.CHAT}, "second")
-    return Stores(turns, keys, directory, sessions, feedback, erasures, first.id, second.id)
+    return Stores(turns, keys, directory, sessions, feedback, erasures, files, first.id, second.id)
 
 
 @pytest.fixture

@@ -89,6 +89,9 @@ DAMAGE: dict[str, tuple[str, ...]] = {
     "an erased turn has no content": (
         "UPDATE turns SET outcome = 'erased' WHERE id = (SELECT turn_id FROM samples ORDER BY id LIMIT 1)",
     ),
+    "a file is there as long as a turn refers to it": (
+        "INSERT INTO files (id, digest, size_bytes, content) VALUES (gen_random_uuid(), 'digest', 4, 'file')",
+    ),
     "every turn names a version that existed when it began": (
         "UPDATE turns SET version = 9 WHERE id = (SELECT turn_id FROM samples ORDER BY id LIMIT 1)",
     ),

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import anthropic as anthropic_sdk
+import httpx
+import openai as openai_sdk
 import pytest
 import torch
 from anthropic import AsyncAnthropic
@@ -17,6 +22,7 @@ from clawloop.contracts.turns import StoredTurn, TurnKind
 from db.schema import migrate
 from tests.conftest import database_address, execute
 from tests.e2e.gateway import RealGateway, prepared, running_gateway
+from tests.pictures import asks_about, data_url, png
 
 SYSTEM = "You help."
 PARAMETERS: dict[str, object] = {"type": "object", "properties": {"command": {"type": "string"}}}
@@ -156,3 +162,23 @@ async def test_a_plain_completion_is_recorded_as_a_side_turn(gateway: RealGatewa
     for record in (of_text, of_ids):
         assert record.response_ids
         assert record.logprobs is not None
+
+
+async def test_a_model_that_sees_no_images_refuses_them_in_every_format(
+    gateway: RealGateway, anthropic: AsyncAnthropic, openai: AsyncOpenAI
+) -> None:
+    """What the engine says reaches the client; there is no reply, so nothing is recorded or trained."""
+    asked: Any = asks_about(png())
+    encoded = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(png()).decode()}
+    block: Any = {"role": "user", "content": [{"type": "image", "source": encoded}]}
+    part: Any = {"role": "user", "content": [{"type": "input_image", "image_url": data_url(png())}]}
+    requests = (
+        openai.chat.completions.create(model="policy", messages=[asked], max_tokens=4),
+        anthropic.messages.create(model="policy", messages=[block], max_tokens=4),
+        openai.responses.create(model="policy", input=[part], max_output_tokens=16),
+    )
+    for request in requests:
+        with pytest.raises((openai_sdk.BadRequestError, anthropic_sdk.BadRequestError), match="multimodal"):
+            await request
+    async with httpx.AsyncClient(base_url=gateway.url, headers={"Authorization": f"Bearer {gateway.admin_key}"}) as admin:
+        assert (await admin.get(f"/admin/v1/files/{sha256(png()).hexdigest()}")).status_code == 404

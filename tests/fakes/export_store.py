@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from uuid import UUID
 
+from clawloop.ids import SessionId
 from clawloop.operations.export import ExportedTurn, ExportFilter, Record
 from tests.fakes.turn_store import FakeTurnStore
 
@@ -28,6 +30,9 @@ class FakeExportStore:
             for one in page
         ]
         return found, page[-1].record.turn_id if page else None
+
+    async def files(self, session: SessionId, sha256s: Collection[str]) -> dict[str, bytes]:
+        return await self._turns.of_session(session, sha256s)
 
     async def samples(self, wanted: ExportFilter, after: UUID | None, limit: int) -> list[Record]:
         return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import cast
@@ -22,6 +22,7 @@ from clawloop.contracts.turns import (
 from clawloop.errors import StoreUnavailable
 from clawloop.ids import ApiKeyId, SessionId, TurnId
 from clawloop.turns.conversation import KnownPrefix, choose_session
+from clawloop.turns.files import take_files
 from clawloop.turns.identify import conversation_session_id, named_session_id
 from clawloop.turns.parents import Candidate, find_parent
 from db.turns.prepared_turn import PreparedTurn, Request
@@ -52,6 +53,7 @@ class FakeTurnStore:
         self._require_available()
         record = copy.deepcopy(record)
         prepared = PreparedTurn.checked(record)
+        record = prepared.record
         if (inserted := self._inserted.get(record.turn_id)) is not None:
             return InsertedTurn(inserted.turn_id, inserted.session_id, inserted.parent_turn_id, duplicate=True)
         session, unknown_before = self._session(prepared)
@@ -102,7 +104,7 @@ class FakeTurnStore:
         self, key: ApiKeyId, evidence: SessionEvidence, messages: Sequence[Message]
     ) -> int | None:
         self._require_available()
-        request = Request(key, evidence, messages)
+        request = Request(key, evidence, take_files(messages)[0])
         session = self._known_session(request)
         parent = None if session is None else self._parent(session, request)
         return None if parent is None else self._prepared[parent].record.version
@@ -116,6 +118,23 @@ class FakeTurnStore:
         return StoredTurn(
             prepared.record, inserted.session_id, inserted.parent_turn_id, outcome, detail, self.announced.get(turn_id)
         )
+
+    async def read(self, sha256: str) -> bytes | None:
+        """Satisfies `api.ports.FileReader`."""
+        return self._files(self._prepared).get(sha256)
+
+    async def of_session(self, session: SessionId, sha256s: Collection[str]) -> dict[str, bytes]:
+        turns = [turn_id for turn_id, inserted in self._inserted.items() if inserted.session_id == session]
+        return {sha256: content for sha256, content in self._files(turns).items() if sha256 in sha256s}
+
+    def _files(self, turns: Iterable[TurnId]) -> dict[str, bytes]:
+        self._require_available()
+        return {
+            file.sha256: file.content
+            for turn_id in turns
+            for of_message in self._prepared[turn_id].files
+            for file in of_message
+        }
 
     async def all(self) -> list[StoredTurn]:
         """In their order."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +27,26 @@ from db.database import Database
 from db.judging.feedback import PostgresFeedbackStore
 from db.tables import Base
 from db.training.probes import PostgresProbeStore
+from db.turns.files import PostgresFileStore
 from db.turns.insert import PostgresTurnStore
 from db.turns.sessions import PostgresSessionStore
 from tests.contract.conftest import TEST_LIMIT
 from tests.contract.learning import POLICY, PostgresLearning, commit, trained
+from tests.pictures import asks_about, png
 from tests.records import turn_record
 from tests.ui.recorded import Recorder
 
 WORDS = ("zebrasay", "otterreply", "heronprompt", "lynxtool", "ibexstop", "koalahint", "mothvote", "newtcomment")
 SAY, REPLY, SYSTEM, TOOL, STOP, HINT, VOTE, COMMENT = WORDS
 PROBE, FAULT = "quollprobe", "stoatfault"
+PICTURE = png(pixels=b"the wombat's own picture")
 PROMPT_IDS, RESPONSE_IDS = [70_001, 70_002, 70_003], [71_001, 71_002]
 LOGPROBS, ADVANTAGES, MOVES = [-0.8125, -0.4375], [0.6875, -0.3125], [0.1875, -0.0625]
 HINTED_IDS = [1, 2, 3, 4]  # as `Recorder.judge` makes them
 ANSWER: Message = {"role": "assistant", "content": f"It is {REPLY}."}
 TOOLS = [{"type": "function", "function": {"name": TOOL, "parameters": {"type": "object"}}}]
 NAMED = SessionEvidence(SessionSource.HEADER, "encrypted-session")
+PICTURED = SessionEvidence(SessionSource.HEADER, "session with a picture")
 
 
 def codec(folder: Path, name: str = "keys") -> ContentCodec:
@@ -97,7 +102,8 @@ async def whole_loop(url: str, content: ContentCodec) -> Loop:
     failed = turn_record(
         messages=more, response=None, response_ids=None, logprobs=None, status=TurnStatus.ERROR, error=FAULT, **fields
     )
-    for record in (first, second, failed):
+    shown = turn_record(messages=[asks_about(PICTURE)], **fields | {"evidence": PICTURED})
+    for record in (first, second, failed, shown):
         await learning.turns.insert(record)
     await Recorder(learning).judge(first.turn_id, 1, hint=f"Mention {HINT}", raw=f"It was {VOTE}")
     await learning.add_samples(3)
@@ -137,6 +143,8 @@ def content_found_in(stored: str) -> list[str]:
         "advantages": advantages_to_bytes(ADVANTAGES),
         "moves": advantages_to_bytes(MOVES),
         "digest of a reply": response_digest(ANSWER),
+        "picture": PICTURE,
+        "digest of a picture": sha256(PICTURE).digest(),
     }
     marks = {word: word for word in (*WORDS, PROBE, FAULT)}
     marks |= {f"{word} in hexadecimal": word.encode().hex() for word in (*WORDS, PROBE, FAULT)}
@@ -169,6 +177,7 @@ async def require_readable(database: Database, loop: Loop) -> None:
     assert HINT in str(detail.judged.hints[0].text)
     assert detail.tokens is not None
     assert (detail.tokens.advantages, detail.tokens.moves) == (ADVANTAGES, MOVES)
+    assert await PostgresFileStore(database).read(sha256(PICTURE).hexdigest()) == PICTURE
     second = await PostgresSessionStore(database).detail(loop.next_turn, tokens=False)
     assert second is not None
     assert [given.text for given in second.judged.feedback] == [COMMENT]

@@ -160,7 +160,7 @@ async def test_a_value_that_is_moved_to_another_row_or_changed_is_refused(loop: 
         assert any("votes.raw of" in row for row in found)
         # A list of sessions shows all others.
         shown = await PostgresSessionStore(database).sessions(policy=None, state=None, after=None, limit=50)
-        assert len(shown) == 4
+        assert len(shown) == 5
 
 
 async def test_a_process_without_the_keys_or_with_others_is_refused(

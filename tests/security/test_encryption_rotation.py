@@ -7,9 +7,11 @@ import json
 import os
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from api.recording.spool import Spool
 from clawloop.contracts.browsing import SessionFilter
@@ -18,7 +20,7 @@ from clawloop.encryption.key_file import SETTING, add_key
 from clawloop.encryption.sealer import Sealer
 from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.errors import SetupError, StoreUnavailable
-from clawloop.ids import SessionId
+from clawloop.ids import SessionId, new_turn_id
 from clawloop.processes.ledger_check import DatabaseCheck
 from db.content import PLAIN, ContentCodec
 from db.database import Database
@@ -29,11 +31,14 @@ from db.erasure import PostgresErasureStore
 from db.schema import migrate_down
 from db.turns.browsing import PostgresSessionBrowser
 from db.turns.conversation_cache import ConversationCache
+from db.turns.files import PostgresFileStore
 from db.turns.insert import PostgresTurnStore
+from tests.pictures import asks_about
 from tests.records import turn_record
 from tests.security.encrypted import (
     ANSWER,
     NAMED,
+    PICTURE,
     SAY,
     TOOLS,
     Loop,
@@ -217,3 +222,31 @@ async def test_the_command_rotates_rows_spooled_turns_and_artifacts(
     assert without.read(turn.turn_id) == turn
     without.close()
     assert SAY in rejected.read_text()
+
+
+async def test_a_file_is_stored_once_over_the_rotation_and_back(postgres_url: str, tmp_path: Path) -> None:
+    loop = await whole_loop(postgres_url, PLAIN)
+    await loop.database.close()
+
+    async def show(content: ContentCodec) -> int:
+        """Show the loop's picture in a session of its own; how many files are stored then."""
+        async with opened(postgres_url, content) as database:
+            asked = turn_record(api_key_id=loop.learning.key, messages=[asks_about(PICTURE, new_turn_id().hex)])
+            session = (await PostgresTurnStore(database).insert(asked)).session_id
+            name = sha256(PICTURE).hexdigest()
+            assert await PostgresFileStore(database).of_session(session, {name}) == {name: PICTURE}
+            return await database.run(count_files)
+
+    assert await show(PLAIN) == 1
+    assert await show(codec(tmp_path)) == 1  # found by its plain digest
+    async with opened(postgres_url, codec(tmp_path)) as database:
+        await rotate(database)
+        assert content_found_in(dump(postgres_url)) == []
+    assert await show(codec(tmp_path)) == 1
+    async with opened(postgres_url, codec(tmp_path)) as database:
+        await rotate(database, decrypt=True)
+    assert await show(PLAIN) == 1
+
+
+async def count_files(connection: AsyncConnection) -> int:
+    return int((await connection.exec_driver_sql("SELECT count(*) FROM files")).scalar_one())

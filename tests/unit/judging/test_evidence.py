@@ -108,7 +108,7 @@ def test_content_parts_are_read_and_images_are_named() -> None:
         {"type": "image_url", "image_url": {"url": "x"}},
         {"type": "</next>"},
     ]
-    assert content_text(parts) == "look\n[image_url]\n[unreadable]"
+    assert content_text(parts) == "look\n[image]\n[unreadable]"
 
 
 def test_a_turn_without_a_user_message_or_reply_text_can_be_shown() -> None:

@@ -1,0 +1,112 @@
+"""Files of messages in PostgreSQL: each is stored once, with the first turn that has it, and goes with the last one.
+
+Beside the turns, not in a folder: a turn and its files are written, and erased, in one transaction, so that no turn
+lacks a file and no file is left over, whenever a process is killed; and gateways and workers of several machines all
+have them.
+
+A turn refers to the files of the messages that it adds to its parent's. Who has the turn has the parent, too: an
+erasure takes no parent without its children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.ids import SessionId, TurnId, new_file_id
+from clawloop.turns.files import ContentFile
+from db.content import ContentCodec, content_of
+from db.database import Database, Raw, transaction
+
+# Sealed bytes are told from plain ones by their length, which for plain ones is a multiple of 4.
+_PADDED = 4
+_COLUMN = "files.content"
+# Keeps an erasure from deleting them; sorted, as the erasure locks them.
+_LOCK_FILES = "SELECT digest, id FROM files WHERE digest = ANY(%b::bytea[]) ORDER BY digest FOR KEY SHARE"
+_INSERT_FILE = "INSERT INTO files (id, digest, size_bytes, content) VALUES (%b, %b, %b, %b) ON CONFLICT DO NOTHING"
+_INSERT_REFERENCES = """
+    INSERT INTO turn_files (turn_id, file_id)
+    SELECT * FROM unnest(%b::uuid[], %b::uuid[]) ON CONFLICT DO NOTHING
+"""
+_DROP_REFERENCES = text("DELETE FROM turn_files WHERE turn_id = ANY(:turns) RETURNING file_id")
+# Two statements: the lock waits for a transaction that inserts a turn with the file, the delete then sees that turn.
+_LOCK_UNUSED = text("SELECT id FROM files WHERE id = ANY(:files) ORDER BY digest FOR UPDATE")
+_DROP_UNUSED = text("""
+    DELETE FROM files f WHERE f.id = ANY(:files) AND NOT EXISTS (SELECT FROM turn_files r WHERE r.file_id = f.id)
+""")
+_READ = "SELECT f.id, f.digest, f.size_bytes, f.content FROM files f WHERE f.digest = ANY(:digests)"
+# Only what this session has: a client may write a reference of its own into a message.
+_READ_OF_SESSION = f"""
+    {_READ} AND EXISTS (
+        SELECT FROM turn_files r JOIN turns t ON t.id = r.turn_id WHERE r.file_id = f.id AND t.session_id = :session)
+"""
+
+
+class PostgresFileStore:
+    """Implements `api.ports.FileReader`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def read(self, sha256: str) -> bytes | None:
+        return (await self._read(_READ, [sha256], {})).get(sha256)
+
+    async def of_session(self, session: SessionId, sha256s: Collection[str]) -> dict[str, bytes]:
+        return await self._read(_READ_OF_SESSION, sha256s, {"session": session})
+
+    @transaction
+    async def _read(
+        self, connection: AsyncConnection, query: str, sha256s: Collection[str], parameters: dict[str, Any]
+    ) -> dict[str, bytes]:
+        if not sha256s:
+            return {}
+        content = content_of(connection)
+        digests = content.find_digests(bytes.fromhex(sha256) for sha256 in sha256s)
+        rows = await connection.execute(text(query), {**parameters, "digests": list(digests)})
+        return {
+            digests[row.digest].hex(): content.read_bytes(row.content, _COLUMN, row.id)[: row.size_bytes]
+            for row in rows
+        }
+
+
+async def insert_files(raw: Raw, files: Collection[ContentFile], content: ContentCodec) -> Mapping[str, Any]:
+    """Insert the files that are missing, and lock all until the end of the transaction; their ids by SHA-256."""
+    by_hash = {file.sha256: file for file in files}
+    digests = content.find_digests(bytes.fromhex(sha256) for sha256 in by_hash)
+    ids: dict[str, Any] = {}
+    while len(ids) < len(by_hash):  # once more where an erasure has just deleted one
+        rows = await raw.execute(_LOCK_FILES, [sorted(digests)])
+        ids = {digests[digest].hex(): file_id for digest, file_id in await rows.fetchall()}
+        missing = sorted(sha256 for sha256 in by_hash if sha256 not in ids)
+        new = [_row(by_hash[sha256], content) for sha256 in missing]
+        if new:
+            await raw.cursor().executemany(_INSERT_FILE, sorted(new, key=lambda row: row[1]))
+    return ids
+
+
+async def insert_references(raw: Raw, references: Sequence[tuple[TurnId, Any]]) -> None:
+    """
+    Args:
+        references: turns that were inserted in this transaction, each with the id of a file that it refers to.
+    """
+    if references:
+        await raw.execute(_INSERT_REFERENCES, [list(column) for column in zip(*references, strict=True)])
+
+
+async def release_files(connection: AsyncConnection, turns: Collection[TurnId]) -> None:
+    """Remove what these turns refer to, and the files to which no other turn refers."""
+    files = (await connection.scalars(_DROP_REFERENCES, {"turns": list(turns)})).all()
+    if files:
+        which = {"files": list(files)}
+        await connection.execute(_LOCK_UNUSED, which)
+        await connection.execute(_DROP_UNUSED, which)
+
+
+def _row(file: ContentFile, content: ContentCodec) -> tuple[Any, ...]:
+    file_id, size = new_file_id(), len(file.content)
+    padded = file.content + bytes(-size % _PADDED)
+    digest = content.write_digest(bytes.fromhex(file.sha256))
+    return file_id, digest, size, content.write_bytes(padded, _COLUMN, file_id)
