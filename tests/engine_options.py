@@ -13,9 +13,24 @@ _UNLIMITED = 2**50
 
 
 def engine_options(
-    model: Path, port: int, *, dtype: str = "float32", max_model_len: int = 4096, guard_sampling: bool = True
+    model: Path,
+    port: int,
+    *,
+    dtype: str = "float32",
+    max_model_len: int = 4096,
+    guard_sampling: bool = True,
+    policies: int = 1,
+    max_loras: int | None = None,
 ) -> EngineOptions:
-    wanted = ModelOptions(device=Device.CPU, dtype=dtype, max_model_len=max_model_len, train=False, memory=_UNLIMITED)
+    wanted = ModelOptions(
+        device=Device.CPU,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        policies=policies,
+        max_loras=max_loras,
+        train=False,
+        memory=_UNLIMITED,
+    )
     layout = lay_out(wanted, model, None, {})
     [engine] = [process for process in layout.processes if process.role is Role.ENGINE]
     return EngineOptions(port, engine.arguments, engine.environment, guard_sampling=guard_sampling)

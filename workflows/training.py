@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from temporalio import workflow
-from temporalio.common import RawValue
+from temporalio.common import Priority, RawValue
 from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
@@ -225,6 +225,8 @@ class TrainingWorkflow(LongRunningWorkflow):
                 TrainingActivities.train_step,
                 TrainStep(policy=self._policy, n=claimed.n),
                 summary=descriptions.step_summary(view, claimed),
+                # Policies take turns at a trainer, however many batches one of them has.
+                priority=Priority(fairness_key=self._policy),
                 **train_on(view.pool),
             )
         except ActivityError as error:

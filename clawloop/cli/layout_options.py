@@ -29,7 +29,13 @@ MaxSampleTokens = Annotated[
     int | None, typer.Option(min=1, help="Longest sample the trainer reads; --max-model-len if left out.")
 ]
 MicroBatchTokens = Annotated[int, typer.Option(min=1, help="Tokens the trainer reads at once.")]
-MaxLoras = Annotated[int, typer.Option(min=1, help="Versions that have running requests at the same time.")]
+MaxLoras = Annotated[
+    int | None,
+    typer.Option(min=1, help="Versions that have running requests at the same time; by default as --policies needs."),
+]
+Policies = Annotated[
+    int, typer.Option(min=1, max=1000, help="Policies that the engines answer for, one for each person say.")
+]
 Memory = Annotated[float | None, typer.Option(min=0.1, help="GiB of memory without a GPU; this machine's by default.")]
 Quantised = Annotated[
     Quantise | None,
@@ -42,7 +48,6 @@ ServeModel = Annotated[
     typer.Option(help="A quantised copy of the model (AWQ, GPTQ, FP8), which engines serve instead of it."),
 ]
 MICRO_BATCH_TOKENS = 8192
-MAX_LORAS = 4
 
 
 def indices(option: str, text: str | None) -> tuple[int, ...] | None:

@@ -10,7 +10,6 @@ import typer
 
 from clawloop.cli.chat_options import ChatTemplate, ReasoningParser, ToolCallParser
 from clawloop.cli.layout_options import (
-    MAX_LORAS,
     MICRO_BATCH_TOKENS,
     Dtype,
     Indices,
@@ -19,6 +18,7 @@ from clawloop.cli.layout_options import (
     MaxSampleTokens,
     Memory,
     MicroBatchTokens,
+    Policies,
     Quantised,
     ServeModel,
     indices,
@@ -49,7 +49,8 @@ def plan_command(
     max_sample_tokens: MaxSampleTokens = None,
     micro_batch_tokens: MicroBatchTokens = MICRO_BATCH_TOKENS,
     quantise: Quantised = None,
-    max_loras: MaxLoras = MAX_LORAS,
+    policies: Policies = 1,
+    max_loras: MaxLoras = None,
     max_lora_rank: Annotated[int | None, typer.Option(min=1, help="Largest rank that engines load.")] = None,
     chat_template: ChatTemplate = None,
     tool_call_parser: ToolCallParser = None,
@@ -79,6 +80,7 @@ def plan_command(
         micro_batch_tokens=micro_batch_tokens,
         max_loras=max_loras,
         max_lora_rank=max_lora_rank,
+        policies=policies,
     )
     if judge_model is not None:
         require_model(judge_model)

@@ -13,7 +13,6 @@ import typer
 
 from clawloop.cli.chat_options import ChatTemplate, ReasoningParser, ToolCallParser
 from clawloop.cli.layout_options import (
-    MAX_LORAS,
     MICRO_BATCH_TOKENS,
     Device,
     Dtype,
@@ -23,6 +22,7 @@ from clawloop.cli.layout_options import (
     MaxSampleTokens,
     Memory,
     MicroBatchTokens,
+    Policies,
     Quantised,
     ServeModel,
     indices,
@@ -74,7 +74,8 @@ def up_command(
     max_sample_tokens: MaxSampleTokens = None,
     micro_batch_tokens: MicroBatchTokens = MICRO_BATCH_TOKENS,
     quantise: Quantised = None,
-    max_loras: MaxLoras = MAX_LORAS,
+    policies: Policies = 1,
+    max_loras: MaxLoras = None,
     memory: Memory = None,
     recipe: Annotated[
         Path | None,
@@ -126,6 +127,7 @@ def up_command(
             micro_batch_tokens=micro_batch_tokens,
             quantise=None if quantise is None else "nf4",
             max_loras=max_loras,
+            policies=policies,
             max_lora_rank=settings.max_lora_rank,
             memory=None if memory is None else int(memory * 2**30),
             train=train,

@@ -15,8 +15,13 @@ LONGEST_CONTEXT_TOKENS = 32768
 """Of an engine nobody gave a limit: enough for an agent's prompt with its tools; more costs memory."""
 ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM's `--max-lora-rank` takes (`vllm.config.lora.MaxLoRARanks`)."""
-FEWEST_LORAS = 2
-"""An engine holds the active version and its successor."""
+VERSIONS_OF_POLICY = 2
+"""An engine has loaded a policy's active version and its candidate; judges are answered by the base weights."""
+FEWEST_LORAS = VERSIONS_OF_POLICY
+USUAL_LORAS = 4
+"""Those of one policy, and as many older versions whose replies have not ended."""
+MOST_CHOSEN_LORAS = 32
+"""Of many policies few answer at the same moment, and each slot takes room from the KV cache."""
 Dtype = Literal["float32", "bfloat16"]
 
 
@@ -28,8 +33,9 @@ class Limits:
         max_model_len: tokens of a prompt and its reply.
         max_sample_tokens: of the longest sample the trainer reads, its `--max-tokens`; `max_model_len` at most.
         micro_batch_tokens: what the trainer reads at once.
-        max_loras: versions with running requests at the same time.
+        max_loras: versions with running requests at the same time; others wait for a moment, and take turns.
         max_lora_rank: of the adapters an engine can load.
+        policies: that the engine answers for.
     """
 
     max_model_len: int
@@ -37,11 +43,12 @@ class Limits:
     micro_batch_tokens: int = 8192
     max_loras: int = 4
     max_lora_rank: int = 16
+    policies: int = 1
 
     @property
     def max_cpu_loras(self) -> int:
-        """Adapters an engine keeps in the machine's memory: as many again, for those that are loaded ahead."""
-        return 2 * self.max_loras
+        """Adapters an engine keeps in the machine's memory: those of all policies, and some that are loaded ahead."""
+        return max(2 * self.max_loras, VERSIONS_OF_POLICY * self.policies)
 
     @property
     def micro_batch(self) -> int:
@@ -168,8 +175,9 @@ def limits_for(
     max_model_len: int | None = None,
     max_sample_tokens: int | None = None,
     micro_batch_tokens: int = 8192,
-    max_loras: int = 4,
+    max_loras: int | None = None,
     max_lora_rank: int | None = None,
+    policies: int = 1,
 ) -> Limits:
     """Limits as asked for, the rest chosen by model and recipe.
 
@@ -191,6 +199,8 @@ def limits_for(
         raise SetupError(
             f"--max-lora-rank {engine_rank}: the recipe's adapters have rank {rank}: give {large_enough[0]}"
         )
+    if max_loras is None:
+        max_loras = min(max(USUAL_LORAS, VERSIONS_OF_POLICY * policies), MOST_CHOSEN_LORAS)
     if max_loras < FEWEST_LORAS:
         raise SetupError(f"--max-loras {max_loras}: at least {FEWEST_LORAS}, the active version and its successor")
     return Limits(
@@ -199,4 +209,5 @@ def limits_for(
         micro_batch_tokens=micro_batch_tokens,
         max_loras=max_loras,
         max_lora_rank=engine_rank,
+        policies=policies,
     )

@@ -43,6 +43,7 @@ class ModelOptions:
         micro_batch_tokens: what the trainer reads at once.
         quantise: the trainer's base model, to 4 bits.
         max_loras: versions with running requests at the same time.
+        policies: that the engines answer for.
         max_lora_rank: highest rank of an adapter that engines load.
         memory: bytes that may be taken on a machine without GPUs; None: all of it.
         train: whether there is a trainer.
@@ -61,7 +62,8 @@ class ModelOptions:
     max_sample_tokens: int | None = None
     micro_batch_tokens: int = 8192
     quantise: Quantisation | None = None
-    max_loras: int = 4
+    max_loras: int | None = None
+    policies: int = 1
     max_lora_rank: int = 16
     memory: int | None = None
     train: bool = True
@@ -106,6 +108,7 @@ def lay_out(options: ModelOptions, model: Path, recipe: Recipe | None, environme
             micro_batch_tokens=options.micro_batch_tokens,
             max_loras=options.max_loras,
             max_lora_rank=options.max_lora_rank,
+            policies=options.policies,
         ),
         gpus=None if gpus is None else _sets(options, gpus),
         memory=memory_bytes() if options.memory is None else options.memory,

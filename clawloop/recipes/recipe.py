@@ -190,7 +190,7 @@ class Schedule(Table):
 class Train(Table):
     """Settings of a training step."""
 
-    later = frozenset({"batch_groups", "group_staleness_versions", "schedule", "token_moves"})
+    later = frozenset({"batch_groups", "group_staleness_versions", "kept_versions", "schedule", "token_moves"})
 
     batch_samples: Annotated[int, Field(ge=1, le=10_000)] = 16
     """Number of samples of a step; 10,000 at most, since one claim looks at no more."""
@@ -209,6 +209,9 @@ class Train(Table):
     """Explicit feedback is dropped when the mean absolute log ρ over its response exceeds this, in nats."""
     train_thinking: bool = True
     """Must be true: thinking tokens cannot be distinguished from others, so they are trained like them."""
+    kept_versions: Annotated[int, Field(ge=1, le=10_000)] = 3
+    """Number of the newest versions on the path to the head that keep their files, for a roll-back; older ones are
+    deleted once nothing needs them. 10,000 at most."""
     token_moves: bool = False
     """Store by how much a step changed the log-probability of each token it trained, in nats, 4 bytes a token. The
     trained replies are read once more with the new version, which the gate's numbers need anyway."""

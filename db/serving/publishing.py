@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from sqlalchemy import TextClause, delete, func, select, text, update
+from sqlalchemy import TextClause, delete, func, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -14,6 +14,7 @@ from clawloop.contracts.adapter_directory import AdapterDirectory
 from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import VersionRef
 from clawloop.errors import RecordUnusable
+from clawloop.recipes.recipe import Train
 from db.database import Database, transaction
 from db.exact_json import storable
 from db.serving.activation import is_served, read_version_for_all, set_active
@@ -21,9 +22,6 @@ from db.serving.engines import read_engines
 from db.tables import EngineRow, EngineVersionRow, PolicyRow, VersionRow
 from db.training.lineage import read_parents, version_ref
 from db.training.policies import lock_policy
-
-KEPT_ON_PATH = 3
-"""The newest versions on the path to the head keep their files: a roll-back most likely chooses one of them."""
 
 # A candidate is loaded before it is accepted: it can then be asked, and answers at once.
 # The parent of a canary answers the others, and again once a pin ends.
@@ -61,6 +59,11 @@ _REMOVABLE = text(f"""
     ORDER BY v.policy, v.n
 """)
 
+# The newest on the path to the head: a roll-back most likely chooses one of them.
+_KEPT = text(f"""
+    SELECT p.head, coalesce(CAST(r.content->'train'->>'kept_versions' AS int), {Train().kept_versions}) AS versions
+    FROM policies p LEFT JOIN recipes r ON r.hash = p.recipe_hash WHERE p.id = :policy
+""")
 _LEFTOVER = text("""
     SELECT d.path FROM unnest(CAST(:policies AS text[]), CAST(:ns AS int[]), CAST(:paths AS text[])) d (policy, n, path)
         JOIN steps s ON s.policy = d.policy AND s.n = d.n
@@ -173,5 +176,5 @@ async def _removable(connection: AsyncConnection, age: timedelta) -> list[Versio
 
 
 async def _newest_on_path(connection: AsyncConnection, policy: str) -> Sequence[int]:
-    head = (await connection.execute(select(PolicyRow.head).where(PolicyRow.id == policy))).scalar_one()
-    return path_to_base(head, await read_parents(connection, policy))[:KEPT_ON_PATH]
+    kept = (await connection.execute(_KEPT, {"policy": policy})).one()
+    return path_to_base(kept.head, await read_parents(connection, policy))[: kept.versions]

@@ -11,6 +11,8 @@ from activities.serving.retention import Retention
 from clawloop.adapters.folder import AdapterFolder
 from clawloop.contracts.training import VersionRef
 from clawloop.errors import AdapterUnusable
+from clawloop.recipes.recipe import Recipe, Train
+from db.serving.directory import ensure_policy
 from db.serving.publishing import PostgresPublishingStore
 from db.training.operators import PostgresTrainingStore
 from tests.conftest import execute
@@ -170,3 +172,20 @@ async def test_directories_of_failed_attempts_are_deleted_once_the_step_is_over(
         "v4-0123456789ab",  # no step of this ledger: another installation's
     ]
     assert await retention.remove() == 0
+
+
+async def test_each_policy_keeps_as_many_versions_as_its_recipe_says(shelf: Shelf, tmp_path: Path) -> None:
+    for policy, kept in (("anna", 1), ("ben", 4), ("cleo", None)):
+        await ensure_policy(shelf.database, policy, "tiny", [])
+        if kept is not None:
+            recipe = Recipe(name="keeps", train=Train(kept_versions=kept))
+            await PostgresTrainingStore(shelf.database).set_recipe(policy, recipe)
+        shelf.commit(*range(1, 6), policy=policy)
+        execute(shelf.url, f"UPDATE policies SET active = 5 WHERE id = '{policy}'")
+        for n in range(1, 6):
+            (tmp_path / policy / f"v{n}-0123456789ab").mkdir(parents=True)
+    shelf.age(HOURS)
+    assert await Retention(shelf.store, AdapterFolder(tmp_path)).remove() == 4 + 1 + 2
+    for policy, first in (("anna", 5), ("ben", 2), ("cleo", 3)):
+        left = {path.name.split("-")[0] for path in (tmp_path / policy).iterdir()}
+        assert left == {f"v{n}" for n in range(first, 6)}, policy

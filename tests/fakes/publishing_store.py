@@ -11,7 +11,7 @@ from clawloop.contracts.adapter_directory import AdapterDirectory
 from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import SampleState, StepState, VersionRef
 from clawloop.errors import RecordUnusable
-from db.serving.publishing import KEPT_ON_PATH
+from clawloop.recipes.recipe import Train
 from tests.fakes.ledger import FakeLedger, FakeVersion
 
 
@@ -107,7 +107,7 @@ class FakePublishingStore:
 
     def _needed(self, policy: str, n: int) -> bool:
         opened = self.ledger.open_step(policy)
-        kept = self.ledger.path(policy, self.ledger.policies[policy].head)[:KEPT_ON_PATH]
+        kept = self.ledger.path(policy, self.ledger.policies[policy].head)[: Train().kept_versions]
         waiting = (SampleState.FRESH, SampleState.CLAIMED)
         return (
             n in kept

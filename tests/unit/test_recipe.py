@@ -141,6 +141,7 @@ def test_a_stored_recipe_without_a_later_key_means_its_default() -> None:
         "Distillation.divergence": "reverse",
         "Train.batch_groups": 8,
         "Train.group_staleness_versions": 8,
+        "Train.kept_versions": 3,
         "Train.schedule": None,
         "Train.token_moves": False,
         "Gate.drawn_probes": 0,

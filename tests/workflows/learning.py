@@ -47,12 +47,14 @@ class ScriptedLearning:
         ends: the state and reason of a step, by its number; a candidate otherwise.
         rejects: why the gate rejects a version, by its number; it accepts the others.
         probed: versions are asked probes.
+        pool: of the trainers; by default one of its own.
         probes_fail: how asking a version fails, by its number.
         at_gate: the gate waits for it.
     """
 
     def __init__(self) -> None:
         self.policy = f"p{uuid4().hex[:8]}"
+        self.pool = self.policy
         self.needed = 16
         self.ready = 0
         self.judging = 0
@@ -92,7 +94,7 @@ class ScriptedLearning:
             state, reason = TrainingState.PAUSED, f"paused: {self.paused}"
         return TrainingView(
             policy=policy,
-            pool=self.policy,
+            pool=self.pool,
             state=state,
             reason=reason,
             ready=self.ready,

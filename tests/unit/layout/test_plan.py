@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from clawloop.errors import SetupError
 from clawloop.layout.parts import Layout, PartName, Role
 from clawloop.layout.plan import arrange, plan, remedies
-from clawloop.layout.request import ENGINE_RANKS, Gpus, Limits, Request, TrainingNeeds
+from clawloop.layout.request import ENGINE_RANKS, Gpus, Limits, Request, TrainingNeeds, limits_for
 from clawloop.layout.shortage import Shortage
 from tests.unit.layout.shapes import GIB, LLAMA_70B, QWEN3_4B, SMALL, decoder, request
 
@@ -271,3 +271,17 @@ def test_sets_that_cannot_be_are_refused(sets: dict[str, tuple[int, ...]], said:
 def test_one_gpu_has_no_sets() -> None:
     with pytest.raises(SetupError, match="with one GPU engine and trainer share it"):
         plan(request(SMALL, (80,), train=(0,)))
+
+
+@pytest.mark.parametrize(
+    ("policies", "asked", "slots", "in_memory"),
+    [(1, None, 4, 8), (2, None, 4, 8), (10, None, 20, 40), (20, None, 32, 64), (20, 8, 8, 40), (100, None, 32, 200)],
+)
+def test_engines_have_room_for_the_active_version_and_the_candidate_of_each_policy(
+    policies: int, asked: int | None, slots: int, in_memory: int
+) -> None:
+    limits = limits_for(QWEN3_4B, TrainingNeeds(), policies=policies, max_loras=asked)
+    planned = plan(replace(request(QWEN3_4B, (80,)), limits=limits))
+    [engine] = [process for process in planned.processes if process.role is Role.ENGINE]
+    words = " ".join(engine.arguments)
+    assert f"--max-loras {slots} --max-cpu-loras {in_memory}" in words
