@@ -193,7 +193,9 @@ async def _erase(connection: AsyncConnection, session: SessionId, turn: TurnId |
     which = {"session": session, "turns": erased}
     learned = await connection.scalar(_LEARNED_SAMPLES, which) or 0
     expired = await _strip(connection, session, erased) if erased else 0
+    # Lists of tools before files, as turns are inserted.
     await _drop_tools(connection, sorted({row.tools_sha256 for row in locked if row.tools_sha256 is not None}))
+    await release_files(connection, erased)
     if turn is None:
         await connection.execute(_END_SESSION, {"session": session})
     if erased:
@@ -242,7 +244,6 @@ async def _strip(connection: AsyncConnection, session: SessionId, turns: Sequenc
     """Remove the content of these turns; returns how many samples expired."""
     which = {"session": session, "turns": list(turns)}
     await connection.execute(_STRIP_TURNS, {**BARE_TURN, "turns": list(turns)})
-    await release_files(connection, turns)
     for statement in _STRIP:
         await connection.execute(statement, which)
     waiting = (await connection.execute(_WAITING_SAMPLES, which)).all()

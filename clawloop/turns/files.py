@@ -69,7 +69,8 @@ def take_files(messages: Sequence[Message]) -> tuple[list[Message], list[tuple[C
 
     A message without files stays the same object.
     """
-    taken, files = [], []
+    taken: list[Message] = []
+    files: list[tuple[ContentFile, ...]] = []
     for message in messages:
         found: list[ContentFile] = []
         content = message.get("content")
@@ -101,7 +102,7 @@ def references_of(part: JsonValue) -> list[FileReference]:
 
 def give_back(messages: Sequence[Message], files: Mapping[str, bytes]) -> list[Message]:
     """The messages with files in place of references, as an engine reads them; a file that is not here stays one."""
-    given = []
+    given: list[Message] = []
     for message in messages:
         content = message.get("content")
         if isinstance(content, list) and not all(map(_holds_none, content)):

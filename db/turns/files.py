@@ -98,7 +98,7 @@ async def insert_references(raw: Raw, references: Sequence[tuple[TurnId, Any]]) 
 
 async def release_files(connection: AsyncConnection, turns: Collection[TurnId]) -> None:
     """Remove what these turns refer to, and the files to which no other turn refers."""
-    files = (await connection.scalars(_DROP_REFERENCES, {"turns": list(turns)})).all()
+    files = (await connection.scalars(_DROP_REFERENCES, {"turns": list(turns)})).all() if turns else ()
     if files:
         which = {"files": list(files)}
         await connection.execute(_LOCK_UNUSED, which)

@@ -1,9 +1,14 @@
 """Files of messages, each stored once however many turns refer to it.
 
-What was recorded before keeps its images inside its messages.
+What was recorded before keeps its images inside its messages; the way back puts all of them there.
 """
 
 from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
@@ -17,14 +22,17 @@ _IS_PLAIN = {
     "content": "octet_length(NEW.content) > 0 AND octet_length(NEW.content) % 4 <> 2",
     "digest": "octet_length(NEW.digest) NOT IN (0, 33)",
 }
-# A message with a reference is no message to the version before: a person decides what becomes of it.
-_NONE_THERE = """
+_REQUIRE_PLAIN = """
     DO $$ BEGIN
-        IF EXISTS (SELECT FROM files) THEN
-            RAISE EXCEPTION 'turns refer to files, which the version before cannot read: erase those sessions first';
+        IF EXISTS (SELECT FROM encryption) THEN
+            RAISE EXCEPTION 'this database is encrypted: run clawloop encryption rotate --decrypt first';
         END IF;
     END $$
 """
+_FILES = sa.text("""
+    SELECT encode(f.digest, 'hex') AS sha256, substr(f.content, 1, f.size_bytes) AS content
+    FROM files f JOIN turn_files r ON r.file_id = f.id WHERE r.turn_id = :turn
+""")
 
 
 def upgrade() -> None:
@@ -63,6 +71,27 @@ def _trigger(name: str, event: str, condition: str) -> None:
 
 
 def downgrade() -> None:
-    op.execute(_NONE_THERE)
+    op.execute(_REQUIRE_PLAIN)
+    connection = op.get_bind()
+    for turn in connection.scalars(sa.text("SELECT DISTINCT turn_id FROM turn_files")).all():
+        files = {row.sha256: bytes(row.content) for row in connection.execute(_FILES, {"turn": turn})}
+        messages = connection.scalar(sa.text("SELECT messages_added FROM turns WHERE id = :turn"), {"turn": turn})
+        changed = json.dumps(_with_files(messages, files), separators=(",", ":"))
+        update = sa.text("UPDATE turns SET messages_added = CAST(:messages AS json) WHERE id = :turn")
+        connection.execute(update, {"messages": changed, "turn": turn})
     op.drop_table("turn_files")
     op.drop_table("files")
+
+
+def _with_files(value: Any, files: Mapping[str, bytes]) -> Any:
+    """Messages with the files that they refer to, as clients sent them."""
+    if isinstance(value, list):
+        return [_with_files(inner, files) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    stored = value.get("stored_file")
+    content = files.get(str(stored.get("sha256"))) if isinstance(stored, dict) else None
+    if not isinstance(stored, dict) or content is None:
+        return {name: _with_files(inner, files) for name, inner in value.items()}
+    encoded = base64.b64encode(content).decode()
+    return f"data:{stored['media_type']};base64,{encoded}" if "media_type" in stored else encoded
