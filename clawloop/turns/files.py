@@ -28,8 +28,9 @@ STORED = "stored_file"
 
 _DATA_URL = re.compile(r"data:([^,;]*(?:;[^,;]*)*?);base64,", re.IGNORECASE)
 _LONGEST_HEADER = 200
-# Fields whose base64 has no `data:` before it: OpenAI's `input_audio` and `file`. Shorter values are no files.
-_BARE_FIELDS = frozenset({"data", "file_data"})
+# Fields whose base64 has no `data:` before it: of OpenAI's `input_audio` and `file`, and of vLLM's tensors. Shorter
+# values are no files.
+_BARE_FIELDS = frozenset({"data", "file_data", "image_embeds", "audio_embeds"})
 _SHORTEST_BARE = 64
 # A part's own fields, and those of the object in it: `image_url.url`.
 _LEVELS = 2
