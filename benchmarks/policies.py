@@ -44,7 +44,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--people", type=int, default=20)
     parser.add_argument("--slots", type=int, default=4, help="of the engine with few")
     parser.add_argument("--rounds", type=int, default=None, help="default: 4; 1 with --quick")
-    parser.add_argument("--requests", type=int, default=None, help="of each person in a round; default: 6; 2 with --quick")
+    parser.add_argument(
+        "--requests", type=int, default=None, help="of each person in a round; default: 6; 2 with --quick"
+    )
     parser.add_argument("--step-seconds", type=float, default=0.5, help="that each step takes")
 
 
@@ -94,9 +96,7 @@ def run(options: argparse.Namespace) -> Result:
     return Result([*rows, *(_waiting(who, seconds) for who, seconds in waits.items())], ratios, raw)
 
 
-def _chats(
-    folder: Path, stack: ExitStack, people: int, slots: int, rounds: int, requests: int
-) -> dict[str, Load]:
+def _chats(folder: Path, stack: ExitStack, people: int, slots: int, rounds: int, requests: int) -> dict[str, Load]:
     model = ensure_tiny_model(folder / "models")
     postgres = stack.enter_context(running_postgres(folder / "postgres"))
     cases: dict[str, Case] = {}
@@ -127,8 +127,8 @@ def _chats(
     for case in cases.values():
         asyncio.run(_round(case, 1, 0, warming))
     for turn in range(rounds):
-        for case, load in loads.items():
-            asyncio.run(_round(cases[case], requests, 1 + turn * requests, load))
+        for name, load in loads.items():
+            asyncio.run(_round(cases[name], requests, 1 + turn * requests, load))
     loads[ONE].failures += warming.failures
     return loads
 
@@ -169,7 +169,7 @@ async def _steps(temporal: str, people: int, step_seconds: float) -> list[Turn]:
         await all_queued(others)
         busy.scripted.gate.set()
         async with asyncio.timeout(60 + 10 * step_seconds * (people + BATCHES)):
-            while len(trainer.turns) < people - 1 + BATCHES:
+            while len(trainer.turns) < people - 1 + BATCHES:  # noqa: ASYNC110 - Temporal tells nobody
                 await asyncio.sleep(0.05)
         return list(trainer.turns)
 

@@ -1,8 +1,8 @@
 """Erases content: bare rows stay, so that the ledger of steps and versions stays complete.
 
 Content is what a client, an engine or a judge sent: messages and their files, token ids, log-probs, sampling fields,
-names, raw answers, hints. Ids, numbers, Clawloop's own reasons and the prefix hashes stay. The hashes keep turns still in a
-spool or an engine from being stored as a new conversation. An erasure locks the policy and the session, so that
+names, raw answers, hints. Ids, numbers, Clawloop's own reasons and the prefix hashes stay. The hashes keep turns still
+in a spool or an engine from being stored as a new conversation. An erasure locks the policy and the session, so that
 nothing is judged, sampled or inserted meanwhile; later writers find the turns erased.
 """
 

@@ -139,7 +139,6 @@ class Exporter:
             yield [record for record in made if record is not None]
             after = last
 
-
     async def _with_files(self, turn: ExportedTurn) -> ExportedTurn:
         messages, following = turn.record.messages, turn.next_state
         wanted = references_in([*messages, *following])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-
 from pydantic import JsonValue
 
 from clawloop.turns.files import FileReference, references_of
@@ -15,13 +13,13 @@ _LONGEST_ADDRESS = 200
 _MEDIA_TYPE = re.compile(r"[\w.+-]+/[\w.+-]+", re.ASCII)
 
 
-def kind_of_part(part: Mapping[str, JsonValue]) -> str | None:
+def kind_of_part(part: dict[str, JsonValue]) -> str | None:
     """`image`, `audio`, `video` or `file`; None for a part of another kind."""
     said = " ".join([str(part.get("type", "")), *part])
     return next((kind for kind in KINDS if kind in said), None)
 
 
-def for_judges(part: Mapping[str, JsonValue]) -> str | None:
+def for_judges(part: dict[str, JsonValue]) -> str | None:
     """What a judge is told of a part in place of it, as `image: image/png, 640x480`; None for an unknown kind."""
     if (kind := kind_of_part(part)) is None:
         return None
@@ -29,7 +27,7 @@ def for_judges(part: Mapping[str, JsonValue]) -> str | None:
     return "; ".join(said or [f"{kind}: {address}" for address in _addresses(part)]) or kind
 
 
-def for_people(part: Mapping[str, JsonValue]) -> str | None:
+def for_people(part: dict[str, JsonValue]) -> str | None:
     """As `for_judges`, with size and hash: `image/png, 12 kB, 640x480, sha256 1f2e3d4c5b6a…`."""
     if (kind := kind_of_part(part)) is None:
         return None
@@ -65,7 +63,7 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes / 1000:.0f} kB" if size_bytes < 1_000_000 else f"{size_bytes / 1_000_000:.1f} MB"
 
 
-def _addresses(part: Mapping[str, JsonValue]) -> list[str]:
+def _addresses(part: dict[str, JsonValue]) -> list[str]:
     values = list(part.values())
     values += [inner for value in values if isinstance(value, dict) for inner in value.values()]
     return [

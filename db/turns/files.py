@@ -80,10 +80,10 @@ async def insert_files(raw: Raw, files: Collection[ContentFile], content: Conten
     while len(ids) < len(by_hash):  # once more where an erasure has just deleted one
         rows = await raw.execute(_LOCK_FILES, [sorted(digests)])
         ids = {digests[digest].hex(): file_id for digest, file_id in await rows.fetchall()}
-        missing = sorted(sha256 for sha256 in by_hash if sha256 not in ids)
-        new = [_row(by_hash[sha256], content) for sha256 in missing]
-        if new:
-            await raw.cursor().executemany(_INSERT_FILE, sorted(new, key=lambda row: row[1]))
+        # In one order for all transactions: each waits for a file that another one is inserting.
+        missing = sorted((_row(file, content) for file in by_hash.values() if file.sha256 not in ids), key=_digest)
+        if missing:
+            await raw.cursor().executemany(_INSERT_FILE, missing)
     return ids
 
 
@@ -103,6 +103,11 @@ async def release_files(connection: AsyncConnection, turns: Collection[TurnId]) 
         which = {"files": list(files)}
         await connection.execute(_LOCK_UNUSED, which)
         await connection.execute(_DROP_UNUSED, which)
+
+
+def _digest(row: tuple[Any, ...]) -> bytes:
+    digest: bytes = row[1]
+    return digest
 
 
 def _row(file: ContentFile, content: ContentCodec) -> tuple[Any, ...]:

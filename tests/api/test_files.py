@@ -28,7 +28,7 @@ def body_of(path: str) -> dict[str, Any]:
     """A request with an image, in each wire format."""
     encoded = base64.b64encode(ROUND).decode()
     block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded}}
-    return {
+    bodies: dict[str, dict[str, Any]] = {
         CHAT: {"messages": [asks_about(ROUND)]},
         "/v1/messages": {
             "messages": [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, block]}],
@@ -45,7 +45,8 @@ def body_of(path: str) -> dict[str, Any]:
                 }
             ]
         },
-    }[path] | {"model": "policy"}
+    }
+    return bodies[path] | {"model": "policy"}
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses"])

@@ -100,9 +100,12 @@ async def fake_stores() -> Stores:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each test of stores runs on those in memory and in PostgreSQL; those of turns and files also on encrypted ones."""
+    """Each test of stores runs on those in memory and in PostgreSQL; of turns and files also on encrypted ones."""
     if "stores" in metafunc.fixturenames:
-        kinds = ["postgres", *(["encrypted"] if metafunc.module.__name__.endswith(("test_turns", "test_files")) else [])]
+        kinds = [
+            "postgres",
+            *(["encrypted"] if metafunc.module.__name__.endswith(("test_turns", "test_files")) else []),
+        ]
         of_postgres = [pytest.param(kind, marks=pytest.mark.postgres) for kind in kinds]
         metafunc.parametrize("stores", ["fake", *of_postgres], indirect=True)
 

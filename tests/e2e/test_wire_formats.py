@@ -180,5 +180,7 @@ async def test_a_model_that_sees_no_images_refuses_them_in_every_format(
     for request in requests:
         with pytest.raises((openai_sdk.BadRequestError, anthropic_sdk.BadRequestError), match="multimodal"):
             await request
-    async with httpx.AsyncClient(base_url=gateway.url, headers={"Authorization": f"Bearer {gateway.admin_key}"}) as admin:
+    async with httpx.AsyncClient(
+        base_url=gateway.url, headers={"Authorization": f"Bearer {gateway.admin_key}"}
+    ) as admin:
         assert (await admin.get(f"/admin/v1/files/{sha256(png()).hexdigest()}")).status_code == 404

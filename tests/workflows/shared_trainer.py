@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 from uuid import uuid4
 
 from temporalio import activity
@@ -87,7 +88,7 @@ class SharedTrainer:
 async def shared_trainer(client: Client, step_seconds: float = 0.0) -> AsyncIterator[SharedTrainer]:
     """Workers of many policies, one step at a time; what still runs at the end is ended."""
     shared = SharedTrainer(step_seconds)
-    ledger = [shared.look, shared.claim, shared.decide, shared.publish]
+    ledger: list[Callable[..., Any]] = [shared.look, shared.claim, shared.decide, shared.publish]
     queue = names.trainer_queue(shared.pool)
     async with (
         Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[TrainingWorkflow]),

@@ -33,7 +33,8 @@ def prefixes(*messages: Message, key: ApiKeyId = KEY) -> list[bytes]:
 
 
 def test_an_image_is_recorded_by_reference_and_given_back_as_it_was() -> None:
-    said, asked = {"role": "user", "content": "hello"}, asks_about(ROUND)
+    said: Message = {"role": "user", "content": "hello"}
+    asked = asks_about(ROUND)
     (first, second), files = take_files([said, asked])
     assert first is said
     digest = sha256(ROUND).hexdigest()
@@ -124,7 +125,8 @@ def test_the_same_image_gives_the_same_prefix_however_its_base64_is_written() ->
 )
 def test_judges_and_people_are_told_what_a_part_is(part: dict[str, Any], judge: str, people: str) -> None:
     (taken,), _ = take_files([{"role": "user", "content": [part]}])
-    for message in ({"role": "user", "content": [part]}, taken):
+    asked: Message = {"role": "user", "content": [part]}
+    for message in (asked, taken):
         assert content_text(message["content"]) == judge
         assert plain_text(message).startswith(f"[{people}")
     assert str(for_people(part)).startswith(people)
