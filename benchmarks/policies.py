@@ -124,8 +124,8 @@ def _chats(folder: Path, stack: ExitStack, people: int, slots: int, rounds: int,
             cases[ONE] = Case(gateway.url, keys[:1] * people)
     loads = {case: Load() for case in (ONE, ALL, FEW)}
     warming = Load()
-    for case in cases.values():
-        asyncio.run(_round(case, 1, 0, warming))
+    for one in cases.values():
+        asyncio.run(_round(one, 1, 0, warming))
     for turn in range(rounds):
         for name, load in loads.items():
             asyncio.run(_round(cases[name], requests, 1 + turn * requests, load))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+
 from pydantic import JsonValue
 
 from clawloop.turns.files import FileReference, references_of
