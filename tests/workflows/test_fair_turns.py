@@ -30,7 +30,7 @@ async def test_a_batch_of_each_policy_comes_before_the_second_of_a_busy_one(clie
     assert turns[PEOPLE + 1 :] == [(busy.policy, n) for n in range(2, BATCHES + 1)]
 
 
-async def test_who_comes_later_is_before_the_next_step_of_a_busy_one(client: Client) -> None:
+async def test_who_comes_later_waits_for_one_step_of_each_of_the_others(client: Client) -> None:
     async with shared_trainer(client) as trainer:
         busy, slow, late = (Learner(client, trainer.add()) for _ in range(3))
         slow.scripted.gate.clear()
@@ -45,4 +45,5 @@ async def test_who_comes_later_is_before_the_next_step_of_a_busy_one(client: Cli
         slow.scripted.gate.set()
         await until(lambda: len(trainer.turns) == 5)
         turns = [(turn.policy, turn.n) for turn in trainer.turns]
-    assert turns.index((late.policy, 1)) < turns.index((busy.policy, 3))
+    assert turns[:2] == [(busy.policy, 1), (slow.policy, 1)]
+    assert turns.index((late.policy, 1)) < turns.index((busy.policy, 3))  # the second had asked before it
