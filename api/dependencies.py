@@ -23,6 +23,7 @@ from api.ports import (
     SessionBrowser,
     TrainingBrowser,
     TurnReader,
+    VersionLoading,
 )
 from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
@@ -98,6 +99,7 @@ class Services:
     key_uses: KeyUses
     exporter: Exporter
     imports: ImportStore
+    version_loading: VersionLoading
     temporal: TemporalHealth
     links: WorkflowLinks = field(default_factory=WorkflowLinks)
     is_draining: Callable[[], bool] = lambda: False

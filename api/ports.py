@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
 from typing import Protocol
 
 from clawloop.contracts.browsing import (
@@ -129,6 +130,16 @@ class Engines(Protocol):
 
     def healthy(self) -> frozenset[str]:
         """The ids of the engines that answer."""
+
+
+class VersionLoading(Protocol):
+    async def want_for(self, policy: str, versions: Sequence[int], how_long: timedelta) -> None:
+        """Have engines load these versions for a while, in place of others that were asked for so.
+
+        Raises:
+            RecordUnusable: there is no such policy.
+            StoreUnavailable
+        """
 
 
 # Called by api/recording/; TurnStore also by api/chat/

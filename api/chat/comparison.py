@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 
 import orjson
 from starlette.datastructures import Headers
@@ -17,6 +19,7 @@ from api.errors import to_problem
 from clawloop.contracts.answers import ComparedPrompt, Comparison, VersionAnswer
 from clawloop.contracts.browsing import TrainedReply
 from clawloop.contracts.serving import ApiKey, Scope
+from clawloop.contracts.training import VersionView
 from clawloop.errors import ClawloopError, NotFound, StateConflict, ValueRejected
 from clawloop.ids import version_name
 from clawloop.turns.canonical import is_volatile
@@ -28,6 +31,11 @@ MOST_PROMPTS = 8
 _CHAT_PATH = "/v1/chat/completions"
 # Two or three screens: enough to see how a version writes, and soon there.
 _ANSWER_TOKENS = 512
+# An agent looks every two seconds, and an engine loads an adapter within some seconds.
+LOAD_SECONDS = 60.0
+_LOOK_AGAIN_SECONDS = 0.5
+# Long enough to ask once more; engines have few slots for adapters.
+_WANTED = timedelta(minutes=2)
 # Of the requests that a version learned from, where no prompt is given.
 _OWN_PROMPTS = 3
 
@@ -67,9 +75,11 @@ async def compare(
     if any(not 0 < len(prompt.strip()) <= PROMPT_CHARACTERS for prompt in prompts):
         raise ValueRejected(f"A prompt has 1 to {PROMPT_CHARACTERS:,} characters.", field="prompts")
     chatting = replace(key, scopes=key.scopes | {Scope.CHAT})
+    parent = versions[version.parent]
+    missing = await _load(services, policy, [parent, version])
     compared = []
     for prompt in prompts:
-        both = (_ask(services, chatting, n, prompt.strip()) for n in (version.parent, number))
+        both = (_ask(services, chatting, n, prompt.strip(), missing.get(n)) for n in (parent.n, number))
         compared.append(ComparedPrompt(prompt=prompt.strip(), answers=await asyncio.gather(*both)))
     return Comparison(version=number, parent=version.parent, prompts=compared)
 
@@ -82,7 +92,23 @@ def _request_of(reply: TrainedReply) -> str | None:
     return None
 
 
-async def _ask(services: Services, key: ApiKey, version: int, prompt: str) -> VersionAnswer:
+async def _load(services: Services, policy: str, versions: Sequence[VersionView]) -> dict[int, str]:
+    """Have engines load these versions, and wait for it; why one is not there, by its number."""
+    problems = {version.n: "Its files were removed." for version in versions if "files removed" in version.state}
+    wanted = [version.n for version in versions if version.n not in problems and version.n > 0]
+    await services.version_loading.want_for(policy, wanted, _WANTED)
+    until = time.monotonic() + LOAD_SECONDS
+    while lacking := [n for n in wanted if not services.engines.has_version(policy, n)]:
+        if time.monotonic() > until:
+            return problems | dict.fromkeys(lacking, f"No engine has loaded it within {LOAD_SECONDS:g} s.")
+        await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+        await services.directory.refresh()
+    return problems
+
+
+async def _ask(services: Services, key: ApiKey, version: int, prompt: str, missing: str | None) -> VersionAnswer:
+    if missing is not None:
+        return VersionAnswer(version=version, text=None, problem=missing)
     policy = await services.directory.find_policy(key.policy)
     body = {
         "model": version_name(policy.id, version, policy.base_model),

@@ -68,6 +68,7 @@ from db.serving.engines import add_missing_engines
 from db.serving.key_uses import PostgresKeyUses
 from db.serving.keys import PostgresKeyStore
 from db.serving.listener import PostgresListener
+from db.serving.publishing import PostgresPublishingStore
 from db.training.browsing import PostgresTrainingBrowser
 from db.training.operators import PostgresTrainingStore
 from db.training.probes import PostgresProbeStore
@@ -292,6 +293,7 @@ async def gateway_services(
         key_uses=PostgresKeyUses(background),
         exporter=Exporter(PostgresExportStore(background)),
         imports=PostgresImportStore(background),
+        version_loading=PostgresPublishingStore(background),
     )
 
 

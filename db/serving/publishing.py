@@ -25,7 +25,7 @@ from db.training.policies import lock_policy
 
 # A candidate is loaded before it is accepted: it can then be asked, and answers at once.
 # The parent of a canary answers the others, and again once a pin ends.
-_WANTED = """(v.n IN (p.head, p.active, p.pinned) OR EXISTS (
+_WANTED = """(v.n IN (p.head, p.active, p.pinned) OR v.wanted_until > now() OR EXISTS (
         SELECT FROM steps c WHERE c.policy = v.policy AND c.n = v.n AND c.state = 'candidate')
         OR EXISTS (SELECT FROM versions c WHERE c.policy = v.policy AND c.n = p.canary AND c.parent = v.n))
     AND v.n > 0 AND v.removed_at IS NULL AND p.retired_at IS NULL"""
@@ -73,7 +73,7 @@ _LEFTOVER = text("""
 
 
 class PostgresPublishingStore:
-    """Implements `activities.serving.ports.PublishingStore`."""
+    """Implements `activities.serving.ports.PublishingStore` and `api.ports.VersionLoading`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -85,6 +85,18 @@ class PostgresPublishingStore:
     @transaction
     async def wanted(self, connection: AsyncConnection, engine_id: str) -> list[VersionRef]:
         return await _versions(connection, _WANTED_VERSIONS)
+
+    @transaction
+    async def want_for(
+        self, connection: AsyncConnection, policy: str, versions: Sequence[int], how_long: timedelta
+    ) -> None:
+        # A removal of files takes the same lock: either it sees this, or the version is not loaded.
+        await lock_policy(connection, policy)
+        own = update(VersionRow).where(VersionRow.policy == policy)
+        await connection.execute(
+            own.where(VersionRow.wanted_until.is_not(None), VersionRow.n.not_in(versions)).values(wanted_until=None)
+        )
+        await connection.execute(own.where(VersionRow.n.in_(versions)).values(wanted_until=func.now() + how_long))
 
     @transaction
     async def loaded(self, connection: AsyncConnection, engine_id: str, policy: str, n: int) -> None:

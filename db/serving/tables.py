@@ -60,6 +60,7 @@ class VersionRow(Base):
     activated_at: Mapped[datetime | None]  # it became the active version
     retired_at: Mapped[datetime | None]  # it stopped being the active version
     removed_at: Mapped[datetime | None]  # its files are gone
+    wanted_until: Mapped[datetime | None]  # engines load it until then, as somebody wants to ask it something
 
 
 class TemporalServerRow(Base):

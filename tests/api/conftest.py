@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import httpx
@@ -191,6 +192,7 @@ async def running_gateway(
                     key_uses=keys,
                     exporter=Exporter(FakeExportStore(turns)),
                     imports=FakeImportStore(),
+                    version_loading=NothingToLoad(),
                 )
             )
             yield created[0]
@@ -212,6 +214,11 @@ async def running_gateway(
             rollouts,
             episodes,
         )
+
+
+class NothingToLoad:
+    async def want_for(self, policy: str, versions: Sequence[int], how_long: timedelta) -> None:
+        pass
 
 
 class TemporalAnswers:

@@ -9,7 +9,8 @@ import pytest
 from clawloop.contracts.adapter_directory import AdapterDirectory
 from clawloop.contracts.training import StepState
 from clawloop.errors import RecordUnusable, StateConflict
-from tests.contract.learning import HOURS, POLICY, Learning, commit, publish, step, trained
+from db.serving.publishing import PostgresPublishingStore
+from tests.contract.learning import HOURS, POLICY, Learning, PostgresLearning, commit, publish, step, trained
 
 MINUTE = timedelta(minutes=1)
 
@@ -37,6 +38,23 @@ async def test_engines_should_have_the_head_the_active_and_the_pinned_version(le
     await learning.operators.pin(POLICY, 1)
     assert await names(learning, engine) == [1, 3, 4]
     assert (await learning.publishing.wanted(engine))[0] == await learning.steps.committed(POLICY, 1)
+
+
+async def test_engines_should_have_what_somebody_wants_to_ask_for_a_while(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    engine = await learning.add_engine("http://e1:8100")
+    for n in (1, 2, 3, 4):
+        await step(learning, n)
+    store = PostgresPublishingStore(learning.database)
+    await store.want_for(POLICY, [1, 2], MINUTE)
+    assert await names(learning, engine) == [1, 2, 4]
+    # Another question takes the place of the one before: engines have few slots.
+    await store.want_for(POLICY, [2, 3], MINUTE)
+    assert await names(learning, engine) == [2, 3, 4]
+    await store.want_for(POLICY, [2, 3], timedelta(0))
+    assert await names(learning, engine) == [4]
+    with pytest.raises(RecordUnusable):
+        await store.want_for("nobody", [1], MINUTE)
 
 
 async def test_loaded_versions_of_an_engine_are_recorded_and_forgotten(learning: Learning) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 
 import httpx
+import pytest
 
 from api.ui.chart import matches_of
 from clawloop.contracts.training import CheckName, CheckResult, GateCheck, VersionView
@@ -21,13 +22,18 @@ async def taught(page: Page) -> None:
     await page.recorder.judge(first, -1, HINT)
 
 
-async def test_a_version_and_its_parent_answer_the_same_prompt_as_side_turns(page: Page) -> None:
+async def test_a_version_and_its_parent_answer_the_same_prompt_as_side_turns(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.chat.comparison.LOAD_SECONDS", 0.1)
     await taught(page)
     await step(page.learning, 1, count=3)
     [engine] = await page.learning.rows("SELECT id FROM engines")
     async with page.visitor() as visitor:
         missing = await visitor.post("/ui/compare", version="1", prompt="Hello")
-        assert "default-v1&#39; does not exist here" in missing.text
+        assert "No engine has loaded it within 0.1 s" in missing.text
+        # The engine's agent, which does not run here, was asked to.
+        assert [ref.n for ref in await page.learning.publishing.wanted(engine["id"])] == [1]
         await publish(page.learning, 1, engine["id"])
         shown = (await visitor.post("/ui/compare", version="1", prompt="Hello")).text
         assert shown.count("Hello there, friend.") == 2
