@@ -24,7 +24,7 @@ AGING_SECONDS = 60.0
 
 @router.get("/ui/events")
 async def events(request: Request) -> Response:
-    login = await viewer(request)
+    login = await viewer(request, needs_store=False)
     headers = {"X-Accel-Buffering": "no"}  # nginx passes each event on at once
     stream = _events(services_of(request), login)
     return StreamingResponse(stream, headers=headers, media_type="text/event-stream")

@@ -55,9 +55,9 @@ async def log_in(request: Request) -> Response:
 
 @router.post("/ui/logout")
 async def log_out(request: Request) -> Response:
-    login = await viewer(request)
+    login = await viewer(request, needs_store=False)
     if login.may_write:
-        await operator(request)
+        await operator(request, needs_store=False)
     response = Response(status_code=204, headers={"HX-Redirect": "/ui/login"})
     response.delete_cookie(COOKIE, path="/ui", httponly=True, samesite="strict")
     return response

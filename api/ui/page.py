@@ -18,10 +18,11 @@ from api.dependencies import Services, services_of
 from api.errors import Problem, to_problem
 from api.request_body import read_body
 from api.ui.assets import ASSETS_VERSION
+from api.ui.changes import AWAY
 from api.ui.logins import COOKIE, Login
 from api.ui.messages import blocks_of, first_words, reply_words
 from api.ui.wording import FILTERS
-from clawloop.errors import ClawloopError, RequestRejected
+from clawloop.errors import ClawloopError, RequestRejected, StoreUnavailable
 from clawloop.operations.reasons import REASON_CHARACTERS
 
 # Nothing from elsewhere, no inline script or style, no eval, no frame around the page.
@@ -71,27 +72,37 @@ class PageRoute(APIRoute):
         return answer
 
 
-async def viewer(request: Request) -> Login:
+async def viewer(request: Request, *, needs_store: bool = True) -> Login:
     """The login of a request.
+
+    Args:
+        needs_store: what it asks for cannot be answered without PostgreSQL.
 
     Raises:
         RequestRejected: 401 without a login.
         StoreUnavailable
     """
-    login = await services_of(request).logins.find(request.cookies.get(COOKIE))
+    services = services_of(request)
+    login = await services.logins.find(request.cookies.get(COOKIE))
     if login is None:
         raise RequestRejected("Log in to see this page.", status=401, code="login_required")
+    # Said at once: a page reads with the patience of background work, half a minute for a server that is silent.
+    if needs_store and await services.changes.mark() == AWAY:
+        raise StoreUnavailable("PostgreSQL did not answer a moment ago")
     return login
 
 
-async def operator(request: Request) -> Login:
+async def operator(request: Request, *, needs_store: bool = True) -> Login:
     """The login of a request that changes something.
+
+    Args:
+        needs_store: as of `viewer`.
 
     Raises:
         RequestRejected: 401 without a login; 403 without the scope `admin` or with the wrong CSRF token.
         StoreUnavailable
     """
-    login = await viewer(request)
+    login = await viewer(request, needs_store=needs_store)
     if not hmac.compare_digest(request.headers.get("x-csrf-token", "").encode(), login.csrf.encode()):
         message = "This form is not of your login. Load the page again."
         raise RequestRejected(message, status=403, code="csrf_rejected")

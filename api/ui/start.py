@@ -50,7 +50,7 @@ async def make_key(request: Request, policy: str | None = None) -> Response:
 @router.post("/ui/chat")
 async def chat(request: Request) -> Response:
     """A chat request of the box: as `POST /v1/chat/completions`, with the login for a key."""
-    login = await operator(request)
+    login = await operator(request, needs_store=False)  # chats go on without PostgreSQL
     services = services_of(request)
     body = await read_json(request, services.limits)
     key = replace(login.key, scopes=login.key.scopes | {Scope.CHAT})

@@ -86,6 +86,8 @@ HOLD_SECONDS = 150.0
 HOLD_LIMIT = 256
 # About 3,000 turns of a 32k-token conversation: a day without Postgres for one busy person.
 SPOOL_LIMIT_BYTES = 1024**3
+# A person who looks at a page waits so long for a busy database, and not longer for one that is away.
+PAGE_LIMIT = timedelta(seconds=5)
 # Longer than most replies, shorter than the 90 s after which systemd and our deployments kill.
 DRAIN = timedelta(seconds=60)
 
@@ -211,6 +213,8 @@ async def gateway_services(
     stack.push_async_callback(database.close)
     background = Database(url, BACKGROUND_LIMIT, content)
     stack.push_async_callback(background.close)
+    watching = Database(url, PAGE_LIMIT, content)
+    stack.push_async_callback(watching.close)
     comparing = asyncio.create_task(compare_keys(background))
     stack.callback(comparing.cancel)
     metrics = GatewayMetrics()
@@ -275,7 +279,7 @@ async def gateway_services(
         session_browser=PostgresSessionBrowser(background),
         training_browser=PostgresTrainingBrowser(background),
         changes=Changes(
-            PostgresTrainingBrowser(database),
+            PostgresTrainingBrowser(watching),
             lambda: (sorted(engines.healthy()), temporal.known_problem),
         ),
         temporal=temporal,

@@ -7,8 +7,10 @@ import re
 import httpx
 
 from api.ui.logins import COOKIE
+from clawloop.contracts.browsing import Counts
 from clawloop.contracts.serving import Scope
 from tests.api.conftest import Gateway
+from tests.fakes.away_browser import AwayBrowser
 
 
 async def log_in(gateway: Gateway, client: httpx.AsyncClient, key: str = "") -> httpx.Response:
@@ -31,6 +33,28 @@ async def test_it_says_so_and_tries_again(fresh_gateway: Gateway) -> None:
                 if line.startswith("event"):
                     assert line == "event: away"
                     break
+
+
+async def test_nothing_is_read_from_a_database_that_did_not_answer_a_moment_ago(fresh_gateway: Gateway) -> None:
+    """It may be silent, and then a page would be answered after half a minute."""
+    asked: list[str] = []
+
+    class Silent(AwayBrowser):
+        async def counts(self, policy: str) -> Counts:
+            asked.append(policy)
+            return await super().counts(policy)
+
+    fresh_gateway.services.training_browser = Silent()
+    async with httpx.AsyncClient(base_url=fresh_gateway.url, timeout=120) as client:
+        await log_in(fresh_gateway, client)
+        for path in ("/ui", "/ui/engines", "/ui/start"):
+            assert (await client.get(path)).status_code == 503, path
+        assert asked == []
+        # Chats of the page go on: they are refused for their form alone.
+        chat = await client.post("/ui/chat", json={}, headers={"X-CSRF-Token": "0" * 64})
+        assert chat.status_code == 403
+        out = await client.post("/ui/logout")
+        assert out.status_code == 403  # without the token of the login; not 503
 
 
 async def test_a_login_outlives_the_outage_and_a_new_one_waits(fresh_gateway: Gateway) -> None:

@@ -88,7 +88,8 @@ class Visitor:
 
 @pytest.fixture
 async def page(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Page]:
-    monkeypatch.setattr("clawloop.processes.gateway.CHAT_LIMIT", PATIENT)
+    for limit in ("CHAT_LIMIT", "PAGE_LIMIT"):
+        monkeypatch.setattr(f"clawloop.processes.gateway.{limit}", PATIENT)
     async with AsyncExitStack() as stack:
         database = Database(postgres_url, PATIENT)
         stack.push_async_callback(database.close)
