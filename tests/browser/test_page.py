@@ -217,7 +217,7 @@ async def test_a_file_is_imported_and_its_session_is_there(page: Served, browser
         await page.learning.set_recipe(RECIPE)
         await tab.goto("/ui/settings")
         await tab.get_by_label("Import turns and judgements").set_input_files(tmp_path / "log.jsonl")
-        await tab.get_by_role("button", name="Import").click()
+        await tab.get_by_role("button", name="Import", exact=True).click()
         await expect(tab.locator("#imported")).to_contain_text("Imported 1 turn", timeout=PATIENT_MILLISECONDS)
         await expect(tab.locator("#imported")).to_contain_text("line 2: not JSON")
         await tab.get_by_role("link", name="Sessions", exact=True).click()
