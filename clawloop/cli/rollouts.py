@@ -12,7 +12,7 @@ import typer
 
 from clawloop.cli.operations import links_of, with_operations
 from clawloop.cli.show import age, show_facts, show_json, show_table, when
-from clawloop.cli.terminal import AsJson, Data, with_database
+from clawloop.cli.terminal import AsJson, Data, checked_reason, with_database
 from clawloop.ids import short_form
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def start_rollouts(
 
 @rollouts_app.command("pause")
 def pause_rollouts(
-    reason: Annotated[str, typer.Argument(help="For people; shown with the state.")],
+    reason: Annotated[str, typer.Argument(callback=checked_reason, help="For people; shown with the state.")],
     policy: Policy = "default",
     data: Data = None,
     as_json: AsJson = False,

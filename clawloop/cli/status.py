@@ -11,14 +11,13 @@ from clawloop.cli.show import age, doing, printable, show_json
 from clawloop.cli.terminal import AsJson, Data, settings_of, with_database
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from clawloop.contracts.answers import ServiceStatus
     from db.database import Database
 
-# With a line each for how many more there are, ten lines at most.
 _POLICIES = 3
-_PROBLEMS = 2
+_LINES = 10
 
 
 def status_command(data: Data = None, as_json: AsJson = False) -> None:
@@ -39,12 +38,13 @@ def status_command(data: Data = None, as_json: AsJson = False) -> None:
     if as_json:
         show_json(status)
         return
-    for line in _lines(status):
+    lines = list(_lines(status))
+    for line in [*lines, *_problem_lines(status.problems, _LINES - len(lines), _width(status))]:
         typer.echo(printable(line))
 
 
 def _lines(status: ServiceStatus) -> Iterator[str]:
-    width = max([10, *(len(policy.policy) for policy in status.policies[:_POLICIES])])
+    width = _width(status)
     yield f"{'engines':<{width}} {status.engines_answering} of {status.engines} take requests"
     for policy in status.policies[:_POLICIES]:
         pinned = " (pinned)" if policy.pinned is not None else ""
@@ -56,9 +56,17 @@ def _lines(status: ServiceStatus) -> Iterator[str]:
     newest = "none yet" if status.newest_turn_at is None else f"the newest turn {age(status.newest_turn_at)} ago"
     yield f"{'sessions':<{width}} {status.sessions}, {status.open_sessions} open; {newest}"
     yield f"{'turns':<{width}} {status.waiting} wait for what follows them or for their judge"
-    for problem in status.problems[:_PROBLEMS]:
+
+
+def _problem_lines(problems: Sequence[str], room: int, width: int) -> Iterator[str]:
+    shown = problems if len(problems) <= room else problems[: room - 1]
+    for problem in shown:
         yield f"{'problem':<{width}} {problem}"
-    if len(status.problems) > _PROBLEMS:
-        yield f"{'':<{width}} and {len(status.problems) - _PROBLEMS} more: --json"
-    if not status.problems:
+    if len(problems) > len(shown):
+        yield f"{'':<{width}} and {len(problems) - len(shown)} more: --json"
+    if not problems:
         yield f"{'problems':<{width}} none"
+
+
+def _width(status: ServiceStatus) -> int:
+    return max([10, *(len(policy.policy) for policy in status.policies[:_POLICIES])])

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
+from clawloop.errors import ValueRejected
+
 if TYPE_CHECKING:
     from clawloop.settings import Settings
     from db.database import Database
@@ -25,6 +27,16 @@ def settings_of(data: Path | None) -> Settings:
 
     settings = read_settings()
     return settings if data is None else settings.model_copy(update={"data": data})
+
+
+def checked_reason(reason: str) -> str:
+    """A reason that operations take."""
+    from clawloop.operations.reasons import check_reason
+
+    try:
+        return check_reason(reason)
+    except ValueRejected as error:
+        raise typer.BadParameter(str(error), param_hint="REASON") from None
 
 
 def with_database(data: Path | None, work: Callable[[Database], Coroutine[Any, Any, Result]]) -> Result:

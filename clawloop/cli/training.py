@@ -13,7 +13,7 @@ import typer
 
 from clawloop.cli.operations import links_of, with_operations
 from clawloop.cli.show import age, doing, show_facts, show_json, show_table
-from clawloop.cli.terminal import AsJson, Data, with_database
+from clawloop.cli.terminal import AsJson, Data, checked_reason, with_database
 
 if TYPE_CHECKING:
     from clawloop.contracts.answers import TrainingStatus, VersionDetail
@@ -41,7 +41,9 @@ def training_status(policy: Policy = "default", data: Data = None, as_json: AsJs
 
 @training_app.command("pause")
 def pause_training(
-    reason: Annotated[str, typer.Argument(help="For people; shown with the state of training.")],
+    reason: Annotated[
+        str, typer.Argument(callback=checked_reason, help="For people; shown with the state of training.")
+    ],
     policy: Policy = "default",
     data: Data = None,
     as_json: AsJson = False,
