@@ -229,7 +229,8 @@ class FeedbackStore(Protocol):
 
         Args:
             session: None: any of its sessions.
-            number: None: the newest turn.
+            number: None: the newest turn that people read as an answer: one that does not end by calling a tool, if
+                there is one. An agent that gives feedback by a tool is in the middle of a reply.
         """
 
     async def give(

@@ -33,6 +33,10 @@ class TurnStatus(StrEnum):
     ERROR = "error"  # the engine failed
 
 
+CALLS_TOOLS = "tool_calls"
+"""The `finish_reason` of a reply that goes on once its tools have answered."""
+
+
 class TurnOutcome(StrEnum):
     """The outcome of a turn; `outcome_detail` has the reason."""
 

@@ -20,7 +20,7 @@ from clawloop.contracts.sessions import (
     StoredFeedback,
 )
 from clawloop.contracts.training import UNTAKEN
-from clawloop.contracts.turns import TurnKind, TurnOutcome
+from clawloop.contracts.turns import CALLS_TOOLS, TurnKind, TurnOutcome
 from clawloop.contracts.views import FeedbackView
 from clawloop.errors import AlreadyAnswered
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
@@ -56,9 +56,15 @@ class PostgresFeedbackStore:
         )
         if session is not None:
             main = main.where(_named(session))
-        query = main.order_by(TurnRow.id.desc()) if number is None else main.order_by(TurnRow.id).offset(number - 1)
-        turn_id = await connection.scalar(query.limit(1))
-        return None if turn_id is None else TurnId(turn_id)
+        if number is not None:
+            queries = [main.order_by(TurnRow.id).offset(number - 1)]
+        else:
+            newest = main.order_by(TurnRow.id.desc())
+            queries = [newest.where(TurnRow.finish_reason.is_distinct_from(CALLS_TOOLS)), newest]
+        for query in queries:
+            if (turn_id := await connection.scalar(query.limit(1))) is not None:
+                return TurnId(turn_id)
+        return None
 
     @transaction
     async def give(

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from clawloop.contracts.sessions import FeedbackEffect, SessionState
-from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnKind, TurnOutcome, TurnRecord
+from clawloop.contracts.turns import CALLS_TOOLS, SessionEvidence, SessionSource, TurnKind, TurnOutcome, TurnRecord
 from clawloop.contracts.views import Tokens
 from clawloop.errors import AmbiguousId, NotFound
 from clawloop.ids import SessionId, new_turn_id, response_id
@@ -79,6 +79,14 @@ async def test_feedback_finds_its_turn_by_id_by_our_session_and_by_the_clients(s
     assert await stores.feedback.turn_of(stores.key, None, None) == other.turn_id
     assert await stores.feedback.turn_of(stores.key, "s", None) == second.turn_id
     assert await stores.feedback.turn_of(stores.other_key, None, None) is None
+    calling = named(stores, "other", 3, finish_reason=CALLS_TOOLS)
+    only_calls = named(stores, "calls", 4, finish_reason=CALLS_TOOLS)
+    await stores.turns.insert(calling)
+    assert await stores.feedback.turn_of(stores.key, "other", None) == other.turn_id
+    assert await stores.feedback.turn_of(stores.key, "other", 2) == calling.turn_id
+    await stores.turns.insert(only_calls)
+    assert await stores.feedback.turn_of(stores.key, None, None) == other.turn_id
+    assert await stores.feedback.turn_of(stores.key, "calls", None) == only_calls.turn_id
     given = await stores.feedback.give(stores.key, first.turn_id, 0.5, "well \0 done")
     assert given is not None
     assert (given.given.turn_id, given.session.session_id, given.effect) == (

@@ -15,7 +15,7 @@ from clawloop.contracts.sessions import (
     SessionState,
     StoredFeedback,
 )
-from clawloop.contracts.turns import StoredTurn, TurnKind, TurnOutcome
+from clawloop.contracts.turns import CALLS_TOOLS, StoredTurn, TurnKind, TurnOutcome, TurnRecord
 from clawloop.contracts.views import Exchange, FeedbackView, Judged, SessionView, Tokens, TurnDetail, TurnView
 from clawloop.errors import AlreadyAnswered
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id, short_form
@@ -190,14 +190,15 @@ class FakeSessionStore:
         return [view for view in self.feedback if view.turn_id == turn]
 
     async def turn_of(self, key: ApiKeyId, session: str | None, number: int | None) -> TurnId | None:
-        main: list[TurnId] = []
+        main: list[TurnRecord] = []
         for own in (await self._by_session()).values():
             names = {None, str(own[0].session_id), *(turn.record.evidence.value for turn in own)}
             if own[0].record.api_key_id == key and session in names:
-                main += [turn.record.turn_id for turn in own if turn.record.kind is TurnKind.MAIN]
+                main += [turn.record for turn in own if turn.record.kind is TurnKind.MAIN]
         if number is None:
-            return max(main, default=None)
-        return main[number - 1] if number <= len(main) else None
+            answers = [turn.turn_id for turn in main if turn.finish_reason != CALLS_TOOLS]
+            return max(answers or [turn.turn_id for turn in main], default=None)
+        return main[number - 1].turn_id if number <= len(main) else None
 
     async def give(
         self,
