@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from clawloop.cli.gateway_request import GATEWAY, Url, kept_key, post
+from clawloop.cli.gateway_request import Url, gateway_address, kept_key, post
 from clawloop.cli.terminal import AsJson, Data
 
 # The gateway stores the feedback before it answers: half a second, or a few on a busy machine.
@@ -26,7 +26,7 @@ def feedback(
     ] = None,
     turn: Annotated[int | None, typer.Option(min=1, help="Which reply of the session; default: the last.")] = None,
     outcome: Annotated[str | None, typer.Option(help="How the task of --session ended: succeeded or failed.")] = None,
-    url: Url = GATEWAY,
+    url: Url = None,
     key: Key = None,
     data: Data = None,
     as_json: AsJson = False,
@@ -41,7 +41,7 @@ def feedback(
     else:
         body = {"turn": turn or "last"} | ({} if session is None else {"session_id": session})
         body |= {"rating": said} if said in ("up", "down") else {"text": said}
-    taken = post(url, "/v1/feedback", body, key or kept_key(data, "chat"), _SECONDS)
+    taken = post(gateway_address(url, data), "/v1/feedback", body, key or kept_key(data, "chat"), _SECONDS)
     typer.echo(json.dumps(taken) if as_json else f"Noted: {taken['effect'].replace('_', ' ')}.")
 
 

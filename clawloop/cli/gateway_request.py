@@ -10,20 +10,30 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from clawloop.cli.terminal import Data, fail, settings_of
+from clawloop.errors import SetupError
 
-Url = Annotated[str, typer.Option(help="The gateway's address.")]
-GATEWAY = "http://127.0.0.1:30000"
+Url = Annotated[str | None, typer.Option(help="The gateway's address; by default that of `up` on the data folder.")]
 
 
-def post(url: str, path: str, body: Any, key: str, seconds: float) -> Any:
+def gateway_address(url: str | None, data: Data) -> str:
+    """`--url` without `/v1`, else the address of the data folder's `clawloop up`."""
+    from clawloop.processes.endpoints import gateway_url
+
+    try:
+        return (url or gateway_url(settings_of(data))).rstrip("/").removesuffix("/v1")
+    except SetupError as error:
+        fail(str(error))
+
+
+def post(address: str, path: str, body: Any, key: str, seconds: float) -> Any:
     """The gateway's answer; prints its error and exits if it refuses.
 
     Args:
-        url: the gateway's, with or without `/v1`.
+        address: the gateway's.
         seconds: it may be silent for so long.
     """
     request = urllib.request.Request(
-        f"{url.rstrip('/').removesuffix('/v1')}{path}",
+        f"{address}{path}",
         data=json.dumps(body).encode(),
         headers={"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
     )
@@ -33,7 +43,7 @@ def post(url: str, path: str, body: Any, key: str, seconds: float) -> Any:
     except urllib.error.HTTPError as error:
         fail(_message(error.read()) or f"the gateway answered {error.code}")
     except (OSError, ValueError) as error:
-        _unreachable(url, error)
+        _unreachable(address, error)
 
 
 def kept_key(data: Data, scope: str) -> str:
@@ -47,8 +57,8 @@ def kept_key(data: Data, scope: str) -> str:
     return key
 
 
-def _unreachable(url: str, error: Exception) -> NoReturn:
-    fail(f"no gateway answers at {url} ({error}): start `clawloop up`, or give --url")
+def _unreachable(address: str, error: Exception) -> NoReturn:
+    fail(f"no gateway answers at {address} ({error}): start `clawloop up`, or give --url")
 
 
 def _message(raw: bytes) -> str | None:

@@ -10,32 +10,52 @@ from typing import Annotated, Any
 import typer
 
 from clawloop.cli.feedback import Key
-from clawloop.cli.gateway_request import kept_key
-from clawloop.cli.terminal import Data, fail
+from clawloop.cli.gateway_request import Url, gateway_address, kept_key
+from clawloop.cli.terminal import Data, fail, settings_of
+from clawloop.errors import SetupError
 
 _NO_COST = {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}
 _COMPAT = {"sendSessionAffinityHeaders": True, "supportsPromptCacheKey": True}
 _SIDE = "clawloop/policy-side"
+_CONTEXT = 32768  # of Qwen3, and of `up` unless another is asked for
+_LONGEST_REPLY = 8192
 
 
 def openclaw_config(
     merge: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="Your openclaw.json; it is read, never written.")
     ] = None,
-    context: Annotated[int, typer.Option(min=1, help="Tokens of the engine's context.")] = 32768,
-    max_tokens: Annotated[int, typer.Option(min=1, help="The longest reply.")] = 8192,
-    url: Annotated[str, typer.Option(help="The gateway's address.")] = "http://127.0.0.1:30000",
+    context: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of the engine's context; by default of the engine that `up` started."),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="The longest reply; by default a quarter of the context, at most 8192.")
+    ] = None,
+    url: Url = None,
     key: Key = None,
     data: Data = None,
 ) -> None:
     """Print OpenClaw's configuration with this gateway as its model, for `openclaw.json`."""
+    address = gateway_address(url, data)
+    context = context or _context_of(data)
+    max_tokens = max_tokens or max(1, min(_LONGEST_REPLY, context // 4))
     if max_tokens >= context:
         raise typer.BadParameter(f"it leaves no room for a prompt in {context} tokens", param_hint="--max-tokens")
-    address = url.rstrip("/").removesuffix("/v1")
     made = configuration(address, key or kept_key(data, "chat"), context, max_tokens)
     if merge is not None:
         made = merged(_read(merge), made, address)
     typer.echo(json.dumps(made, indent=2, ensure_ascii=False))
+
+
+def _context_of(data: Data) -> int:
+    from clawloop.processes.runtime_file import read_runtime_file
+
+    try:
+        addresses = read_runtime_file(settings_of(data).data)
+    except SetupError as error:
+        fail(str(error))
+    return (None if addresses is None else addresses.context_tokens) or _CONTEXT
 
 
 def configuration(address: str, key: str, context: int, max_tokens: int) -> dict[str, Any]:

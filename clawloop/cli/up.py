@@ -152,7 +152,13 @@ async def prepare_deployment(deployment: Deployment) -> dict[str, str]:
     from clawloop.processes.database import codec_of
     from clawloop.processes.runtime_file import RuntimeAddresses, installation_id, write_runtime_file
 
-    addresses = RuntimeAddresses(deployment.database_url, deployment.temporal_address, deployment.temporal_ui)
+    addresses = RuntimeAddresses(
+        deployment.database_url,
+        deployment.temporal_address,
+        deployment.temporal_ui,
+        deployment.gateway,
+        deployment.context_tokens,
+    )
     write_runtime_file(deployment.data, addresses)
     return await prepare(
         deployment.database_url,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawloop.cli.gateway_request import GATEWAY, Url, kept_key, post
+from clawloop.cli.gateway_request import Url, gateway_address, kept_key, post
 from clawloop.cli.show import age, printable, show_json, show_table, wrapped
 from clawloop.cli.terminal import AsJson, Data, with_database
 
@@ -29,7 +29,7 @@ def compare_version(
         typer.Option(help="Ask both this; repeatable. Default: what was asked in replies that it was trained on."),
     ] = None,
     policy: Policy = "default",
-    url: Url = GATEWAY,
+    url: Url = None,
     key: Annotated[
         str | None, typer.Option(help="An admin key; by default the one that `up` made in the data folder.")
     ] = None,
@@ -43,7 +43,9 @@ def compare_version(
 
     path = f"/admin/v1/policies/{quote(policy, safe='')}/versions/{version}/compare"
     body = {"prompts": prompt} if prompt else {}
-    found = Comparison.model_validate(post(url, path, body, key or kept_key(data, "admin"), _COMPARE_SECONDS))
+    found = Comparison.model_validate(
+        post(gateway_address(url, data), path, body, key or kept_key(data, "admin"), _COMPARE_SECONDS)
+    )
     if as_json:
         show_json(found)
         return

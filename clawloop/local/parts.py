@@ -72,6 +72,8 @@ class Deployment:
         sandboxed: URL of the gateways for an environment worker; None: none is started.
         quantised: engines and trainer compute with different weights.
         temporal_ui, page: addresses of Temporal's UI and of the page; None if not known.
+        gateway: URL of the gateways on this machine; None if not known.
+        context_tokens: the longest context of the engines started here.
         encryption_key_file: CLAWLOOP_ENCRYPTION_KEY_FILE.
     """
 
@@ -95,6 +97,8 @@ class Deployment:
     temporal_ui: str | None = None
     page: str | None = None
     encryption_key_file: Path | None = None
+    gateway: str | None = None
+    context_tokens: int | None = None
 
 
 def numbered(name: str, number: int, count: int) -> str:

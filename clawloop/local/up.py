@@ -153,9 +153,10 @@ async def _start_gateways_and_workers(
         await supervisor.ready("postgres")
     keys_path = options.data / "keys.json"
     stored_keys = read_keys(keys_path)
-    sandboxed = parts.gateway_url(*listener.getsockname()[:2]) if await makes_sandboxes(options, board) else None
-    page = options.environment.get("CLAWLOOP_PAGE") or f"{parts.gateway_url(*listener.getsockname()[:2])}/ui"
-    deployment = replace(_deployment(options, plan, stored_keys), sandboxed=sandboxed, page=page)
+    url = parts.gateway_url(*listener.getsockname()[:2])
+    sandboxed = url if await makes_sandboxes(options, board) else None
+    page = options.environment.get("CLAWLOOP_PAGE") or f"{url}/ui"
+    deployment = replace(_deployment(options, plan, stored_keys), sandboxed=sandboxed, page=page, gateway=url)
     keys = dict(await prepare(deployment))
     if keys != stored_keys:
         write_keys(keys_path, keys)
@@ -167,7 +168,6 @@ async def _start_gateways_and_workers(
     write_targets(options.data, [replace(gateways[0], name="gateway"), *workers])  # any gateway has the page of all
     for gateway in gateways:
         await supervisor.ready(gateway.name)
-    url = gateways[0].address
     board.say(f"gateway      {url}/v1")
     board.say(f"page         {url}/ui")
     if plan.temporal_ui is not None:
@@ -228,6 +228,7 @@ def _deployment(options: UpOptions, plan: Plan, keys: Mapping[str, str]) -> Depl
         # The operator's own address comes first: browsers elsewhere reach the UI by a proxy.
         temporal_ui=options.environment.get("CLAWLOOP_TEMPORAL_UI") or plan.temporal_ui,
         encryption_key_file=_key_file(options.environment),
+        context_tokens=None if models is None else models.layout.max_model_len,
     )
 
 

@@ -38,6 +38,12 @@ def temporal_address(settings: Settings) -> str | None:
     return None if addresses is None else addresses.temporal_address
 
 
+def gateway_url(settings: Settings) -> str:
+    """URL of the gateways of the last `clawloop up` on this data folder, else the one at which `up` starts them."""
+    addresses = read_runtime_file(settings.data)
+    return (None if addresses is None else addresses.gateway) or "http://127.0.0.1:30000"
+
+
 def workflow_links(settings: Settings) -> WorkflowLinks:
     """Links into Temporal's UI: CLAWLOOP_TEMPORAL_UI, else that of the last `clawloop up` on this data folder."""
     if settings.temporal_ui is not None:

@@ -16,11 +16,18 @@ from clawloop.errors import SetupError
 
 @dataclass(frozen=True, slots=True)
 class RuntimeAddresses:
-    """Args: temporal_ui: None if Temporal is the operator's own."""
+    """
+    Args:
+        temporal_ui: None if Temporal is the operator's own.
+        gateway: the URL of the gateways; None in files of earlier versions.
+        context_tokens: the longest context of the engines; None if they are the operator's own.
+    """
 
     database_url: str
     temporal_address: str
     temporal_ui: str | None = None
+    gateway: str | None = None
+    context_tokens: int | None = None
 
 
 def read_runtime_file(data: Path) -> RuntimeAddresses | None:
@@ -33,16 +40,18 @@ def read_runtime_file(data: Path) -> RuntimeAddresses | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         addresses = content["database_url"], content["temporal_address"]
-        temporal_ui = content.get("temporal_ui")
+        further = content.get("temporal_ui"), content.get("gateway")
+        context = content.get("context_tokens")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise SetupError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, LookupError, TypeError):
-        addresses, temporal_ui = (None, None), None
-    if not all(isinstance(address, str) for address in addresses) or not isinstance(temporal_ui, str | None):
+        addresses, further, context = (None, None), (None, None), None
+    known = all(isinstance(address, str) for address in addresses) and isinstance(context, int | None)
+    if not known or not all(isinstance(address, str | None) for address in further):
         raise SetupError(f"{path} is damaged: delete it and start `clawloop up` again, or set DATABASE_URL")
-    return RuntimeAddresses(*addresses, temporal_ui)
+    return RuntimeAddresses(*addresses, *further, context)
 
 
 def installation_id(data: Path) -> str:

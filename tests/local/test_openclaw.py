@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from clawloop.cli.main import app
 from clawloop.cli.openclaw_config import configuration, merged
+from clawloop.processes.runtime_file import RuntimeAddresses, write_runtime_file
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "openclaw"
 GATEWAY = "http://127.0.0.1:30000"
@@ -55,6 +56,18 @@ def test_the_command_takes_the_key_of_the_data_folder(tmp_path: Path) -> None:
     assert (provider["baseUrl"], provider["apiKey"]) == ("http://127.0.0.1:4000/v1", "cl-mine")
 
 
+def test_address_and_limits_are_those_of_up_on_the_data_folder(tmp_path: Path) -> None:
+    write_runtime_file(tmp_path, RuntimeAddresses("postgresql://x", "x:7233", None, "http://127.0.0.1:4000", 16384))
+    result = CliRunner().invoke(app, ["openclaw-config", "--data", str(tmp_path), "--key", "k"])
+    provider = json.loads(result.output)["models"]["providers"]["clawloop"]
+    assert provider["baseUrl"] == "http://127.0.0.1:4000/v1"
+    assert {(model["contextWindow"], model["maxTokens"]) for model in provider["models"]} == {(16384, 4096)}
+    given = ["--url", GATEWAY, "--context", "65536", "--max-tokens", "100"]
+    result = CliRunner().invoke(app, ["openclaw-config", "--data", str(tmp_path), "--key", "k", *given])
+    provider = json.loads(result.output)["models"]["providers"]["clawloop"]
+    assert (provider["baseUrl"], provider["models"][0]["maxTokens"]) == (f"{GATEWAY}/v1", 100)
+
+
 @pytest.mark.parametrize(("content", "said"), [("{not json", "cannot be read"), ("[]", "no JSON object")])
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / "openclaw.json").write_text(content)
@@ -66,7 +79,9 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, content: str
 
 def test_each_command_of_the_skill_is_one() -> None:
     text = (FOLDER / "SKILL.md").read_text()
-    assert re.match(r"---\nname: clawloop\ndescription: .{20,}\nmetadata: (\{.*\})\n---\n", text)
+    front = re.match(r"---\nname: clawloop\ndescription: (.{20,160})\nversion: [\d.]+\nmetadata: (\{.*\})\n---\n", text)
+    assert front is not None
+    assert json.loads(front[2])["openclaw"]["requires"] == {"bins": ["clawloop"]}
     commands = re.findall(r"`clawloop ([^`]+)`", text)
     assert len(commands) >= 10
     group = typer.main.get_command(app)

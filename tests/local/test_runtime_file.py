@@ -15,6 +15,9 @@ def test_addresses_are_read_back_and_only_the_owner_can_read_the_file(tmp_path: 
     assert read_runtime_file(tmp_path) is None
     write_runtime_file(tmp_path, RuntimeAddresses("postgresql://me:secret@here/x", "here:7233"))
     assert read_runtime_file(tmp_path) == RuntimeAddresses("postgresql://me:secret@here/x", "here:7233")
+    whole = RuntimeAddresses("postgresql://here/x", "here:7233", "http://ui", "http://here:4000", 4096)
+    write_runtime_file(tmp_path, whole)
+    assert read_runtime_file(tmp_path) == whole
     assert stat.S_IMODE((tmp_path / "running.json").stat().st_mode) == 0o600
 
 
