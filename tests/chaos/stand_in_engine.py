@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -14,22 +15,26 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from tests.fakes.engine import FakeEngine, serving
+from tests.fakes.replies import Reply
 
 SLOTS = 4
 
 
 class StandInEngine:
     """
+    Args:
+        script: what chat requests are answered; None: by their last word.
+
     Attributes:
         roots: the directory of each loaded adapter, by name.
     """
 
-    def __init__(self, base_model: str, seed: int) -> None:
+    def __init__(self, base_model: str, seed: int, script: Callable[[dict[str, Any]], Reply] | None = None) -> None:
         self.url = ""
         self.roots: dict[str, str] = {}
         self._base_model = base_model
         self._chance = random.Random(seed)
-        self._chats = FakeEngine(delay_seconds=0.01)
+        self._chats = FakeEngine(delay_seconds=0.01, script=script)
 
     async def chat(self, request: Request) -> Response:
         body = json.loads(await request.body())
@@ -70,8 +75,18 @@ class StandInEngine:
 
 
 @asynccontextmanager
-async def stand_in_engine(base_model: str, seed: int) -> AsyncIterator[StandInEngine]:
-    engine = StandInEngine(base_model, seed)
+async def stand_in_engine(
+    base_model: str, seed: int, script: Callable[[dict[str, Any]], Reply] | None = None
+) -> AsyncIterator[StandInEngine]:
+    engine = StandInEngine(base_model, seed, script)
+    async with serving_stand_in(engine):
+        yield engine
+
+
+@asynccontextmanager
+async def serving_stand_in(engine: StandInEngine, port: int = 0) -> AsyncIterator[None]:
+    """Serve it until the end of the block; afterwards it may be served again, without its adapters."""
+    engine.roots.clear()
 
     async def health(request: Request) -> Response:
         return Response()
@@ -87,6 +102,6 @@ async def stand_in_engine(base_model: str, seed: int) -> AsyncIterator[StandInEn
             Route("/v1/unload_lora_adapter", engine.unload, methods=["POST"]),
         ]
     )
-    async with serving(app) as url:
+    async with serving(app, port) as url:
         engine.url = url
-        yield engine
+        yield

@@ -1,0 +1,118 @@
+"""Two gateways, workers and an engine under a supervisor, as `clawloop up` starts them, in front of a real database."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from clawloop.local import parts
+from clawloop.local.checks import bound_socket, choose_port
+from clawloop.local.parts import Deployment, answers_ok
+from clawloop.local.supervision.part import Launch, Part
+from clawloop.local.supervision.supervisor import Supervisor
+from clawloop.processes.listener import QUEUED_CONNECTIONS
+from tests.e2e.gateway import prepared
+from tests.e2e.openclaw.engine_process import MODEL
+from tests.local.status_recorder import StatusRecorder
+
+ENGINE = "engine"
+GATEWAYS = ("gateway-0", "gateway-1")
+
+
+@dataclass
+class Stack:
+    """
+    Attributes:
+        earlier: ids of the sessions that other tests began.
+    """
+
+    url: str
+    key: str
+    admin_key: str
+    data: Path
+    database_url: str
+    temporal: str
+    supervisor: Supervisor
+    statuses: StatusRecorder
+    requests_log: Path
+    earlier: frozenset[str] = frozenset()
+    _earlier_requests: int = 0
+
+    async def begin(self) -> None:
+        """Forget the sessions and requests until now."""
+        self.earlier = frozenset(view["id"] for view in await self.all_sessions())
+        self._earlier_requests = self._requests()
+
+    async def all_sessions(self) -> list[dict[str, Any]]:
+        async with self.admin() as client:
+            answer = await client.get("/admin/v1/sessions", params={"limit": 500})
+            assert answer.status_code == 200, answer.text
+            return list(answer.json()["sessions"])
+
+    def admin(self) -> httpx.AsyncClient:
+        headers = {"Authorization": f"Bearer {self.admin_key}"}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=120)
+
+    def requests(self) -> int:
+        """How many requests the engine has got since the test began."""
+        return self._requests() - self._earlier_requests
+
+    def _requests(self) -> int:
+        return len(self.requests_log.read_text().splitlines()) if self.requests_log.exists() else 0
+
+
+@asynccontextmanager
+async def running_stack(folder: Path, database_url: str, temporal: str) -> AsyncIterator[Stack]:
+    port = choose_port("the engine", parts.LOOPBACK, 0, "")
+    engine_url = f"http://{parts.LOOPBACK}:{port}"
+    data = folder / "data"
+    data.mkdir(parents=True)
+    keys = await prepared(database_url, [engine_url])
+    deployment = Deployment(
+        data, database_url, temporal, (engine_url,), MODEL, ("qwen3-4b",), keys, local_engines=(engine_url,)
+    )
+    statuses = StatusRecorder()
+    supervisor = Supervisor(folder / "logs", statuses)
+    environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
+    with bound_socket("the gateway", parts.LOOPBACK, 0, "") as listener:
+        listener.listen(QUEUED_CONNECTIONS)
+        gateways = parts.gateways(deployment, listener, len(GATEWAYS), environment)
+        # Nothing is judged: the engine has no opinion.
+        workers = [part for part in parts.workers(deployment, environment) if part.name != "judge"]
+        try:
+            for part in (_engine(port, folder / "requests"), *gateways, *workers):
+                supervisor.start(part)
+            await supervisor.all_ready()
+            yield Stack(
+                gateways[0].address,
+                keys["chat"],
+                keys["admin"],
+                data,
+                database_url,
+                temporal,
+                supervisor,
+                statuses,
+                folder / "requests",
+            )
+        finally:
+            await supervisor.stop([[*GATEWAYS, *(worker.name for worker in workers)], [ENGINE]])
+
+
+def _engine(port: int, log: Path) -> Part:
+    command = (sys.executable, "-m", "tests.e2e.openclaw.engine_process", str(port), str(log))
+    url = f"http://{parts.LOOPBACK}:{port}"
+    return Part(
+        name=ENGINE,
+        address=url,
+        prepare=lambda: Launch(command, dict(os.environ), Path(__file__).resolve().parents[3]),
+        is_ready=lambda: answers_ok(f"{url}/health"),
+        stop_within=timedelta(seconds=3),
+    )

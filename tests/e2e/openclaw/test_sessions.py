@@ -1,0 +1,74 @@
+"""The real OpenClaw: every request in the right session, of the right kind, with the right next state."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.openclaw.configurations import NAMES, configuration
+from tests.e2e.openclaw.recorded import Session, by_conversation, check_chain, check_kinds, read_back
+from tests.e2e.openclaw.resident import OpenClaw, running_openclaw
+from tests.e2e.openclaw.script import TOOL
+from tests.e2e.openclaw.stack import Stack
+
+PARALLEL = 8
+TURNS = 3
+# 9,000 tokens: with the 9,000 of OpenClaw's own prompt the second message is over what it compacts at.
+FILLER = "All of this has to be kept in mind. " * 1000
+LONG_TURNS = 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_conversations_are_sessions(name: str, stack: Stack, tmp_path: Path) -> None:
+    folder = tmp_path / "openclaw"
+    made = partial(configuration, name, folder=folder, gateway=stack.url, key=stack.key)
+    async with running_openclaw(folder, made) as client:
+        async with asyncio.TaskGroup() as group:
+            for number in range(PARALLEL):
+                group.create_task(converse(client, f"p{number}", TURNS))
+        await converse(client, "long", LONG_TURNS, FILLER)
+        await main_conversation(client)
+        sessions = await read_back(stack)
+    check_kinds(sessions)
+    found = by_conversation(sessions)
+    assert found.keys() == {*(f"p{number}" for number in range(PARALLEL)), "long", "main"}
+    for number in range(PARALLEL):
+        check_chain(found[f"p{number}"], TURNS)
+    check_compacted(found["long"])
+    check_chain(found["main"], 2)
+    chores = {turn.about.what for session in sessions for turn in session.turns if not turn.main}
+    assert {"compaction", "memory flush", "heartbeat"} <= chores
+    print(report(name, sessions))  # noqa: T201
+
+
+async def converse(client: OpenClaw, conversation: str, turns: int, filler: str = "") -> None:
+    """Every second message makes the agent run a command."""
+    for number in range(1, turns + 1):
+        mark = f"ask-{conversation}-{number}"
+        text = f"This is {mark}{f', {TOOL}' if number % 2 == 0 else ''}. {filler}"
+        assert await client.say(text, conversation) == f"The answer to {mark}."
+
+
+async def main_conversation(client: OpenClaw) -> None:
+    """A heartbeat between two messages of the session that heartbeats belong to."""
+    assert await client.say("This is ask-main-1.", "main") == "The answer to ask-main-1."
+    await client.command("system", "event", "--text", "A file has changed.", "--mode", "now")
+    assert await client.say("This is ask-main-2.", "main") == "The answer to ask-main-2."
+
+
+def check_compacted(session: Session) -> None:
+    """All answers of a compacted conversation are in one session, those before the summary too."""
+    answers = [turn.about.number for turn in session.main if not turn.calls]
+    assert answers == list(range(1, LONG_TURNS + 1))
+
+
+def report(name: str, sessions: list[Session]) -> str:
+    counts: dict[str, int] = {}
+    for session in sessions:
+        for turn in session.turns:
+            what = f"{turn.view['kind']} {turn.about.what}"
+            counts[what] = counts.get(what, 0) + 1
+    return f"{name}: {len(sessions)} sessions; " + ", ".join(f"{n} {what}" for what, n in sorted(counts.items()))
