@@ -42,17 +42,26 @@ async def read_json(request: Request, limits: Limits, *, optional: bool = False)
         ) from None
     if not isinstance(body, dict):
         raise RequestRejected("The body must be a JSON object.", code="invalid_json")
-    wrapped: Any = body
+    # Without as many brackets it cannot be too deep, and need not be written.
+    if raw.count(b"{") + raw.count(b"[") > _DEPTH_LIMIT:
+        _check_depth(body)
+    return body
+
+
+def _check_depth(body: Any) -> None:
+    """
+    Raises:
+        RequestRejected: it is nested too deeply.
+    """
     for _ in range(_SPARE_LEVELS):
-        wrapped = [wrapped]
+        body = [body]
     try:
-        orjson.dumps(wrapped)
+        orjson.dumps(body)
     except orjson.JSONEncodeError:
         raise RequestRejected(
             f"The body is nested too deeply: at most {_DEPTH_LIMIT} levels are accepted.",
             code="invalid_json",
         ) from None
-    return body
 
 
 async def body_pieces(request: Request, limits: Limits, most_bytes: int) -> AsyncIterator[bytes]:

@@ -66,12 +66,16 @@ class ChoiceCapture:
         if len(ids) != len(entries):
             self._discard_tokens(f"the engine sent {len(ids)} token ids with {len(entries)} log-probs")
             return
-        values = [entry.get("logprob") if isinstance(entry, dict) else None for entry in entries]
-        if not all(isinstance(value, float | int) for value in values) or not _are_token_ids(ids):
+        values: list[float] = []
+        for entry in entries:  # one, as a rule
+            value = entry.get("logprob") if isinstance(entry, dict) else None
+            if isinstance(value, float | int):
+                values.append(float(value))
+        if len(values) != len(entries) or not _are_token_ids(ids):
             self._discard_tokens("the engine sent token ids or log-probs that are not numbers")
             return
-        self.response_ids.extend(ids)
-        self.logprobs.extend(float(value) for value in values if value is not None)
+        self.response_ids += ids
+        self.logprobs += values
 
     def take_delta(self, delta: dict[str, Any]) -> bool:
         """Add one delta to the message; True if it has text or a tool call.
@@ -242,6 +246,8 @@ def _require_message(message: dict[str, Any]) -> None:
 
 def _are_token_ids(ids: list[Any]) -> bool:
     """Whether these are token ids: below 2^31, as in any vocabulary, and no booleans, which are ints to Python."""
+    if len(ids) == 1:  # of most chunks
+        return type(ids[0]) is int and 0 <= ids[0] < 2**31
     # Without a loop in Python: a prompt may have 32,000 of them.
     return not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 2**31)
 

@@ -16,6 +16,7 @@ from api.chat.request import PreparedChat
 from api.chat.schemas import ChatRequest, StreamOptions
 from api.chat.stream import ChatExchange
 from api.dependencies import Services, services_of
+from api.plain_route import PlainRoute
 from api.request_body import read_json
 from api.wire.completions_reply import CompletionReply
 from api.wire.reading import parse
@@ -25,7 +26,7 @@ from clawloop.errors import RequestRejected
 from clawloop.ids import completion_id, new_turn_id
 from clawloop.turns.identify import identify
 
-router = APIRouter()
+router = APIRouter(route_class=PlainRoute)
 
 # What a completion has and a chat has not.
 _ENGINE_FIELDS = ("prompt",)

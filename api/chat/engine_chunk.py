@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any
 
 import orjson
 
 from api.chat.capture import Chunk
 from clawloop.errors import EngineAnswerUnusable, EngineBroke
+
+_WRONG_SHAPE = (AttributeError, LookupError, TypeError, ValueError)
 
 
 def parse_chunk(data: bytes) -> Chunk:
@@ -29,16 +31,23 @@ def parse_chunk(data: bytes) -> Chunk:
     return chunk
 
 
-@contextmanager
-def reading_answer(what: str) -> Iterator[None]:
-    """
+class ReadingAnswer(AbstractContextManager[None]):
+    """What an engine's JSON of another shape than the code expects raises inside becomes `EngineAnswerUnusable`.
+
+    Of a class, and without a state: a stream enters it twice a chunk, and a generator costs ten times as much.
+
     Args:
         what: that is read or written, e.g. `a chunk is not a chat chunk`.
-
-    Raises:
-        EngineAnswerUnusable: the engine's JSON has another shape than the code expects.
     """
-    try:
-        yield
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise EngineAnswerUnusable(f"{what} ({type(error).__name__})") from error
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and isinstance(error, _WRONG_SHAPE):
+            raise EngineAnswerUnusable(f"{self._what} ({type(error).__name__})") from error

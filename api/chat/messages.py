@@ -13,6 +13,7 @@ from api.chat.request import prepare
 from api.chat.stream import ChatExchange
 from api.chat.token_count import count_tokens
 from api.dependencies import Services, services_of
+from api.plain_route import PlainRoute
 from api.request_body import read_json
 from api.wire.messages_reply import MessagesReply
 from api.wire.messages_request import CountTokensRequest, MessagesRequest, check_version, translate
@@ -21,7 +22,7 @@ from clawloop.contracts.serving import ApiKey, Scope
 from clawloop.errors import RequestRejected
 from clawloop.ids import message_id
 
-router = APIRouter()
+router = APIRouter(route_class=PlainRoute)
 
 
 def _body_schema(name: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from api.chat.stored import as_completion, conversation, instructions_of, stored
 from api.chat.stream import ChatExchange
 from api.chat.token_count import count_tokens
 from api.dependencies import Services, services_of
+from api.plain_route import PlainRoute
 from api.request_body import read_json
 from api.wire.reading import Translated
 from api.wire.reply import TokenCounts
@@ -26,7 +27,7 @@ from clawloop.errors import RequestRejected
 from clawloop.ids import responses_id
 from clawloop.turns.files import give_back, references_in
 
-router = APIRouter()
+router = APIRouter(route_class=PlainRoute)
 
 _BODY = {
     "requestBody": {

@@ -9,11 +9,12 @@ from api.chat.request import prepare
 from api.chat.stored import as_completion, stored_turn
 from api.chat.stream import ChatExchange
 from api.dependencies import services_of
+from api.plain_route import PlainRoute
 from api.request_body import read_json
 from clawloop.contracts.serving import Scope
 from clawloop.ids import response_id
 
-router = APIRouter()
+router = APIRouter(route_class=PlainRoute)
 
 
 @router.post(

