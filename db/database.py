@@ -20,6 +20,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from clawloop.errors import ClawloopError, RecordUnusable, SetupError, StoreContended, StoreUnavailable
+from db.connection_check import check_connections
 from db.content import PLAIN, ContentCodec, put_content
 from db.encryption.installation import require_keys
 
@@ -83,7 +84,6 @@ class Database:
             max_overflow=_POOL_OVERFLOW,
             pool_timeout=self._limit_seconds,
             hide_parameters=True,  # parameters are conversations, and errors are logged
-            pool_pre_ping=True,  # after a restart of PostgreSQL the first turn must not fail on a dead connection
             connect_args={
                 "application_name": "clawloop",
                 "options": f"{address.query.get('options', '')} -c timezone=UTC"
@@ -94,6 +94,8 @@ class Database:
         )
         limit_transactions = partial(_limit_transactions, milliseconds=transaction_milliseconds)
         event.listen(self._engine.sync_engine, "connect", limit_transactions)
+        # After a restart of PostgreSQL the first turn must not fail on a dead connection.
+        check_connections(self._engine.sync_engine)
         event.listen(self._engine.sync_engine, "connect", lambda _, record: put_content(record.info, content))
         self._keys_compared = False
         self._abandoned: set[asyncio.Task[Any]] = set()

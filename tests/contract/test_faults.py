@@ -8,16 +8,18 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
 import psycopg
 import pytest
 from sqlalchemy import text
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -27,6 +29,7 @@ from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import ApiKeyId, new_api_key_id
 from clawloop.local.checks import choose_port
 from clawloop.local.services.postgres import EmbeddedPostgres, free_port
+from db import connection_check
 from db.database import Database
 from db.schema import migrate
 from db.serving.directory import PostgresDirectoryStore, ensure_policy
@@ -201,6 +204,29 @@ async def test_connections_cut_by_the_server_are_replaced(
         await postgres_stores.turns.insert(turn_record(api_key_id=postgres_stores.key))
 
 
+async def test_only_a_connection_that_lay_in_the_pool_for_a_while_is_asked_whether_it_lives(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    ask: Callable[..., bool] = PGDialect_psycopg.do_ping
+
+    def count(dialect: PGDialect_psycopg, connection: Any) -> bool:
+        asked.append(connection)
+        return ask(dialect, connection)
+
+    monkeypatch.setattr(PGDialect_psycopg, "do_ping", count)
+    database = Database(postgres_url, timedelta(seconds=30))
+    try:
+        monkeypatch.setattr(connection_check, "_IDLE_SECONDS", 3600.0)
+        assert [await database.run(_answer) for _ in range(3)] == [1] * 3
+        assert len(asked) == 0
+        monkeypatch.setattr(connection_check, "_IDLE_SECONDS", 0.0)
+        assert [await database.run(_answer) for _ in range(3)] == [1] * 3
+        assert len(asked) == 3
+    finally:
+        await database.close()
+
+
 async def test_a_lost_network_costs_one_caller_the_limit_and_no_other(postgres_url: str) -> None:
     """All pooled connections fall silent, one of them within a transaction that holds a lock."""
     address = urlsplit(postgres_url)
@@ -303,8 +329,9 @@ async def test_a_bug_does_not_print_the_values(database: Database) -> None:
 
 def _cut_connections(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
+        # Waits until they are gone, up to a minute.
         connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
 
