@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import logging
 import traceback
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self, cast
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
@@ -32,7 +31,8 @@ from temporalio.common import (
     WorkflowIDConflictPolicy,
     WorkflowIDReusePolicy,
 )
-from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.contrib.pydantic import PydanticPayloadConverter
+from temporalio.converter import DataConverter
 from temporalio.envconfig import ClientConfig
 from temporalio.exceptions import ApplicationError
 from temporalio.plugin import SimplePlugin
@@ -41,10 +41,11 @@ from temporalio.worker import (
     ActivityInboundInterceptor,
     ExecuteActivityInput,
     Interceptor,
+    UnsandboxedWorkflowRunner,
     WorkerConfig,
     WorkflowRunner,
 )
-from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested, SessionFacts, TurnRecorded
 from clawloop.errors import (
@@ -92,11 +93,11 @@ PASSED_THROUGH = (
 )
 
 
-def _runner(given: WorkflowRunner | None) -> WorkflowRunner:
-    runner = given or SandboxedWorkflowRunner()
-    if not isinstance(runner, SandboxedWorkflowRunner):
-        return runner
-    return replace(runner, restrictions=runner.restrictions.with_passthrough_modules(*PASSED_THROUGH))
+def _runner(sandboxed: bool) -> WorkflowRunner:
+    if not sandboxed:
+        return UnsandboxedWorkflowRunner()
+    restrictions = SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH)
+    return SandboxedWorkflowRunner(restrictions)
 
 
 class _RedactErrors(ActivityInboundInterceptor):
@@ -144,14 +145,35 @@ def _where(error: BaseException) -> str:
     return " < ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in reversed(frames))
 
 
-class ClawloopPlugin(SimplePlugin):
-    """Pydantic payloads, which errors fail a workflow, what of them crosses, what the sandbox lets through, beats."""
+class _SharedPayloadConverter(PydanticPayloadConverter):
+    """The SDK makes a converter for each workflow run, and one that is new compiles each type's validator again."""
+
+    _shared: ClassVar[PydanticPayloadConverter | None] = None
+
+    def __new__(cls) -> Self:
+        if cls._shared is None:
+            made = cls._shared = super().__new__(cls)
+            PydanticPayloadConverter.__init__(made)
+        return cast(Self, cls._shared)
 
     def __init__(self) -> None:
+        """Nothing: `__new__` has done it, once."""
+
+
+class ClawloopPlugin(SimplePlugin):
+    """Pydantic payloads, which errors fail a workflow, what of them crosses, what the sandbox lets through, beats.
+
+    Args:
+        sandboxed: workflows run in the SDK's sandbox, which refuses what differs from run to run: clocks, random
+            numbers, files. It imports a workflow's module for each run, half of a busy orchestrator's CPU, so only
+            replays use it: of the saved histories in the tests, and of open workflows by `clawloop check replay`.
+    """
+
+    def __init__(self, *, sandboxed: bool = False) -> None:
         super().__init__(
             "clawloop",
-            data_converter=pydantic_data_converter,
-            workflow_runner=_runner,
+            data_converter=DataConverter(payload_converter_class=_SharedPayloadConverter),
+            workflow_runner=_runner(sandboxed),
             interceptors=[*_tracing(), _RedactErrorsInterceptor()],
             # Anything else is a bug: the workflow waits until it is mended, and goes on.
             workflow_failure_exception_types=[ClawloopError],

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from clawloop.temporal.client import ClawloopPlugin
 from tests.replay import engine_paths, rollout_paths, training_paths
@@ -24,12 +25,17 @@ SAVED = sorted(HISTORIES.glob("*.json"))
 
 def replayer() -> Replayer:
     workflows = [SessionWorkflow, TrainingWorkflow, EngineWorkflow, RolloutsWorkflow, RolloutGroupWorkflow]
-    return Replayer(workflows=workflows, plugins=[ClawloopPlugin()])
+    return Replayer(workflows=workflows, plugins=[ClawloopPlugin(sandboxed=True)])
 
 
 @pytest.mark.parametrize("saved", SAVED, ids=lambda path: path.stem)
 async def test_a_saved_history_replays(saved: Path) -> None:
     await replayer().replay_workflow(WorkflowHistory.from_json(f"session/{saved.stem}", saved.read_text()))
+
+
+def test_replays_run_in_the_sandbox() -> None:
+    """It refuses clocks and random numbers, which a worker would not."""
+    assert isinstance(replayer().config()["workflow_runner"], SandboxedWorkflowRunner)
 
 
 def test_every_path_is_saved() -> None:
