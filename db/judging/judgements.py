@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import and_, func, select, text
+from sqlalchemy import and_, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
@@ -38,13 +38,23 @@ from db.turns.prepared_turn import Request
 from db.turns.read import read_turn
 from db.turns.session_lookup import parent_candidates
 
-# The nearest main turn above and the nearest main turns below; side turns between do not count.
-_FOLLOWS = text("""
-    WITH RECURSIVE up AS (
-        SELECT p.id, p.kind, p.parent_turn_id FROM turns t JOIN turns p ON p.id = t.parent_turn_id WHERE t.id = :turn_id
-        UNION ALL
-        SELECT p.id, p.kind, p.parent_turn_id FROM up JOIN turns p ON p.id = up.parent_turn_id WHERE up.kind = 'side')
-    SELECT id FROM up WHERE kind = 'main'
+# The nearest main turn above and the nearest main turns below; side turns between do not count. One statement reads all
+# that has one row: each statement costs a judge worker more CPU than it costs PostgreSQL.
+_FACTS = text("""
+    SELECT t.entered_at, s.task_outcome, current.revision, current.outcome, current.verdict, current.shown_by,
+        (SELECT count(*) FROM turns o WHERE o.session_id = t.session_id AND o.kind = 'main' AND o.id <= t.id) AS number,
+        (WITH RECURSIVE up AS (
+            SELECT p.id, p.kind, p.parent_turn_id FROM turns p WHERE p.id = t.parent_turn_id
+            UNION ALL
+            SELECT p.id, p.kind, p.parent_turn_id FROM up JOIN turns p ON p.id = up.parent_turn_id
+            WHERE up.kind = 'side')
+        SELECT id FROM up WHERE kind = 'main') AS follows
+    FROM turns t JOIN sessions s ON s.id = t.session_id
+    LEFT JOIN LATERAL (
+        SELECT j.revision, j.outcome, j.verdict, j.shown_by FROM judgements j
+        WHERE j.turn_id = t.id AND j.decided_at IS NOT NULL
+        ORDER BY j.revision DESC, j.decided_at DESC LIMIT 1) current ON true
+    WHERE t.id = :turn_id
 """)
 _FOLLOWED_BY = text("""
     WITH RECURSIVE down AS (
@@ -52,12 +62,6 @@ _FOLLOWED_BY = text("""
         UNION ALL
         SELECT t.id, t.kind, t.entered_at FROM down JOIN turns t ON t.parent_turn_id = down.id WHERE down.kind = 'side')
     SELECT id, entered_at FROM down WHERE kind = 'main' ORDER BY id
-""")
-
-
-_CURRENT = text("""
-    SELECT revision, outcome, verdict, shown_by FROM judgements WHERE turn_id = :turn_id AND decided_at IS NOT NULL
-    ORDER BY revision DESC, decided_at DESC LIMIT 1
 """)
 
 
@@ -172,24 +176,20 @@ class PostgresJudgementStore:
             return None
         record = turn.record
         request = Request(record.api_key_id, record.evidence, record.messages, record.group_id or turn_id)
-        in_session = TurnRow.session_id == turn.session_id
-        number = select(func.count()).where(in_session, TurnRow.kind == TurnKind.MAIN, TurnRow.id <= turn_id)
-        entered_at = await connection.scalar(select(TurnRow.entered_at).where(TurnRow.id == turn_id))
+        facts = (await connection.execute(_FACTS, {"turn_id": turn_id})).first()
+        if facts is None:  # deleted meanwhile, with its session
+            return None
         followed_by = (await connection.execute(_FOLLOWED_BY, {"turn_id": turn_id})).all()
-        current = (await connection.execute(_CURRENT, {"turn_id": turn_id})).first()
-        follows = await connection.scalar(_FOLLOWS, {"turn_id": turn_id})
         return TurnContext(
             turn=turn,
-            number=await connection.scalar(number) or 0,
+            number=facts.number,
             seed=request.seed,
             candidates=await parent_candidates(connection, turn.session_id, request),
-            follows=None if follows is None else TurnId(follows),
+            follows=None if facts.follows is None else TurnId(facts.follows),
             followed_by=[TurnId(row.id) for row in followed_by],
-            overtaken_by=frozenset(TurnId(row.id) for row in followed_by if row.entered_at < entered_at),
-            current=None if current is None else _current_judgement(current),
-            task_outcome=await connection.scalar(
-                select(SessionRow.task_outcome).where(SessionRow.id == turn.session_id)
-            ),
+            overtaken_by=frozenset(TurnId(row.id) for row in followed_by if row.entered_at < facts.entered_at),
+            current=None if facts.revision is None else _current_judgement(facts),
+            task_outcome=facts.task_outcome,
             feedback=await _feedback(connection, turn_id),
         )
 
