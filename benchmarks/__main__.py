@@ -27,6 +27,7 @@ PROGRAMS = {
     "feedback": "from feedback to a version that answers",
     "interference": "serving with training and judging on and off",
     "policies": "twenty people's policies on one engine, with a slot for each and with few, and at one trainer",
+    "soak": "memory of every process over 10,000 turns, half of them in one session",
     "encryption": "CPU, time and bytes of a recorded turn, encrypted and not",
     "page": "the page and REST with 10,000 sessions, one of 2,000 turns",
     "provenance": "how often text that a tool printed becomes a hint or flips a vote",

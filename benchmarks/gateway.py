@@ -1,7 +1,8 @@
 """Chats through our gateway, recording, beside a direct client, aiohttp relays and LiteLLM proxy.
 
 All are measured in turn within one run, so that a busy machine slows all of them. A *case* is a number of streams, a
-prompt length and a pace: at 0 ms a token the servers are saturated, at 20 ms they keep pace or do not.
+prompt length and a pace: at 0 ms a token the servers are saturated, at 20 ms they keep pace or do not. At a pace the
+streams begin one by one over the length of an answer, as those of different people do; with `--together` all at once.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=None, help="turns of each server in a case; default: 3")
     parser.add_argument("--processes", type=int, default=1, help="gateways on one socket")
     parser.add_argument("--without-litellm", action="store_true")
+    parser.add_argument("--together", action="store_true", help="streams at a pace begin at once, not one by one")
 
 
 def run(options: argparse.Namespace) -> Result:
@@ -157,8 +159,9 @@ async def _one_turn(
     client.headers["Authorization"] = f"Bearer {server.key}"
     max_tokens = options.tokens if options.engine == "vllm" else None
     before = None if server.process is None else cpu_seconds(server.process)
+    spread = 0.0 if options.together else case.milliseconds / 1000 * options.tokens
     await closed_loop(
-        client, server.url, server.model, case.streams, requests, case.prompt_tokens, number, load, max_tokens
+        client, server.url, server.model, case.streams, requests, case.prompt_tokens, number, load, max_tokens, spread
     )
     if server.process is not None and before is not None:
         load.cpu_seconds = (load.cpu_seconds or 0.0) + cpu_seconds(server.process) - before

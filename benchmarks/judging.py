@@ -170,9 +170,9 @@ async def _measure(
             signals = await chats.open(missing)
             opened = time.perf_counter() - began
             alone = await _lone(chats, connection, lone, size)
-            events = await _events(client, chats, connection, f"lone-{size}-0")
+            events = await _events_of_one_more(client, chats, connection, f"lone-{size}-0")
             seconds, cpu = await _together(chats, connection, together, size, workers)
-            batch_events = await _events(client, chats, connection, f"many-{size}-0")
+            all_events, turns = await _events(client, connection, f"many-{size}-0")
             memory = {role: resident_megabytes(worker) for role, worker in workers.items()}
             rows.append(
                 {
@@ -184,7 +184,7 @@ async def _measure(
                     "events a lone turn": events,
                     "judged/s": together / seconds,
                     "CPU ms a judged turn": cpu / together * 1000,
-                    "events a turn together": batch_events,
+                    "events a turn together": all_events / turns,
                     **{f"{role} MB": megabytes for role, megabytes in memory.items()},
                 }
             )
@@ -254,12 +254,23 @@ async def _judged(connection: psycopg.AsyncConnection[object], turns: Sequence[T
         await asyncio.sleep(pause)
 
 
-async def _events(client: Client, chats: Chats, connection: psycopg.AsyncConnection[object], session: str) -> float:
-    """Events in a session's history, a signalled turn."""
+async def _events_of_one_more(
+    client: Client, chats: Chats, connection: psycopg.AsyncConnection[object], session: str
+) -> float:
+    """Events that one more turn of a session that waits for nothing adds to its history."""
+    before, _ = await _events(client, connection, session)
+    judged = chats.last[session].turn_id
+    await chats.signal(*await chats.turn(session))
+    await _judged(connection, [judged], pause=0.02)
+    await asyncio.sleep(1)  # its workflow has still to hear of it
+    return (await _events(client, connection, session))[0] - before
+
+
+async def _events(client: Client, connection: psycopg.AsyncConnection[object], session: str) -> tuple[int, int]:
+    """Events in a session's history, and the session's turns."""
     counted = "SELECT s.id, count(*) FROM sessions s JOIN turns t ON t.session_id = s.id"
     statement = f"{counted} WHERE s.external_id = %s GROUP BY 1"
     row = await (await connection.execute(statement, [session])).fetchone()
     assert isinstance(row, tuple)
     described = await client.get_workflow_handle(f"session/{row[0]}").describe()
-    signalled = 1 if session.startswith("lone") else row[1]
-    return described.history_length / signalled
+    return described.history_length, row[1]

@@ -74,11 +74,17 @@ async def closed_loop(
     first_number: int,
     load: Load,
     max_tokens: int | None = None,
+    spread_seconds: float = 0.0,
 ) -> None:
-    """Keep `streams` requests under way until `requests` were sent, each with a prompt of its own."""
+    """Keep `streams` requests under way until `requests` were sent, each with a prompt of its own.
+
+    Args:
+        spread_seconds: in which the streams begin, evenly; 0: all at once, so that they end together, too.
+    """
     numbers = iter(range(first_number, first_number + requests))
 
     async def one(slot: int) -> None:
+        await asyncio.sleep(spread_seconds * slot / streams)
         for number in numbers:
             body: dict[str, object] = {
                 "model": model,
