@@ -62,6 +62,9 @@ class SweepStore(Protocol):
 
     async def mark_feedback_notified(self, feedback_ids: Sequence[FeedbackId]) -> None: ...
 
+    async def merge_stored_bytes(self) -> int:
+        """Merge the counts of what each key stores; of how many keys there were several."""
+
 
 class SessionNotifier(Protocol):
     """Notifies sessions' workflows. Every call raises SignalFailed when it cannot."""
@@ -155,6 +158,7 @@ class SweepActivities:
         """
         async with heartbeating():
             errors: list[BaseException] = []
+            await _attempt(self._store.merge_stored_bytes(), errors)
             stuck: set[SessionId] = set()
             swept = Swept(
                 work=await _attempt(self._training.notify_pending(), errors),

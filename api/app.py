@@ -25,6 +25,7 @@ from api.admin import (
     sessions,
     training,
 )
+from api.body_room import BodyRoom
 from api.chat import completions, messages, models, responses, route
 from api.dependencies import Services
 from api.errors import install_error_handlers
@@ -60,6 +61,7 @@ def create_app(make_services: MakeServices, allowed_hosts: frozenset[str] = froz
     for router in ROUTERS:
         app.include_router(router)
     install_error_handlers(app)
+    app.add_middleware(BodyRoom)
     app.add_middleware(HostAndOriginCheck, allowed_hosts=allowed_hosts)
     app.add_middleware(RequestMetrics)
     app.add_middleware(RequestIds)

@@ -27,6 +27,8 @@ STALE_SECONDS = 5.0
 # How long a request with an uncached key waits for PostgreSQL, which in a burst on a busy machine is only late.
 RETRY_SECONDS = 5.0
 _RETRY_INTERVAL_SECONDS = 0.2
+# Look-ups of keys that are not cached, at once: whoever tries made-up keys must leave connections to the chats.
+_LOOKUPS = 4
 # A cached key stays valid while PostgreSQL is away; this bounds the memory, not the time.
 CACHE_SIZE = 10_000
 
@@ -45,6 +47,7 @@ class KeyRing:
         self._cache: OrderedDict[bytes, tuple[float, ApiKey]] = OrderedDict()
         self._lookups: dict[bytes, asyncio.Task[ApiKey | None]] = {}
         self._signing_secret: bytes | None = None
+        self._free_lookups = asyncio.BoundedSemaphore(_LOOKUPS)
 
     async def require(self, headers: Headers, *scopes: Scope) -> ApiKey:
         """The key of this request, which has one of the scopes.
@@ -122,10 +125,22 @@ class KeyRing:
         """
         if (lookup := self._lookups.get(digest)) is None:
             known = digest in self._cache or self._signed_key(secret) is not None
-            retry_seconds = 0.0 if known else self._retry_seconds
-            lookup = self._lookups[digest] = asyncio.create_task(self._authenticate(secret, retry_seconds))
+            authenticating = self._authenticate(secret, 0.0) if known else self._authenticate_unknown(secret)
+            lookup = self._lookups[digest] = asyncio.create_task(authenticating)
             lookup.add_done_callback(lambda task: self._forget_lookup(digest, task))
         return await asyncio.shield(lookup)  # a client that disconnects must not cancel the look-up of the others
+
+    async def _authenticate_unknown(self, secret: str) -> ApiKey | None:
+        until = time.monotonic() + self._retry_seconds
+        try:
+            async with asyncio.timeout(self._retry_seconds):
+                await self._free_lookups.acquire()
+        except TimeoutError:
+            raise StoreUnavailable("too many keys are being looked up") from None
+        try:
+            return await self._authenticate(secret, until - time.monotonic())
+        finally:
+            self._free_lookups.release()
 
     async def _authenticate(self, secret: str, retry_seconds: float) -> ApiKey | None:
         until = time.monotonic() + retry_seconds

@@ -17,6 +17,7 @@ from clawloop.errors import (
     AmbiguousId,
     ClawloopError,
     ContentUnreadable,
+    EncryptionKeyMissing,
     EngineAnswerUnusable,
     EngineBroke,
     EngineRejected,
@@ -153,7 +154,7 @@ def to_problem(error: ClawloopError) -> Problem:
         case AmbiguousId() | ValueRejected():
             code = "ambiguous_id" if isinstance(error, AmbiguousId) else "invalid_value"
             return Problem(400, str(error), code, field=error.field)
-        case ContentUnreadable():
+        case ContentUnreadable() | EncryptionKeyMissing():
             return Problem(409, f"This cannot be decrypted: {error}.", "content_unreadable")
         case StateConflict():
             return Problem(409, str(error), error.code, field=error.field)

@@ -131,6 +131,7 @@ async def give_feedback(
             code="insufficient_scope",
         )
     feedback = _parse(await read_json(request, services.limits))
+    services.key_limits.require_room(key)
     if idempotency_key is None:
         return await _give(services, key.id, feedback, None)
     once = _repeatable(idempotency_key, feedback)

@@ -294,6 +294,17 @@ class KeyUses(Protocol):
         """Replace a key's limits; gateways follow within 30 s. None if there is no such key."""
 
 
+class StoredByteCounts(Protocol):
+    """Called by api/chat/stored_bytes.py."""
+
+    async def stored_bytes(self, keys: Sequence[ApiKeyId]) -> dict[ApiKeyId, int]:
+        """What these keys store, those that store something.
+
+        Raises:
+            StoreUnavailable
+        """
+
+
 class SessionBrowser(Protocol):
     """Reads sessions with what was said. Every call raises StoreUnavailable when PostgreSQL does not answer."""
 

@@ -13,7 +13,6 @@ ClawloopError
 │   ├── PromptTooLong           a prompt and its reply exceed the engine's context
 │   ├── RecordUnusable          a record that cannot be stored, or refers to something that does not exist
 │   │   └── ContentUnreadable   encrypted content that no key opens, or that was changed
-│   │       └── EncryptionKeyMissing  content whose key the file lacks: readable again once the key is there
 │   ├── ModelUnsupported        the trainer cannot load this checkpoint: says what it can load
 │   ├── SampleUnusable          a sample cannot be trained: too long, or its parts disagree
 │   ├── AdapterUnusable         an adapter directory is damaged, or made for another base model
@@ -26,6 +25,7 @@ ClawloopError
 │   ├── JudgeRefused            a judge does not accept this prompt: too long, or its address or key is wrong
 │   └── SetupError              wrong settings or machine: says what to change
 └── TransientError              a retry may succeed
+    ├── EncryptionKeyMissing    content whose key the file lacks: readable once the key is there
     ├── StoreUnavailable        PostgreSQL did not answer in time
     │   └── StoreContended      another transaction holds a row that is needed
     ├── EngineUnavailable       no engine could take the request in time
@@ -179,10 +179,6 @@ class ContentUnreadable(RecordUnusable):
     """Content that is encrypted and cannot be decrypted here; the message names where it is stored and the setting."""
 
 
-class EncryptionKeyMissing(ContentUnreadable):
-    """Content whose key this process does not have: nothing is wrong with the content."""
-
-
 class ModelUnsupported(PermanentError):
     """The trainer cannot load this checkpoint; the message says what was found and what is supported."""
 
@@ -278,6 +274,10 @@ class JudgeRefused(PermanentError):
 
 class SetupError(PermanentError):
     """Settings or the machine are wrong; the message is one line that says what to change."""
+
+
+class EncryptionKeyMissing(TransientError):
+    """Content whose key this process does not have; the message names the key. Nothing is wrong with the content."""
 
 
 class StoreUnavailable(TransientError):

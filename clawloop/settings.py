@@ -69,6 +69,10 @@ class ChatBounds(BaseModel):
     token_ids: PositiveInt = 1024
     """Entries of `logit_bias`, `allowed_token_ids` and `logprob_token_ids`, each."""
 
+    json_values: PositiveInt = 1_000_000
+    """Commas and opening brackets of a body. 32 MiB of empty lists take a gateway 1 GB and hold it for seconds; 4 MB of
+    code, a million tokens, have 300,000."""
+
     n: Annotated[int, Field(ge=1, le=128)] = 128
     """Choices of one request; OpenAI's own bound."""
 
@@ -140,6 +144,10 @@ class Settings(BaseSettings):
 
     chat_bounds: ChatBounds = ChatBounds()
     """The largest chat request; each bound by itself, e.g. `CLAWLOOP_CHAT_BOUNDS__TOOLS=2000`."""
+
+    key_stored_mib: PositiveInt | None = None
+    """MiB of turns and comments that a key may store, if it has no limit of its own (`clawloop key limit`). None: no
+    limit, since a history should not end at a number that nobody chose."""
 
     when_storage_is_full: WhenStorageIsFull = WhenStorageIsFull.ANSWER
     """A chat whose turn could be stored neither in PostgreSQL nor on the gateway's disk nor in its memory: `answer` it

@@ -19,8 +19,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts.sessions import ContentErased, Erasure, SessionFacts
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import ContentUnreadable
-from clawloop.ids import SampleId, SessionId, TurnId
+from clawloop.errors import ContentUnreadable, EncryptionKeyMissing
+from clawloop.ids import ApiKeyId, SampleId, SessionId, TurnId
 from db.content import content_of
 from db.database import Database, transaction
 from db.exact_json import exact_json
@@ -29,6 +29,7 @@ from db.training.policies import insert_event, lock_policy
 from db.training.samples import end_samples
 from db.training.work_flag import refresh_work_flag
 from db.turns.files import release_files
+from db.turns.stored_bytes import ROW_BYTES, STORED_BYTES, add_stored_bytes
 
 WHY = "erased"
 """Replaces erased text and reasons."""
@@ -54,6 +55,7 @@ BARE_TURN: dict[str, Any] = {
     "response_ids": None,
     "logprobs": None,
     "sampling": "{}",
+    "stored_bytes": 0,
 }
 """Columns of a turn without content; its `evidence` has a source and no value."""
 
@@ -124,9 +126,16 @@ _WAITING_SAMPLES = text(f"SELECT id, turn_id = ANY(:turns) AS own {_WAITING}")
 # Storing a judge's answer or feedback locks the turn FOR KEY SHARE, which waits for this lock. Turns whose samples will
 # expire are locked too, all in one order, because storing a judge's answer locks a turn and the turn after it.
 _LOCK_TURNS = text(f"""
-    SELECT id, tools_sha256, id = ANY(:turns) AS requested FROM turns
+    SELECT id, tools_sha256, id = ANY(:turns) AS requested, {STORED_BYTES} AS stored_bytes FROM turns
     WHERE outcome <> 'erased' AND (id = ANY(:turns) OR id IN (SELECT turn_id {_WAITING}))
     ORDER BY id FOR UPDATE
+""")
+# Feedback that is not applied yet is deleted, of the other the text alone goes.
+_FEEDBACK_BYTES = text(f"""
+    SELECT coalesce(sum(
+        CASE WHEN applied_at IS NULL THEN {ROW_BYTES} ELSE 0 END
+        + CASE WHEN text = '{WHY}' THEN 0 ELSE coalesce(octet_length(text), 0) END), 0)
+    FROM feedback WHERE turn_id = ANY(:turns)
 """)
 _LEARNED_SAMPLES = text(f"""
     SELECT count(*) FROM samples WHERE state IN ('trained', 'claimed') AND (turn_id = ANY(:turns)
@@ -176,8 +185,8 @@ async def _erase(connection: AsyncConnection, session: SessionId, turn: TurnId |
     Args:
         turn: the first turn to erase; None: the whole session.
     """
-    query = select(SessionRow.policy, SessionRow.identified_by, SessionRow.created_at).where(SessionRow.id == session)
-    facts = (await connection.execute(query)).first()
+    known = (SessionRow.policy, SessionRow.identified_by, SessionRow.created_at, SessionRow.api_key_id)
+    facts = (await connection.execute(select(*known).where(SessionRow.id == session))).first()
     if facts is None:
         return None
     await lock_policy(connection, facts.policy)
@@ -192,6 +201,8 @@ async def _erase(connection: AsyncConnection, session: SessionId, turn: TurnId |
     erased = [TurnId(row.id) for row in locked]
     which = {"session": session, "turns": erased}
     learned = await connection.scalar(_LEARNED_SAMPLES, which) or 0
+    freed = sum(row.stored_bytes for row in locked) + await connection.scalar(_FEEDBACK_BYTES, {"turns": erased})
+    await add_stored_bytes(connection, ApiKeyId(facts.api_key_id), -freed)
     expired = await _strip(connection, session, erased) if erased else 0
     # Lists of tools before files, as turns are inserted.
     await _drop_tools(connection, sorted({row.tools_sha256 for row in locked if row.tools_sha256 is not None}))
@@ -229,7 +240,7 @@ async def _with_its_messages(connection: AsyncConnection, turn: TurnId) -> list[
     added: dict[UUID, list[str]] = {}
     rows = (await connection.execute(_BESIDE_TURN, {"turn": turn})).all()
     for row in rows:
-        with suppress(ContentUnreadable):
+        with suppress(ContentUnreadable, EncryptionKeyMissing):
             messages = content.read_json(row.messages_added, "turns.messages_added", row.id)
             added[row.id] = [exact_json(message) for message in messages]
     own = added.get(turn)

@@ -14,6 +14,7 @@ from clawloop.contracts.turns import TurnKind
 from clawloop.ids import FeedbackId, SessionId, TurnId
 from db.database import Database, transaction
 from db.tables import ApiKeyRow, FeedbackRow, SessionRow, TurnRow
+from db.turns.stored_bytes import merge_stored_bytes
 
 _RENOTIFY_AFTER = timedelta(days=1)  # notified but not applied since
 _FACTS = (SessionRow.id.label("session"), SessionRow.policy, SessionRow.identified_by, SessionRow.created_at)
@@ -82,6 +83,10 @@ class PostgresSweepStore:
     async def mark_feedback_notified(self, connection: AsyncConnection, feedback_ids: Sequence[FeedbackId]) -> None:
         notified = update(FeedbackRow).where(FeedbackRow.id.in_(feedback_ids))
         await connection.execute(notified.values(announced_at=func.now()))
+
+    @transaction
+    async def merge_stored_bytes(self, connection: AsyncConnection) -> int:
+        return await merge_stored_bytes(connection)
 
 
 def _facts(row: Any, version: int) -> SessionFacts:

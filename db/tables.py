@@ -19,6 +19,7 @@ from db.serving.tables import ApiKeyRow as ApiKeyRow
 from db.serving.tables import EngineRow as EngineRow
 from db.serving.tables import EngineVersionRow as EngineVersionRow
 from db.serving.tables import PolicyRow as PolicyRow
+from db.serving.tables import StoredBytesRow as StoredBytesRow
 from db.serving.tables import TemporalServerRow as TemporalServerRow
 from db.serving.tables import VersionRow as VersionRow
 from db.training.tables import EventRow as EventRow

@@ -25,6 +25,7 @@ from clawloop.contracts.training import StepBatch, StepState, TrainedStep, Versi
 from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import (
     DiskFull,
+    EncryptionKeyMissing,
     ModelUnsupported,
     NothingToTrain,
     PermanentError,
@@ -100,6 +101,9 @@ class TrainingActivities:
                 if attempts.lost >= LOST_ATTEMPTS:
                     return await self._pause(request, _lost(attempts))
                 batch = await self._steps.batch(request.policy, request.n)
+            except EncryptionKeyMissing:  # the attempt is not the trainer's
+                await self._steps.end_attempt(request.policy, request.n, failed=False)
+                raise
             except RecordUnusable as error:
                 # An earlier attempt ended the step (then `quarantine` does nothing), or its parent's files are gone
                 # (then no trainer can compute it). `claim` returns the state the step has now.

@@ -24,6 +24,7 @@ class LimitsRequest(RequestBody):
     requests_per_minute: Limit | None = None
     tokens_per_minute: Limit | None = None
     concurrency: Limit | None = None
+    stored_mib: Limit | None = None
 
 
 @router.get("/keys/{prefix}/limits")

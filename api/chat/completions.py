@@ -16,6 +16,7 @@ from api.chat.request import PreparedChat
 from api.chat.schemas import ChatRequest, StreamOptions
 from api.chat.stream import ChatExchange
 from api.dependencies import Services, services_of
+from api.json_lists import Texts, TokenIds
 from api.plain_route import PlainRoute
 from api.request_body import read_json
 from api.wire.completions_reply import CompletionReply
@@ -40,7 +41,7 @@ class CompletionRequest(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     model: Annotated[str, Field(min_length=1, max_length=256, examples=["policy"])]
-    prompt: Annotated[str | list[str] | list[Annotated[int, Field(ge=0, lt=2**31)]], Field(examples=["Once upon"])]
+    prompt: Annotated[str | Texts | TokenIds, Field(examples=["Once upon"])]
     """One prompt: a text, a list with one text, or token ids."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None

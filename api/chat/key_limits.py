@@ -1,4 +1,4 @@
-"""What each key may use, by leaky buckets in this process: requests and tokens a minute, chats at once.
+"""What each key may use, by leaky buckets in this process: requests and tokens a minute, chats at once, stored bytes.
 
 Each of several gateways that know each other counts by itself and grants its share, so that no chat waits for another
 process. Connections are spread evenly over them by the kernel, so a busy key gets about its limit, and one that sends
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from cachetools import LRUCache
 
+from api.chat.stored_bytes import StoredBytes
 from clawloop.contracts.serving import ApiKey
 from clawloop.errors import RequestRejected
 from clawloop.ids import ApiKeyId
@@ -83,13 +84,20 @@ class KeyLimiter:
     Args:
         gateways: processes that share each limit.
         clock: seconds that only grow.
+        stored: None bounds no stored bytes.
 
     Attributes:
         pace: of the replies of this process, whichever key's.
     """
 
-    def __init__(self, gateways: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        gateways: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        stored: StoredBytes | None = None,
+    ) -> None:
         self.pace = Pace()
+        self._stored = stored
         self._gateways = gateways
         self._clock = clock
         self._keys: LRUCache[ApiKeyId, _Key] = LRUCache(_KEYS)
@@ -101,6 +109,7 @@ class KeyLimiter:
         Raises:
             RequestRejected: 429; the key has used what it may.
         """
+        self.require_room(key)
         state = self._state(key)
         if state is None:
             yield
@@ -113,6 +122,14 @@ class KeyLimiter:
             yield
         finally:
             state.in_flight -= 1
+
+    def require_room(self, key: ApiKey) -> None:
+        """
+        Raises:
+            RequestRejected: 429; the key stores as much as it may.
+        """
+        if self._stored is not None:
+            self._stored.require_room(key)
 
     def charge(self, key: ApiKey, tokens: int) -> None:
         """Count the tokens of a chat, which are known at its end."""

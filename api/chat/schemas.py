@@ -9,10 +9,11 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, with_config
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, with_config
 from typing_extensions import TypedDict
 
 from api.errors import first_invalid_field
+from api.json_lists import Objects
 from clawloop.errors import RequestRejected
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -37,7 +38,9 @@ class ChatRequest(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     model: Annotated[str, Field(min_length=1, max_length=256, examples=["policy"])]
-    messages: Annotated[list[ChatMessage], Field(min_length=1, examples=[[{"role": "user", "content": "Hello"}]])]
+    messages: Annotated[
+        list[ChatMessage], FailFast(), Field(min_length=1, examples=[[{"role": "user", "content": "Hello"}]])
+    ]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # OpenAI's own upper bound.
@@ -45,7 +48,7 @@ class ChatRequest(BaseModel):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     return_token_ids: bool | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None

@@ -172,7 +172,7 @@ class SpoolDrain:
                 self._notifications.add_turn(record, result)
                 await asyncio.to_thread(self._spool.remove, record.turn_id)
                 log.info("turn stored from the spool", extra={"turn_id": str(record.turn_id)})
-            elif isinstance(result, RecordUnusable) and not isinstance(result, EncryptionKeyMissing):
+            elif isinstance(result, RecordUnusable):
                 await self._reject(record.turn_id, result)
             elif not isinstance(result, StoreUnavailable):
                 # A bug, or a key that may come; the turn stays on disk and is tried again with the others.

@@ -15,7 +15,7 @@ from clawloop.errors import RequestRejected, SetupError
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _NAME_CHARACTERS = 200
-_LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrency")
+_LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrency", "stored_mib")
 
 
 @router.post("/ui/access/keys")

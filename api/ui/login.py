@@ -19,6 +19,8 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 # Without a login there is nothing to sign a form's token with: it is compared with a cookie of its own.
 _FORM_COOKIE = "clawloop_login_form"
 _FORM_SECONDS = 3600
+# Of everybody: a key and a token.
+_FORM_BYTES = 4096
 
 
 @router.get("/ui/login")
@@ -28,7 +30,7 @@ async def show_login(request: Request) -> Response:
 
 @router.post("/ui/login")
 async def log_in(request: Request) -> Response:
-    form = await read_form(request)
+    form = await read_form(request, _FORM_BYTES)
     token = request.cookies.get(_FORM_COOKIE, "")
     if not token or not hmac.compare_digest(token.encode(), form.get("token", "").encode()):
         # Also a browser that was asked again after an hour, so it gets a new form.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -38,6 +39,7 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _FORM_FIELDS = 20
+_FORM_BYTES = 2**20  # a recipe has some KB, a comment 20,000 characters
 _VERSION_DIGITS = 10  # of the largest one; Python reads no number of thousands of digits
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
@@ -112,13 +114,13 @@ async def operator(request: Request, *, needs_store: bool = True) -> Login:
     return login
 
 
-async def read_form(request: Request) -> dict[str, str]:
+async def read_form(request: Request, most_bytes: int = _FORM_BYTES) -> dict[str, str]:
     """The fields of a form; of several with one name the last.
 
     Raises:
         RequestRejected
     """
-    body = await read_body(request, services_of(request).limits)
+    body = await read_body(request, replace(services_of(request).limits, body_bytes=most_bytes))
     try:
         return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_FORM_FIELDS))
     except ValueError:

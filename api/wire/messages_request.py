@@ -10,6 +10,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import Headers
 
+from api.json_lists import Objects, Texts
 from api.wire.reading import PASSED_ON, Translated, named, objects, parse, text, unused, wrong
 from clawloop.contracts.turns import Message
 from clawloop.errors import RequestRejected
@@ -51,9 +52,9 @@ class CountTokensRequest(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     model: Annotated[str, Field(min_length=1, max_length=256, examples=["policy"])]
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1, examples=[[{"role": "user", "content": "Hello"}]])]
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[Objects, Field(min_length=1, examples=[[{"role": "user", "content": "Hello"}]])]
+    system: str | Objects | None = None
+    tools: Objects | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
@@ -67,7 +68,7 @@ class MessagesRequest(CountTokensRequest):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Texts | None = None
     metadata: dict[str, Any] | None = None
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from api.json_lists import Objects, Texts
 from api.wire.reading import PASSED_ON, Translated, named, objects, parse, text, unused, wrong
 from api.wire.responses_items import messages_of
 from clawloop.contracts.turns import Message
@@ -57,9 +58,7 @@ class ResponsesRequest(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     model: Annotated[str, Field(min_length=1, max_length=256, examples=["policy"])]
-    input: Annotated[
-        str | list[dict[str, Any]] | None, Field(examples=["Hello", [{"role": "user", "content": "Hello"}]])
-    ] = None
+    input: Annotated[str | Objects | None, Field(examples=["Hello", [{"role": "user", "content": "Hello"}]])] = None
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(max_length=256)] | None = None
     store: bool | None = None
@@ -67,13 +66,13 @@ class ResponsesRequest(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
-    include: list[str] | None = None
+    include: Texts | None = None
     truncation: str | None = None
     user: Annotated[str, Field(max_length=1024)] | None = None
     safety_identifier: Annotated[str, Field(max_length=1024)] | None = None

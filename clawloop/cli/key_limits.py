@@ -18,6 +18,7 @@ def limit_key(
     requests_per_minute: Limit = None,
     tokens_per_minute: Limit = None,
     concurrency: Limit = None,
+    stored_mib: Limit = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
@@ -32,6 +33,7 @@ def limit_key(
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
         "concurrency": concurrency,
+        "stored_mib": stored_mib,
     }
     changed = {name: value or None for name, value in given.items() if value is not None}
 
@@ -52,4 +54,5 @@ def limit_key(
     facts = {"prefix": use.prefix, "name": use.name, "policy": use.policy}
     facts |= {name: "" if value is None else str(value) for name, value in dataclasses.asdict(use.limits).items()}
     facts |= {"expires": when(use.expires_at), "revoked": when(use.revoked_at), "newest turn": when(use.last_turn_at)}
+    facts["stored"] = f"{use.stored_bytes / 2**20:.1f} MiB"
     show_facts(facts)

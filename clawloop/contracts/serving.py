@@ -26,11 +26,13 @@ class KeyLimits:
     Args:
         requests_per_minute, tokens_per_minute: of chats; tokens are those of prompts and replies.
         concurrency: chats at once.
+        stored_mib: MiB of turns and comments that are stored.
     """
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrency: int | None = None
+    stored_mib: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class KeyUse:
     Args:
         prefix: the public part.
         last_turn_at: of its newest turn; None without one.
+        stored_bytes: of its turns and comments.
     """
 
     prefix: str
@@ -49,6 +52,7 @@ class KeyUse:
     expires_at: datetime | None
     revoked_at: datetime | None
     last_turn_at: datetime | None
+    stored_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

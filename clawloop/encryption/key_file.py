@@ -1,22 +1,27 @@
 """The file of encryption keys: the first key encrypts, all decrypt; a key of its own makes digests, and never changes.
 
-One entry a line, `digests NAME` or `key NAME`, the name being the key in base64. A file rather than a variable: it can
-hold several keys, and neither `ps` nor a crash report shows it.
+One entry a line, `digests NAME` or `key NAME`, the name being the key in base64; what follows `#` is a comment. A file
+rather than a variable: it can hold several keys, and neither `ps` nor a crash report shows it.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import fcntl
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 from clawloop.durable_files import sync_folder
 from clawloop.errors import SetupError
 
 SETTING = "CLAWLOOP_ENCRYPTION_KEY_FILE"
+KEY_ID_BYTES = 5
 _KEY_BYTES = 32
 _DIGESTS, _KEY = "digests", "key"
 _TITLE = "# Clawloop's encryption keys. Without this file nobody can read the conversations: keep a copy elsewhere."
@@ -68,7 +73,7 @@ def make_keys(path: Path) -> None:
     Raises:
         SetupError: there is a file already, or it cannot be written.
     """
-    _write(path, [_TITLE, f"{_DIGESTS} {_new()}", f"{_KEY} {_new()}"])
+    _write(path, [_TITLE, f"{_DIGESTS} {_new()}", _new_key()])
 
 
 def add_key(path: Path) -> int:
@@ -77,22 +82,42 @@ def add_key(path: Path) -> int:
     Raises:
         SetupError: the file is none, or cannot be written.
     """
-    before = read_keys(path)
     path = path.resolve()  # a link stays one
-    lines = path.read_text(encoding="ascii").splitlines()
-    first = next(n for n, line in enumerate(lines) if line.split()[:1] == [_KEY])
-    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    _write(partial, [*lines[:first], f"{_KEY} {_new()}", *lines[first:]])
+    with _locked(path):
+        before = read_keys(path)
+        lines = path.read_text(encoding="ascii").splitlines()
+        first = next(n for n, line in enumerate(lines) if line.split()[:1] == [_KEY])
+        partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+        _write(partial, [*lines[:first], _new_key(), *lines[first:]])
+        try:
+            owned = path.stat()
+            os.chown(partial, owned.st_uid, owned.st_gid)
+            partial.chmod(owned.st_mode & 0o777)
+            partial.replace(path)
+            sync_folder(path.parent)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise SetupError(f"cannot write {path} for its owner: {error.strerror}") from None
+        return len(before.keys) + 1
+
+
+def key_id(key: bytes) -> bytes:
+    """What names a key in each value that it encrypts, and in the comment of its line."""
+    return blake2b(key, digest_size=KEY_ID_BYTES, person=b"clawloop-key-id").digest()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """The folder of a file, for one process at a time: two that change the file at once must not lose a key."""
     try:
-        owned = path.stat()
-        os.chown(partial, owned.st_uid, owned.st_gid)
-        partial.chmod(owned.st_mode & 0o777)
-        partial.replace(path)
-        sync_folder(path.parent)
+        folder = os.open(path.parent, os.O_RDONLY)
     except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise SetupError(f"cannot write {path} for its owner: {error.strerror}") from None
-    return len(before.keys) + 1
+        raise SetupError(f"cannot write {path}: {error.strerror}") from None
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _write(path: Path, lines: list[str]) -> None:
@@ -110,6 +135,11 @@ def _write(path: Path, lines: list[str]) -> None:
 
 def _new() -> str:
     return base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()
+
+
+def _new_key() -> str:
+    key = _new()
+    return f"{_KEY} {key}  # {key_id(base64.b64decode(key)).hex()}"
 
 
 def _decoded(text: str, path: Path, number: int) -> bytes:

@@ -15,16 +15,15 @@ from pathlib import Path
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from clawloop.encryption.key_file import SETTING, Keys, read_keys
+from clawloop.encryption.key_file import KEY_ID_BYTES, SETTING, Keys, key_id, read_keys
 from clawloop.errors import ContentUnreadable, EncryptionKeyMissing, SetupError
 
 log = logging.getLogger(__name__)
 
 _VERSION = b"\x01"
-_KEY_ID_BYTES = 5
 _NONCE_BYTES = 12
 _TAG_BYTES = 16
-HEAD_BYTES = len(_VERSION) + _KEY_ID_BYTES
+HEAD_BYTES = len(_VERSION) + KEY_ID_BYTES
 """Equal for all values that one key has sealed; 6, so that base64 of it is 8 characters whatever follows."""
 
 OVERHEAD = HEAD_BYTES + _NONCE_BYTES + _TAG_BYTES
@@ -71,7 +70,10 @@ class Sealer:
             self._read_again()
         cipher = self._ciphers.get(head)
         if cipher is None:
-            raise EncryptionKeyMissing(f"{place} is encrypted with a key that the file of {SETTING} lacks")
+            number = head[len(_VERSION) :].hex()
+            raise EncryptionKeyMissing(
+                f"{place} is encrypted with key {number}, which the file of {SETTING} lacks: copy the newest file here"
+            )
         try:
             return cipher.decrypt(nonce, sealed[HEAD_BYTES + _NONCE_BYTES :], place.encode())
         except (InvalidTag, ValueError):
@@ -116,4 +118,4 @@ def _changed_at(path: Path) -> int:
 
 
 def _head_of(key: bytes) -> bytes:
-    return _VERSION + blake2b(key, digest_size=_KEY_ID_BYTES, person=b"clawloop-key-id").digest()
+    return _VERSION + key_id(key)

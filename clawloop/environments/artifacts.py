@@ -42,26 +42,34 @@ class ArtifactFolder:
         """Delete what was stored longer ago than this, and what interrupted writes left; the number of files."""
         return await asyncio.to_thread(self._prune, age)
 
-    def sealed(self) -> list[str]:
-        """The digests of the encrypted artifacts."""
-        return [path.stem for path in self._folder.glob("??/*.tar") if len(path.stem) == 2 * KEYED_BYTES]
+    def digests(self) -> list[str]:
+        """Of all artifacts, plain and encrypted ones."""
+        return [path.stem for path in self._folder.glob("??/*.tar")]
 
     def reseal(self, digest: str) -> bool:
-        """Encrypt an encrypted artifact by the first key; false if it is.
+        """Encrypt an artifact by the first key; false if it is. A plain one is found by its old digest afterwards too.
 
         Raises:
-            ContentUnreadable: no key opens it.
+            ContentUnreadable, EncryptionKeyMissing: it cannot be decrypted.
+            RecordUnusable: it is damaged.
             FileNotFoundError
         """
         assert self._sealer is not None
-        path, place = self._path(digest), _place(digest)
-        stored = path.read_bytes()
-        if stored.startswith(self._sealer.head):
-            return False
-        before = path.stat()
-        self._write(path, self._sealer.seal(self._sealer.open(stored, place), place))
-        os.chown(path, before.st_uid, before.st_gid)  # of the worker's user, whoever runs this
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # it is as old as it was
+        path = self._path(digest)
+        stored, before = path.read_bytes(), path.stat()
+        if _is_keyed(digest):
+            if stored.startswith(self._sealer.head):
+                return False
+            artifact, keyed = self._sealer.open(stored, _place(digest)), digest
+        else:
+            artifact, keyed = _checked(stored, digest), self._keyed(bytes.fromhex(digest))
+        target = self._path(keyed)
+        self._write(target, self._sealer.seal(artifact, _place(keyed)))
+        for changed in (target, target.parent):
+            os.chown(changed, before.st_uid, before.st_gid)  # of the worker's user, whoever runs this
+        os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns))  # it is as old as it was
+        if keyed != digest:
+            path.unlink()
         return True
 
     def _prune(self, age: timedelta) -> int:
@@ -78,7 +86,7 @@ class ArtifactFolder:
         if self._sealer is None:
             digest, stored = hashlib.sha256(artifact).hexdigest(), artifact
         else:
-            digest = self._sealer.digest(hashlib.sha256(artifact).digest()).hex()
+            digest = self._keyed(hashlib.sha256(artifact).digest())
             stored = self._sealer.seal(artifact, _place(digest))
         self._write(self._path(digest), stored)
         return digest
@@ -94,17 +102,37 @@ class ArtifactFolder:
         try:
             stored = self._path(digest).read_bytes()
         except FileNotFoundError:
+            if self._sealer is not None and not _is_keyed(digest):  # it may have been encrypted since
+                return self._load(self._keyed(bytes.fromhex(digest)))
             raise RecordUnusable(f"artifact {digest} is not in this worker's data folder") from None
-        if len(digest) == 2 * KEYED_BYTES:  # encrypted, whose authentication finds damage
-            if self._sealer is None:
-                raise RecordUnusable(f"artifact {digest} is encrypted: set {SETTING}")
-            return self._sealer.open(stored, _place(digest))
-        if hashlib.sha256(stored).hexdigest() != digest:
-            raise RecordUnusable(f"artifact {digest} is damaged")
-        return stored
+        if not _is_keyed(digest):
+            return _checked(stored, digest)
+        if self._sealer is None:
+            raise RecordUnusable(f"artifact {digest} is encrypted: set {SETTING}")
+        return self._sealer.open(stored, _place(digest))
+
+    def _keyed(self, sha256: bytes) -> str:
+        assert self._sealer is not None
+        return self._sealer.digest(sha256).hex()
 
     def _path(self, digest: str) -> Path:
         return self._folder / digest[:2] / f"{digest}.tar"
+
+
+def _is_keyed(digest: str) -> bool:
+    """Whether the artifact of this digest is encrypted."""
+    return len(digest) == 2 * KEYED_BYTES
+
+
+def _checked(stored: bytes, digest: str) -> bytes:
+    """A plain artifact.
+
+    Raises:
+        RecordUnusable: it is damaged.
+    """
+    if hashlib.sha256(stored).hexdigest() != digest:
+        raise RecordUnusable(f"artifact {digest} is damaged")
+    return stored
 
 
 def _place(digest: str) -> str:

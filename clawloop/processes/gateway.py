@@ -20,6 +20,7 @@ from api.app import create_app
 from api.auth import KeyRing
 from api.chat.grammar_slots import GrammarSlots
 from api.chat.key_limits import KeyLimiter
+from api.chat.stored_bytes import StoredBytes
 from api.chat.versions import VersionChooser
 from api.dependencies import Limits, Services
 from api.http_protocol import BoundedHttpProtocol
@@ -135,8 +136,15 @@ class GatewayReadiness:
         self._engines = engines
         self._is_draining = is_draining
         self._is_nearly_full = is_nearly_full
+        self._asking: asyncio.Task[list[str]] | None = None
 
     async def problems(self) -> list[str]:
+        """Asked once for all that ask at the same time: they need no key, and the connections are those of chats."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask())
+        return await asyncio.shield(self._asking)
+
+    async def _ask(self) -> list[str]:
         found: list[str] = ["this gateway is being stopped"] if self._is_draining() else []
         try:
             if not await is_current(self._database):
@@ -264,6 +272,8 @@ async def gateway_services(
     engine_operations = engine_operations_on(background, settings)
     keys = KeyRing(key_store)
     links = workflow_links(settings)
+    key_uses = PostgresKeyUses(background)
+    stored = await stack.enter_async_context(StoredBytes(key_uses, settings.key_stored_mib))
     return Services(
         links=links,
         keys=keys,
@@ -306,8 +316,8 @@ async def gateway_services(
         metrics_pages=GatewayPages(metrics.registry, options.name, options.health_port, options.peers),
         limits=options.limits,
         grammar_slots=GrammarSlots(options.limits.chat.structured_requests),
-        key_limits=KeyLimiter(gateways=1 + len(options.peers)),
-        key_uses=PostgresKeyUses(background),
+        key_limits=KeyLimiter(gateways=1 + len(options.peers), stored=stored),
+        key_uses=key_uses,
         exporter=Exporter(PostgresExportStore(background)),
         imports=PostgresImportStore(background),
         version_loading=PostgresPublishingStore(background),

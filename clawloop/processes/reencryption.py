@@ -11,7 +11,7 @@ from pathlib import Path
 from api.recording.spool import rejected_turns, reseal_turn, waiting_turns
 from clawloop.encryption.sealer import Sealer
 from clawloop.environments.artifacts import ArtifactFolder
-from clawloop.errors import ContentUnreadable
+from clawloop.errors import EncryptionKeyMissing, RecordUnusable
 from clawloop.processes.database import open_database
 from clawloop.settings import Settings
 from db.encryption.rotation import rotate
@@ -56,7 +56,7 @@ def _reseal_files(data: Path, sealer: Sealer, decrypt: bool) -> tuple[int, list[
     for reseal in _resealing(data, sealer, decrypt):
         try:
             changed += reseal()
-        except ContentUnreadable as error:
+        except (RecordUnusable, EncryptionKeyMissing) as error:
             unreadable.append(str(error))
         except FileNotFoundError:  # pruned, or removed by somebody, meanwhile
             continue
@@ -68,7 +68,7 @@ def _resealing(data: Path, sealer: Sealer, decrypt: bool) -> Iterator[Callable[[
     spool = data / "spool"
     for path in chain(rejected_turns(spool), waiting_turns(spool)):
         yield lambda path=path: reseal_turn(path, sealer, decrypt=decrypt)  # type: ignore[misc]
-    if not decrypt:  # an artifact keeps the name, and with it the form, that its episode knows
+    if not decrypt:  # a keyed digest is of an encrypted artifact for ever
         folder = ArtifactFolder(data / "artifacts", sealer)
-        for digest in folder.sealed():
+        for digest in folder.digests():
             yield lambda digest=digest: folder.reseal(digest)  # type: ignore[misc]

@@ -50,6 +50,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested, SessionFacts, TurnRecorded
 from clawloop.errors import (
     ClawloopError,
+    EncryptionKeyMissing,
     JudgeRefused,
     JudgeUnavailable,
     PermanentError,
@@ -100,11 +101,14 @@ def _runner(sandboxed: bool) -> WorkflowRunner:
     return SandboxedWorkflowRunner(restrictions)
 
 
+_SAFE = JudgeUnavailable | JudgeRefused | TrainerUnavailable | SandboxFailed | EncryptionKeyMissing
+
+
 class _RedactErrors(ActivityInboundInterceptor):
     """Replaces the message of an activity's error by its type before it crosses Temporal.
 
     A message may quote a conversation (PostgreSQL quotes the row it refuses), so it stays in our logs. Messages of
-    judges and trainers are safe by contract, and operators need them.
+    judges, trainers and missing keys are safe by contract, and operators need them.
     """
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
@@ -114,8 +118,11 @@ class _RedactErrors(ActivityInboundInterceptor):
             raise
         except Exception as error:  # noqa: BLE001  no message of any error may cross
             kind = type(error).__name__
-            is_safe = isinstance(error, JudgeUnavailable | JudgeRefused | TrainerUnavailable | SandboxFailed)
-            log.warning("activity failed", extra={"error": kind, "where": _where(error)})
+            is_safe = isinstance(error, _SAFE)
+            log.warning(
+                "activity failed",
+                extra={"error": kind, "where": _where(error), "why": str(error) if is_safe else None},
+            )
             wait = error.retry_after_seconds if isinstance(error, JudgeUnavailable) else None
             raise ApplicationError(
                 str(error) if is_safe else kind,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.errors import ContentUnreadable
+from clawloop.errors import ContentUnreadable, EncryptionKeyMissing
 from db.content import PLAIN, content_of
 from db.database import Database
 from db.encryption.columns import SEALED_TABLES, TOOL_LISTS, Form, SealedTable, is_plain, is_sealed, sealed
@@ -99,6 +99,6 @@ async def _look(connection: AsyncConnection, table: SealedTable, after: Key | No
         for column, form in table.columns.items():
             try:
                 sealed(content, PLAIN, row[column], form, f"{table.name}.{column}", table.place(dict(row)))
-            except ContentUnreadable as error:
+            except (ContentUnreadable, EncryptionKeyMissing) as error:
                 found.append(str(error))
     return end if len(rows) < table.rows_at_once else tuple(rows[-1][name] for name in table.key)

@@ -6,7 +6,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.encryption.key_file import SETTING
-from clawloop.errors import ContentUnreadable, SetupError
+from clawloop.errors import ContentUnreadable, EncryptionKeyMissing, SetupError
 from db.content import ContentCodec
 
 _PLACE = ("encryption.check_value", "the installation")
@@ -48,7 +48,7 @@ def require_right_keys(stored: bytes, content: ContentCodec) -> None:
         raise SetupError(f"what is stored here is encrypted: set {SETTING} to its key file")
     try:
         known = content.read_bytes(stored, *_PLACE)
-    except ContentUnreadable:
+    except (ContentUnreadable, EncryptionKeyMissing):
         raise SetupError(f"{SETTING}: the file lacks the key of what is stored here") from None
     if known != content.write_digest(_KNOWN) + _KNOWN[:3]:
         raise SetupError(f"{SETTING}: the file's line `digests` is another one than that of what is stored here")

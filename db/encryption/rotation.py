@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.errors import ContentUnreadable, StoreContended
+from clawloop.errors import ContentUnreadable, EncryptionKeyMissing, StoreContended
 from db.content import PLAIN, ContentCodec, content_of
 from db.database import Database
 from db.encryption.columns import (
@@ -52,10 +52,11 @@ _DROP_LIST = text("""
 
 
 # An engine's error may quote what it was asked, and reasons are stored as they are.
-_SHORTEN_REASONS = text(f"""
+_SHORTEN_REASONS = f"""
     UPDATE turns SET outcome_detail = 'no reply: ' || status
-    WHERE outcome_detail = 'no reply: ' || error AND {is_plain("error", Form.TEXT)}
-""")
+    WHERE outcome_detail = 'no reply: ' || error AND {is_plain("error", Form.TEXT)} AND
+"""
+_TURNS = next(table for table in SEALED_TABLES if table.name == "turns")
 
 
 # Without keys nobody makes a keyed digest, and files are found by theirs.
@@ -97,7 +98,7 @@ async def rotate(
     """
     done = Rotated()
     if not decrypt:
-        await database.run(_shorten_reasons)
+        await _shorten_reasons(database)
         await _rotate_tool_lists(database, done)
     for table in (*SEALED_TABLES, TOOL_LISTS):
         await _rotate_table(database, table, decrypt, done, told)
@@ -159,7 +160,7 @@ async def _batch(
     for row in rows:
         try:
             changed.append(_changed(table, dict(row), content, target))
-        except ContentUnreadable as error:
+        except (ContentUnreadable, EncryptionKeyMissing) as error:
             unreadable.append(str(error))
     if changed:
         await connection.execute(_update(table), changed)
@@ -192,8 +193,17 @@ def _due(column: str, form: Form, content: ContentCodec, decrypt: bool) -> str:
     return f"coalesce({is_plain(column, form)}, false) OR coalesce({another}, false)"
 
 
-async def _shorten_reasons(connection: AsyncConnection) -> None:
-    await connection.execute(_SHORTEN_REASONS)
+async def _shorten_reasons(database: Database) -> None:
+    after: Key | None = None
+
+    async def shorten(connection: AsyncConnection) -> Key | None:
+        end = await window_end(connection, _TURNS, after)
+        where, parameters = in_window(_TURNS, after, end)
+        await connection.execute(text(f"{_SHORTEN_REASONS} {where}"), parameters)
+        return end
+
+    while (after := await _patiently(database, shorten)) is not None:
+        pass
 
 
 async def _name_plain_files(connection: AsyncConnection) -> int:

@@ -33,6 +33,7 @@ from db.training.policies import lock_policy
 from db.training.recipes import recipe_by_hash
 from db.training.work_flag import refresh_work_flag
 from db.turns.exchanges import read_feedback
+from db.turns.stored_bytes import ROW_BYTES, add_stored_bytes
 
 REMEMBERED = timedelta(days=30)
 """How long a repeated request gets its first answer; clients and their queues give up long before."""
@@ -96,16 +97,17 @@ class PostgresFeedbackStore:
             return None
         effect = await _effect(connection, turn, TurnOutcome(row.outcome))
         feedback = new_feedback_id()
+        content = content_of(connection)
+        stored = None if text is None else content.write_text(storable(text), "feedback.text", feedback)
         values = {
             "id": feedback,
             "turn_id": turn,
             "api_key_id": key,
             "score": score,
-            "text": None
-            if text is None
-            else content_of(connection).write_text(storable(text), "feedback.text", feedback),
+            "text": stored,
             "effect": effect,
         }
+        await add_stored_bytes(connection, key, ROW_BYTES + len((stored or "").encode()))
         if request is not None:
             await _remember(connection, key, request, effect, feedback)
         await connection.execute(insert(FeedbackRow).values(values))
@@ -139,6 +141,7 @@ class PostgresFeedbackStore:
         effect = FeedbackEffect.AMENDS if amends else FeedbackEffect.RECORDED
         if request is not None:
             await _remember(connection, key, request, effect, None)
+            await add_stored_bytes(connection, key, ROW_BYTES)
         return effect
 
     @transaction

@@ -132,7 +132,7 @@ def _key(row: Any) -> ApiKey:
         frozenset(map(Scope, row.scopes)),
         None if row.episode_id is None else EpisodeId(row.episode_id),
         row.expires_at,
-        KeyLimits(row.requests_per_minute, row.tokens_per_minute, row.concurrency),
+        KeyLimits(row.requests_per_minute, row.tokens_per_minute, row.concurrency, row.stored_mib),
     )
 
 

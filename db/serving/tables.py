@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, text
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, ForeignKeyConstraint, Identity, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.declarative import Base
@@ -91,7 +91,19 @@ class ApiKeyRow(Base):
     requests_per_minute: Mapped[int | None]  # None here and below: no limit
     tokens_per_minute: Mapped[int | None]
     concurrency: Mapped[int | None]
+    stored_mib: Mapped[int | None]
     episode_id: Mapped[UUID | None] = mapped_column(ForeignKey("episodes.id"))  # None: a key of a person or program
+
+
+class StoredBytesRow(Base):
+    """A part of what a key stores; the sum of its rows is all."""
+
+    __tablename__ = "stored_bytes"
+
+    # No foreign key, which would cost each turn a look-up: the turn's session has it.
+    api_key_id: Mapped[UUID] = mapped_column(primary_key=True)
+    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+    bytes: Mapped[int] = mapped_column(BigInteger)  # negative: of what was erased
 
 
 class EngineRow(Base):

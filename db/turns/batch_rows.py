@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import psycopg
+from psycopg.rows import TupleRow
 from sqlalchemy import func
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.turns import InsertedTurn, SessionSource
-from clawloop.ids import TurnId
+from clawloop.ids import ApiKeyId, TurnId
 from db.arrays import logprobs_to_bytes
 from db.content import ContentCodec
 from db.database import Raw
@@ -21,12 +24,13 @@ from db.turns.batch_sessions import Entry, columns_of
 from db.turns.deltas import Delta, delta
 from db.turns.files import insert_files, insert_references
 from db.turns.prepared_turn import PreparedTurn
+from db.turns.stored_bytes import content_bytes
 
 _TURN_COLUMNS = (
     *("id", "group_id", "choice", "kind", "kind_reason", "status", "error", "outcome", "outcome_detail", "alias"),
     *("version", "engine_id", "evidence", "response", "sampling", "finish_reason", "ends_session", "started_at"),
     *("finished_at", "session_id", "parent_turn_id", "messages_kept", "messages_added", "prompt_shared"),
-    "episode_id",
+    *("episode_id", "stored_bytes"),
 )
 _BINARY_COLUMNS = ("tools_sha256", "response_digest", "reply_digest", "response_ids", "logprobs", "prompt_ids")
 _INSERT_TURN = """
@@ -35,10 +39,13 @@ _INSERT_TURN = """
     columns=", ".join((*_TURN_COLUMNS, *_BINARY_COLUMNS)),
     values=", ".join((*(f"%({name})s" for name in _TURN_COLUMNS), *(f"%({name})b" for name in _BINARY_COLUMNS))),
 )
-_INSERT_TOOLS = "INSERT INTO tool_lists (sha256, tools) VALUES (%b, %s) ON CONFLICT DO NOTHING"
+_INSERT_TOOLS = "INSERT INTO tool_lists (sha256, tools) VALUES (%b, %s) ON CONFLICT DO NOTHING RETURNING sha256"
 # Keeps an erasure from deleting the lists; sorted, as the erasure locks them.
 _LOCK_TOOLS = "SELECT sha256 FROM tool_lists WHERE sha256 = ANY(%b::bytea[]) ORDER BY sha256 FOR KEY SHARE"
+# One statement, as each costs every turn a part of its time.
 _INSERT_PREFIXES = """
+    WITH counted AS (
+        INSERT INTO stored_bytes (api_key_id, bytes) SELECT * FROM unnest(%b::uuid[], %b::bigint[]))
     INSERT INTO session_prefixes (api_key_id, prefix_hash, turn_id, role)
     SELECT * FROM unnest(%b::uuid[], %b::bytea[], %b::uuid[], %b::text[]) ON CONFLICT DO NOTHING
 """
@@ -53,7 +60,7 @@ async def insert_rows(raw: Raw, entries: Sequence[Entry]) -> None:
         if sha256 is not None and (before is None or before.tools_sha256 != sha256):
             tools[sha256] = entry.prepared.tools
     content = entries[0].prepared.content
-    await _insert_tools(raw, tools, content)
+    new_tools = await _insert_tools(raw, tools, content)
     values = [_turn_values(entry) for entry in entries]
     added = [
         (entry.prepared.record.turn_id, file)
@@ -62,24 +69,49 @@ async def insert_rows(raw: Raw, entries: Sequence[Entry]) -> None:
         for file in of_message
     ]
     ids = await insert_files(raw, [file for _, file in added], content)
+    sizes = Counter[ApiKeyId]()
+    for entry, columns in zip(entries, values, strict=True):
+        record = entry.prepared.record
+        size = content_bytes(columns) + new_tools.pop(entry.prepared.conversation.tools_sha256 or b"", 0)
+        size += sum(len(file.content) for turn_id, file in added if turn_id == record.turn_id)
+        columns["stored_bytes"] = size
+        sizes[record.api_key_id] += size
+    prefixes = [row for entry in entries for row in _prefixes(entry)]
     async with raw.pipeline():
         await raw.cursor().executemany(_INSERT_TURN, values)
-        await raw.execute(_INSERT_PREFIXES, columns_of([row for entry in entries for row in _prefixes(entry)], 4))
+        await raw.execute(_INSERT_PREFIXES, [list(sizes), list(sizes.values()), *columns_of(prefixes, 4)])
         await insert_references(raw, [(turn_id, ids[file.sha256]) for turn_id, file in added])
 
 
-async def _insert_tools(raw: Raw, tools: dict[bytes, str | None], content: ContentCodec) -> None:
-    """Insert the tool lists that are missing, and lock them until the end of the transaction."""
-    missing = sorted(tools)
+async def _insert_tools(raw: Raw, tools: dict[bytes, str | None], content: ContentCodec) -> dict[bytes, int]:
+    """Insert the tool lists that are missing, and lock them until the end of the transaction.
+
+    Returns:
+        The sizes of those that were missing.
+    """
+    missing, sizes = sorted(tools), dict[bytes, int]()
     while missing:
         async with raw.pipeline():
             rows_of_tools = [
                 (sha256, content.write_json(tools[sha256], "tool_lists.tools", sha256.hex())) for sha256 in missing
             ]
-            await raw.cursor().executemany(_INSERT_TOOLS, rows_of_tools)
+            inserted = raw.cursor()
+            await inserted.executemany(_INSERT_TOOLS, rows_of_tools, returning=True)
             rows = await raw.execute(_LOCK_TOOLS, [missing])
+        by_hash = {sha256: len((stored or "").encode()) for sha256, stored in rows_of_tools}
+        sizes |= {sha256: by_hash[sha256] async for sha256 in _first_column(inserted)}
         found = {row[0] for row in await rows.fetchall()}
         missing = [sha256 for sha256 in missing if sha256 not in found]  # an erasure has just deleted them
+    return sizes
+
+
+async def _first_column(cursor: psycopg.AsyncCursor[TupleRow]) -> AsyncIterator[Any]:
+    """The first values of the rows of all its results."""
+    while True:
+        for row in await cursor.fetchall():
+            yield row[0]
+        if not cursor.nextset():
+            return
 
 
 async def insert_erased(connection: AsyncConnection, entry: Entry) -> InsertedTurn:

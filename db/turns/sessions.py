@@ -12,7 +12,7 @@ from clawloop.contracts.sessions import SessionState
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import Message, TurnKind, TurnOutcome, TurnStatus
 from clawloop.contracts.views import Exchange, SessionView, TurnDetail, TurnView
-from clawloop.errors import ContentUnreadable
+from clawloop.errors import ContentUnreadable, EncryptionKeyMissing
 from clawloop.ids import SessionId, TurnId, short_form
 from clawloop.turns.explain import Waiting, explain
 from clawloop.turns.titles import title_of
@@ -194,7 +194,7 @@ def first_messages(row: Any, content: ContentCodec) -> Sequence[Message]:
         return ()
     try:
         messages: list[Message] = content.read_json(row.first_messages, "turns.messages_added", row.first_turn)
-    except ContentUnreadable:
+    except (ContentUnreadable, EncryptionKeyMissing):
         return ()
     return messages
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, text
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from clawloop.contracts.sessions import SessionState
@@ -149,6 +149,7 @@ class TurnRow(Base):
     response_ids: Mapped[bytes | None]
     logprobs: Mapped[bytes | None]
     sampling: Mapped[Any] = mapped_column(ExactJson)
+    stored_bytes: Mapped[int | None] = mapped_column(BigInteger)  # as inserted; None: from before it was noted
     finish_reason: Mapped[str | None]
     ends_session: Mapped[bool]
     started_at: Mapped[datetime]

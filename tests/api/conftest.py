@@ -18,6 +18,7 @@ from api.app import create_app
 from api.auth import KeyRing
 from api.chat.grammar_slots import GrammarSlots
 from api.chat.key_limits import KeyLimiter
+from api.chat.stored_bytes import StoredBytes
 from api.chat.versions import VersionChooser
 from api.dependencies import Limits, Services
 from api.http_protocol import BoundedHttpProtocol
@@ -79,6 +80,7 @@ class Gateway:
     operator: FakeOperatorNotifier
     rollouts: FakeRolloutsStore
     episodes: FakeEpisodeReader
+    stored: StoredBytes
 
     @property
     def engine(self) -> FakeEngine:
@@ -135,6 +137,7 @@ async def running_gateway(
     metrics, training = GatewayMetrics(), FakeTrainingStore(ledger)
     rollouts, episodes = FakeRolloutsStore(), FakeEpisodeReader()
     created: list[Services] = []
+    counts: list[StoredBytes] = []
 
     @asynccontextmanager
     async def services() -> AsyncIterator[Services]:
@@ -151,6 +154,8 @@ async def running_gateway(
             recorder = await stack.enter_async_context(
                 Recorder(turns, turns, spool, metrics, notifications, when_full, held_bytes)
             )
+            stored = await stack.enter_async_context(StoredBytes(keys))
+            counts.append(stored)
             key_ring, browser = KeyRing(keys, retry_seconds=0), AwayBrowser()
             operations = SessionOperations(sessions, FakeErasureStore(turns), notifier or FakeNotifier())
             engine_operations = EngineOperations(FakeEngineStore(directory), FakeEngineProbe())
@@ -188,7 +193,7 @@ async def running_gateway(
                     metrics_pages=GatewayPages(metrics.registry, None, 0, ()),
                     limits=limits or Limits(),
                     grammar_slots=GrammarSlots((limits or Limits()).chat.structured_requests, wait_seconds=0.2),
-                    key_limits=KeyLimiter(),
+                    key_limits=KeyLimiter(stored=stored),
                     key_uses=keys,
                     exporter=Exporter(FakeExportStore(turns)),
                     imports=FakeImportStore(),
@@ -213,6 +218,7 @@ async def running_gateway(
             operator,
             rollouts,
             episodes,
+            counts[0],
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import httpx
@@ -12,11 +13,13 @@ from openai import AsyncOpenAI
 from starlette.datastructures import Headers
 
 from api.chat.key_limits import KeyLimiter
+from api.chat.stored_bytes import StoredBytes
 from clawloop.contracts.serving import ApiKey, KeyLimits, Scope
-from clawloop.errors import RequestRejected
-from clawloop.ids import new_api_key_id
+from clawloop.errors import RequestRejected, StoreUnavailable
+from clawloop.ids import new_api_key_id, new_episode_id
 from tests.api.chat_requests import PATH, chat_body
 from tests.api.conftest import Gateway, until
+from tests.fakes.key_store import FakeKeyStore
 
 
 class Clock:
@@ -187,3 +190,51 @@ async def test_a_client_that_leaves_has_used_what_the_engine_did(gateway: Gatewa
         await asyncio.wait([leaving])
         await gateway.recorded(1)
     assert await used(gateway, secret) >= (3 if stream else len(words) // 4)
+
+
+async def test_a_key_that_stores_as_much_as_it_may_gets_429(gateway: Gateway) -> None:
+    secret = await limited(gateway, stored_mib=1)
+    key = await gateway.services.keys.require(Headers({"authorization": f"Bearer {secret}"}), Scope.CHAT)
+    gateway.keys.stored[key.id] = 2**20 - 1
+    async with gateway.client(secret) as client, gateway.client() as other:
+        assert (await client.post(PATH, json=chat_body())).status_code == 200
+        gateway.keys.stored[key.id] = 2**20
+        await gateway.stored.refresh()
+        refused = await client.post(PATH, json=chat_body(stream=True))
+        feedback = await client.post("/v1/feedback", json={"turn": "last", "text": "more"})
+        allowed = await other.post(PATH, json=chat_body())
+        gateway.keys.stored[key.id] = 0
+        await gateway.stored.refresh()
+        again = await client.post(PATH, json=chat_body())
+    assert (refused.status_code, feedback.status_code, allowed.status_code, again.status_code) == (429, 429, 200, 200)
+    assert refused.headers["retry-after"] == "60"
+    assert refused.json()["error"]["code"] == "storage_limit_exceeded"
+    assert "--stored-mib" in refused.json()["error"]["message"]
+    assert len(await gateway.recorded()) == 3
+
+
+async def test_keys_without_a_limit_of_their_own_have_that_of_all() -> None:
+    store, mine, generous = FakeKeyStore(), key(), key(stored_mib=3)
+    episode = dataclasses.replace(key(), episode=new_episode_id())
+    bounded = StoredBytes(store, default_mib=1)
+    store.stored = {one.id: 2 * 2**20 for one in (mine, generous, episode)}
+    for one in (mine, generous, episode):
+        bounded.require_room(one)  # nothing is known yet
+    await bounded.refresh()
+    with pytest.raises(RequestRejected, match="1 MiB"):
+        bounded.require_room(mine)
+    bounded.require_room(generous)
+    bounded.require_room(episode)
+
+
+async def test_a_new_key_is_looked_at_at_once_and_stays_known_while_postgresql_is_away() -> None:
+    store, mine = FakeKeyStore(), key(stored_mib=1)
+    store.stored = {mine.id: 2**20}
+    async with StoredBytes(store) as bounded:
+        bounded.require_room(mine)
+        await until(lambda: bounded._stored)
+        store.available = False
+        with pytest.raises(StoreUnavailable):
+            await bounded.refresh()
+        with pytest.raises(RequestRejected):
+            bounded.require_room(mine)

@@ -16,9 +16,12 @@ from pathlib import Path
 import httpx
 
 from clawloop.contracts.turns import StoredTurn
+from clawloop.encryption.key_file import SETTING
+from clawloop.encryption.sealer import Sealer
 from clawloop.ids import turn_id_of
 from clawloop.local.checks import choose_port
 from clawloop.processes.bootstrap import prepare
+from db.content import PLAIN, ContentCodec
 from db.database import BACKGROUND_LIMIT, Database
 from db.turns.insert import PostgresTurnStore
 
@@ -30,6 +33,7 @@ class RealGateway:
     """
     Attributes:
         process: tests that start their own gateway stop or kill it.
+        content: how it stores conversations.
     """
 
     url: str
@@ -38,6 +42,7 @@ class RealGateway:
     admin_key: str
     data: Path
     process: subprocess.Popen[bytes]
+    content: ContentCodec = PLAIN
 
     def client(self, timeout: float = 120) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=timeout)
@@ -46,7 +51,7 @@ class RealGateway:
         """Read the turn of a response id from PostgreSQL; waits for it."""
         turn_id = turn_id_of(response_id)
         assert turn_id is not None
-        database = Database(self.database_url, BACKGROUND_LIMIT)
+        database = Database(self.database_url, BACKGROUND_LIMIT, self.content)
         try:
             # On a busy machine a turn may go through the spool.
             async with asyncio.timeout(60):
@@ -66,6 +71,7 @@ async def running_gateway(
     database_url: str, keys: dict[str, str], data: Path, port: int = 0, **environment: str
 ) -> AsyncIterator[RealGateway]:
     port = port or choose_port("the gateway", "127.0.0.1", 0, "")
+    content = ContentCodec(Sealer(Path(environment[SETTING]))) if SETTING in environment else PLAIN
     data.mkdir(parents=True, exist_ok=True)
     with (data / "gateway.log").open("ab") as log:
         process = subprocess.Popen(
@@ -75,7 +81,7 @@ async def running_gateway(
             stdout=log,
             stderr=log,
         )
-    gateway = RealGateway(f"http://127.0.0.1:{port}", database_url, keys["chat"], keys["admin"], data, process)
+    gateway = RealGateway(f"http://127.0.0.1:{port}", database_url, keys["chat"], keys["admin"], data, process, content)
     try:
         # In a thread: a fake engine may live in this event loop.
         await asyncio.to_thread(_wait_until_ready, gateway)

@@ -1,4 +1,7 @@
-"""Learning with real parts only: chat, ledger, Temporal, trainer and engine; the judge is a server over HTTP."""
+"""Learning with real parts only: chat, ledger, Temporal, trainer and engine; the judge is a server over HTTP.
+
+All of it is encrypted at rest: other tests learn from plain content.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from typing import Any
 import httpx
 import pytest
 
+from clawloop.encryption.key_file import SETTING, make_keys
 from clawloop.local.checks import choose_port
 from clawloop.local.parts import answers_ok
 from clawloop.recipes.recipe import Recipe
@@ -28,6 +32,7 @@ from tests.conftest import database_address, execute
 from tests.e2e.adapters import LORA, apply_adapter, load_policy, logprobs
 from tests.e2e.gateway import RealGateway, prepared, running_gateway
 from tests.fakes.judge import FakeJudge, fake_judge
+from tests.security.encrypted import dump
 
 RECIPE = Recipe.model_validate(
     {
@@ -78,8 +83,10 @@ async def gateway(
     database = Database(url, BACKGROUND_LIMIT)
     await set_recipe(database, "default", RECIPE)
     await database.close()
+    make_keys(tmp_path / "keys")
+    environment = {"TEMPORAL_ADDRESS": temporal_address, SETTING: str(tmp_path / "keys")}
     try:
-        async with running_gateway(url, keys, tmp_path, TEMPORAL_ADDRESS=temporal_address) as running:
+        async with running_gateway(url, keys, tmp_path, **environment) as running:
             yield running
     finally:
         async with httpx.AsyncClient(base_url=engine_url) as client:
@@ -96,6 +103,7 @@ async def workers(
         "DATABASE_URL": gateway.database_url,
         "TEMPORAL_ADDRESS": temporal,
         "CLAWLOOP_DATA": str(gateway.data),
+        SETTING: str(gateway.data / "keys"),
         "CLAWLOOP_MODEL": str(model),
         "CLAWLOOP_JUDGE_URL": judge.url,
         "CLAWLOOP_JUDGE_MODEL": "scripted",
@@ -167,6 +175,7 @@ def logs(gateway: RealGateway) -> str:
 def clawloop(gateway: RealGateway, *words: str) -> str:
     """Output of a command."""
     settings = dict(os.environ) | {"DATABASE_URL": gateway.database_url, "CLAWLOOP_DATA": str(gateway.data)}
+    settings[SETTING] = str(gateway.data / "keys")
     done = subprocess.run(
         [sys.executable, "-m", "clawloop.cli.main", *words], env=settings, capture_output=True, text=True, check=False
     )
@@ -204,9 +213,20 @@ async def test_a_preference_in_chats_becomes_a_version_that_prefers_it(
     assert [version["state"] for version in versions] == ["on the path", "active, head"]
     assert versions[1]["metrics"]["samples"] == len(judged)
     assert "No violation" in await asyncio.to_thread(clawloop, gateway, "check")
+    _check_that_nothing_is_plain(gateway, str(newest.response["content"]))
     with capsys.disabled():
         words = f"{chatted - began:.1f} s of chat, {answered - chatted:.1f} s to the next version"
         print(f"\n{SESSIONS * TURNS} turns, {len(judged)} samples, {words}")  # noqa: T201
+
+
+def _check_that_nothing_is_plain(gateway: RealGateway, reply: str) -> None:
+    stored = dump(gateway.database_url)
+    assert '"name":"binary"' in stored.replace(" ", "")  # the recipe, so that the dump is not empty
+    files = [path.read_bytes() for path in gateway.data.rglob("*") if path.is_file()]
+    for words in (LIKED, DISLIKED, "I am user", reply):
+        assert words not in stored
+        assert words.encode().hex() not in stored
+        assert not any(words.encode() in file for file in files)
 
 
 async def _check_the_versions(gateway: RealGateway, model: Path, talks: list[list[str]], newest: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -22,6 +22,7 @@ class FakeKeyStore:
     Attributes:
         available: False makes every call raise StoreUnavailable.
         lookups: how often `authenticate` was called.
+        stored: bytes of each key.
     """
 
     def __init__(self) -> None:
@@ -30,6 +31,7 @@ class FakeKeyStore:
         self._entries: dict[str, KeyEntry] = {}  # by secret
         self._episodes: dict[str, ApiKey] = {}  # by secret
         self._limits: dict[str, KeyLimits] = {}  # by prefix
+        self.stored: dict[ApiKeyId, int] = {}
 
     def add(self, policy: str, scopes: Iterable[Scope], name: str = "test") -> str:
         """Add a key; returns its secret."""
@@ -71,13 +73,18 @@ class FakeKeyStore:
         for entry in self._entries.values():
             if entry.prefix == prefix:
                 limits = self._limits.get(prefix, KeyLimits())
-                return KeyUse(prefix, entry.name, entry.policy, limits, None, entry.revoked_at, None)
+                stored = self.stored.get(entry.id, 0)
+                return KeyUse(prefix, entry.name, entry.policy, limits, None, entry.revoked_at, None, stored)
         return None
 
     async def set_limits(self, prefix: str, limits: KeyLimits) -> KeyUse | None:
         if await self.use_of(prefix) is not None:
             self._limits[prefix] = limits
         return await self.use_of(prefix)
+
+    async def stored_bytes(self, keys: Sequence[ApiKeyId]) -> dict[ApiKeyId, int]:
+        self._require_available()
+        return {key: self.stored[key] for key in keys if key in self.stored}
 
     async def stored_key(self, prefix: str) -> StoredKey | None:
         self._require_available()

@@ -65,3 +65,6 @@ class FakeSweepStore:
 
     async def mark_feedback_notified(self, feedback_ids: Sequence[FeedbackId]) -> None:
         self._told.update(feedback_ids)
+
+    async def merge_stored_bytes(self) -> int:
+        return 0

@@ -64,6 +64,16 @@ def test_data_survives_a_restart(data: Path) -> None:
         assert query_one(server, "SELECT one FROM kept") == (1,)
 
 
+def test_the_log_quotes_no_row_and_no_statement(data: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with running_postgres(data) as server:
+        query_one(server, "CREATE TABLE said (words text CHECK (length(words) < 5))")
+        with pytest.raises(psycopg.errors.CheckViolation):
+            query_one(server, "INSERT INTO said VALUES ('zebrasay')")
+    logged = capfd.readouterr().err
+    assert "violates check constraint" in logged
+    assert "zebrasay" not in logged
+
+
 def test_psql_connects_with_the_url_and_a_wrong_password_is_rejected(data: Path) -> None:
     with running_postgres(data) as server:
         psql = postgres._install_for(data / "cluster") / "bin/psql"

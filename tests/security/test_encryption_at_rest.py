@@ -26,7 +26,7 @@ from clawloop.contracts.turns import Message
 from clawloop.encryption.key_file import SETTING, add_key, make_keys
 from clawloop.encryption.sealer import Sealer
 from clawloop.environments.artifacts import ArtifactFolder
-from clawloop.errors import ContentUnreadable, RecordUnusable, SetupError, StateConflict
+from clawloop.errors import ContentUnreadable, EncryptionKeyMissing, RecordUnusable, SetupError, StateConflict
 from clawloop.local import parts
 from clawloop.local.parts import Deployment
 from clawloop.processes.encryption import compare_keys, require_marked_keys, write_mark
@@ -228,7 +228,7 @@ def test_spooled_turns_are_encrypted_and_bound_to_their_file(tmp_path: Path) -> 
         spool.read(second.turn_id)
     spool.close()
     without = Spool(tmp_path / "spool", 10**6)
-    with pytest.raises(RecordUnusable, match=SETTING):
+    with pytest.raises(EncryptionKeyMissing, match=SETTING):
         without.read(second.turn_id)
     without.close()
 
@@ -245,9 +245,20 @@ async def test_artifacts_are_encrypted_and_named_by_a_keyed_digest(tmp_path: Pat
         await plain.load(digest)
     add_key(tmp_path / "keys")
     rotated = ArtifactFolder(tmp_path / "artifacts", Sealer(tmp_path / "keys"))
-    assert [rotated.reseal(one) for one in rotated.sealed()] == [True]
-    assert not rotated.reseal(digest)
-    assert await rotated.load(digest) == SAY.encode()
+    other = await plain.store(SYSTEM.encode())
+    for one in (digest, before, other):
+        assert rotated.reseal(one)
+    assert not any(rotated.reseal(one) for one in rotated.digests())
+    files = [path.read_bytes() for path in (tmp_path / "artifacts").rglob("*.tar")]
+    assert len(files) == 2
+    assert not any(SAY.encode() in file or SYSTEM.encode() in file for file in files)
+    # Who knows an artifact by its old digest finds it.
+    assert await rotated.load(digest) == await rotated.load(before) == SAY.encode()
+    assert await rotated.load(other) == SYSTEM.encode()
+    (tmp_path / "artifacts" / "ab").mkdir(exist_ok=True)
+    (tmp_path / "artifacts" / "ab" / f"ab{'0' * 62}.tar").write_bytes(b"damaged")
+    with pytest.raises(RecordUnusable, match="damaged"):
+        rotated.reseal(f"ab{'0' * 62}")
 
 
 def test_the_spools_mark_keeps_other_keys_out_while_postgres_is_away(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from tests.pictures import asks_about
 from tests.records import turn_record
 from tests.security.encrypted import (
     ANSWER,
+    FAULT,
     NAMED,
     PICTURE,
     SAY,
@@ -70,7 +71,10 @@ async def test_a_process_that_ran_before_without_keys_stores_no_plain_content(
             assert (await PostgresErasureStore(before).erase_session(SessionId(session))) is not None
 
 
-async def test_old_rows_are_read_beside_new_ones_and_rotation_encrypts_them(postgres_url: str, tmp_path: Path) -> None:
+async def test_old_rows_are_read_beside_new_ones_and_rotation_encrypts_them(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windows, "_WINDOW_ROWS", 2)
     loop = await whole_loop(postgres_url, PLAIN)
     await loop.database.close()
     async with opened(postgres_url, codec(tmp_path)) as database:
@@ -195,7 +199,8 @@ async def test_the_command_rotates_rows_spooled_turns_and_artifacts(
     waiting = rejected.parent.parent / rejected.name
     artifacts = ArtifactFolder(tmp_path / "artifacts", sealer)
     digest = await artifacts.store(SAY.encode())
-    files = [rejected, waiting, next((tmp_path / "artifacts").glob("??/*.tar"))]
+    plain = await ArtifactFolder(tmp_path / "artifacts").store(FAULT.encode())  # from before
+    files = [rejected, waiting, next((tmp_path / "artifacts").glob(f"??/{digest}.tar"))]
     for file in files:
         os.chown(file, os.getuid() or 10_001, os.getgid() or 10_001)  # not root's, where root runs the command
     owners = [(file.stat().st_uid, file.stat().st_gid) for file in files]
@@ -208,12 +213,14 @@ async def test_the_command_rotates_rows_spooled_turns_and_artifacts(
 
     assert "has 2 keys" in run("key", str(tmp_path / "keys"), "--add")
     told = json.loads(run("rotate", "--json"))
-    assert (told["files"], told["unreadable"]) == (3, [])
+    assert (told["files"], told["unreadable"]) == (4, [])
     assert told["rows"]["turns"] > 0
     new = Sealer(tmp_path / "keys")
     for file in (rejected, waiting):
         assert file.read_bytes().startswith(new.head)
     assert await ArtifactFolder(tmp_path / "artifacts", new).load(digest) == SAY.encode()
+    assert await ArtifactFolder(tmp_path / "artifacts", new).load(plain) == FAULT.encode()
+    assert not any(FAULT.encode() in path.read_bytes() for path in (tmp_path / "artifacts").glob("??/*.tar"))
     assert [(file.stat().st_uid, file.stat().st_gid) for file in files] == owners
     assert json.loads(run("rotate", "--json"))["files"] == 0
     await loop.database.close()

@@ -10,6 +10,7 @@ from uuid import uuid4
 import httpx
 import orjson
 
+from clawloop.contracts.serving import KeyLimits
 from tests.contract.learning import POLICY, RECIPE, step
 from tests.ui.conftest import Page, Visitor
 from tests.ui.recorded import CHANGED, HINT
@@ -60,15 +61,12 @@ async def test_keys_are_made_limited_and_revoked(page: Page) -> None:
         assert secret[1].startswith(key.prefix)
         assert secret[1] not in await shown(visitor)
         address = f"/ui/access/keys/{key.prefix}"
-        limited = await visitor.post(f"{address}/limits", requests_per_minute="30", concurrency="")
+        limited = await visitor.post(f"{address}/limits", requests_per_minute="30", concurrency="", stored_mib="5")
         assert 'value="30"' in limited.text
         use = await page.services[0].key_uses.use_of(key.prefix)
         assert use is not None
-        assert (use.limits.requests_per_minute, use.limits.tokens_per_minute, use.limits.concurrency) == (
-            30,
-            None,
-            None,
-        )
+        assert use.limits == KeyLimits(requests_per_minute=30, stored_mib=5)
+        assert "It stores 0.0 MiB" in limited.text
         assert (await visitor.post(f"{address}/limits", concurrency="0")).status_code == 400
         assert f"{key.prefix} is revoked" in (await visitor.post(f"{address}/revoke")).text
         assert (await visitor.post("/ui/access/keys", name="x", scope="all", policy=POLICY)).status_code == 400

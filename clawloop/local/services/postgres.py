@@ -46,6 +46,9 @@ _SETTINGS = {
     "unix_socket_directories": "",
     "log_checkpoints": "off",
     "log_min_messages": "warning",
+    # Without DETAIL, which quotes the row of a failed statement, i.e. a conversation, and without the statement.
+    "log_error_verbosity": "terse",
+    "log_min_error_statement": "panic",
     "max_connections": "200",  # a gateway under load opens up to 33, a worker up to 16
     "jit": "off",  # compiling short statements costs more than it saves
 }

@@ -1,0 +1,201 @@
+"""What strangers and single keys send to exhaust a gateway's memory, time or connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Scope, Send
+
+from api.auth import KeyRing
+from api.body_room import BodyRoom
+from clawloop.contracts.serving import ApiKey
+from clawloop.contracts.serving import Scope as KeyScope
+from clawloop.errors import RequestRejected
+from clawloop.processes.gateway import GatewayReadiness
+from db.database import Database
+from db.schema import head
+from tests.api.chat_requests import PATH, chat_body
+from tests.api.conftest import Gateway, running_gateway, until
+from tests.fakes.engine import fake_engine
+from tests.fakes.key_store import FakeKeyStore
+
+
+@pytest.fixture(scope="module")
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    folder = tmp_path_factory.mktemp("gateway")
+    async with fake_engine() as engine, running_gateway(folder, engines=[engine]) as running:
+        yield running
+
+
+async def test_a_stranger_sends_no_large_body(gateway: Gateway) -> None:
+    async with httpx.AsyncClient(base_url=gateway.url) as client:
+        answer = await client.post("/ui/login", content=b"key=" + b"x" * 10_000)
+    assert answer.status_code == 413
+    assert "4 KiB" in answer.text
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/responses", "/v1/messages", "/v1/completions", "/v1/feedback"])
+async def test_a_body_of_millions_of_values_is_refused_before_it_is_parsed(gateway: Gateway, path: str) -> None:
+    body = b'{"model":"policy","messages":[{"role":"user","content":"hi"}],"x":[' + b"[]," * 1_000_000 + b"0]}"
+    async with gateway.client() as client:
+        answer = await client.post(path, content=body, headers={"anthropic-version": "2023-06-01"})
+    assert answer.status_code == 400
+    assert "2000003 commas and opening brackets, at most 1000000" in answer.text
+
+
+WRONG: tuple[tuple[str, dict[str, Any], str], ...] = (
+    (PATH, {"messages": [0, 0]}, "messages.0"),
+    (PATH, {"messages": [{"role": "user", "content": "hi"}], "tools": [0, 0]}, "tools.0"),
+    ("/v1/messages", {"max_tokens": 5, "messages": [0, 0]}, "messages.0"),
+    ("/v1/messages", {"max_tokens": 5, "messages": [{}], "stop_sequences": [0, 0]}, "stop_sequences.0"),
+    ("/v1/responses", {"input": "hi", "tools": [0, 0]}, "tools.0"),
+    ("/v1/responses", {"input": "hi", "include": [0, 0]}, "include.0"),
+)
+
+
+@pytest.mark.parametrize(("path", "fields", "blamed"), WRONG)
+async def test_the_first_wrong_entry_of_a_list_ends_its_validation(
+    gateway: Gateway, path: str, fields: dict[str, Any], blamed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from api import errors
+    from api.chat import schemas
+    from api.wire import reading
+
+    counts: list[int] = []
+
+    def counted(error: Any) -> tuple[str, str]:
+        counts.append(error.error_count())
+        return errors.first_invalid_field(error)
+
+    for module in (schemas, reading):
+        monkeypatch.setattr(module, "first_invalid_field", counted)
+    async with gateway.client() as client:
+        answer = await client.post(path, json={"model": "policy"} | fields, headers={"anthropic-version": "2023-06-01"})
+    assert answer.status_code == 400
+    assert blamed in answer.text
+    assert counts == [1]
+
+
+async def test_one_key_holds_a_share_of_the_memory_for_bodies() -> None:
+    release = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await release.wait()
+
+    async def ask(who: str, size: int) -> None:
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"x" * size}
+
+        async def send(_: Message) -> None:
+            raise AssertionError
+
+        headers = [(b"authorization", f"Bearer {who}".encode())]
+        await room({"type": "http", "headers": headers}, receive, send)
+
+    room = BodyRoom(app, total_bytes=150, share_bytes=100)
+    held = asyncio.create_task(ask("mine", 60))
+    await asyncio.sleep(0)
+    with pytest.raises(RequestRejected, match="exceed 0 MiB") as raised:
+        await ask("mine", 50)
+    assert (raised.value.status, raised.value.code) == (429, "too_many_large_requests")
+    other = asyncio.create_task(ask("other", 80))
+    await asyncio.sleep(0)
+    with pytest.raises(RequestRejected):
+        await ask("third", 20)
+    release.set()
+    await asyncio.gather(held, other)
+    await ask("mine", 100)
+    assert not room._held
+
+
+async def test_a_body_over_a_keys_share_is_refused_in_the_form_of_its_route(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BodyRoom.__init__, "__defaults__", (10_000, 1000))
+    async with fake_engine() as engine, running_gateway(tmp_path, engines=[engine]) as gateway:
+        engine.hold = asyncio.Event()
+        async with gateway.client() as client:
+            held = asyncio.create_task(client.post(PATH, json=chat_body("x" * 600)))
+            await until(lambda: engine.requests)
+            refused = await client.post(PATH, json=chat_body("x" * 600))
+            engine.hold.set()
+            assert (await held).status_code == 200
+            again = await client.post(PATH, json=chat_body("x" * 600))
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+    assert refused.json()["error"]["code"] == "too_many_large_requests"
+    assert again.status_code == 200
+
+
+class SlowStore(FakeKeyStore):
+    """Counts the look-ups that run at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.running = self.most = 0
+
+    async def authenticate(self, secret: str) -> ApiKey | None:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await self.gate.wait()
+        self.running -= 1
+        return await super().authenticate(secret)
+
+
+async def test_made_up_keys_leave_connections_to_others() -> None:
+    store = SlowStore()
+    store.gate.set()
+    secret = store.add("default", {KeyScope.CHAT})
+    keys = KeyRing(store)
+    headers = Headers({"authorization": f"Bearer {secret}"})
+    await keys.require(headers, KeyScope.CHAT)
+    store.gate.clear()
+    made_up = [
+        asyncio.create_task(keys.require(Headers({"authorization": f"Bearer cl-{n}"}), KeyScope.CHAT))
+        for n in range(50)
+    ]
+    await until(lambda: store.running)
+    await asyncio.sleep(0)
+    assert (store.running, store.most) == (4, 4)
+    assert (await keys.require(headers, KeyScope.CHAT)).policy == "default"
+    store.gate.set()
+    refused = await asyncio.gather(*made_up, return_exceptions=True)
+    assert {type(one) for one in refused} == {RequestRejected}
+    assert store.most == 4
+
+
+async def test_all_that_ask_whether_a_gateway_is_ready_share_one_question() -> None:
+    asked, gate = 0, asyncio.Event()
+
+    class Slow(Database):
+        def __init__(self) -> None:
+            pass
+
+        async def run(self, work: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            await gate.wait()
+            return head()
+
+    readiness = GatewayReadiness(Slow(), _Healthy(), tuple, lambda: False)  # type: ignore[arg-type]
+    asking = [asyncio.create_task(readiness.problems()) for _ in range(20)]
+    await until(lambda: asked)
+    asking[0].cancel()  # the client left
+    gate.set()
+    answers = await asyncio.gather(*asking[1:])
+    assert answers == [[]] * 19
+    assert asked == 1
+    assert await readiness.problems() == []
+    assert asked == 2
+
+
+class _Healthy:
+    def healthy(self) -> list[str]:
+        return ["e0"]
