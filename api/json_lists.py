@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import FailFast, Field
+from pydantic import Field
 
-Objects = Annotated[list[dict[str, Any]], FailFast()]
-Texts = Annotated[list[str], FailFast()]
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], FailFast()]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]

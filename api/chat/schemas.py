@@ -9,7 +9,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, with_config
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, with_config
 from typing_extensions import TypedDict
 
 from api.errors import first_invalid_field
@@ -39,7 +39,7 @@ class ChatRequest(BaseModel):
 
     model: Annotated[str, Field(min_length=1, max_length=256, examples=["policy"])]
     messages: Annotated[
-        list[ChatMessage], FailFast(), Field(min_length=1, examples=[[{"role": "user", "content": "Hello"}]])
+        list[ChatMessage], Field(fail_fast=True, min_length=1, examples=[[{"role": "user", "content": "Hello"}]])
     ]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
