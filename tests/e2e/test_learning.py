@@ -84,9 +84,9 @@ async def gateway(
     await set_recipe(database, "default", RECIPE)
     await database.close()
     make_keys(tmp_path / "keys")
-    environment = {"TEMPORAL_ADDRESS": temporal_address, SETTING: str(tmp_path / "keys")}
+    encrypted = {SETTING: str(tmp_path / "keys")}
     try:
-        async with running_gateway(url, keys, tmp_path, **environment) as running:
+        async with running_gateway(url, keys, tmp_path, 0, TEMPORAL_ADDRESS=temporal_address, **encrypted) as running:
             yield running
     finally:
         async with httpx.AsyncClient(base_url=engine_url) as client:
@@ -213,6 +213,7 @@ async def test_a_preference_in_chats_becomes_a_version_that_prefers_it(
     assert [version["state"] for version in versions] == ["on the path", "active, head"]
     assert versions[1]["metrics"]["samples"] == len(judged)
     assert "No violation" in await asyncio.to_thread(clawloop, gateway, "check")
+    assert newest.response is not None
     _check_that_nothing_is_plain(gateway, str(newest.response["content"]))
     with capsys.disabled():
         words = f"{chatted - began:.1f} s of chat, {answered - chatted:.1f} s to the next version"
