@@ -63,6 +63,18 @@ class ChatBounds(BaseModel):
     regex_length: PositiveInt = 512
     """Characters of one regular expression. 800 characters of nested repetition take 6 s."""
 
+    repetitions: PositiveInt = 500
+    """Repetitions with a number, and characters of strings with a length, in all schemas and expressions of a request:
+    each up to 256, equal ones once, an optional part as 16. A string of 200 characters takes 5 s, 40 optional letters
+    9 s."""
+
+    free_grammars: bool = False
+    """Grammars of clients (`structured_outputs.grammar`). One of 1,700 bytes holds the engine for minutes, and with it
+    all that others, the judge too, want in a form; no bound on its size prevents that."""
+
+    stop_length: PositiveInt = 16 * 1024
+    """Characters of all entries of `stop`, and of `bad_words`, which vLLM splits into tokens while all others wait."""
+
     stop: PositiveInt = 64
     """Entries of `stop`, `stop_token_ids` and `bad_words`, each; OpenAI takes 4 of the first."""
 

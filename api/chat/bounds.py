@@ -5,7 +5,8 @@ Bodies are limited to 32 MiB before this; what is checked here is cheap to send 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +20,14 @@ _GUIDED = ("guided_choice", "guided_grammar", "guided_json", "guided_regex")
 _EXPRESSIONS = ("regex", "pattern", "whitespace_pattern")
 # Where vLLM takes a schema as JSON text as well.
 _JSON_TEXTS = ("json", "structural_tag")
+# A quantifier of a regular expression: optional, or with a number.
+_QUANTIFIER = re.compile(
+    r"\\.|\[(?:\\.|[^\\\]])*\]|\(\?|(?P<optional>[?*]|\{0*,)|\{(?P<least>[0-9]+)(?:,(?P<most>[0-9]*))?\}", re.DOTALL
+)
+# As much as so many repetitions: in a row of them each may follow each before.
+_OPTIONAL = 16
+# The engine writes out no more of one repetition.
+_WRITTEN_OUT = 256
 _COUNTED_TOKENS = ("logit_bias", "allowed_token_ids", "logprob_token_ids")
 
 
@@ -34,6 +43,7 @@ def check_bounds(body: dict[str, Any], bounds: ChatBounds) -> None:
     _require(body.get("n") or 1, bounds.n, "n", "choices")
     for name in _COUNTED_LISTS:
         _require(_length(body.get(name)), bounds.stop, name, "entries")
+        _require(_characters(body.get(name)), bounds.stop_length, name, "characters")
     for name in _COUNTED_TOKENS:
         _require(_length(body.get(name)), bounds.token_ids, name, "entries")
     for name, form in forced_forms(body):
@@ -61,16 +71,47 @@ def forced_forms(body: dict[str, Any]) -> list[tuple[str, Any]]:
 def _check_form(name: str, form: Any, bounds: ChatBounds) -> None:
     _require(len(orjson.dumps(form)), bounds.grammar_bytes, name, "bytes of schema or grammar")
     nodes = 0
+    written: set[str] = set()
+    lengths: set[tuple[Any, Any]] = set()
     for key, value in _walk(form):
         nodes += isinstance(value, dict | list)
+        expressions: Iterable[str] = ()
         if key in _EXPRESSIONS and isinstance(value, str):
-            _require(len(value), bounds.regex_length, name, "characters in a regular expression")
+            expressions = (value,)
         if key == "patternProperties" and isinstance(value, dict):
-            longest = max(map(len, value), default=0)
-            _require(longest, bounds.regex_length, name, "characters in a regular expression")
+            expressions = value
+        for expression in expressions:
+            _require(len(expression), bounds.regex_length, name, "characters in a regular expression")
+        written.update(expressions)
+        if isinstance(value, dict):
+            lengths.add((_counted(value.get("minLength")), _counted(value.get("maxLength"))))
         if key == "choice":
             _require(_length(value), bounds.choices, name, "choices")
+        if key == "grammar" and isinstance(value, str) and not bounds.free_grammars:
+            raise RequestRejected(
+                f"`{name}`: grammars of clients are not accepted here, as a short one can hold the engine for minutes."
+                " Send a JSON schema, a regular expression or a list of choices; the operator of this gateway can allow"
+                " grammars with `CLAWLOOP_CHAT_BOUNDS__FREE_GRAMMARS`.",
+                code="unsupported_parameter",
+                field=name,
+            )
     _require(nodes, bounds.schema_nodes, name, "objects and arrays in a schema")
+    # The engine compiles what is equal once.
+    repetitions = sum(map(_repetitions, written)) + sum(map(max, lengths))
+    _require(repetitions, bounds.repetitions, name, "repetitions and characters of counted lengths")
+
+
+def _repetitions(expression: str) -> int:
+    total = 0
+    for found in _QUANTIFIER.finditer(expression):
+        if found["optional"]:
+            total += _OPTIONAL
+        total += _counted(int((found["most"] or found["least"] or "0")[:9]))
+    return total
+
+
+def _counted(length: Any) -> int:
+    return min(length, _WRITTEN_OUT) if isinstance(length, int) and length > 0 else 0
 
 
 def _walk(form: Any) -> Iterator[tuple[str | None, Any]]:
@@ -96,6 +137,11 @@ def _message_count(messages: list[dict[str, Any]]) -> int:
 def _is_strict(tool: Any) -> bool:
     function = tool.get("function") if isinstance(tool, dict) else None
     return isinstance(function, dict) and function.get("strict") is True
+
+
+def _characters(value: Any) -> int:
+    entries = value if isinstance(value, list) else [value]
+    return sum(len(entry) for entry in entries if isinstance(entry, str))
 
 
 def _length(value: Any) -> int:

@@ -28,6 +28,8 @@ BOUNDS = ChatBounds(
     choices=3,
     regex_length=10,
     stop=2,
+    stop_length=50,
+    repetitions=20,
     token_ids=2,
     n=2,
     structured_requests=1,
@@ -60,6 +62,19 @@ def _json_schema(schema: dict[str, Any]) -> dict[str, Any]:
         ({"n": 3}, "n"),
         ({"stop": ["a", "b", "c"]}, "stop"),
         ({"bad_words": ["a", "b", "c"]}, "bad_words"),
+        ({"stop": ["a" * 30, "b" * 30]}, "stop"),
+        ({"stop": "a" * 60}, "stop"),
+        ({"bad_words": ["a" * 60]}, "bad_words"),
+        ({"structured_outputs": {"regex": "a{1,21}"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "[ab]{21}"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a?b*"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a{,9}b?"}}, "structured_outputs"),
+        ({"response_format": _json_schema({"type": "string", "maxLength": 10**9})}, "response_format"),
+        ({"response_format": _json_schema({"type": "string", "minLength": 21})}, "response_format"),
+        (
+            {"response_format": _json_schema({"anyOf": [{"pattern": "a{1,15}"}, {"type": "string", "maxLength": 9}]})},
+            "response_format",
+        ),
         ({"stop_token_ids": [1, 2, 3]}, "stop_token_ids"),
         ({"logit_bias": {"1": 1, "2": 1, "3": 1}}, "logit_bias"),
         ({"allowed_token_ids": [1, 2, 3]}, "allowed_token_ids"),
@@ -102,6 +117,9 @@ async def test_each_bound_names_its_field(
         {"tools": [_tool(parameters=_schema(9))], "tool_choice": "none"},
         {"response_format": {"type": "json_object"}},
         {"structured_outputs": {"choice": ["a", "b", "c"]}},
+        {"structured_outputs": {"regex": r"\?{2}a{18}"}},
+        {"structured_outputs": {"regex": "(?:[?*])+"}},
+        {"response_format": _json_schema({"anyOf": [{"type": "string", "maxLength": 20}] * 3})},
         {"stop": "one string is not a list of characters"},
     ],
 )
@@ -115,6 +133,25 @@ async def test_what_is_within_the_bounds_reaches_the_engine(
         assert (await client.post(PATH, json=chat_body() | fields)).status_code == 200
     for name, value in fields.items():
         assert engine.requests[0][name] == value
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"structured_outputs": {"grammar": 'root ::= "a"'}},
+        {"guided_grammar": 'root ::= "a"'},
+        {"structured_outputs": {"structural_tag": json.dumps({"format": {"type": "grammar", "grammar": "x"}})}},
+    ],
+)
+async def test_grammars_of_clients_need_the_operators_leave(
+    tmp_path: Path, engine: FakeEngine, fields: dict[str, Any]
+) -> None:
+    for allowed in (False, True):
+        limits = Limits(chat=ChatBounds(free_grammars=allowed))
+        async with running_gateway(tmp_path, engines=[engine], limits=limits) as gateway, gateway.client() as client:
+            answer = await client.post(PATH, json=chat_body() | fields)
+        assert answer.status_code == (200 if allowed else 400)
+        assert allowed or "CLAWLOOP_CHAT_BOUNDS__FREE_GRAMMARS" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
