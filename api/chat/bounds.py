@@ -22,7 +22,7 @@ _EXPRESSIONS = ("regex", "pattern", "whitespace_pattern")
 _JSON_TEXTS = ("json", "structural_tag")
 # A quantifier of a regular expression: optional, or with a number.
 _QUANTIFIER = re.compile(
-    r"\\.|\[(?:\\.|[^\\\]])*\]|\(\?|(?P<optional>[?*]|\{0*,)|\{(?P<least>[0-9]+)(?:,(?P<most>[0-9]*))?\}", re.DOTALL
+    r"\\.|\[(?:\\.|[^\\\]])*\]|\(\?|(?P<optional>[?*])|\{(?P<least>[0-9]{0,9})(?:,(?P<most>[0-9]*))?\}", re.DOTALL
 )
 # As much as so many repetitions: in a row of them each may follow each before.
 _OPTIONAL = 16
@@ -104,9 +104,10 @@ def _check_form(name: str, form: Any, bounds: ChatBounds) -> None:
 def _repetitions(expression: str) -> int:
     total = 0
     for found in _QUANTIFIER.finditer(expression):
-        if found["optional"]:
+        least, most = found["least"], found["most"]
+        if found["optional"] or (least is not None and not int(least or 0)):
             total += _OPTIONAL
-        total += _counted(int((found["most"] or found["least"] or "0")[:9]))
+        total += _counted(int((most or least or "0")[:9]))
     return total
 
 
