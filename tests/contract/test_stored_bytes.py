@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -17,6 +18,7 @@ from db.sweep import PostgresSweepStore
 from db.turns.insert import PostgresTurnStore
 from db.turns.stored_bytes import ROW_BYTES
 from tests.contract.conftest import Stores
+from tests.pictures import asks_about, png
 from tests.records import turn_record
 
 pytestmark = pytest.mark.postgres
@@ -62,6 +64,17 @@ async def test_a_tool_list_counts_where_it_is_stored_first(postgres_stores: Stor
     of_mine, of_other = await stored(database, mine, other)
     assert of_mine > 2 * ROW_BYTES + 30_000
     assert of_other < ROW_BYTES + 1000
+
+
+async def test_files_count_with_each_turn_that_adds_them(postgres_stores: Stores, database: Database) -> None:
+    key, picture = postgres_stores.key, png(pixels=b"p" * 10_000)
+    first, second = (replace(turn(key, session, ""), messages=[asks_about(picture)]) for session in ("a", "b"))
+    await postgres_stores.turns.insert_many([first, second])
+    (both,) = await stored(database, key)
+    assert 2 * (ROW_BYTES + 10_000) < both < 2 * (ROW_BYTES + 11_000)
+    for record in (first, second):
+        await PostgresErasureStore(database).erase_turn(record.turn_id)
+    assert await stored(database, key) == [0]
 
 
 async def test_what_is_erased_gives_its_room_back(postgres_stores: Stores, database: Database) -> None:
