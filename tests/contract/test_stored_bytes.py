@@ -117,7 +117,7 @@ async def test_turns_of_before_are_counted_by_the_migration_and_when_they_are_er
     key = postgres_stores.key
     session = (await postgres_stores.turns.insert(turn(key, "a", "x" * 1500))).session_id
     await postgres_stores.turns.insert(turn(key, "a", "y"))
-    await asyncio.to_thread(migrate_down, postgres_url, "0023")
+    await asyncio.to_thread(migrate_down, postgres_url, "0024")
     await asyncio.to_thread(migrate, postgres_url)
     (counted,) = await stored(database, key)
     assert 2 * ROW_BYTES + 1500 < counted < 2 * ROW_BYTES + 5000
