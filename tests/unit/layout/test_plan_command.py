@@ -39,6 +39,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("--gpus", "24,24,24", "--serve-gpus", "0", "--judge-gpus", "1", "--train-gpus", "2"),
         ("--gpus", "80,80,80,80,80,80,80,80"),
         ("--gpus", "80", "--no-train"),
+        ("--policies", "20"),
+        ("--gpus", "80", "--policies", "20"),
     ],
 )
 def test_people_get_a_table_within_80_columns(model: str, options: tuple[str, ...]) -> None:
