@@ -127,8 +127,9 @@ def _chats(folder: Path, stack: ExitStack, people: int, slots: int, rounds: int,
     for one in cases.values():
         asyncio.run(_round(one, 1, 0, warming))
     for turn in range(rounds):
-        for name, load in loads.items():
-            asyncio.run(_round(cases[name], requests, 1 + turn * requests, load))
+        first = turn % len(loads)  # no case always follows the same one
+        for name in (*list(loads)[first:], *list(loads)[:first]):
+            asyncio.run(_round(cases[name], requests, 1 + turn * requests, loads[name]))
     loads[ONE].failures += warming.failures
     return loads
 
