@@ -23,12 +23,14 @@ def test_every_sample_is_in_exactly_one_micro_batch_under_the_budget(
     lengths: list[tuple[int, int]], budget: int
 ) -> None:
     sequences = random_sequences(lengths)
-    made = plan_micro_batches(sequences, Limits(budget_tokens=budget, max_tokens=64, vocab_size=VOCAB))
+    # Random samples may begin with the same token: a chat may go over the budget, and is no subject of this test.
+    limits = Limits(budget_tokens=budget, max_tokens=64, vocab_size=VOCAB, share_prefixes=False)
+    made = plan_micro_batches(sequences, limits)
     assert sorted(index for members in made for index in members) == list(range(len(sequences)))
     for members in made:
         tokens = len(collate(sequences, members).tokens_S)
         assert tokens <= budget or len(members) == 1
-    assert made == plan_micro_batches(sequences, Limits(budget_tokens=budget, max_tokens=64, vocab_size=VOCAB))
+    assert made == plan_micro_batches(sequences, limits)
 
 
 def test_a_plan_fills_micro_batches_before_it_adds_another() -> None:

@@ -323,7 +323,7 @@ async def learning(client: Client, scripted: ScriptedLearning, *, trainer: bool 
 @asynccontextmanager
 async def training(client: Client, scripted: ScriptedLearning) -> AsyncIterator[None]:
     """A trainer."""
-    queue = names.trainer_queue(scripted.policy)
+    queue = names.trainer_queue(scripted.pool)
     async with Worker(client, task_queue=queue, activities=[scripted.train], max_concurrent_activities=1):
         try:
             yield

@@ -36,7 +36,7 @@ async def at_work(client: Client, bench: Bench, step: ScriptedLearning) -> Async
         Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[SessionWorkflow, TrainingWorkflow]),
         Worker(client, task_queue=names.LEDGER_QUEUE, activities=[bench.ledger.close_session, *steps]),
         Worker(client, task_queue=names.JUDGE_QUEUE, activities=[judging.judge_turn, judging.judge_turns, step.probe]),
-        Worker(client, task_queue=names.trainer_queue(step.policy), activities=[step.train]),
+        Worker(client, task_queue=names.trainer_queue(step.pool), activities=[step.train]),
     ):
         try:
             yield
