@@ -90,18 +90,20 @@ class EmbeddedPostgres:
 
     Args:
         folder: created if missing.
-        port: on 127.0.0.1; None chooses a free one for the lifetime of this object.
+        port: on 127.0.0.1; for None the first `prepare()` chooses a free one, which the object keeps.
         settings: of PostgreSQL; override the defaults.
     """
 
     def __init__(self, folder: Path, port: int | None = None, settings: Mapping[str, str] | None = None) -> None:
         self._folder = folder.absolute()
         self._cluster = self._folder / "cluster"
-        self._port = free_port() if port is None else port
-        self._settings = _SETTINGS | dict(settings or {}) | {"port": str(self._port)}
+        self._port = port
+        self._settings = _SETTINGS | dict(settings or {})
 
     @property
     def port(self) -> int:
+        """Available after `prepare()`, if it was not given."""
+        assert self._port is not None, "prepare() chooses the port"
         return self._port
 
     @property
@@ -132,7 +134,10 @@ class EmbeddedPostgres:
         if user is not None:
             user.chown_tree(self._cluster)
         self._remove_stale_pid_file()
-        _require_port(self._port)
+        if self._port is None:
+            self._port = free_port()  # chosen last: initialising takes seconds, in which another could take it
+        else:
+            _require_port(self._port)
         return self._command(install, user)
 
     def wait_ready(self, timeout_seconds: float = 60.0, alive: Callable[[], bool] = lambda: True) -> None:
@@ -156,7 +161,7 @@ class EmbeddedPostgres:
                 if not alive():
                     raise SetupError(f"PostgreSQL ended during its start; see its log ({self._folder})") from error
                 if time.monotonic() > deadline:
-                    raise SetupError(f"PostgreSQL does not answer on port {self._port}: {_one_line(error)}") from error
+                    raise SetupError(f"PostgreSQL does not answer on port {self.port}: {_one_line(error)}") from error
             time.sleep(_POLL_SECONDS)
 
     @property
@@ -164,10 +169,10 @@ class EmbeddedPostgres:
         return self._folder / "password"
 
     def _url(self, database: str) -> str:
-        return f"postgresql://{_NAME}:{self._password.read_text()}@{_HOST}:{self._port}/{database}"
+        return f"postgresql://{_NAME}:{self._password.read_text()}@{_HOST}:{self.port}/{database}"
 
     def _command(self, install: Path, user: ServiceUser | None) -> ChildCommand:
-        options = [f"--{name}={value}" for name, value in self._settings.items()]
+        options = [f"--{name}={value}" for name, value in {**self._settings, "port": self.port}.items()]
         return ChildCommand(
             argv=[str(install / "bin/postgres"), "-D", str(_data_argument(self._cluster, user)), *options],
             env=_environment(),
