@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Page, Route, expect
 
 from db.arrays import advantages_to_bytes
 from tests.browser.packages import axe_script
@@ -235,4 +236,30 @@ async def test_the_focus_of_a_keyboard_stays_where_it_is(page: Served, browser: 
         async with tab.expect_response(lambda answer: "/ui/sessions/" in answer.url):
             await page.recorder.chat("one more", "Something else")
         await expect(tab.locator("details[open] > summary").first).to_be_focused()
+        assert errors == []
+
+
+async def test_what_a_button_is_answered_is_told_although_its_part_changed_meanwhile(
+    page: Served, browser: Browser
+) -> None:
+    await learned(page)
+    asked, pausing = asyncio.Event(), asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        asked.set()
+        await pausing.wait()
+        await route.continue_()
+
+    async with logged_in(browser, page) as (tab, errors):
+        await tab.goto("/ui")
+        await tab.route("**/ui/training/pause*", hold)
+        await tab.get_by_label("Pause training, because").fill("to look")
+        await tab.get_by_role("button", name="Pause").click()
+        await asyncio.wait_for(asked.wait(), 60)
+        # Something happens, and the part is loaded anew, before the button has its answer.
+        async with tab.expect_response(lambda answer: answer.url.endswith("/ui/training?policy=default")):
+            await page.recorder.chat("meanwhile", "Something else")
+        pausing.set()
+        await expect(tab.locator("#steering-notes")).to_contain_text("Paused", timeout=PATIENT_MILLISECONDS)
+        await expect(tab.get_by_role("button", name="Resume")).to_be_visible()
         assert errors == []

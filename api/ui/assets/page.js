@@ -56,7 +56,9 @@
     notes = !asked ? [] : [...target.querySelectorAll("[data-notes]")].map((place) => [place.id, [...place.children].filter(fresh)]);
     // Nor does the focus of a keyboard leave it; the part is loaded once the focus has gone elsewhere.
     const busy = target.contains(document.activeElement) && document.activeElement.matches("input, textarea, select, :focus-visible");
-    if (busy && asked) { event.detail.shouldSwap = false; skipped = true; }
+    // Nor is a part replaced whose button waits for its answer: the answer would find no place.
+    const waits = target.querySelector(".htmx-request") !== null;
+    if ((busy || waits) && asked) { event.detail.shouldSwap = false; skipped = true; }
   });
   document.body.addEventListener("htmx:afterSwap", () => {
     for (const [id, open] of folds) {
@@ -69,11 +71,13 @@
     }
     folds = notes = [];
   });
-  document.addEventListener("focusout", () => {
+  function catchUp() {
     if (!skipped) return;
     skipped = false;
     setTimeout(() => document.body.dispatchEvent(new Event("changed")), 200);
-  });
+  }
+  document.addEventListener("focusout", catchUp);
+  document.body.addEventListener("htmx:afterRequest", (event) => { if (event.detail.requestConfig.verb !== "get") catchUp(); });
   function fresh(note) {
     if (!told.has(note)) told.set(note, Date.now());
     return Date.now() - told.get(note) < NOTE_MILLISECONDS;
