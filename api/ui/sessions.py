@@ -61,7 +61,10 @@ async def list_sessions(
         verdict=_VERDICTS.get(verdict),
         judged=False if verdict == "none" else None,
         outcome=_one_of(TurnOutcome, outcome, "outcome"),
-        kind=_one_of(TurnKind, kind, "kind"),
+        # A client's own side turns would hide the conversations, unless something is looked for.
+        kind=_one_of(TurnKind, kind, "kind")
+        if kind or verdict or outcome or version or text.strip()
+        else TurnKind.MAIN,
         state=_one_of(SessionState, state, "state"),
         version=version_number(version) if version else None,
     )

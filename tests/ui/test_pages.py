@@ -63,7 +63,9 @@ async def test_sessions_are_found_by_what_was_said_and_decided(page: Page) -> No
             shown = await visitor.get(f"/ui/sessions?{query}")
             return {name for name in names if f"· {name}" in shown}
 
-        assert await found("") == set(names)
+        assert await found("") == set(names) - {"side-one"}
+        assert await found("text=name+this+chat") == {"side-one"}
+        assert await found("outcome=side") == {"side-one"}
         assert await found("verdict=blamed") == {"blamed-one"}
         assert await found("verdict=praised") == {"praised-one"}
         assert await found("text=SHORTER") == {"blamed-one", "praised-one"}
