@@ -168,3 +168,29 @@ async def test_the_way_back_puts_files_into_messages_again(postgres_stores: Stor
     async with opened(postgres_url) as database:
         await PostgresTurnStore(database).insert(third)
         assert await PostgresFileStore(database).read(named(SQUARE)) == SQUARE
+
+
+@pytest.mark.postgres
+async def test_turns_and_erasures_of_one_file_at_once_leave_it_as_long_as_a_turn_has_it(
+    postgres_stores: Stores, database: Database
+) -> None:
+    def both(n: int, *pictures: bytes) -> TurnRecord:
+        messages = [asks_about(picture) for picture in pictures]
+        named_so = SessionEvidence(SessionSource.HEADER, f"session {n}")
+        return turn_record(api_key_id=postgres_stores.key, evidence=named_so, messages=messages)
+
+    early = await insert(postgres_stores, *(both(n, ROUND, SQUARE) for n in range(8)))
+    later = [both(100 + n, *((ROUND, SQUARE) if n % 2 else (SQUARE, ROUND))) for n in range(8)]
+    results = await asyncio.gather(
+        *(postgres_stores.turns.insert(turn) for turn in later),
+        *(postgres_stores.erasures.erase_session(one.session_id) for one in early),
+    )
+    assert None not in results
+    assert await counted(database) == (2, 16)
+    assert await violations(database) == []
+    for one in results[: len(later)]:
+        assert isinstance(one, InsertedTurn)
+        found = await postgres_stores.files.of_session(one.session_id, {named(ROUND), named(SQUARE)})
+        assert len(found) == 2
+        await postgres_stores.erasures.erase_session(one.session_id)
+    assert await counted(database) == (0, 0)
