@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from api.chat.answer_schemas import ChatCompletion, ChatCompletionChunk
 from api.chat.completions import CompletionRequest
 from api.chat.schemas import ChatRequest
+from api.request_examples import REQUEST_EXAMPLES
 from api.wire.messages_request import CountTokensRequest, MessagesRequest
 from api.wire.responses_request import ResponsesRequest
 
@@ -153,8 +154,9 @@ def describe(app: FastAPI) -> None:
         for schema in schemas.values():
             _split_docstring(schema)
         for path, operations in description["paths"].items():
-            for operation in operations.values():
+            for method, operation in operations.items():
                 _complete(path, operation)
+                _show_example(f"{method.upper()} {path}", operation)
         description["paths"][_CHAT]["post"]["responses"]["200"] = _CHAT_ANSWER
         return description
 
@@ -179,6 +181,12 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
             continue
         named = ", ".join(f"`{code}`" for code in codes)
         responses.setdefault(str(status), {"description": named, "content": {media: {"schema": reference}}})
+
+
+def _show_example(route: str, operation: dict[str, Any]) -> None:
+    if route in REQUEST_EXAMPLES:
+        for form in operation["requestBody"]["content"].values():
+            form["example"] = REQUEST_EXAMPLES[route]
 
 
 def _split_docstring(schema: dict[str, Any]) -> None:

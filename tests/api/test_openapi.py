@@ -12,6 +12,7 @@ import pytest
 from api.app import create_app
 from api.chat.answer_schemas import ChatCompletion, ChatCompletionChunk
 from api.openapi import CODES
+from api.request_examples import REQUEST_EXAMPLES
 from clawloop.contracts.serving import Scope
 from tests.api.conftest import Gateway
 
@@ -80,3 +81,36 @@ async def test_metrics_and_description_may_need_a_key(fresh_gateway: Gateway) ->
             assert (await chat.get(page, headers={"Authorization": ""})).status_code == 401
             assert (await chat.get(page)).status_code == 403
             assert (await read.get(page)).status_code == 200
+
+
+def bodies(described: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The forms of each route's body, by the route."""
+    return {
+        f"{method.upper()} {path}": operation["requestBody"]["content"]
+        for path, operations in described["paths"].items()
+        for method, operation in operations.items()
+        if "requestBody" in operation
+    }
+
+
+def test_each_body_has_an_example(described: dict[str, Any]) -> None:
+    found = bodies(described)
+    assert found.keys() == REQUEST_EXAMPLES.keys()
+    for route, forms in found.items():
+        assert [form["example"] for form in forms.values()] == [REQUEST_EXAMPLES[route]], route
+
+
+@pytest.mark.parametrize("route", REQUEST_EXAMPLES)
+async def test_each_example_is_accepted(fresh_gateway: Gateway, route: str) -> None:
+    method, path = route.split(" ")
+    # A prefix and an engine that there are not: the body is what is read first.
+    places = {"policy": "default", "version": "1", "engine": "nobody", "prefix": "cl-00000000"}
+    example = REQUEST_EXAMPLES[route]
+    sent = example if isinstance(example, str) else json.dumps(example)
+    headers = {"Content-Type": "application/json", "anthropic-version": "2023-06-01"}
+    key = fresh_gateway.admin_key if path.startswith("/admin") else fresh_gateway.key
+    async with fresh_gateway.client(key) as client:
+        answer = await client.request(method, path.format(**places), content=sent, headers=headers)
+    assert answer.status_code in (200, 201, 202, 404, 409), answer.text
+    if path.startswith("/v1/") and "feedback" not in path:
+        assert answer.status_code == 200, answer.text
