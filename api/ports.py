@@ -309,7 +309,11 @@ class SessionBrowser(Protocol):
     """Reads sessions with what was said. Every call raises StoreUnavailable when PostgreSQL does not answer."""
 
     async def search(self, wanted: SessionFilter, after: SessionId | None, limit: int) -> list[SessionSummary]:
-        """Sessions that fit, the one with the newest turn first; `after` is the last session of the page before."""
+        """Sessions that fit, the one with the newest turn first; `after` is the last session of the page before.
+
+        Raises:
+            NotFound: there is no such policy.
+        """
 
     async def chat(self, session: SessionId, first: int, limit: int) -> ChatPage | None:
         """Turns of a session in order, from position `first`; None if there is no such session."""
@@ -336,7 +340,12 @@ class TrainingBrowser(Protocol):
     async def replies(self, policy: str, limit: int) -> list[ReplyFigures]:
         """The newest main turns with a reply, oldest first."""
 
-    async def counts(self, policy: str) -> Counts: ...
+    async def counts(self, policy: str) -> Counts:
+        """What there is of a policy.
+
+        Raises:
+            NotFound: there is no such policy.
+        """
 
     async def mark(self) -> str:
         """A value that is another one once something changed that the page shows."""

@@ -11,7 +11,8 @@ from clawloop.ids import EpisodeId, RolloutGroupId
 
 
 class EpisodeReader(Protocol):
-    """Rollout groups and episodes for people. Every method raises StoreUnavailable."""
+    """Rollout groups and episodes for people. Every method raises StoreUnavailable, and NotFound for a policy that
+    does not exist."""
 
     async def groups(self, *, policy: str | None, after: RolloutGroupId | None, limit: int) -> list[GroupView]:
         """Groups, newest first; `after` is the last of the previous page."""

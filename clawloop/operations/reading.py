@@ -35,6 +35,9 @@ class SessionStore(ReferenceStore, Protocol):
 
         Args:
             fold: leave out sessions without a main turn, and closed ones with a single one.
+
+        Raises:
+            NotFound: there is no such policy.
         """
 
     async def count_sessions(self, *, policy: str | None, state: SessionState | None) -> tuple[int, int]:

@@ -15,6 +15,7 @@ class SessionSearch(Protocol):
         """Sessions that fit, the one with the newest turn first; `after` is the last session of the page before.
 
         Raises:
+            NotFound: there is no such policy.
             StoreUnavailable
         """
 

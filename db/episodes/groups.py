@@ -40,6 +40,7 @@ from db.episodes.settling import end_late_turns, recipe_if_any, settle_group
 from db.episodes.signing import signing_secret
 from db.exact_json import storable
 from db.tables import ApiKeyRow, EpisodeRow, JudgementRow, PolicyRow, RolloutGroupRow, TurnRow
+from db.training.policies import require_policy
 
 _EPISODES = f"""
     SELECT e.*, g.policy, g.environment, g.task, counts.*
@@ -202,6 +203,7 @@ class PostgresEpisodeStore:
         self, connection: AsyncConnection, *, policy: str | None, after: RolloutGroupId | None, limit: int
     ) -> list[GroupView]:
         """Groups, newest first; `after` is the last of the previous page."""
+        await require_policy(connection, policy)
         query = select(RolloutGroupRow.__table__).order_by(RolloutGroupRow.id.desc()).limit(limit)
         if policy is not None:
             query = query.where(RolloutGroupRow.policy == storable(policy))
@@ -220,6 +222,7 @@ class PostgresEpisodeStore:
         limit: int,
     ) -> list[EpisodeView]:
         """Episodes, newest first; `after` is the last of the previous page."""
+        await require_policy(connection, policy)
         named = None if policy is None else storable(policy)
         parameters = {"policy": named, "group": group, "after": after, "limit": limit}
         return await _views(connection, (await connection.execute(_LIST, parameters)).all())

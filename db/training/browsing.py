@@ -10,6 +10,7 @@ from clawloop.ids import SampleId, SessionId, TurnId
 from db.content import content_of, plain_length
 from db.database import Database, transaction
 from db.exact_json import storable
+from db.training.policies import require_policy
 
 _BATCH = text("""
     SELECT m.place, m.dropped, m.without_hint, s.id AS sample_id, s.reward, j.id AS judgement, j.verdict, j.hint, t.id,
@@ -100,6 +101,7 @@ class PostgresTrainingBrowser:
 
     @transaction
     async def counts(self, connection: AsyncConnection, policy: str) -> Counts:
+        await require_policy(connection, policy)
         parameters = {"policy": storable(policy)}
         outcomes = await connection.execute(_OUTCOMES, parameters | {"limit": _COUNTED_TURNS})
         row = (await connection.execute(_COUNTS, parameters)).one()

@@ -9,9 +9,9 @@ from pydantic import JsonValue
 from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.errors import RecordUnusable
+from clawloop.errors import NotFound, RecordUnusable
 from clawloop.ids import TurnId, new_event_id
-from db.exact_json import exact_json
+from db.exact_json import exact_json, storable
 from db.tables import EventRow, PolicyRow, SessionRow, TurnRow
 
 
@@ -27,6 +27,18 @@ async def lock_policy(connection: AsyncConnection, policy: str) -> PolicyRow:
     if row is None:
         raise RecordUnusable(f"there is no policy {policy!r}")
     return PolicyRow(**row)
+
+
+async def require_policy(connection: AsyncConnection, policy: str | None) -> None:
+    """Tell a policy that is named and does not exist from one of which nothing is recorded; a retired one exists.
+
+    Raises:
+        NotFound: there is no such policy.
+    """
+    if policy is None:
+        return
+    if (await connection.execute(select(PolicyRow.id).where(PolicyRow.id == storable(policy)))).first() is None:
+        raise NotFound(f"There is no policy {policy!r}.", code="policy_not_found", field="policy")
 
 
 async def lock_policy_of(connection: AsyncConnection, turn_id: TurnId) -> str:

@@ -20,7 +20,7 @@ from db.exact_json import exact_json, storable
 from db.tables import PolicyRow, ProbeRow, VersionRow
 from db.training.gate_checks import read_checks, record_check
 from db.training.lineage import version_ref
-from db.training.policies import lock_policy
+from db.training.policies import lock_policy, require_policy
 from db.training.recipes import recipe_by_hash
 from db.training.step_transitions import lock_step
 from db.turns.conversation_cache import ConversationCache
@@ -73,8 +73,7 @@ class PostgresProbeStore:
 
     @transaction
     async def all(self, connection: AsyncConnection, policy: str) -> list[StoredProbe]:
-        if (await connection.execute(select(PolicyRow.id).where(PolicyRow.id == storable(policy)))).first() is None:
-            raise NotFound(f"There is no policy {policy!r}.", code="policy_not_found", field="policy")
+        await require_policy(connection, policy)
         return await _read(connection, policy)
 
     @transaction

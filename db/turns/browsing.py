@@ -29,6 +29,7 @@ from db.content import ContentCodec, content_of, plain_length
 from db.content_rows import answer_row
 from db.database import Database, transaction
 from db.exact_json import exact_json, storable
+from db.training.policies import require_policy
 from db.turns.sessions import SESSION_NEIGHBOURS, first_messages, session_view
 
 _NEWEST_JUDGEMENT = """
@@ -120,6 +121,7 @@ class PostgresSessionBrowser:
     async def search(
         self, connection: AsyncConnection, wanted: SessionFilter, after: SessionId | None, limit: int
     ) -> list[SessionSummary]:
+        await require_policy(connection, wanted.policy)
         filters = {name: value for name in _TURN_FILTERS if (value := getattr(wanted, name)) is not None}
         having = " AND ".join(_TURN_FILTERS[name] for name in filters)
         page = _PAGE.format(having=f"AND EXISTS (SELECT FROM turns t WHERE t.session_id = c.id AND {having})")

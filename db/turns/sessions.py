@@ -19,6 +19,7 @@ from clawloop.turns.titles import title_of
 from db.content import ContentCodec, content_of
 from db.database import transaction
 from db.exact_json import storable
+from db.training.policies import require_policy
 from db.turns.exchanges import read_detail, read_exchanges
 from db.turns.references import PostgresReferenceStore
 
@@ -100,6 +101,7 @@ class PostgresSessionStore(PostgresReferenceStore):
         limit: int,
         fold: bool = False,
     ) -> list[SessionView]:
+        await require_policy(connection, policy)
         parameters = {
             "policy": None if policy is None else storable(policy),
             "state": state,

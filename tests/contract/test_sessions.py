@@ -37,7 +37,8 @@ async def test_sessions_are_listed_newest_first_in_pages_and_by_filter(stores: S
     assert [view.external_id for view in rest] == ["a"]
     ending = await stores.sessions.sessions(policy=None, state=SessionState.ENDING, after=None, limit=9)
     assert [view.external_id for view in ending] == ["b"]
-    assert await stores.sessions.sessions(policy="other\0", state=None, after=None, limit=9) == []
+    with pytest.raises(NotFound, match=r"no policy .other"):
+        await stores.sessions.sessions(policy="other\0", state=None, after=None, limit=9)
     assert await stores.sessions.sessions(policy=None, state=None, after=SessionId(new_turn_id()), limit=9) == []
 
 

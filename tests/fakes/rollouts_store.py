@@ -19,19 +19,19 @@ class FakeRolloutsStore:
     available: bool = True
 
     async def start(self, policy: str, plan: RolloutsPlan) -> RolloutsView:
-        self._require(policy)
+        _require(policy)
         self.plan, self.paused = plan, None
         return await self.status(policy)
 
     async def pause(self, policy: str, reason: str) -> RolloutsView:
-        self._require(policy)
+        _require(policy)
         if self.plan is None:
             raise NotFound("never started", code="rollouts_not_found", field="policy")
         self.paused = reason
         return await self.status(policy)
 
     async def status(self, policy: str) -> RolloutsView:
-        self._require(policy)
+        _require(policy)
         state = RolloutsState.RUNNING if self.paused is None else RolloutsState.PAUSED
         if self.plan is None:
             state = RolloutsState.NEVER_STARTED
@@ -42,10 +42,6 @@ class FakeRolloutsStore:
             raise SignalFailed("the fake is set to be unavailable")
         self.notified.append(policy)
 
-    def _require(self, policy: str) -> None:
-        if policy != "default":
-            raise NotFound(f"there is no policy {policy!r}.", code="policy_not_found", field="policy")
-
 
 @dataclass
 class FakeEpisodeReader:
@@ -55,12 +51,14 @@ class FakeEpisodeReader:
     all_episodes: list[EpisodeView] = field(default_factory=list)
 
     async def groups(self, *, policy: str | None, after: RolloutGroupId | None, limit: int) -> list[GroupView]:
+        _require(policy)
         found = [g for g in self.all_groups if policy in (None, g.policy) and (after is None or g.id < after)]
         return found[:limit]
 
     async def episodes(
         self, *, policy: str | None, group: RolloutGroupId | None, after: EpisodeId | None, limit: int
     ) -> list[EpisodeView]:
+        _require(policy)
         chosen = [e for e in self.all_episodes if policy in (None, e.policy) and group in (None, e.group)]
         return [episode for episode in chosen if after is None or episode.id < after][:limit]
 
@@ -80,3 +78,8 @@ class FakeEpisodeReader:
         if not found:
             raise NotFound(f"there is no group {reference!r}", code="group_not_found", field="group")
         return found[0]
+
+
+def _require(policy: str | None) -> None:
+    if policy not in (None, "default"):
+        raise NotFound(f"there is no policy {policy!r}.", code="policy_not_found", field="policy")

@@ -17,7 +17,7 @@ from clawloop.contracts.sessions import (
 )
 from clawloop.contracts.turns import CALLS_TOOLS, StoredTurn, TurnKind, TurnOutcome, TurnRecord
 from clawloop.contracts.views import Exchange, FeedbackView, Judged, SessionView, Tokens, TurnDetail, TurnView
-from clawloop.errors import AlreadyAnswered
+from clawloop.errors import AlreadyAnswered, NotFound
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id, short_form
 from clawloop.judging.rejudging import RejudgeFacts
 from clawloop.turns.canonical import response_digest
@@ -73,6 +73,9 @@ class FakeSessionStore:
         limit: int,
         fold: bool = False,
     ) -> list[SessionView]:
+        known = {"default", *(turn.record.policy for turn in await self._turns.all())}
+        if policy is not None and policy not in known:
+            raise NotFound(f"There is no policy {policy!r}.", code="policy_not_found", field="policy")
         views = await self._matching(policy, state)
         views = [view for view in views if not (fold and _is_folded(view))]
         views.sort(key=lambda view: (view.last_turn_at, view.id), reverse=True)
