@@ -60,7 +60,7 @@ class PageRoute(APIRoute):
 
         async def answer(request: Request) -> Response:
             try:
-                response = await handle(request)
+                response = await _answer(request, handle)
             except ClawloopError as error:
                 response = _problem_page(request, to_problem(error))
             except RequestValidationError as error:
@@ -72,6 +72,13 @@ class PageRoute(APIRoute):
             return response
 
         return answer
+
+
+async def _answer(request: Request, handle: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:
+    if request.method != "GET":
+        return await handle(request)  # what changes something is not left half-way
+    changes = services_of(request).changes
+    return await changes.unless_away(handle(request), lambda: getattr(request.state, "reads_store", False))
 
 
 async def viewer(request: Request, *, needs_store: bool = True) -> Login:
@@ -91,6 +98,7 @@ async def viewer(request: Request, *, needs_store: bool = True) -> Login:
     # Said at once: a page reads with the patience of background work, half a minute for a server that is silent.
     if needs_store and await services.changes.mark() == AWAY:
         raise StoreUnavailable("PostgreSQL did not answer a moment ago")
+    request.state.reads_store = needs_store
     return login
 
 

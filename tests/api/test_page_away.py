@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import httpx
+import pytest
 
+from api.ui.changes import AWAY, Changes
 from api.ui.logins import COOKIE
 from clawloop.contracts.browsing import Counts
 from clawloop.contracts.serving import Scope
+from clawloop.errors import StoreUnavailable
 from tests.api.conftest import Gateway
 from tests.fakes.away_browser import AwayBrowser
 
@@ -66,3 +70,43 @@ async def test_a_login_outlives_the_outage_and_a_new_one_waits(fresh_gateway: Ga
         client.cookies.clear()
         refused = await log_in(fresh_gateway, client, other)
         assert (refused.status_code, "The database does not answer" in refused.text) == (503, True)
+
+
+async def test_a_page_asked_in_the_second_in_which_postgresql_falls_silent_says_so(
+    fresh_gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FallsSilent(AwayBrowser):
+        """Its marks are read until a page begins to read, which never ends."""
+
+        silent = False
+
+        async def mark(self) -> str:
+            return await super().mark() if self.silent else "same"
+
+        async def counts(self, policy: str) -> Counts:
+            self.silent = True
+            await asyncio.Event().wait()
+            return await super().counts(policy)
+
+    monkeypatch.setattr("api.ui.changes.CHECK_SECONDS", 0.01)
+    fresh_gateway.services.training_browser = browser = FallsSilent()
+    fresh_gateway.services.changes = Changes(browser)
+    async with httpx.AsyncClient(base_url=fresh_gateway.url, timeout=120) as client:
+        await log_in(fresh_gateway, client)
+        answer = await client.get("/ui/start")
+        assert browser.silent
+        assert (answer.status_code, "PostgreSQL does not answer" in answer.text) == (503, True)
+
+
+async def test_what_needs_no_database_is_answered_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.ui.changes.CHECK_SECONDS", 0.0)
+    changes = Changes(AwayBrowser())
+
+    async def slow() -> str:
+        for _ in range(5):
+            assert await changes.mark() == AWAY
+        return "done"
+
+    assert await changes.unless_away(slow(), lambda: False) == "done"
+    with pytest.raises(StoreUnavailable):
+        await changes.unless_away(asyncio.sleep(3600), lambda: True)
