@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
@@ -13,19 +14,23 @@ from urllib.parse import urlsplit
 from temporalio.client import Client
 from temporalio.worker import Worker
 
+from activities.episodes.ports import EpisodeRunner
 from activities.episodes.running import EnvironmentActivities
+from clawloop.contracts.episodes import AgentRun
 from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.environments.harbor import HarborEnvironment
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import Environment
 from clawloop.environments.terminal.environment import TerminalEnvironment
 from clawloop.environments.tool_call.environment import ToolCallEnvironment
-from clawloop.errors import SetupError
+from clawloop.errors import PermanentError, SetupError, TransientError
+from clawloop.ids import EpisodeId
 from clawloop.processes.database import ready_database, require_database, sealer_of
 from clawloop.processes.worker_process import GRACE, run_workers
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
 from clawloop.settings import Settings
+from clawloop.telemetry.metrics import EnvironmentMetrics
 from db.episodes.groups import PostgresEpisodeStore
 from workflows import names
 
@@ -52,7 +57,7 @@ async def run_environment_worker(
         tasks: folders of Harbor task directories; each is an environment of the folder's name.
         gateway: its URL, which sandboxes reach and nothing else.
         episodes: sandboxes at a time, for each environment.
-        health: address and port of `/healthz` and `/readyz`; port 0 serves none.
+        health: address and port of `/healthz`, `/readyz` and `/metrics`; port 0 serves none.
 
     Raises:
         SetupError: no such environment, no sandboxes here, an invalid URL; no database or Temporal is configured.
@@ -63,6 +68,7 @@ async def run_environment_worker(
     sealer = sealer_of(settings.encryption_key_file)
     folders = BoxFolders()
     sandboxes = await asyncio.to_thread(Bubblewrap.find, folders)
+    metrics = EnvironmentMetrics()
 
     async def create_workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
         database = await ready_database(settings, stack)
@@ -70,12 +76,44 @@ async def run_environment_worker(
         kept = timedelta(days=settings.artifact_days)
         for upkeep in (_sweep(folders), _prune(artifacts, kept)):
             stack.callback(asyncio.create_task(upkeep).cancel)
-        runner = SandboxRunner(sandboxes, environments, address)
+        runner = CountedRunner(SandboxRunner(sandboxes, environments, address), metrics)
         activities = EnvironmentActivities(PostgresEpisodeStore(database), runner, artifacts)
         return [environment_worker(client, name, activities, episodes) for name in environments]
 
     host, port = health
-    await run_workers("environment", settings, create_workers, port, health_host=host)
+    await run_workers("environment", settings, create_workers, port, health_host=host, registry=metrics.registry)
+
+
+class CountedRunner:
+    """A runner with metrics. Satisfies `activities.episodes.ports.EpisodeRunner`."""
+
+    def __init__(self, runner: EpisodeRunner, metrics: EnvironmentMetrics) -> None:
+        self._runner = runner
+        self._metrics = metrics
+
+    async def run_agent(self, environment: str, task_id: str, episode: EpisodeId, key: str) -> AgentRun:
+        began = time.perf_counter()
+        with self._metrics.sandboxes.track_inprogress():
+            try:
+                run = await self._runner.run_agent(environment, task_id, episode, key)
+            except (PermanentError, TransientError) as error:
+                self._metrics.episodes.labels(environment, type(error).__name__).inc()
+                raise
+        self._metrics.episodes.labels(environment, run.ending.value).inc()
+        self._metrics.episode_seconds.labels(environment).observe(time.perf_counter() - began)
+        return run
+
+    async def verify(
+        self, environment: str, task_id: str, episode: EpisodeId, artifact: bytes
+    ) -> tuple[float | None, str]:
+        with self._metrics.sandboxes.track_inprogress():
+            try:
+                reward, reason = await self._runner.verify(environment, task_id, episode, artifact)
+            except (PermanentError, TransientError) as error:
+                self._metrics.verified.labels(environment, type(error).__name__).inc()
+                raise
+        self._metrics.verified.labels(environment, "no reward" if reward is None else "rewarded").inc()
+        return reward, reason
 
 
 def environment_worker(client: Client, name: str, activities: EnvironmentActivities, episodes: int) -> Worker:

@@ -45,7 +45,7 @@ async def run_workers(
     health_port: int,
     *,
     health_host: str = LOOPBACK,
-    registry: CollectorRegistry | None = None,
+    registry: CollectorRegistry,
     broken: asyncio.Event | None = None,
 ) -> None:
     """Run Temporal workers until SIGINT or SIGTERM, or until `broken` is set.
@@ -54,7 +54,7 @@ async def run_workers(
         name: for logs and errors.
         health_port: of `/healthz`, `/readyz` and `/metrics`; 0 serves none.
         health_host: the address they are served on.
-        registry: metrics of `/metrics`; None: no such route.
+        registry: metrics of `/metrics`.
         broken: set by a worker that needs a new process.
 
     Raises:
@@ -109,7 +109,7 @@ async def _connect_and_create(address: str, create_workers: CreateWorkers, stack
 
 
 @asynccontextmanager
-async def _health(host: str, port: int, registry: CollectorRegistry | None) -> AsyncIterator[asyncio.Event]:
+async def _health(host: str, port: int, registry: CollectorRegistry) -> AsyncIterator[asyncio.Event]:
     """Serve health and metrics; `/readyz` answers 200 once the yielded event is set."""
     ready = asyncio.Event()
 
@@ -122,16 +122,13 @@ async def _health(host: str, port: int, registry: CollectorRegistry | None) -> A
         return web.json_response({"status": "not ready"}, status=503)
 
     async def metrics(request: web.Request) -> web.Response:
-        assert registry is not None
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     if port == 0:
         yield ready
         return
     app = web.Application()
-    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
-    if registry is not None:
-        app.add_routes([web.get("/metrics", metrics)])
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:

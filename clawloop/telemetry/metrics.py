@@ -7,6 +7,34 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from clawloop.errors import (
+    AdapterUnusable,
+    DiskFull,
+    ModelUnsupported,
+    NothingToTrain,
+    RankOutOfMemory,
+    SampleUnusable,
+    StepDiverged,
+    StepTooLarge,
+    StreamsUnusable,
+    TrainerFailed,
+    TrainerUnavailable,
+)
+
+_STEP_ERRORS = (
+    AdapterUnusable,
+    DiskFull,
+    ModelUnsupported,
+    NothingToTrain,
+    RankOutOfMemory,
+    SampleUnusable,
+    StepDiverged,
+    StepTooLarge,
+    StreamsUnusable,
+    TrainerFailed,
+    TrainerUnavailable,
+)
+
 
 class GatewayMetrics:
     """Metrics of a gateway."""
@@ -63,6 +91,7 @@ class GatewayMetrics:
             ["why"],
             registry=self.registry,
         )
+        _begin_at_zero(self.turns_lost, "spool full", "disk", "rejected", "stopped")
         self.notifications = Counter(
             "clawloop_gateway_announcements_total",
             "Turns and feedback, by whether their session's workflow was notified at once",
@@ -143,6 +172,7 @@ class TrainerMetrics:
         self.steps = Counter(
             "clawloop_trainer_steps_total", "Steps computed, by result", ["result"], registry=self.registry
         )
+        _begin_at_zero(self.steps, "trained", *(error.__name__ for error in _STEP_ERRORS))
         self.step_seconds = Histogram(
             "clawloop_trainer_step_seconds",
             "From a batch's arrival until its adapter is written",
@@ -188,3 +218,39 @@ class EngineMetrics:
         self.restarts = Counter(
             "clawloop_engine_restarts_total", "Runs of the engine's restart command", registry=self.registry
         )
+
+
+class EnvironmentMetrics:
+    """Metrics of a worker that runs episodes."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.episodes = Counter(
+            "clawloop_environment_episodes_total",
+            "Attempts of agents, by environment and how they ended",
+            ["environment", "ending"],
+            registry=self.registry,
+        )
+        self.episode_seconds = Histogram(
+            "clawloop_environment_episode_seconds",
+            "One attempt of an agent, its sandbox included",
+            ["environment"],
+            buckets=(0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600),
+            registry=self.registry,
+        )
+        self.verified = Counter(
+            "clawloop_environment_verified_total",
+            "Runs of verifiers, by environment and whether they gave a reward",
+            ["environment", "result"],
+            registry=self.registry,
+        )
+        self.sandboxes = Gauge(
+            "clawloop_environment_sandboxes", "Sandboxes of agents and verifiers that run now", registry=self.registry
+        )
+
+
+def _begin_at_zero(counter: Counter, *values: str) -> None:
+    """Show a series before its first event: `increase` sees no rise in a series that begins at 1, so that an alert
+    would miss the first one."""
+    for value in values:
+        counter.labels(value)

@@ -11,20 +11,28 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from clawloop.telemetry.metrics import EngineMetrics, GatewayMetrics, TrainerMetrics, WorkerMetrics
+from clawloop.telemetry.metrics import (
+    EngineMetrics,
+    EnvironmentMetrics,
+    GatewayMetrics,
+    TrainerMetrics,
+    WorkerMetrics,
+)
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "grafana"
 _SERIES = re.compile(r"\b(clawloop_\w+)(?:\{([^}]*)\})?")
 _GROUPED = re.compile(r"by \(([\w, ]+)\)")
 
 
+REGISTRIES: list[CollectorRegistry] = [
+    of().registry for of in (GatewayMetrics, WorkerMetrics, TrainerMetrics, EngineMetrics, EnvironmentMetrics)
+]
+
+
 def metrics() -> dict[str, set[str]]:
     """Labels by the names of all series of all processes."""
-    registries: list[CollectorRegistry] = [
-        of().registry for of in (GatewayMetrics, WorkerMetrics, TrainerMetrics, EngineMetrics)
-    ]
     found: dict[str, set[str]] = {}
-    for registry in registries:
+    for registry in REGISTRIES:
         for collector in registry._collector_to_names:
             labels = set(collector._labelnames)  # type: ignore[attr-defined]
             for metric in collector.collect():
@@ -35,6 +43,7 @@ def metrics() -> dict[str, set[str]]:
 
 
 METRICS = metrics()
+FROM_THE_START = {sample.name for registry in REGISTRIES for metric in registry.collect() for sample in metric.samples}
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "dashboard.json").read_text())
 RULES: list[dict[str, Any]] = yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"][0]["rules"]
 SHOWN = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
@@ -44,15 +53,19 @@ def used(expression: str) -> set[str]:
     return {name for name, _ in _SERIES.findall(expression)}
 
 
+def grouped(expression: str) -> set[str]:
+    """The labels that an expression keeps."""
+    return {label.strip() for group in _GROUPED.findall(expression) for label in group.split(",")}
+
+
 @pytest.mark.parametrize("expression", [*SHOWN, *(rule["expr"] for rule in RULES)])
 def test_each_expression_asks_for_what_exists(expression: str) -> None:
     names = used(expression)
     assert names
     assert names <= METRICS.keys()
-    labels = {label for name in names for label in METRICS[name]}
-    asked = {label.strip() for group in _GROUPED.findall(expression) for label in group.split(",")}
-    asked |= {label for _, chosen in _SERIES.findall(expression) for label in re.findall(r"(\w+)\s*[=!]", chosen)}
-    assert asked <= labels
+    for name, chosen in _SERIES.findall(expression):
+        assert set(re.findall(r"(\w+)\s*[=!]", chosen)) <= METRICS[name], name
+        assert grouped(expression) <= METRICS[name], name
 
 
 def test_the_dashboard_shows_every_metric() -> None:
@@ -60,9 +73,29 @@ def test_the_dashboard_shows_every_metric() -> None:
     assert METRICS.keys() - shown == {"clawloop_gateway_spool_bytes"}  # the number of turns is shown
 
 
+def test_each_legend_names_labels_that_its_series_has() -> None:
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            named = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+            there = grouped(target["expr"])
+            if "sum" not in target["expr"]:  # nothing is added up: all labels are there
+                there = set().union(*(METRICS[name] for name in used(target["expr"])))
+            assert named <= there, panel["title"]
+            assert there - {"le"} <= named, panel["title"]
+
+
+def test_what_an_alert_counts_is_there_before_the_first_event() -> None:
+    """`increase` sees no rise in a series that begins at 1."""
+    for rule in RULES:
+        for name in re.findall(r"increase\((clawloop_\w+)", rule["expr"]):
+            assert name in FROM_THE_START, rule["alert"]
+
+
 def test_each_alert_says_what_to_do() -> None:
     for rule in RULES:
         assert rule["annotations"]["summary"]
+        told = re.findall(r"\$labels\.(\w+)", json.dumps(rule["annotations"]))
+        assert set(told) <= grouped(rule["expr"]), rule["alert"]
         assert rule["annotations"]["description"].endswith(".")
 
 

@@ -122,7 +122,7 @@ def test_every_route_is_documented_and_no_other() -> None:
 
 
 def test_every_metric_is_documented_and_no_other() -> None:
-    counted = r"clawloop_(?:gateway|worker|trainer|engine)_[a-z_0-9]+"
+    counted = r"clawloop_(?:gateway|worker|trainer|engine|environment)_[a-z_0-9]+"
     metrics = {name for text in _sources("clawloop") for name in re.findall(rf'"({counted})"', text)}
     assert metrics
     named = {name for text in TEXT.values() for name in re.findall(counted, text)}
