@@ -1,4 +1,5 @@
-"""The chart over time: moving means of verdicts and lengths, the match of probes, where a version began to answer."""
+"""The chart over time: moving means of verdicts and lengths, the match of probes and of an evaluation, and where a
+version began to answer."""
 
 from __future__ import annotations
 
@@ -14,15 +15,18 @@ from clawloop.contracts.training import CheckName, VersionView
 WINDOW = 20
 
 
-def chart_of(replies: Sequence[ReplyFigures], matches: Mapping[int, float]) -> dict[str, JsonValue]:
+def chart_of(
+    replies: Sequence[ReplyFigures], probes: Mapping[int, float], matches: Mapping[int, float]
+) -> dict[str, JsonValue]:
     """Columns for the chart, one entry a reply, oldest first.
 
     Args:
-        matches: by version, the share of probes with checked content that it answered right.
+        probes: by version, the share of probes with checked content that it answered right.
+        matches: by version, the share of an evaluation's requests that it answered as wanted.
 
     Returns:
         `at`: seconds since 1970; `praise`: mean verdict of the newest judged replies, null before the first;
-        `length`: mean tokens of the newest replies; `probes`: the match of the version that answered, null where none
+        `length`: mean tokens of the newest replies; `probes`, `match`: of the version that answered, null where none
         was measured; `versions`: `[position, number]` where another version begins.
     """
     verdicts: deque[int] = deque(maxlen=WINDOW)
@@ -43,12 +47,15 @@ def chart_of(replies: Sequence[ReplyFigures], matches: Mapping[int, float]) -> d
         if reply.version != shown and _stays(replies, position):
             versions.append([position, reply.version])
             shown = reply.version
-    probes: list[JsonValue] = [matches.get(reply.version) for reply in replies]
-    return {"at": at, "praise": praise, "length": length, "probes": probes, "versions": versions}
+    measured: dict[str, JsonValue] = {
+        name: [of_version.get(reply.version) for reply in replies]
+        for name, of_version in (("probes", probes), ("match", matches))
+    }
+    return {"at": at, "praise": praise, "length": length, "versions": versions} | measured
 
 
-def matches_of(versions: Sequence[VersionView]) -> dict[int, float]:
-    """The match of the gate's probes by version; that of a parent is measured beside its version's."""
+def probes_of(versions: Sequence[VersionView]) -> dict[int, float]:
+    """The share of the gate's probes answered right, by version; that of a parent is measured beside its version's."""
     found: dict[int, float] = {}
     for version in versions:
         for check in version.gate:
@@ -65,3 +72,8 @@ def _stays(replies: Sequence[ReplyFigures], position: int) -> bool:
     """Whether the version of this reply also gave the next one, or there is none yet."""
     following = replies[position + 1 : position + 2]
     return all(reply.version == replies[position].version for reply in following)
+
+
+def matches_of(versions: Sequence[VersionView]) -> dict[int, float]:
+    """What an evaluation measured, by version."""
+    return {version.n: version.match for version in versions if version.match is not None}

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from api.dependencies import Services, services_of
-from api.ui.chart import chart_of, matches_of
+from api.ui.chart import chart_of, matches_of, probes_of
 from api.ui.logins import Login
 from api.ui.page import PageRoute, policy_of, render_page, viewer
 from clawloop.contracts.browsing import Counts, PolicyEvent
@@ -87,7 +87,8 @@ async def chart(request: Request, policy: str | None = None) -> Response:
     services = services_of(request)
     chosen = policy_of(services, login, policy)
     replies = await services.training_browser.replies(chosen, _REPLIES)
-    return JSONResponse(chart_of(replies, matches_of(await services.training.versions(chosen))))
+    versions = await services.training.versions(chosen)
+    return JSONResponse(chart_of(replies, probes_of(versions), matches_of(versions)))
 
 
 def _page(request: Request, login: Login, policy: str, situation: Situation, template: str) -> Response:

@@ -79,6 +79,10 @@ def sample(value: SampleState) -> str:
     return "waits for a step" if value is SampleState.FRESH else value.value.replace("_", " ")
 
 
+def share(value: float) -> str:
+    return f"{value:.0%}"
+
+
 def sentence(words: str) -> str:
     return f"{words[:1].upper()}{words[1:]}."
 
@@ -96,6 +100,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "figure": figure,
     "outcome": outcome,
     "sample": sample,
+    "share": share,
     "plural": plural,
     "sentence": sentence,
 }

@@ -318,11 +318,12 @@ def _version_row(version: VersionView) -> dict[str, str]:
     metrics = version.metrics or {}
     samples, loss = metrics.get("samples"), metrics.get("loss")
     gate = "; ".join(f"{check.name} {check.result.replace('_', ' ')}: {check.reason}" for check in version.gate)
+    measured = "" if version.match is None else f"; match {version.match:.0%}"
     return {
         "version": str(version.n),
         "parent": "" if version.parent is None else str(version.parent),
         "age": age(version.created_at),
         "samples": f"{samples:g}" if isinstance(samples, int | float) else "",
         "loss": f"{loss:.4g}" if isinstance(loss, int | float) else "",
-        "state and gate": f"{version.state}; {gate}" if gate else version.state,
+        "state and gate": (f"{version.state}; {gate}" if gate else version.state) + measured,
     }

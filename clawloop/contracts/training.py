@@ -379,6 +379,7 @@ class VersionView:
         engines: names of the engines that have it loaded; every engine has version 0.
         metrics: its step's `StepFigures`, with numbers of samples instead of the samples; None for version 0.
         gate: what each check of the gate found; empty for version 0 and for versions older than the gate.
+        match: share of the requests of an evaluation, e.g. the demo's, that it answered as wanted; None: not measured.
     """
 
     n: int
@@ -390,3 +391,4 @@ class VersionView:
     metrics: Mapping[str, JsonValue] | None
     created_at: datetime
     gate: Sequence[GateCheck] = ()
+    match: float | None = None

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
-from typing import Protocol
+from typing import Protocol, TypeAlias
 from uuid import UUID
 
 from clawloop.contracts.training import TrainingState
@@ -34,6 +35,10 @@ _POLL_SECONDS = 0.3
 # Until then each version is evaluated, whatever `Plan.measure_every` is: this is where the curve bends.
 FULLY_MEASURED_INTERACTIONS = 128
 _OPEN_OUTCOMES = ("waiting", "sampled")
+
+
+Keep: TypeAlias = Callable[[Evaluation], Awaitable[None]]
+"""Keeps an evaluation where the page finds it."""
 
 
 class TrainingPaused(SetupError):
@@ -93,6 +98,7 @@ class Experiment:
     board: ExperimentBoard
     plan: Plan
     wait_timeout_seconds: float = WAIT_TIMEOUT_SECONDS
+    keep: Keep | None = None
     evaluations: list[Evaluation] = field(default_factory=list)
     _steps: set[int] = field(default_factory=set)
     _started: float = 0.0
@@ -273,6 +279,8 @@ class Experiment:
         )
         self.evaluations.append(row)
         self.board.add_evaluation(self.run, row)
+        if self.keep is not None:
+            await self.keep(row)
 
     async def _mean_reward(self) -> float | None:
         """Return the mean verdict of the turns judged since the last call; None if there are none."""
@@ -299,7 +307,7 @@ def _wait_reason(status: TrainingStatus) -> str:
 
 
 async def run_experiment(
-    run: PlannedRun, access: PolicyAccess, board: ExperimentBoard, plan: Plan
+    run: PlannedRun, access: PolicyAccess, board: ExperimentBoard, plan: Plan, keep: Keep | None = None
 ) -> tuple[list[Evaluation], RunTotals]:
     """Execute a run and return its evaluations and totals; it ends early if training pauses itself.
 
@@ -318,7 +326,7 @@ async def run_experiment(
         ChatClient(access.url, access.key, report_failure) as client,
         AdminClient(access.url, access.admin_key) as admin,
     ):
-        experiment = Experiment(run, access, client, admin, board, plan)
+        experiment = Experiment(run, access, client, admin, board, plan, keep=keep)
         stopped = None
         try:
             await experiment.execute()

@@ -7,13 +7,14 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from clawloop.contracts.serving import Scope
 from clawloop.demo.admin_client import AdminClient
 from clawloop.demo.chart import draw_chart
 from clawloop.demo.demo_folder import Address, demo_folder, write_address
-from clawloop.demo.experiment import PolicyAccess, run_experiment
+from clawloop.demo.experiment import ExperimentBoard, PolicyAccess, run_experiment
 from clawloop.demo.faults import FaultInjector
 from clawloop.demo.location import model_path
 from clawloop.demo.plan import Plan, PlannedRun
@@ -21,7 +22,8 @@ from clawloop.demo.recipes import demo_recipe
 from clawloop.demo.report import Evaluation, RunReport, RunTotals, report_run
 from clawloop.demo.report_formats import as_json, summary_line
 from clawloop.demo.scoreboard import DemoBoard
-from clawloop.errors import SetupError
+from clawloop.demo.world import EVALUATION
+from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.local.checks import require_disk, require_folder
 from clawloop.local.model_layout import ModelOptions
 from clawloop.local.parts import Deployment
@@ -33,6 +35,7 @@ from clawloop.processes.database import codec_of
 from db.database import BACKGROUND_LIMIT, Database
 from db.serving.directory import ensure_policy
 from db.serving.keys import PostgresKeyStore
+from db.training.measured import PostgresMeasurements
 from db.training.recipes import ensure_recipe
 
 BASE_MODEL = "clawloop-demo"
@@ -146,7 +149,7 @@ class _Demo:
             write_address(started.deployment.data, Address(started.gateway, key, key))
             self._board.say(f"see it learn: {started.gateway}/ui, key {key}")
             access = PolicyAccess(started.gateway, key, key, started.deployment.base_model)
-            evaluated, totals = await self._run(planned, access, started.supervisor)
+            evaluated, totals = await self._run(planned, access, started.deployment, started.supervisor)
             if totals.stopped is not None:
                 self._board.say(f"{totals.stopped}; the run ends early")
             reports.append(report_run(options.plan, planned, evaluated, totals, seconds_setup))
@@ -161,14 +164,19 @@ class _Demo:
             await self._wait_until_interrupted(started, options.plan.runs[-1])
 
     async def _run(
-        self, planned: PlannedRun, access: PolicyAccess, supervisor: Supervisor
+        self, planned: PlannedRun, access: PolicyAccess, deployment: Deployment, supervisor: Supervisor
     ) -> tuple[list[Evaluation], RunTotals]:
-        if not self._options.faults:
-            return await run_experiment(planned, access, self._board, self._options.plan)
-        faults = FaultInjector(supervisor, self._board.say, planned.seed)
-        async with faults.injecting():
-            evaluated, totals = await run_experiment(planned, access, self._board, self._options.plan)
-        return evaluated, replace(totals, faults=faults.counts)
+        database = _database_of(deployment)
+        keep = partial(keep_match, PostgresMeasurements(database), planned, self._board)
+        try:
+            if not self._options.faults:
+                return await run_experiment(planned, access, self._board, self._options.plan, keep)
+            faults = FaultInjector(supervisor, self._board.say, planned.seed)
+            async with faults.injecting():
+                evaluated, totals = await run_experiment(planned, access, self._board, self._options.plan, keep)
+            return evaluated, replace(totals, faults=faults.counts)
+        finally:
+            await database.close()
 
     async def _wait_until_interrupted(self, started: Started, last: PlannedRun) -> None:
         say = self._board.say
@@ -191,7 +199,7 @@ async def _insert_policies(deployment: Deployment, runs: Sequence[PlannedRun]) -
     Raises:
         StoreUnavailable
     """
-    database = Database(deployment.database_url, BACKGROUND_LIMIT, codec_of(deployment.encryption_key_file))
+    database = _database_of(deployment)
     keys: dict[PlannedRun, str] = {}
     try:
         store = PostgresKeyStore(database)
@@ -202,6 +210,18 @@ async def _insert_policies(deployment: Deployment, runs: Sequence[PlannedRun]) -
     finally:
         await database.close()
     return keys
+
+
+def _database_of(deployment: Deployment) -> Database:
+    return Database(deployment.database_url, BACKGROUND_LIMIT, codec_of(deployment.encryption_key_file))
+
+
+async def keep_match(store: PostgresMeasurements, run: PlannedRun, board: ExperimentBoard, row: Evaluation) -> None:
+    """Keep what an evaluation found where the page shows it."""
+    try:
+        await store.record(run.policy, row.version, row.match, len(EVALUATION))
+    except StoreUnavailable as error:  # a fault may have killed it; the report has the figure
+        board.say(f"the page does not show the match of version {row.version}: {error}")
 
 
 def write_report(out: Path, results: DemoResults) -> None:

@@ -22,6 +22,7 @@ from db.serving.activation import is_served, notify_directory, read_version_for_
 from db.tables import PolicyRow, SampleRow, StepRow, StepSampleRow, VersionRow
 from db.training.gate_checks import read_checks
 from db.training.lineage import read_parents
+from db.training.measured import read_matches
 from db.training.new_policies import create_policy, retire_policy
 from db.training.policies import insert_event, lock_policy
 from db.training.recipes import change_recipe, recipe_of_policy
@@ -60,6 +61,7 @@ class PostgresTrainingStore:
         status = await _read_status(connection, policy)
         path = path_to_base(status.head, await read_parents(connection, policy))
         checks = await read_checks(connection, status.policy)
+        matches = await read_matches(connection, status.policy)
         rows = await connection.execute(_VERSIONS, {"policy": status.policy})
         return [
             VersionView(
@@ -72,6 +74,7 @@ class PostgresTrainingStore:
                 metrics=row.metrics,
                 created_at=row.created_at,
                 gate=checks.get(row.n, ()),
+                match=matches.get(row.n),
             )
             for row in rows
         ]

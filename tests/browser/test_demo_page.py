@@ -103,6 +103,12 @@ async def test_the_turn_that_taught_shorter_its_step_a_comparison_and_a_roll_bac
         await tab.keyboard.press("Enter")
         await tab.wait_for_url(lambda address: not address.endswith("/login"))
 
+        chart = await (await tab.request.get("/ui/chart")).json()
+        matches = [match for match in chart["match"] if match is not None]
+        assert matches[0] < matches[-1], chart["match"]
+        await tab.goto("/ui")
+        await expect(tab.locator("#chart")).to_contain_text("match", timeout=PATIENT_MILLISECONDS)
+
         turn = await _blamed_turn_with_hint(tab)
         reply = await turn.locator(".bubble.reply .said").first.inner_text()
         await turn.get_by_text("The judges' words").click()

@@ -14,9 +14,12 @@ from clawloop.demo.openai_client import ChatClient
 from clawloop.demo.plan import Plan, PlannedRun
 from clawloop.demo.recipes import Method
 from clawloop.demo.report import Evaluation, RunTotals, report_run
+from clawloop.demo.run import keep_match
 from clawloop.demo.world import Axis
 from clawloop.errors import SetupError
 from clawloop.local.checks import choose_port
+from db.database import Database
+from db.training.measured import PostgresMeasurements
 from tests.fakes.scripted_gateway import ScriptedGateway, scripted_gateway
 
 RUN = PlannedRun(1, Method.COMBINED)
@@ -209,10 +212,27 @@ async def test_paused_training_ends_the_run_with_its_reason() -> None:
     async with scripted_gateway(pause_reason="step 3: KL 12 over 10", judging_stuck=True) as gateway:
         with pytest.raises(TrainingPaused, match="paused itself: step 3: KL 12 over 10"):
             await run_plan(gateway, planned(8))
-        rows, totals = await run_experiment(RUN, PolicyAccess(gateway.url, "key", "admin", "tiny"), Board(), planned(8))
+        kept: list[Evaluation] = []
+
+        async def keep(row: Evaluation) -> None:
+            kept.append(row)
+
+        access = PolicyAccess(gateway.url, "key", "admin", "tiny")
+        rows, totals = await run_experiment(RUN, access, Board(), planned(8), keep)
     assert totals.stopped == "training of demo-1-combined has paused itself: step 3: KL 12 over 10"
     assert totals.interactions == 8
     assert len(rows) == 1
+    assert kept == rows
+
+
+async def test_a_database_that_is_away_costs_the_page_a_figure_and_not_the_run() -> None:
+    board = Board()
+    database = Database("postgresql://nobody@127.0.0.1:1/none")
+    row = Evaluation(step=1, version=1, interactions=8, reward=None, match=0.5, exact=1.0, failed=0, seconds=1.0)
+    await keep_match(PostgresMeasurements(database), RUN, board, row)
+    await database.close()
+    [line] = board.lines
+    assert line.startswith("the page does not show the match of version 1: ")
 
 
 async def test_waiting_for_stuck_judging_times_out() -> None:

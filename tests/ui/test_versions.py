@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 
-from api.ui.chart import matches_of
+from api.ui.chart import probes_of
 from clawloop.contracts.training import CheckName, CheckResult, GateCheck, VersionView
-from tests.contract.learning import publish, step
+from db.training.measured import PostgresMeasurements
+from tests.contract.learning import POLICY, publish, step
 from tests.ui.conftest import Page
 from tests.ui.recorded import CHANGED, HINT
 from tests.verbs import clawloop
@@ -103,7 +104,7 @@ async def test_the_chart_has_a_mean_and_a_mark_for_each_version(page: Page) -> N
     assert chart["praise"] == [None, None, 1.0, 1.0]
     assert chart["length"] == [2.0] * 4
     assert chart["versions"] == [[0, 0], [2, 1]]
-    assert chart["probes"] == [None] * 4
+    assert chart["probes"] == chart["match"] == [None] * 4
 
 
 def test_the_chart_has_the_match_of_probes_of_each_version() -> None:
@@ -122,4 +123,27 @@ def test_the_chart_has_the_match_of_probes_of_each_version() -> None:
         )
 
     measured = [version(0, None), version(1, 0, right=0.5, parent_right=0.25), version(2, 1, right=None)]
-    assert matches_of(measured) == {0: 0.25, 1: 0.5}
+    assert probes_of(measured) == {0: 0.25, 1: 0.5}
+
+
+async def test_what_an_evaluation_measured_is_told_everywhere(page: Page) -> None:
+    await taught(page)
+    await step(page.learning, 1, count=3)
+    await page.recorder.chat("later", "Explain second", version=1)
+    found = PostgresMeasurements(page.learning.database)
+    for version, match in ((0, 0.25), (1, 0.5), (1, 0.75)):  # the newest of several counts
+        await found.record(POLICY, version, match, 60)
+    async with page.visitor() as visitor:
+        chart = (await visitor.client.get("/ui/chart")).json()
+        assert chart["match"] == [{0: 0.25, 1: 0.75}[reply] for reply in (0,) * (len(chart["match"]) - 1) + (1,)]
+        assert chart["probes"] == [None] * len(chart["match"])
+        assert "match 75%" in await visitor.get("/ui/now")
+        assert "75% of an evaluation" in await visitor.get("/ui/versions/1")
+    headers = {"Authorization": f"Bearer {page.admin_key}"}
+    async with httpx.AsyncClient(base_url=page.url, headers=headers, timeout=60) as client:
+        versions = (await client.get("/admin/v1/policies/default/versions")).json()["versions"]
+        assert [version["match"] for version in versions] == [0.25, 0.75]
+    settings = {"DATABASE_URL": page.database_url, "COLUMNS": "200"}
+    for command in (("policy", "versions"), ("policy", "version", "1")):
+        assert "match 75%" in (await asyncio.to_thread(clawloop, *command, **settings)).stdout, command
+    assert "match 0.75, of 60" in (await asyncio.to_thread(clawloop, "policy", "events", **settings)).stdout

@@ -114,7 +114,8 @@ document.addEventListener("submit", async (event) => {
   if (!place) return;
   let plot = null;
   let versions = [];
-  let hasProbes = false;
+  let measured = [];  // of the figures that not every policy has
+  const MEASURED = { probes: { label: "probes right", color: "--warn" }, match: { label: "match", color: "--ink", dash: [6, 3] } };
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   function mark(u) {
@@ -148,7 +149,10 @@ document.addEventListener("submit", async (event) => {
         { label: "reply" },
         { label: "verdict", scale: "praise", stroke: color("--accent"), width: 2, spanGaps: true },
         { label: "tokens", scale: "length", stroke: color("--good"), width: 1.5 },
-        ...(hasProbes ? [{ label: "probes right", scale: "praise", stroke: color("--warn"), width: 1.5, paths: uPlot.paths.stepped({ align: 1 }) }] : []),
+        ...measured.map((name) => ({
+          label: MEASURED[name].label, scale: "praise", stroke: color(MEASURED[name].color), dash: MEASURED[name].dash, width: 1.5,
+          paths: uPlot.paths.stepped({ align: 1 }),
+        })),
       ],
       hooks: { draw: [mark] },
     };
@@ -159,10 +163,10 @@ document.addEventListener("submit", async (event) => {
     const drawn = await answer.json();
     if (!drawn.at.length) { place.textContent = "No reply has been recorded yet."; return; }
     versions = drawn.versions;
-    const measured = drawn.probes.some((share) => share !== null);
-    if (plot && measured !== hasProbes) { plot.destroy(); plot = null; }
-    hasProbes = measured;
-    const data = [drawn.at.map((_, position) => position), drawn.praise, drawn.length, ...(measured ? [drawn.probes] : [])];
+    const there = Object.keys(MEASURED).filter((name) => drawn[name].some((share) => share !== null));
+    if (plot && there.join() !== measured.join()) { plot.destroy(); plot = null; }
+    measured = there;
+    const data = [drawn.at.map((_, position) => position), drawn.praise, drawn.length, ...measured.map((name) => drawn[name])];
     if (typeof uPlot === "undefined") { place.textContent = "This browser cannot draw the chart; the table of versions has the figures."; return; }
     if (plot) { plot.setData(data); return; }
     place.textContent = "";
