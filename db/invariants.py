@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import select, text
+from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.training import VersionRef
@@ -114,6 +114,10 @@ INVARIANTS: dict[str, str] = {
         UNION ALL
         SELECT 'step ' || c.n || ' of ' || c.policy || ' began from ' || c.parent || ', which is ' || s.state
         FROM steps c JOIN steps s ON s.policy = c.policy AND s.n = c.parent WHERE s.state <> 'committed'""",
+    "a version that began as another policy's has the files of it": """
+        SELECT 'version ' || v.n || ' of ' || v.policy FROM versions v
+            JOIN versions o ON o.policy = v.origin_policy AND o.n = v.origin_n
+        WHERE v.origin_policy = v.policy OR (v.path, v.sha256) IS DISTINCT FROM (o.path, o.sha256)""",
     "a rejected version has a failed check and a reason": """
         SELECT 'version ' || s.n || ' of ' || s.policy FROM steps s
         WHERE s.state = 'rejected' AND (coalesce(s.reason, '') = '' OR NOT EXISTS (
@@ -167,7 +171,7 @@ async def violations(database: Database) -> list[Violation]:
 
 
 async def committed_versions(database: Database) -> list[VersionRef]:
-    """The versions of committed steps whose files were not removed.
+    """The versions of committed steps, of the own policy or another one, whose files were not removed.
 
     Raises:
         StoreUnavailable
@@ -176,7 +180,11 @@ async def committed_versions(database: Database) -> list[VersionRef]:
     async def read(connection: AsyncConnection) -> list[VersionRef]:
         query = (
             select(VersionRow)
-            .join(StepRow, (StepRow.policy == VersionRow.policy) & (StepRow.n == VersionRow.n))
+            .join(
+                StepRow,
+                (StepRow.policy == func.coalesce(VersionRow.origin_policy, VersionRow.policy))
+                & (StepRow.n == func.coalesce(VersionRow.origin_n, VersionRow.n)),
+            )
             .where(StepRow.state == "committed", VersionRow.path.is_not(None), VersionRow.removed_at.is_(None))
         )
         rows = await connection.execute(query.order_by(VersionRow.policy, VersionRow.n))

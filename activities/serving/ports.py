@@ -56,6 +56,9 @@ class PublishingStore(Protocol):
     async def mark_removed(self, policy: str, n: int, age: timedelta) -> bool:
         """Record that a version's files are removed; False if it is not removable any more."""
 
+    async def has_files_at(self, path: str) -> bool:
+        """Whether a version whose files are not removed has them here: policies may share a directory."""
+
     async def leftover(self, directories: Sequence[AdapterDirectory]) -> list[AdapterDirectory]:
         """Those directories whose step has ended and whose path no version has.
 

@@ -48,7 +48,8 @@ class Retention:
         for version in await self._store.removable(age):
             # Marked first: a roll-back to it is refused from then on, or comes first and keeps the files. Files of a
             # marked version are leftover, so that the next sweep deletes them if this one dies before.
-            if await self._store.mark_removed(version.policy, version.n, age):
+            marked = await self._store.mark_removed(version.policy, version.n, age)
+            if marked and not await self._store.has_files_at(version.path):
                 removed += await self._remove(version.path)
         if directories := await self._files.directories():
             for directory in await self._store.leftover(directories):

@@ -39,6 +39,8 @@ class CreatePolicyRequest(RequestBody):
     """Small letters, digits, `.`, `_` and `-`."""
     like: Annotated[str, Field(min_length=1, max_length=250)] = "default"
     """The policy whose base model, aliases, sampling and recipe it has."""
+    version: Annotated[int, Field(ge=0, le=_LARGEST)] = 0
+    """It begins from this version of `like`; 0 is the base model."""
     recipe: dict[str, Any] | None = None
     """The keys of a file in deploy/recipes; null takes the recipe of `like`."""
 
@@ -115,12 +117,12 @@ async def list_policies(request: Request) -> PolicyList:
 
 @router.post("/policies", status_code=201, openapi_extra=described(CreatePolicyRequest))
 async def create_policy(request: Request) -> TrainingStatus:
-    """Make a policy that begins at a base model; keys for it are made with `clawloop key create --policy`."""
+    """Make a policy that begins at a base model or from a version of another policy; keys for it are made with `clawloop key create --policy`."""
     services = await admin_services(request)
     requested = check(CreatePolicyRequest, await read_json(request, services.limits))
     operations = services.training_operations
     recipe = None if requested.recipe is None else _read_recipe(requested.recipe, operations)
-    return TrainingStatus.of(await operations.create_policy(requested.name, requested.like, recipe))
+    return _status(await operations.create_policy(requested.name, requested.like, recipe, requested.version))
 
 
 @router.post("/policies/{policy}/retire")

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from api.dependencies import services_of
 from api.ui.logins import Login
-from api.ui.page import PageRoute, operator, policy_of, read_form, render, render_page
+from api.ui.page import PageRoute, operator, policy_of, read_form, render, render_page, version_number
 from clawloop.contracts.answers import NewKey
 from clawloop.contracts.serving import KeyLimits, Scope
 from clawloop.errors import RequestRejected, SetupError
@@ -69,13 +69,15 @@ async def show_key(request: Request, prefix: str) -> Response:
 
 @router.post("/ui/access/policies")
 async def make_policy(request: Request, policy: str | None = None) -> Response:
-    """Make a policy that begins at the base model of the policy of the page."""
+    """Make a policy that begins at the base model of the policy of the page, or from a version of it."""
     login = await operator(request)
     services = services_of(request)
     like = policy_of(services, login, policy)
-    name = (await read_form(request)).get("name", "").strip()
-    made = await services.training_operations.create_policy(name, like, None)
-    return await _policies(request, login, policy, f"{made.policy} is made. Make a key for it.")
+    form = await read_form(request)
+    version = version_number(form.get("version", "").strip() or "0")
+    made = await services.training_operations.create_policy(form.get("name", "").strip(), like, None, version)
+    begins = f" It answers as version {version} of {like} within seconds." if version else ""
+    return await _policies(request, login, policy, f"{made.result.policy} is made. Make a key for it.{begins}")
 
 
 @router.post("/ui/access/policies/{name}/retire")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from clawloop.processes.operations import Operations
     from clawloop.settings import Settings
     from clawloop.temporal.client import TemporalSessionNotifier
+    from clawloop.temporal.training_notifier import TemporalTrainingNotifier
     from db.database import Database
 
 Result = TypeVar("Result")
@@ -106,11 +107,11 @@ class _TemporalOnDemand:
         self._settings = settings
         self._sessions: TemporalSessionNotifier | None = None
 
-    async def operator_changed(self, policy: str, change: OperatorChange) -> None:
-        client = await self._client()
-        from clawloop.temporal.training_notifier import TemporalTrainingNotifier
+    async def notify_work(self, policy: str) -> None:
+        await (await self._training_notifier()).notify_work(policy)
 
-        await TemporalTrainingNotifier(client).operator_changed(policy, change)
+    async def operator_changed(self, policy: str, change: OperatorChange) -> None:
+        await (await self._training_notifier()).operator_changed(policy, change)
 
     async def rollouts_changed(self, policy: str) -> None:
         client = await self._client()
@@ -123,6 +124,12 @@ class _TemporalOnDemand:
 
     async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
         await (await self._session_notifier()).content_erased(session, erased)
+
+    async def _training_notifier(self) -> TemporalTrainingNotifier:
+        from clawloop.processes.endpoints import page_links
+        from clawloop.temporal.training_notifier import TemporalTrainingNotifier
+
+        return TemporalTrainingNotifier(await self._client(), links=page_links(self._settings))
 
     async def _session_notifier(self) -> TemporalSessionNotifier:
         if self._sessions is None:

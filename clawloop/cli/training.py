@@ -111,19 +111,25 @@ def create_policy(
     base_policy: Annotated[str, typer.Option(help="The policy whose base model, aliases and sampling it has.")] = (
         "default"
     ),
+    version: Annotated[
+        int, typer.Option(min=0, max=2**31 - 1, help="Begin from this version of --base-policy; 0: the base model.")
+    ] = 0,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a policy that begins at the base model; `key create --policy NAME` makes keys for it."""
+    """Make a policy that begins at the base model, or from a version of another policy.
+
+    `key create --policy NAME` makes keys for it.
+    """
     from clawloop.recipes.recipe import load_recipe
 
     learned_by = None if recipe is None else load_recipe(recipe)
 
-    async def create(training: TrainingOperations) -> TrainingView:
+    async def create(training: TrainingOperations) -> Applied[TrainingView]:
         checked = None if learned_by is None else training.check_recipe(learned_by)
-        return await training.create_policy(name, base_policy, checked)
+        return await training.create_policy(name, base_policy, checked, version)
 
-    _show(with_operations(data, lambda operations: create(operations.training)), data, as_json)
+    _show(_apply(data, create), data, as_json)
 
 
 @policy_app.command("retire")
@@ -318,12 +324,13 @@ def _version_row(version: VersionView) -> dict[str, str]:
     metrics = version.metrics or {}
     samples, loss = metrics.get("samples"), metrics.get("loss")
     gate = "; ".join(f"{check.name} {check.result.replace('_', ' ')}: {check.reason}" for check in version.gate)
-    measured = "" if version.match is None else f"; match {version.match:.0%}"
+    measured = "" if version.match is None else f"match {version.match:.0%}"
+    origin = "" if version.origin is None else f"begun as version {version.origin.n} of {version.origin.policy}"
     return {
         "version": str(version.n),
         "parent": "" if version.parent is None else str(version.parent),
         "age": age(version.created_at),
         "samples": f"{samples:g}" if isinstance(samples, int | float) else "",
         "loss": f"{loss:.4g}" if isinstance(loss, int | float) else "",
-        "state and gate": (f"{version.state}; {gate}" if gate else version.state) + measured,
+        "state and gate": "; ".join(each for each in (version.state, origin, gate, measured) if each),
     }

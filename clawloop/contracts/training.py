@@ -368,6 +368,14 @@ class TrainingView:
     progress: StepProgress | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class VersionOrigin:
+    """The version of another policy that a policy begins from: the two have the same files."""
+
+    policy: str
+    n: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionView:
     """A version of a policy, for people.
@@ -380,6 +388,7 @@ class VersionView:
         metrics: its step's `StepFigures`, with numbers of samples instead of the samples; None for version 0.
         gate: what each check of the gate found; empty for version 0 and for versions older than the gate.
         match: share of the requests of an evaluation, e.g. the demo's, that it answered as wanted; None: not measured.
+        origin: what the policy began from; None: a step of its own made the version.
     """
 
     n: int
@@ -392,3 +401,4 @@ class VersionView:
     created_at: datetime
     gate: Sequence[GateCheck] = ()
     match: float | None = None
+    origin: VersionOrigin | None = None

@@ -24,14 +24,17 @@ class TrainingStore(Protocol):
     async def versions(self, policy: str) -> list[VersionView]:
         """All versions of the policy, by number, removed ones included."""
 
-    async def create_policy(self, name: str, like: str, recipe: Recipe | None) -> TrainingView:
-        """Make a policy that begins at the base model of the policy `like`, with its aliases and sampling.
+    async def create_policy(self, name: str, like: str, recipe: Recipe | None, version: int = 0) -> TrainingView:
+        """Make a policy that begins from a version of the policy `like`, with its aliases and sampling.
 
         Args:
             recipe: None takes that of `like`.
+            version: it is the new policy's version 1 and head; 0: the base model.
 
         Raises:
-            StateConflict: there is a policy of this name, or the name cannot be told from the base model's.
+            NotFound: there is no such version.
+            StateConflict: there is a policy of this name, the name cannot be told from the base model's, the version
+                was never accepted or its files were removed, or no step of the recipe can start from it.
         """
 
     async def retire_policy(self, policy: str) -> TrainingView:
@@ -103,6 +106,13 @@ class TrainingStore(Protocol):
 
 
 class OperatorNotifier(Protocol):
+    async def notify_work(self, policy: str) -> None:
+        """Wake the policy's training workflow, and start it if it does not run.
+
+        Raises:
+            SignalFailed: the sweep does it.
+        """
+
     async def operator_changed(self, policy: str, change: OperatorChange) -> None:
         """Notify the policy's training workflow of a change that PostgreSQL holds.
 

@@ -52,17 +52,23 @@ class TrainingOperations:
         view = await (self._store.unpin(policy) if version is None else self._store.pin(policy, version))
         return await self._notify(view, OperatorAction.PIN, "none" if version is None else f"version {version}")
 
-    async def create_policy(self, name: str, like: str, recipe: Recipe | None) -> TrainingView:
-        """Make a policy that begins at the base model of the policy `like`; its workflow starts with its first batch.
+    async def create_policy(
+        self, name: str, like: str, recipe: Recipe | None, version: int = 0
+    ) -> Applied[TrainingView]:
+        """Make a policy that begins from a version of the policy `like`.
 
         Args:
             recipe: one that `check_recipe` returned; None takes that of `like`.
+            version: 0: the base model; the policy's workflow then starts with its first batch.
 
         Raises:
             ValueRejected: the name cannot be a policy's.
-            StateConflict: it is one's already.
+            StateConflict: it is one's already, or nothing can begin from the version.
         """
-        return await self._store.create_policy(check_policy_name(name), like, recipe)
+        view = await self._store.create_policy(check_policy_name(name), like, recipe, version)
+        if not view.unpublished:
+            return Applied(view)
+        return await notify_best_effort(view, self._notifier.notify_work(view.policy))
 
     async def retire_policy(self, policy: str) -> Applied[TrainingView]:
         """End a policy for good; a step that runs is finished."""

@@ -39,6 +39,9 @@ class Operations:
 class NoTemporal:
     """Satisfies `OperatorNotifier`, `SessionWorkflows` and `RolloutsNotifier` where no Temporal is configured."""
 
+    async def notify_work(self, policy: str) -> None:
+        self._fail()
+
     async def operator_changed(self, policy: str, change: OperatorChange) -> None:
         self._fail()
 

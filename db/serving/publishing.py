@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from sqlalchemy import TextClause, delete, func, text, update
+from sqlalchemy import TextClause, delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -68,7 +68,7 @@ _LEFTOVER = text("""
     SELECT d.path FROM unnest(CAST(:policies AS text[]), CAST(:ns AS int[]), CAST(:paths AS text[])) d (policy, n, path)
         JOIN steps s ON s.policy = d.policy AND s.n = d.n
     WHERE s.state <> 'claimed'
-        AND NOT EXISTS (SELECT FROM versions v WHERE v.path = d.path AND v.policy = d.policy AND v.removed_at IS NULL)
+        AND NOT EXISTS (SELECT FROM versions v WHERE v.path = d.path AND v.removed_at IS NULL)
 """)
 
 
@@ -157,6 +157,11 @@ class PostgresPublishingStore:
         row = update(VersionRow).where(VersionRow.policy == policy, VersionRow.n == n)
         await connection.execute(row.values(removed_at=func.now()))
         return True
+
+    @transaction
+    async def has_files_at(self, connection: AsyncConnection, path: str) -> bool:
+        kept = select(VersionRow.n).where(VersionRow.path == path, VersionRow.removed_at.is_(None))
+        return bool(await connection.scalar(select(kept.exists())))
 
     @transaction
     async def leftover(

@@ -43,12 +43,17 @@ class PolicyRow(Base):
 
 
 class VersionRow(Base):
-    """An adapter that a step made; version 0 is the base model itself."""
+    """An adapter that a step made; version 0 is the base model itself.
+
+    A policy that begins from another one's version has that version's files as its version 1.
+    """
 
     __tablename__ = "versions"
     __table_args__ = (
         ForeignKeyConstraint(["policy", "parent"], ["versions.policy", "versions.n"]),
+        ForeignKeyConstraint(["origin_policy", "origin_n"], ["versions.policy", "versions.n"]),
         CheckConstraint("(n = 0) = (parent IS NULL) AND (n = 0) = (path IS NULL)", name="base"),
+        CheckConstraint("(origin_policy IS NULL) = (origin_n IS NULL)", name="origin"),
     )
 
     policy: Mapped[str] = mapped_column(ForeignKey("policies.id"), primary_key=True)
@@ -61,6 +66,9 @@ class VersionRow(Base):
     retired_at: Mapped[datetime | None]  # it stopped being the active version
     removed_at: Mapped[datetime | None]  # its files are gone
     wanted_until: Mapped[datetime | None]  # engines load it until then, as somebody wants to ask it something
+    # Of the version of another policy whose step made these files; None: a step of this policy made them.
+    origin_policy: Mapped[str | None]
+    origin_n: Mapped[int | None]
 
 
 class TemporalServerRow(Base):

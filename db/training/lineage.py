@@ -13,8 +13,10 @@ from clawloop.recipes.recipe import Lora
 from db.tables import StepRow, VersionRow
 
 _OF_OTHER_SHAPE = text("""
-    SELECT s.n FROM steps s JOIN recipes r ON r.hash = s.recipe_hash
-    WHERE s.policy = :policy AND s.state = 'committed' AND (
+    SELECT v.n FROM versions v
+        JOIN steps s ON s.policy = coalesce(v.origin_policy, v.policy) AND s.n = coalesce(v.origin_n, v.n)
+        JOIN recipes r ON r.hash = s.recipe_hash
+    WHERE v.policy = :policy AND s.state = 'committed' AND (
         CAST(r.content->'train'->'lora'->>'rank' AS int), CAST(r.content->'train'->'lora'->>'alpha' AS float8)
     ) <> (CAST(:rank AS int), CAST(:alpha AS float8))
 """)

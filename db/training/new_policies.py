@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import func, insert, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -13,20 +13,24 @@ from db.episodes.rollouts import end_rollouts
 from db.exact_json import exact_json
 from db.tables import ApiKeyRow, PolicyRow, VersionRow
 from db.training.policies import insert_event
-from db.training.recipes import insert_recipe
+from db.training.recipes import insert_recipe, lora_of_policy, lora_of_version
 from db.training.work_flag import refresh_work_flag
 
 _RETIRED = "the policy is retired"
 
 
-async def create_policy(connection: AsyncConnection, name: str, like: PolicyRow, recipe: Recipe | None) -> None:
+async def create_policy(
+    connection: AsyncConnection, name: str, like: PolicyRow, recipe: Recipe | None, version: int = 0
+) -> None:
     """Insert a policy with the base model, aliases, sampling and trainers of another one, and its version 0.
 
     Args:
         recipe: None takes that of `like`.
+        version: an accepted version of `like` with files, from which the policy begins; 0: the base model.
 
     Raises:
-        StateConflict: there is a policy of this name, or a version of it would have the base model's name.
+        StateConflict: there is a policy of this name, a version of it would have the base model's name, or no step of
+            the recipe can start from the version.
     """
     if like.base_model.startswith(version_name(name, 1, "")[:-1]):
         raise StateConflict(
@@ -52,7 +56,32 @@ async def create_policy(connection: AsyncConnection, name: str, like: PolicyRow,
     if recipe is not None:
         await insert_recipe(connection, recipe)
         await connection.execute(update(PolicyRow).where(PolicyRow.id == name).values(recipe_hash=recipe.hash))
-    await insert_event(connection, name, "created", like=like.id, recipe=None if recipe is None else recipe.hash)
+    if version:
+        await _begin_from(connection, name, like, version)
+    detail = {"like": like.id, "version": version or None, "recipe": None if recipe is None else recipe.hash}
+    await insert_event(connection, name, "created", **detail)
+
+
+async def _begin_from(connection: AsyncConnection, name: str, like: PolicyRow, version: int) -> None:
+    """Make the files of a version of `like` the new policy's version 1 and head.
+
+    The two share one directory. Engines load it under the new policy's name, and it answers once one has it.
+    """
+    query = select(VersionRow.path, VersionRow.sha256, VersionRow.origin_policy, VersionRow.origin_n)
+    found = (await connection.execute(query.where(VersionRow.policy == like.id, VersionRow.n == version))).one()
+    origin = (like.id, version) if found.origin_policy is None else (found.origin_policy, found.origin_n)
+    first = {"policy": name, "n": 1, "parent": 0, "path": found.path, "sha256": found.sha256}
+    await connection.execute(insert(VersionRow).values(first | {"origin_policy": origin[0], "origin_n": origin[1]}))
+    await connection.execute(update(PolicyRow).where(PolicyRow.id == name).values(head=1))
+    made, learns = await lora_of_version(connection, name, 1), await lora_of_policy(connection, name)
+    if made is not None and learns is not None and (made.rank, made.alpha) != (learns.rank, learns.alpha):
+        raise StateConflict(
+            f"Version {version} of policy {like.id!r} has rank {made.rank} and alpha {made.alpha:g}, the recipe of "
+            f"{name!r} has rank {learns.rank} and alpha {learns.alpha:g}: take a recipe with those of the version, or "
+            "another version.",
+            code="recipe_conflict",
+            field="version",
+        )
 
 
 async def retire_policy(connection: AsyncConnection, policy: PolicyRow) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.algorithms.staleness import path_to_base
-from clawloop.contracts.training import OPEN_STEPS, SampleState, StepState, TrainingView, VersionView
+from clawloop.contracts.training import OPEN_STEPS, SampleState, StepState, TrainingView, VersionOrigin, VersionView
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import NotFound, RecipeRejected, RecordUnusable, StateConflict
 from clawloop.ids import SampleId
@@ -32,7 +32,7 @@ from db.training.step_transitions import abandon_step, end_as_trained, lock_step
 from db.training.work_flag import refresh_work_flag
 
 _VERSIONS = text("""
-    SELECT v.n, v.parent, v.removed_at, v.created_at, s.metrics, s.state, s.reason,
+    SELECT v.n, v.parent, v.removed_at, v.created_at, v.origin_policy, v.origin_n, s.metrics, s.state, s.reason,
         ARRAY(SELECT e.engine_id FROM engine_versions e WHERE e.policy = v.policy AND e.version = v.n
             ORDER BY e.engine_id) AS engines
     FROM versions v LEFT JOIN steps s ON s.policy = v.policy AND s.n = v.n
@@ -75,15 +75,19 @@ class PostgresTrainingStore:
                 created_at=row.created_at,
                 gate=checks.get(row.n, ()),
                 match=matches.get(row.n),
+                origin=None if row.origin_policy is None else VersionOrigin(row.origin_policy, row.origin_n),
             )
             for row in rows
         ]
 
     @transaction
     async def create_policy(
-        self, connection: AsyncConnection, name: str, like: str, recipe: Recipe | None
+        self, connection: AsyncConnection, name: str, like: str, recipe: Recipe | None, version: int = 0
     ) -> TrainingView:
-        await create_policy(connection, name, await _lock(connection, like), recipe)
+        row = await _lock(connection, like)
+        await _require_files(connection, row.id, version)
+        await _require_accepted(connection, row.id, version)
+        await create_policy(connection, name, row, recipe, version)
         return await read_status(connection, name)
 
     @transaction

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -12,7 +13,7 @@ from clawloop.errors import RecipeRejected, RecordUnusable
 from clawloop.recipes.recipe import Lora, Recipe, parse_stored_recipe
 from db.database import Database
 from db.exact_json import exact_json
-from db.tables import PolicyRow, RecipeRow, StepRow
+from db.tables import PolicyRow, RecipeRow, StepRow, VersionRow
 from db.training.policies import insert_event, lock_policy
 from db.training.samples import expire_samples_of_other_signal
 from db.training.work_flag import refresh_work_flag
@@ -70,19 +71,36 @@ async def _require_shape(connection: AsyncConnection, policy: PolicyRow, lora: L
 
     Otherwise the step would be quarantined, and training paused.
     """
-    made_by = select(RecipeRow.content).join(StepRow, StepRow.recipe_hash == RecipeRow.hash)
-    content = await connection.scalar(made_by.where(StepRow.policy == policy.id, StepRow.n == policy.head))
-    if content is None:  # version 0 has no adapter
-        return
-    # Validate only `lora`: the rest of the old recipe may have become invalid, which may be why another is set.
-    head_lora = Lora.model_validate(content["train"]["lora"])
-    if (head_lora.rank, head_lora.alpha) != (lora.rank, lora.alpha):
+    head_lora = await lora_of_version(connection, policy.id, policy.head)
+    if head_lora is not None and (head_lora.rank, head_lora.alpha) != (lora.rank, lora.alpha):
         raise RecipeRejected(
             f"rank {lora.rank} and alpha {lora.alpha:g}, but version {policy.head} of policy {policy.id!r}, from "
             f"which the next step starts, has rank {head_lora.rank} and alpha {head_lora.alpha:g}: keep those, or "
             "start over with `clawloop policy roll-back 0`",
             field="train.lora",
         )
+
+
+async def lora_of_version(connection: AsyncConnection, policy: str, n: int) -> Lora | None:
+    """The shape of a version's adapter, by the recipe of the step that made it; None: no step did, as of version 0."""
+    made_by = (
+        select(RecipeRow.content)
+        .join(StepRow, StepRow.recipe_hash == RecipeRow.hash)
+        .join(
+            VersionRow,
+            (StepRow.policy == func.coalesce(VersionRow.origin_policy, VersionRow.policy))
+            & (StepRow.n == func.coalesce(VersionRow.origin_n, VersionRow.n)),
+        )
+    )
+    content = await connection.scalar(made_by.where(VersionRow.policy == policy, VersionRow.n == n))
+    return None if content is None else _lora_of(content)
+
+
+async def lora_of_policy(connection: AsyncConnection, policy: str) -> Lora | None:
+    """The shape of the adapters that the policy's recipe asks for; None if it has no recipe."""
+    query = select(RecipeRow.content).join(PolicyRow, PolicyRow.recipe_hash == RecipeRow.hash)
+    content = await connection.scalar(query.where(PolicyRow.id == policy))
+    return None if content is None else _lora_of(content)
 
 
 async def read_recipe_of(database: Database, policy: str) -> Recipe:
@@ -118,6 +136,11 @@ async def recipe_by_hash(connection: AsyncConnection, recipe_hash: str) -> Recip
 
 async def insert_recipe(connection: AsyncConnection, recipe: Recipe) -> None:
     await connection.execute(insert(RecipeRow).values(**_columns(recipe)).on_conflict_do_nothing())
+
+
+def _lora_of(content: Any) -> Lora:
+    # Nothing but `lora` is validated: the rest of an old recipe may be invalid by now, and that be why another is set.
+    return Lora.model_validate(content["train"]["lora"])
 
 
 def _columns(recipe: Recipe) -> dict[str, str]:

@@ -194,6 +194,9 @@ async def test_a_policy_is_made_like_another(fresh_gateway: Gateway) -> None:
         ({"name": "x-v7"}, 400, "invalid_value"),
         ({"name": "a/b"}, 400, "invalid_value"),
         ({"name": "yours", "like": "nobody"}, 404, "policy_not_found"),
+        ({"name": "yours", "version": 7}, 404, "version_not_found"),
+        ({"name": "yours", "version": -1}, 400, "invalid_value"),
+        ({"name": "yours", "version": "1"}, 400, "invalid_value"),
         ({"name": "yours", "recipe": recipe}, 400, "invalid_recipe"),
         ({}, 400, "missing_required_parameter"),
     ):
@@ -201,6 +204,23 @@ async def test_a_policy_is_made_like_another(fresh_gateway: Gateway) -> None:
         assert (status, refused["code"]) == (expected, code)
     async with fresh_gateway.client() as client:
         assert (await client.post("/admin/v1/policies", json={"name": "yours"})).status_code == 403
+
+
+async def test_a_policy_begins_from_a_version_and_its_workflow_is_woken(fresh_gateway: Gateway) -> None:
+    with_versions(fresh_gateway, 2)
+    status, made = await post(fresh_gateway, "/admin/v1/policies", {"name": "mine", "version": 1})
+    assert (status, made["version"], made["head"], made["step"]) == (201, 0, 1, 2)
+    shown = (await get(fresh_gateway, "/admin/v1/policies/mine/versions"))["versions"]
+    assert [version["origin"] for version in shown] == [None, {"policy": "default", "n": 1}]
+    assert fresh_gateway.operator.woken == ["mine"]
+    fresh_gateway.operator.available = False
+    status, made = await post(fresh_gateway, "/admin/v1/policies", {"name": "yours", "like": "mine", "version": 1})
+    assert (status, made["head"]) == (201, 1)
+    fresh_gateway.ledger.steps["default", 2].state = StepState.REJECTED
+    fresh_gateway.ledger.versions["default", 1].removed = True
+    for version, code in ((2, "version_not_accepted"), (1, "version_removed")):
+        status, refused = await post(fresh_gateway, "/admin/v1/policies", {"name": "hers", "version": version})
+        assert (status, refused["code"]) == (409, code)
 
 
 async def test_a_policy_is_retired_once(fresh_gateway: Gateway) -> None:

@@ -58,6 +58,7 @@ async def use(postgres_learning: PostgresLearning) -> None:
     await publish(postgres_learning, 1, engine)
     await step(postgres_learning, 3)
     await publish(postgres_learning, 3, engine)
+    await postgres_learning.operators.create_policy("another", POLICY, None, 3)
     await postgres_learning.add_samples(8, version=3)
     await postgres_learning.steps.claim(POLICY, 4)
     await postgres_learning.steps.quarantine(POLICY, 4, "not finite")
@@ -130,6 +131,9 @@ DAMAGE: dict[str, tuple[str, ...]] = {
     ),
     "a candidate has files and was made from the head of this epoch": ("UPDATE policies SET epoch = epoch + 1",),
     "no version answers, and none is trained on, that the gate has not accepted": ("UPDATE policies SET head = 5",),
+    "a version that began as another policy's has the files of it": (
+        "UPDATE versions SET path = 'another/v1-0123456789ab' WHERE origin_n = 3",
+    ),
     "a rejected version has a failed check and a reason": ("DELETE FROM gate_checks",),
     "head, active and pinned versions exist and have files": ("UPDATE versions SET removed_at = now() WHERE n = 3",),
     "a canary is the head, and an accepted version": (

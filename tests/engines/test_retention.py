@@ -189,3 +189,27 @@ async def test_each_policy_keeps_as_many_versions_as_its_recipe_says(shelf: Shel
     for policy, first in (("anna", 5), ("ben", 2), ("cleo", 3)):
         left = {path.name.split("-")[0] for path in (tmp_path / policy).iterdir()}
         assert left == {f"v{n}" for n in range(first, 6)}, policy
+
+
+async def test_files_that_another_policy_began_from_stay_until_it_needs_them_no_more(
+    shelf: Shelf, tmp_path: Path
+) -> None:
+    on_disk(tmp_path, 1, 2, 3, 4)
+    for n in range(1, 5):
+        await shelf.publish(n)
+    operators = PostgresTrainingStore(shelf.database)
+    await operators.create_policy("anna", "default", None, 1)
+    await shelf.load()
+    assert "anna-v1" in shelf.rows()
+    assert await shelf.store.activate("anna", 1, 0)
+    shelf.age(HOURS)
+    await shelf.unload()
+    retention = Retention(shelf.store, AdapterFolder(tmp_path))
+    assert await retention.remove() == 0  # version 1 of the policy `default` is marked, its files are anna's too
+    assert shelf.one("SELECT array_agg(policy || n) FROM versions WHERE removed_at IS NOT NULL") == ["default1"]
+    assert left(tmp_path) == ["v1", "v2", "v3", "v4"]
+    await operators.roll_back("anna", 0)
+    shelf.age(HOURS)
+    await shelf.unload()
+    assert await retention.remove() == 1
+    assert left(tmp_path) == ["v2", "v3", "v4"]

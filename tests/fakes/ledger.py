@@ -18,6 +18,7 @@ from clawloop.contracts.training import (
     TrainedStep,
     TrainingState,
     TrainingView,
+    VersionOrigin,
     VersionRef,
 )
 from clawloop.contracts.turns import TurnOutcome
@@ -88,6 +89,7 @@ class FakeVersion:
     made_at: datetime
     retired_at: datetime | None = None
     removed: bool = False
+    origin: VersionOrigin | None = None
 
 
 @dataclass

@@ -79,12 +79,19 @@ class FakeOperatorNotifier:
 
     Attributes:
         changes: operators' changes with their policies, in order.
+        woken: policies whose workflow was woken, in order.
         available: False makes every call raise SignalFailed.
     """
 
     def __init__(self) -> None:
         self.changes: list[tuple[str, OperatorChange]] = []
+        self.woken: list[str] = []
         self.available = True
+
+    async def notify_work(self, policy: str) -> None:
+        if not self.available:
+            raise SignalFailed("Temporal: away")
+        self.woken.append(policy)
 
     async def operator_changed(self, policy: str, change: OperatorChange) -> None:
         if not self.available:

@@ -95,6 +95,9 @@ class FakePublishingStore:
         self.ledger.versions[policy, n].removed = True
         return True
 
+    async def has_files_at(self, path: str) -> bool:
+        return any(one.ref and one.ref.path == path and not one.removed for _, one in self._versions())
+
     async def leftover(self, directories: Sequence[AdapterDirectory]) -> list[AdapterDirectory]:
         kept = {version.ref.path for _, version in self._versions() if version.ref and not version.removed}
         return [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pydantic import JsonValue
 
-from clawloop.contracts.training import SampleState, StepState, TrainingView, VersionView
+from clawloop.contracts.training import SampleState, StepState, TrainingView, VersionOrigin, VersionView
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import NotFound, RecordUnusable, StateConflict
 from clawloop.ids import SampleId
@@ -29,11 +31,22 @@ class FakeTrainingStore:
         own = [(n, version) for (name, n), version in sorted(self.ledger.versions.items()) if name == policy]
         return [self._view(policy, n, version) for n, version in own]
 
-    async def create_policy(self, name: str, like: str, recipe: Recipe | None) -> TrainingView:
+    async def create_policy(self, name: str, like: str, recipe: Recipe | None, version: int = 0) -> TrainingView:
         model = self._changeable(like)
+        self._with_files(like, version)
+        self._accepted(like, version)
         if name in self.ledger.policies:
             raise StateConflict(f"There is a policy {name!r} already.", code="policy_exists", field="name")
-        self.ledger.add_policy(name, recipe or model.recipe)
+        learns = recipe or model.recipe
+        begun = self.ledger.versions[like, version]
+        if begun.ref is not None:
+            origin = begun.origin or VersionOrigin(like, version)
+            made = self.ledger.steps[origin.policy, origin.n].recipe.train.lora
+            if learns is not None and (made.rank, made.alpha) != (learns.train.lora.rank, learns.train.lora.alpha):
+                raise StateConflict("The recipe has another rank.", code="recipe_conflict", field="version")
+            ref = replace(begun.ref, policy=name, n=1, parent=0)
+            self.ledger.versions[name, 1] = FakeVersion(0, ref, self.ledger.now, origin=origin)
+        self.ledger.add_policy(name, learns).head = 0 if begun.ref is None else 1
         return self.ledger.view(name)
 
     async def retire_policy(self, policy: str) -> TrainingView:
@@ -188,4 +201,5 @@ class FakeTrainingStore:
             metrics=metrics,
             created_at=version.made_at,
             gate=() if step is None else step.checks,
+            origin=version.origin,
         )

@@ -85,6 +85,25 @@ async def test_a_policy_is_made_and_retired(page: Page) -> None:
         assert "anna is retired" in (await visitor.post("/ui/access/policies/anna/retire")).text
 
 
+async def test_a_policy_that_begins_from_a_version_says_so_on_the_page_and_by_commands(page: Page) -> None:
+    await step(page.learning, 1)
+    async with page.visitor() as visitor:
+        assert "as version 1 of default" in (await visitor.post("/ui/access/policies", name="anna", version="1")).text
+        for version, status in (("7", 404), ("one", 400)):
+            assert (await visitor.post("/ui/access/policies", name="ben", version=version)).status_code == status
+        assert "begun as v1 of default" in await visitor.get("/ui/versions?policy=anna")
+        shown = await visitor.get("/ui/versions/1?policy=anna")
+    assert shown.count('href="/ui/versions/1?policy=default"') == 2
+    settings = {"DATABASE_URL": page.database_url, "COLUMNS": "120"}
+    begun = ("policy", "create", "ben", "--base-policy", "anna", "--version", "1")
+    made = await asyncio.to_thread(clawloop, *begun, **settings)
+    assert (made.returncode, " ".join(made.stdout.split()).count("head 1")) == (0, 1)
+    assert "begun as version 1 of default" in (await asyncio.to_thread(clawloop, "policy", "versions", "ben", **settings)).stdout
+    assert "version 1" in (await asyncio.to_thread(clawloop, "policy", "events", "--policy", "ben", **settings)).stdout
+    refused = await asyncio.to_thread(clawloop, "policy", "create", "cleo", "--version", "9", **settings)
+    assert (refused.returncode, "has no version 9" in refused.stderr) == (1, True)
+
+
 async def test_engines_are_added_drained_and_removed(page: Page) -> None:
     [engine] = await page.learning.rows("SELECT id FROM engines")
     name = engine["id"]
