@@ -36,7 +36,10 @@ MACHINES: dict[str, tuple[int, ...] | None] = {
 }
 MEMORY = 256
 TRAINERS_OWN = {"PYTORCH_ALLOC_CONF", "MALLOC_MMAP_THRESHOLD_", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"}
-REFERENCED = {"MODEL_NAME", "POD_NAME", "CLAWLOOP_MODEL", "TOOL_CHOICE", "TOOL_PARSER", "REASONING_PARSER"}
+REFERENCED = {"MODEL_NAME", "POD_NAME", "CLAWLOOP_MODEL", "TOOL_CHOICE", "TOOL_PARSER", "REASONING_PARSER"} | {
+    "MAX_LORAS",
+    "MAX_CPU_LORAS",
+}
 JOBS = {"migrate", "admin", "temporal-schema", "temporal-namespace"}
 OTHERS = {"temporal", "postgres", "temporal-postgres", "temporal-ui"}
 

@@ -16,6 +16,7 @@ import yaml
 
 from clawloop.layout import plan as layouts
 from clawloop.layout.parts import Process, Role
+from clawloop.layout.request import TrainingNeeds, limits_for
 from clawloop.local.services.vllm import EngineOptions, launch
 from tests.deploy.containers import (
     DEPLOY,
@@ -175,3 +176,39 @@ def test_the_components_say_how_they_are_used() -> None:
         comment = re.match(r"(#.*\n)+", (folder / "kustomization.yaml").read_text())
         assert comment is not None
         assert f"components: [../../components/{folder.name}]" in comment[0]
+
+
+def engine_for_people(gpus: tuple[int, ...] | None) -> Process:
+    """The engine that `clawloop plan --policies 20` lays out."""
+    limits = limits_for(SHAPE, TrainingNeeds(), policies=20)
+    [engine] = [
+        process
+        for process in layouts.plan(shapes.request(SHAPE, gpus, limits=limits, memory=MEMORY)).processes
+        if process.role is Role.ENGINE
+    ]
+    return engine
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("cpu", None), ("cuda", (80,))])
+def test_compose_follows_the_plan_for_many_policies(
+    device: str, gpus: tuple[int, ...] | None, tmp_path: Path
+) -> None:
+    planned = engine_for_people(gpus)
+    memory = flags(planned.arguments)
+    names = ("--max-num-seqs", "--max-num-batched-tokens", "--kv-cache-memory-bytes", "--gpu-memory-utilization")
+    given = {"ENGINE_ADAPTERS": "--max-loras 32 --max-cpu-loras 64"}
+    if gpus is None:
+        given["CPU_CACHE_BYTES"] = memory["--kv-cache-memory-bytes"][0]
+    else:
+        given["ENGINE_MEMORY"] = " ".join(f"{name} {memory[name][0]}" for name in names if name in memory)
+    engine = engine_of(of_compose(json.loads(compose(device, filled_in(tmp_path, **given)).stdout)))
+    started = launch(QWEN3_4B, EngineOptions(8100, planned.arguments), {})
+    assert flags(engine.words) == {**flags(started.command), "--host": ["0.0.0.0"]}
+
+
+def test_kubernetes_follows_the_plan_for_many_policies(tmp_path: Path) -> None:
+    planned = engine_for_people((80, 80))
+    resources = overlay(tmp_path, literals=["MAX_LORAS=32", "MAX_CPU_LORAS=64"])
+    engine = engine_of(one for one in of_kubernetes(resources) if one.name == "vllm")
+    started = launch(QWEN3_4B, EngineOptions(8100, planned.arguments), {})
+    assert flags(engine.words) == {**flags(started.command), "--host": ["0.0.0.0"]}
