@@ -154,6 +154,9 @@ class Settings(BaseSettings):
     the judge is asked whether its model can think; then `free`, within a bound of tokens, else `grammar`. None: `auto`
     on Clawloop's engines, elsewhere `free`. A recipe's `signal.judge_form` comes first."""
 
+    judge_images: bool = False
+    """The judge sees: it gets the images of conversations themselves, not only what they are."""
+
     chat_bounds: ChatBounds = ChatBounds()
     """The largest chat request; each bound by itself, e.g. `CLAWLOOP_CHAT_BOUNDS__TOOLS=2000`."""
 

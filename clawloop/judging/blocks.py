@@ -40,11 +40,12 @@ _NOT_HEX = re.compile("[^0-9a-f]")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One piece of evidence: its section, its author's role, its text."""
+    """One piece of evidence: its section, its author's role, its text, and SHA-256 of the images in it."""
 
     section: Section
     role: Role
     text: str
+    images: tuple[str, ...] = ()
 
 
 def harmless(text: str) -> str:

@@ -17,7 +17,8 @@ from clawloop.judging.blocks import Block, Role, Section, harmless
 from clawloop.judging.truncation import Budgets, cut_middle, share
 from clawloop.recipes.recipe import Signal
 from clawloop.turns.canonical import is_volatile
-from clawloop.turns.part_names import for_judges
+from clawloop.turns.files import references_of
+from clawloop.turns.part_names import for_judges, kind_of_part
 from clawloop.turns.thinking import THINKING_PARTS, without_leading_thinking
 
 MAX_HISTORY = 8  # messages: enough to understand a short request
@@ -36,10 +37,11 @@ _SPEAKERS: frozenset[Role] = frozenset({"user", "assistant", "tool_call", "note"
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A text and its author's role."""
+    """A text and its author's role, and SHA-256 of the images that the text names."""
 
     role: Role
     text: str
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def gather(
     before, since = (lasting, []) if at is None else (lasting[:at], lasting[at + 1 :])
     return Evidence(
         before=_statements(before[-MAX_HISTORY:]),
-        task=None if at is None else Statement("user", content_text(lasting[at].get("content"))),
+        task=None if at is None else _statement("user", lasting[at]),
         since=_statements(since[-MAX_HISTORY:]),
         reply=_statements([response | {"role": "assistant"}]) or (Statement("assistant", ""),),
         next_state=_statements([message for message in next_state if not is_volatile(message)]),
@@ -142,7 +144,7 @@ def _section(section: Section, pieces: Sequence[Statement], budget: int) -> list
     shares = share([len(piece.text) for piece in pieces], budget)
     # Truncate first: `harmless` keeps the length, and is slow on long texts.
     return [
-        Block(section, piece.role, harmless(cut_middle(piece.text, room)))
+        Block(section, piece.role, harmless(cut_middle(piece.text, room)), piece.images)
         for piece, room in zip(pieces, shares, strict=True)
     ]
 
@@ -161,14 +163,21 @@ def _statements(messages: Sequence[Message]) -> tuple[Statement, ...]:
 
 def _statements_in(message: Message) -> list[Statement]:
     role = _ROLES.get(str(message.get("role")), "other")
-    text = content_text(message.get("content"))
     if role != "assistant":
-        return [Statement(role, text)]
+        return [_statement(role, message)]
+    text = content_text(message.get("content"))
     refusal = message.get("refusal")
     text = without_leading_thinking(text) or (refusal if isinstance(refusal, str) else "")
     calls = message.get("tool_calls")
     tool_calls = [Statement("tool_call", _call_text(call)) for call in calls] if isinstance(calls, list) else []
     return [Statement("assistant", text.strip()), *tool_calls] if text.strip() or not tool_calls else tool_calls
+
+
+def _statement(role: Role, message: Message) -> Statement:
+    content = message.get("content")
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    images = [each.sha256 for part in parts if kind_of_part(part) == "image" for each in references_of(part)]
+    return Statement(role, content_text(content), tuple(images))
 
 
 def _call_text(call: JsonValue) -> str:

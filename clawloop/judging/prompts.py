@@ -65,6 +65,18 @@ class JudgeAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class EvidenceImage:
+    """An image of the evidence, for a judge that sees.
+
+    Args:
+        block: the tag of the block that names it.
+    """
+
+    block: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class JudgePrompt:
     """A question to a judge.
 
@@ -73,12 +85,16 @@ class JudgePrompt:
         mark: must be in the answer.
         form: how to parse the answer.
         structured_outputs: vLLM's field of that name; None for a free answer.
+        images: those of the evidence, the newest last; the messages only name them.
+        turn_id: the turn that is judged, in whose session the images are.
     """
 
     messages: list[Message]
     mark: str
     form: AnswerForm
     structured_outputs: dict[str, JsonValue] | None
+    images: tuple[EvidenceImage, ...] = ()
+    turn_id: TurnId | None = None
 
 
 def vote_prompt(
@@ -91,10 +107,10 @@ def vote_prompt(
 
     A direct vote is the GRAMMAR form at temperature 1, read from the log-probs of its first token.
     """
-    evidence_text, mark = _render_evidence(turn_id, evidence, budgets)
+    question = _Question(turn_id, evidence, budgets)
     if form is AnswerForm.GRAMMAR:
-        return _prompt(VOTE_INSTRUCTION, evidence_text, _ASK_BARE_VOTE, mark, form, {"choice": [*VOTE_CHOICES]})
-    return _prompt(VOTE_INSTRUCTION, evidence_text, _ASK_VOTE, mark, form, None)
+        return question.prompt(VOTE_INSTRUCTION, _ASK_BARE_VOTE, form, {"choice": [*VOTE_CHOICES]})
+    return question.prompt(VOTE_INSTRUCTION, _ASK_VOTE, form, None)
 
 
 def hint_prompt(
@@ -104,26 +120,34 @@ def hint_prompt(
     budgets: Budgets = DEFAULT_BUDGETS,
 ) -> JudgePrompt:
     """The prompt for a hint, or for the statement that there is none."""
-    evidence_text, mark = _render_evidence(turn_id, evidence, budgets)
+    question = _Question(turn_id, evidence, budgets)
     if form is AnswerForm.GRAMMAR:
-        grammar = rf"hint {mark}: [^\n]{{1,{HINT_LIMIT}}}|no hint {mark}"
-        return _prompt(HINT_INSTRUCTION, evidence_text, _ASK_BARE_HINT, mark, form, {"regex": grammar})
-    return _prompt(HINT_INSTRUCTION, evidence_text, _ASK_HINT, mark, form, None)
+        grammar = rf"hint {question.mark}: [^\n]{{1,{HINT_LIMIT}}}|no hint {question.mark}"
+        return question.prompt(HINT_INSTRUCTION, _ASK_BARE_HINT, form, {"regex": grammar})
+    return question.prompt(HINT_INSTRUCTION, _ASK_HINT, form, None)
 
 
-def _render_evidence(turn_id: TurnId, evidence: Evidence, budgets: Budgets) -> tuple[str, str]:
-    blocks = blocks_of(evidence, budgets)
-    mark = choose_mark(turn_id, [block.text for block in blocks])
-    return render(blocks, mark), mark
+class _Question:
+    """The evidence of a turn in blocks, within budgets, and the mark that none of them contains."""
 
+    def __init__(self, turn_id: TurnId, evidence: Evidence, budgets: Budgets) -> None:
+        self._turn_id = turn_id
+        self._blocks = blocks_of(evidence, budgets)
+        self.mark = choose_mark(turn_id, [block.text for block in self._blocks])
 
-def _prompt(
-    instruction: str, evidence_text: str, ask: str, mark: str, form: AnswerForm, grammar: dict[str, JsonValue] | None
-) -> JudgePrompt:
-    question = f"{evidence_text}\n{ask.format(mark=mark)}"
-    return JudgePrompt(
-        messages=[{"role": "system", "content": instruction}, {"role": "user", "content": question}],
-        mark=mark,
-        form=form,
-        structured_outputs=grammar,
-    )
+    def prompt(
+        self, instruction: str, ask: str, form: AnswerForm, structured_outputs: dict[str, JsonValue] | None
+    ) -> JudgePrompt:
+        question = f"{render(self._blocks, self.mark)}\n{ask.format(mark=self.mark)}"
+        return JudgePrompt(
+            messages=[{"role": "system", "content": instruction}, {"role": "user", "content": question}],
+            mark=self.mark,
+            form=form,
+            structured_outputs=structured_outputs,
+            images=tuple(
+                EvidenceImage(f"{block.section} {self.mark} {block.role}", sha256)
+                for block in self._blocks
+                for sha256 in block.images
+            ),
+            turn_id=self._turn_id,
+        )

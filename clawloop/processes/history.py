@@ -17,6 +17,7 @@ from db.database import Database
 from db.judging.history import PostgresHistoryStore
 from db.judging.judgements import PostgresJudgementStore
 from db.training.operators import PostgresTrainingStore
+from db.turns.files import PostgresFileStore
 
 # The judge of these settings where CLAWLOOP_JUDGE_URL names no other one.
 BASE_MODEL = "base model"
@@ -51,6 +52,6 @@ async def history_on(
         SetupError: CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not.
     """
     name = BASE_MODEL if settings.judge_url is None else f"{settings.judge_model} at {settings.judge_url}"
-    async with judge_client(settings, directory) as client:
+    async with judge_client(settings, directory, pictures=PostgresFileStore(database)) as client:
         judge = _NamedJudge(name, StoredTurnJudge(PostgresJudgementStore(database), client))
         yield HistoryOperations(PostgresHistoryStore(database), judge, PostgresTrainingStore(database), sessions)

@@ -10,6 +10,7 @@ from clawloop.judging.prompts import AnswerForm
 from clawloop.processes.endpoints import engine_secret
 from clawloop.serving.endpoints import Endpoint, Endpoints
 from clawloop.serving.judge import JudgeClient, RequestClock
+from clawloop.serving.judge_pictures import PictureReader
 from clawloop.settings import Settings
 
 
@@ -26,19 +27,28 @@ def engine_endpoints(settings: Settings, directory: Callable[[], Directory]) -> 
 
 
 def judge_client(
-    settings: Settings, directory: Callable[[], Directory], clock: RequestClock | None = None
+    settings: Settings,
+    directory: Callable[[], Directory],
+    clock: RequestClock | None = None,
+    pictures: PictureReader | None = None,
 ) -> JudgeClient:
     """
+    Args:
+        pictures: of the evidence; read only if CLAWLOOP_JUDGE_IMAGES says that the judge sees.
+
     Raises:
         SetupError: CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not.
     """
+    seen = pictures if settings.judge_images else None
     if settings.judge_url is None:
-        return JudgeClient(engine_endpoints(settings, directory), _form(settings.judge_form), clock=clock)
+        endpoints = engine_endpoints(settings, directory)
+        return JudgeClient(endpoints, _form(settings.judge_form), clock=clock, pictures=seen)
     if settings.judge_model is None:
         raise SetupError("CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not: set it to the model's name there")
     key = None if settings.judge_api_key is None else settings.judge_api_key.get_secret_value()
     endpoint = Endpoint(settings.judge_url.rstrip("/").removesuffix("/v1"), settings.judge_model, key)
-    return JudgeClient(lambda policy: [endpoint], _form(settings.judge_form or "free"), clock=clock)
+    form = _form(settings.judge_form or "free")
+    return JudgeClient(lambda policy: [endpoint], form, clock=clock, pictures=seen)
 
 
 def _form(setting: str | None) -> AnswerForm | None:

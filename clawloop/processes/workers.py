@@ -60,6 +60,7 @@ from db.training.gate import PostgresGateStore
 from db.training.probes import PostgresProbeStore
 from db.training.steps import PostgresStepStore
 from db.training.work_flag import PostgresWorkStore
+from db.turns.files import PostgresFileStore
 from workflows import names
 from workflows.registered import WORKFLOWS
 
@@ -193,7 +194,7 @@ async def _judge_worker(
     def now() -> Directory:
         return directory.snapshot
 
-    judge = await stack.enter_async_context(judge_client(settings, now, metrics))
+    judge = await stack.enter_async_context(judge_client(settings, now, metrics, PostgresFileStore(database)))
     renderer = await stack.enter_async_context(EngineRenderer(engine_endpoints(settings, now)))
     work = TrainingNotifier(PostgresWorkStore(database), TemporalTrainingNotifier(client, links=page_links(settings)))
     judgements = PostgresJudgementStore(database)

@@ -7,6 +7,7 @@ by one. Our own engines are asked once how their model thinks, because that deci
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
@@ -18,7 +19,10 @@ from clawloop.judging.prompts import HINT_LIMIT, AnswerForm, JudgeAnswer, JudgeP
 from clawloop.judging.voting import choice_logprobs
 from clawloop.recipes.recipe import JudgeForm
 from clawloop.serving.endpoints import Endpoints, JsonClient, NoReply, Reply
+from clawloop.serving.judge_pictures import PictureReader, with_pictures
 from clawloop.serving.thinking_probe import ThinkingProbe
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -65,6 +69,7 @@ class JudgeClient:
             it is vLLM, and is asked whether its model thinks: then FREE, else GRAMMAR.
         seconds: time limit of one request.
         clock: gets the duration of each request.
+        pictures: reads the images of evidence, for a judge that sees; None: it does not, and reads what they are.
     """
 
     def __init__(
@@ -74,7 +79,9 @@ class JudgeClient:
         *,
         seconds: float = ANSWER_SECONDS,
         clock: RequestClock | None = None,
+        pictures: PictureReader | None = None,
     ) -> None:
+        self._pictures = pictures
         self._clock = clock
         self._endpoints = endpoints
         self._form = form
@@ -114,7 +121,7 @@ class JudgeClient:
             JudgeUnavailable: try again later.
             JudgeRefused: the judge will never accept this question.
         """
-        return await self._timed(lambda: self._answers(policy, prompt, n, temperature))
+        return await self._timed(prompt, lambda shown: self._answers(policy, shown, n, temperature))
 
     async def distribution(self, policy: str, prompt: JudgePrompt) -> dict[Vote, float]:
         """Log-probs of the votes 1, 0 and -1 as the first token of a bare answer at temperature 1.
@@ -127,14 +134,15 @@ class JudgeClient:
             raise JudgeRefused(NO_GRAMMAR)
         if self._form is None and await self._thinking.of(policy) is Thinking.ALWAYS:
             raise JudgeRefused(ALWAYS_THINKS)
-        return await self._timed(lambda: self._distribution(policy, prompt))
+        return await self._timed(prompt, lambda shown: self._distribution(policy, shown))
 
-    async def _timed(self, request: Callable[[], Awaitable[T]]) -> T:
+    async def _timed(self, prompt: JudgePrompt, request: Callable[[JudgePrompt], Awaitable[T]]) -> T:
+        shown = prompt if self._pictures is None else await with_pictures(prompt, self._pictures)
         async with self._slots:
             started = time.perf_counter()
             result = "unavailable"
             try:
-                answer = await request()
+                answer = await self._with_pictures_or_without(shown, prompt, request)
                 result = "answered"
                 return answer
             except JudgeRefused:
@@ -143,6 +151,18 @@ class JudgeClient:
             finally:
                 if self._clock is not None:
                     self._clock.observe_judge_request(result, time.perf_counter() - started)
+
+    async def _with_pictures_or_without(
+        self, shown: JudgePrompt, prompt: JudgePrompt, request: Callable[[JudgePrompt], Awaitable[T]]
+    ) -> T:
+        """The answer to the question with its images, or, if the judge takes none or not so many, to the text alone."""
+        if shown is prompt:
+            return await request(prompt)
+        try:
+            return await request(shown)
+        except JudgeRefused as error:
+            log.warning("the judge refused images, it is asked without them", extra={"why": str(error)})
+            return await request(prompt)
 
     async def _answers(self, policy: str, prompt: JudgePrompt, n: int, temperature: float) -> list[JudgeAnswer]:
         thinking = Thinking.NEVER if self._form is not None else await self._thinking.of(policy)

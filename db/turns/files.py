@@ -43,10 +43,11 @@ _READ_OF_SESSION = f"""
     {_READ} AND EXISTS (
         SELECT FROM turn_files r JOIN turns t ON t.id = r.turn_id WHERE r.file_id = f.id AND t.session_id = :session)
 """
+_READ_OF_TURN = _READ_OF_SESSION.replace(":session", "(SELECT session_id FROM turns WHERE id = :turn)")
 
 
 class PostgresFileStore:
-    """Implements `api.ports.FileReader`."""
+    """Implements `api.ports.FileReader` and `clawloop.serving.judge_pictures.PictureReader`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -56,6 +57,10 @@ class PostgresFileStore:
 
     async def of_session(self, session: SessionId, sha256s: Collection[str]) -> dict[str, bytes]:
         return await self._read(_READ_OF_SESSION, sha256s, {"session": session})
+
+    async def of_turn(self, turn: TurnId, sha256s: Collection[str]) -> dict[str, bytes]:
+        """Those that the turn's session has."""
+        return await self._read(_READ_OF_TURN, sha256s, {"turn": turn})
 
     @transaction
     async def _read(

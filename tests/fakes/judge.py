@@ -44,6 +44,7 @@ class FakeJudge:
         rendered: the text of a chat that /tokenize returns, without thinking and with it; None: no text.
         cut: of how many further answers the limit of tokens ends.
         takes_budget: a thinking budget is accepted.
+        sees: a question with images is accepted.
     """
 
     url: str = ""
@@ -62,6 +63,7 @@ class FakeJudge:
     cut: int = 0
     takes_budget: bool = True
     max_characters: int | None = None
+    sees: bool = True
     gate: asyncio.Event = field(default_factory=_open)
     says: Callable[[dict[str, Any], str], str] | None = None
     direct: dict[str, float] | None = field(default_factory=lambda: {"1": -0.2, "-": -2.0, "0": -3.0})
@@ -76,7 +78,7 @@ class FakeJudge:
         mode = self.mode  # a test may change it as soon as it sees the request
         self.requests.append(body)
         await self.gate.wait()
-        question = body["messages"][-1]["content"]
+        question = _text_of(body["messages"][-1]["content"])
         match mode:
             case "hang":
                 await self.leaving.wait()
@@ -89,6 +91,8 @@ class FakeJudge:
             case _ if mode.isdigit():
                 headers = {} if self.retry_after is None else {"Retry-After": self.retry_after}
                 return JSONResponse({"error": {"message": f"no: {question}"}}, int(mode), headers)
+        if not self.sees and isinstance(body["messages"][-1]["content"], list):
+            return JSONResponse({"error": {"message": "this is not a multimodal model", "code": 400}}, 400)
         if self.max_characters is not None and len(question) > self.max_characters:
             error = {"message": "This model's maximum context length is 4096 tokens.", "code": 400}
             return JSONResponse({"error": error}, 400)
@@ -127,6 +131,11 @@ class FakeJudge:
             text = self.rendered[body["chat_template_kwargs"]["enable_thinking"]]
             answer["token_strs"] = list(text.replace(" ", "Ġ"))
         return JSONResponse(answer)
+
+
+def _text_of(content: str | list[dict[str, Any]]) -> str:
+    """The question, which comes after the images."""
+    return content if isinstance(content, str) else str(content[-1]["text"])
 
 
 def _first_token(logprobs: dict[str, float] | None) -> dict[str, Any]:

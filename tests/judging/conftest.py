@@ -23,6 +23,7 @@ from clawloop.judging.prompts import AnswerForm
 from clawloop.recipes.recipe import Recipe
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
+from clawloop.serving.judge_pictures import PictureReader
 from clawloop.serving.rendering import EngineRenderer
 from clawloop.telemetry.metrics import WorkerMetrics
 from db.database import Database
@@ -197,12 +198,14 @@ async def hurried_bench(binary_bench: Bench) -> AsyncIterator[Bench]:
 
 
 @asynccontextmanager
-async def with_client(bench: Bench, form: AnswerForm | None, seconds: float) -> AsyncIterator[Bench]:
+async def with_client(
+    bench: Bench, form: AnswerForm | None, seconds: float, pictures: PictureReader | None = None
+) -> AsyncIterator[Bench]:
     def endpoints(policy: str) -> list[Endpoint]:
         return [Endpoint(bench.judge.url, "tiny")]
 
     async with (
-        JudgeClient(endpoints, form, seconds=seconds, clock=bench.metrics) as client,
+        JudgeClient(endpoints, form, seconds=seconds, clock=bench.metrics, pictures=pictures) as client,
         EngineRenderer(endpoints) as renderer,
     ):
         yield replace(bench, judging=JudgingActivities(bench.judgements, client, renderer, bench.work, bench.metrics))
