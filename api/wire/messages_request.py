@@ -188,11 +188,29 @@ def _user_parts(block: dict[str, Any], place: str) -> list[dict[str, Any]]:
             return [{"type": "text", "text": text(block.get("text"), f"{place}.text")}]
         case "image":
             return [{"type": "image_url", "image_url": {"url": _image(source, f"{place}.source")}}]
-        case "document" if isinstance(source, dict) and source.get("type") == "text":
-            return [{"type": "text", "text": text(source.get("data"), f"{place}.source.data")}]
         case "document":
-            raise wrong(f"{place}.source", "documents are taken as plain text only: `type` text, with `data`")
+            return _document(block, place)
     raise _unknown_block(block, place, ("text", "image", "document", "tool_result"))
+
+
+def _document(block: dict[str, Any], place: str) -> list[dict[str, Any]]:
+    """Its title and context, then its text, or the blocks that it is made of."""
+    heading = [text(block[name], f"{place}.{name}") for name in ("title", "context") if block.get(name) is not None]
+    parts = [{"type": "text", "text": "\n".join(heading)}] if heading else []
+    match block.get("source"):
+        case {"type": "text", **given}:
+            return [*parts, {"type": "text", "text": text(given.get("data"), f"{place}.source.data")}]
+        case {"type": "content", "content": given}:
+            for inner, at in _blocks(given, f"{place}.source.content"):
+                if inner.get("type") not in ("text", "image"):
+                    raise _unknown_block(inner, at, ("text", "image"))
+                parts += _user_parts(inner, at)
+            return parts
+    raise wrong(
+        f"{place}.source",
+        "engines read text and images, no PDF or other file. Send the text of the document (`type` text with `data`), "
+        "or its pages as `image` blocks",
+    )
 
 
 def _image(source: Any, place: str) -> str:

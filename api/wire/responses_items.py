@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from typing import Any
 
 from api.wire.reading import objects, text, wrong
 from clawloop.contracts.turns import Message
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+_TEXT_FILE = re.compile(r"data:(?:text/[\w.+-]+|application/(?:json|xml|yaml))(?:;charset=utf-8)?;base64,", re.IGNORECASE)
 _KNOWN = "message, reasoning, function_call, function_call_output"
 
 
@@ -99,10 +102,31 @@ def _parts(content: Any, place: str) -> list[dict[str, Any]]:
                 raise wrong(at, "its text should be a string")
             case {"type": "input_image"}:
                 raise wrong(f"{at}.image_url", "an image is given by `image_url`; there are no stored files")
+            case {"type": "input_file"}:
+                parts.append({"type": "text", "text": _file_text(part, at)})
             case _:
                 found = str(part.get("type"))[:60]
-                raise wrong(f"{at}.type", f"{found!r} is not supported here; these are: input_text, input_image")
+                raise wrong(f"{at}.type", f"{found!r} is not supported here; these are: input_text, input_image, input_file")
     return parts
+
+
+def _file_text(part: dict[str, Any], place: str) -> str:
+    """The text of a file that is one, after its name."""
+    match = _TEXT_FILE.match(data) if isinstance(data := part.get("file_data"), str) else None
+    if match is not None:
+        assert isinstance(data, str)
+        try:
+            said = base64.b64decode(data[match.end() :], validate=True).decode()
+        except ValueError:
+            raise wrong(f"{place}.file_data", "it should be UTF-8 text in base64") from None
+        name = part.get("filename")
+        # Parts that are text are joined as they are.
+        return f"\n{name}\n{said}\n" if isinstance(name, str) and name else f"\n{said}\n"
+    raise wrong(
+        f"{place}.type",
+        "engines read text and images, no PDF or other file, and there are no stored files. Send the text of the file as "
+        "`input_text`, or as `file_data` with `data:text/plain;base64,…`, or its pages as `input_image`",
+    )
 
 
 def _reasoning(item: dict[str, Any], place: str) -> str:

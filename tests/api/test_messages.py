@@ -377,3 +377,24 @@ async def test_template_settings_that_are_no_object_are_refused(gateway: Gateway
         answer = await post(gateway, given, f"{PATH}/count_tokens")
         assert answer.status_code == 400
         assert "`chat_template_kwargs`" in answer.json()["error"]["message"]
+
+
+async def test_a_document_is_read_as_its_text(gateway: Gateway) -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+    named = {"title": "Rivers", "context": "From a school book."}
+    documents = [
+        {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "The Rhine."}, **named},
+        {"type": "document", "source": {"type": "content", "content": "The Elbe."}},
+        {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "A map:"}, image]}},
+    ]
+    answer = await post(gateway, body(user([*documents, {"type": "text", "text": "Which is longer?"}])))
+    assert answer.status_code == 200, answer.text
+    [sent] = gateway.engine.requests[-1]["messages"]
+    said = [part.get("text") for part in sent["content"]]
+    assert said == ["Rivers\nFrom a school book.", "The Rhine.", "The Elbe.", "A map:", None, "Which is longer?"]
+    pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}}
+    refused = (await post(gateway, body(user([pdf])))).json()["error"]["message"]
+    assert "no PDF" in refused
+    assert "Send the text of the document" in refused
+    nested = {"type": "document", "source": {"type": "content", "content": [documents[0]]}}
+    assert (await post(gateway, body(user([nested])))).status_code == 400

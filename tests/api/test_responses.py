@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any, get_type_hints
 from uuid import uuid4
 
+import httpx
 import openai
 import pytest
 from openai.types import Completion
@@ -348,3 +350,25 @@ async def test_a_key_may_come_as_anthropic_clients_send_it(gateway: Gateway) -> 
         assert (await client.get("/v1/models", headers={"x-api-key": "cl-wrong"})).status_code == 401
         both = {"x-api-key": "cl-wrong", "authorization": f"Bearer {gateway.key}"}
         assert (await client.get("/v1/models", headers=both)).status_code == 200
+
+
+async def test_a_file_of_text_is_read_and_another_one_refused(gateway: Gateway) -> None:
+    encoded = base64.b64encode("The Rhine is 1,233 km long, the Elbe 1,094 km: größer.".encode()).decode()
+    file = {"type": "input_file", "filename": "rivers.txt", "file_data": f"data:text/plain;base64,{encoded}"}
+    question = {"type": "input_text", "text": "Which is longer?"}
+
+    async def ask(*parts: Any) -> httpx.Response:
+        given = {"model": "policy", "input": [{"role": "user", "content": list(parts)}]}
+        async with gateway.client() as client:
+            return await client.post(PATH, json=given)
+
+    answer = await ask(file, question)
+    assert answer.status_code == 200, answer.text
+    said = gateway.engine.requests[-1]["messages"][-1]["content"]
+    assert said.split("\n") == ["", "rivers.txt", "The Rhine is 1,233 km long, the Elbe 1,094 km: größer.", "Which is longer?"]
+    for data in ("data:application/pdf;base64,JVBERi0=", None):
+        refused = (await ask(file | {"file_data": data}, question)).json()["error"]
+        assert "no PDF" in refused["message"]
+        assert "Send the text of the file" in refused["message"]
+    broken = (await ask(file | {"file_data": "data:text/plain;base64,/w=="}, question)).json()["error"]
+    assert broken["param"] == "input.0.content.0.file_data"
