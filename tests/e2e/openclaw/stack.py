@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -70,7 +70,13 @@ class Stack:
 
 
 @asynccontextmanager
-async def running_stack(folder: Path, database_url: str, temporal: str) -> AsyncIterator[Stack]:
+async def running_stack(
+    folder: Path, database_url: str, temporal: str, engine: Callable[[int], Part] | None = None
+) -> AsyncIterator[Stack]:
+    """
+    Args:
+        engine: by its port; None: the scripted one, whose requests are counted.
+    """
     port = choose_port("the engine", parts.LOOPBACK, 0, "")
     engine_url = f"http://{parts.LOOPBACK}:{port}"
     data = folder / "data"
@@ -88,7 +94,8 @@ async def running_stack(folder: Path, database_url: str, temporal: str) -> Async
         # Nothing is judged: the engine has no opinion.
         workers = [part for part in parts.workers(deployment, environment) if part.name != "judge"]
         try:
-            for part in (_engine(port, folder / "requests"), *gateways, *workers):
+            first = _engine(port, folder / "requests") if engine is None else engine(port)
+            for part in (first, *gateways, *workers):
                 supervisor.start(part)
             await supervisor.all_ready()
             yield Stack(
