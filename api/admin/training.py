@@ -117,7 +117,10 @@ async def list_policies(request: Request) -> PolicyList:
 
 @router.post("/policies", status_code=201, openapi_extra=described(CreatePolicyRequest))
 async def create_policy(request: Request) -> TrainingStatus:
-    """Make a policy that begins at a base model or from a version of another policy; keys for it are made with `clawloop key create --policy`."""
+    """Make a policy that begins at a base model or from a version of another policy.
+
+    Keys for it are made with `clawloop key create --policy`.
+    """
     services = await admin_services(request)
     requested = check(CreatePolicyRequest, await read_json(request, services.limits))
     operations = services.training_operations

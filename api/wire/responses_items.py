@@ -10,7 +10,9 @@ from api.wire.reading import objects, text, wrong
 from clawloop.contracts.turns import Message
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
-_TEXT_FILE = re.compile(r"data:(?:text/[\w.+-]+|application/(?:json|xml|yaml))(?:;charset=utf-8)?;base64,", re.IGNORECASE)
+_TEXT_FILE = re.compile(
+    r"data:(?:text/[\w.+-]+|application/(?:json|xml|yaml))(?:;charset=utf-8)?;base64,", re.IGNORECASE
+)
 _KNOWN = "message, reasoning, function_call, function_call_output"
 
 
@@ -106,7 +108,9 @@ def _parts(content: Any, place: str) -> list[dict[str, Any]]:
                 parts.append({"type": "text", "text": _file_text(part, at)})
             case _:
                 found = str(part.get("type"))[:60]
-                raise wrong(f"{at}.type", f"{found!r} is not supported here; these are: input_text, input_image, input_file")
+                raise wrong(
+                    f"{at}.type", f"{found!r} is not supported here; these are: input_text, input_image, input_file"
+                )
     return parts
 
 
@@ -124,8 +128,8 @@ def _file_text(part: dict[str, Any], place: str) -> str:
         return f"\n{name}\n{said}\n" if isinstance(name, str) and name else f"\n{said}\n"
     raise wrong(
         f"{place}.type",
-        "engines read text and images, no PDF or other file, and there are no stored files. Send the text of the file as "
-        "`input_text`, or as `file_data` with `data:text/plain;base64,…`, or its pages as `input_image`",
+        "engines read text and images, no PDF or other file, and there are no stored files. Send the text of the file "
+        "as `input_text`, or as `file_data` with `data:text/plain;base64,…`, or its pages as `input_image`",
     )
 
 

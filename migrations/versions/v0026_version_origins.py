@@ -21,7 +21,9 @@ def upgrade() -> None:
         ["origin_policy", "origin_n"],
         ["policy", "n"],
     )
-    op.create_check_constraint(op.f("versions_origin_check"), "versions", "(origin_policy IS NULL) = (origin_n IS NULL)")
+    op.create_check_constraint(
+        op.f("versions_origin_check"), "versions", "(origin_policy IS NULL) = (origin_n IS NULL)"
+    )
 
 
 def downgrade() -> None:

@@ -365,7 +365,12 @@ async def test_a_file_of_text_is_read_and_another_one_refused(gateway: Gateway) 
     answer = await ask(file, question)
     assert answer.status_code == 200, answer.text
     said = gateway.engine.requests[-1]["messages"][-1]["content"]
-    assert said.split("\n") == ["", "rivers.txt", "The Rhine is 1,233 km long, the Elbe 1,094 km: größer.", "Which is longer?"]
+    assert said.split("\n") == [
+        "",
+        "rivers.txt",
+        "The Rhine is 1,233 km long, the Elbe 1,094 km: größer.",
+        "Which is longer?",
+    ]
     for data in ("data:application/pdf;base64,JVBERi0=", None):
         refused = (await ask(file | {"file_data": data}, question)).json()["error"]
         assert "no PDF" in refused["message"]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from clawloop.contracts.adapter_directory import AdapterDirectory
-from clawloop.contracts.serving import Scope
 from clawloop.contracts.training import StepState, VersionOrigin, VersionRef
 from clawloop.errors import NotFound, RecipeRejected, StateConflict
 from clawloop.recipes.recipe import Lora
-from db.serving.keys import PostgresKeyStore
 from db.training.browsing import PostgresTrainingBrowser
 from db.training.lineage import versions_of_other_shape
 from db.training.work_flag import PostgresWorkStore
@@ -113,9 +110,12 @@ async def test_shared_files_stay_until_the_last_policy_needs_them_no_more(learni
 async def test_training_goes_on_from_the_shared_files(postgres_learning: PostgresLearning) -> None:
     made = trained(await step(postgres_learning, 1)).version
     await postgres_learning.operators.create_policy("mine", POLICY, None, 1)
-    key, _ = await PostgresKeyStore(postgres_learning.database).create_key("mine", {Scope.CHAT}, "mine")
-    mine = replace(postgres_learning, key=key.id, woken=[None] * 100)
+    mine = postgres_learning
     await mine.add_samples(4, version=1, hinted=[1, 2])
+    for table in ("sessions", "samples"):
+        await mine.execute(
+            f"UPDATE {table} SET policy = 'mine' WHERE id IN (SELECT id FROM {table} ORDER BY id DESC LIMIT 4)"
+        )
     assert (await mine.steps.claim("mine", 2)).state is StepState.CLAIMED
     batch = await mine.steps.batch("mine", 2)
     assert batch.parent == VersionRef("mine", 1, 0, made.path, made.sha256)

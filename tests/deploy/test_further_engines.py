@@ -190,9 +190,7 @@ def engine_for_people(gpus: tuple[int, ...] | None) -> Process:
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("cpu", None), ("cuda", (80,))])
-def test_compose_follows_the_plan_for_many_policies(
-    device: str, gpus: tuple[int, ...] | None, tmp_path: Path
-) -> None:
+def test_compose_follows_the_plan_for_many_policies(device: str, gpus: tuple[int, ...] | None, tmp_path: Path) -> None:
     planned = engine_for_people(gpus)
     memory = flags(planned.arguments)
     names = ("--max-num-seqs", "--max-num-batched-tokens", "--kv-cache-memory-bytes", "--gpu-memory-utilization")

@@ -55,7 +55,9 @@ async def test_the_tokens_of_a_session_are_recorded(
         keys = await prepared(url, [engine])
         execute(url, MIN_TOKENS)
         async with running_gateway(url, keys, tmp_path / "data") as gateway:
-            async with running_openclaw(folder, lambda own: short_replies(own, folder, gateway.url, gateway.key)) as client:
+            async with running_openclaw(
+                folder, lambda own: short_replies(own, folder, gateway.url, gateway.key)
+            ) as client:
                 for number in range(MESSAGES):
                     await client.say(f"This is ask-real-{number}.", "real")
             turns = await recorded(gateway)
