@@ -198,8 +198,8 @@ def _document(block: dict[str, Any], place: str) -> list[dict[str, Any]]:
     heading = [text(block[name], f"{place}.{name}") for name in ("title", "context") if block.get(name) is not None]
     parts = [{"type": "text", "text": "\n".join(heading)}] if heading else []
     match block.get("source"):
-        case {"type": "text", **given}:
-            return [*parts, {"type": "text", "text": text(given.get("data"), f"{place}.source.data")}]
+        case {"type": "text", **said}:
+            return [*parts, {"type": "text", "text": text(said.get("data"), f"{place}.source.data")}]
         case {"type": "content", "content": given}:
             for inner, at in _blocks(given, f"{place}.source.content"):
                 if inner.get("type") not in ("text", "image"):
