@@ -13,6 +13,7 @@ from enum import StrEnum
 from pydantic import JsonValue
 
 from clawloop.contracts.progress import StepProgress
+from clawloop.contracts.version_origin import VersionOrigin
 from clawloop.ids import EpisodeId, SampleId
 from clawloop.recipes.recipe import Recipe
 
@@ -366,14 +367,6 @@ class TrainingView:
     canary: int | None = None
     canary_parent: int | None = None
     progress: StepProgress | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class VersionOrigin:
-    """The version of another policy that a policy begins from: the two have the same files."""
-
-    policy: str
-    n: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

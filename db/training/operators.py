@@ -11,8 +11,9 @@ from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.algorithms.staleness import path_to_base
-from clawloop.contracts.training import OPEN_STEPS, SampleState, StepState, TrainingView, VersionOrigin, VersionView
+from clawloop.contracts.training import OPEN_STEPS, SampleState, StepState, TrainingView, VersionView
 from clawloop.contracts.turns import TurnOutcome
+from clawloop.contracts.version_origin import VersionOrigin
 from clawloop.errors import NotFound, RecipeRejected, RecordUnusable, StateConflict
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe

@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 
 from clawloop.contracts.adapter_directory import AdapterDirectory
-from clawloop.contracts.training import StepState, VersionOrigin, VersionRef
+from clawloop.contracts.training import StepState, VersionRef
+from clawloop.contracts.version_origin import VersionOrigin
 from clawloop.errors import NotFound, RecipeRejected, StateConflict
 from clawloop.recipes.recipe import Lora
 from db.training.browsing import PostgresTrainingBrowser

@@ -18,10 +18,10 @@ from clawloop.contracts.training import (
     TrainedStep,
     TrainingState,
     TrainingView,
-    VersionOrigin,
     VersionRef,
 )
 from clawloop.contracts.turns import TurnOutcome
+from clawloop.contracts.version_origin import VersionOrigin
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import SampleId, new_sample_id
 from clawloop.recipes.recipe import Recipe

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from pydantic import JsonValue
 
-from clawloop.contracts.training import SampleState, StepState, TrainingView, VersionOrigin, VersionView
+from clawloop.contracts.training import SampleState, StepState, TrainingView, VersionView
 from clawloop.contracts.turns import TurnOutcome
+from clawloop.contracts.version_origin import VersionOrigin
 from clawloop.errors import NotFound, RecordUnusable, StateConflict
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
