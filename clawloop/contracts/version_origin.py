@@ -1,0 +1,13 @@
+"""Where a policy's first version comes from, if the policy began from another one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class VersionOrigin:
+    """The version of another policy that a policy begins from: the two have the same files."""
+
+    policy: str
+    n: int
