@@ -8,6 +8,8 @@ nothing is judged, sampled or inserted meanwhile; later writers find the turns e
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,9 +20,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.sessions import ContentErased, Erasure, SessionFacts
 from clawloop.contracts.training import SampleState
-from clawloop.contracts.turns import TurnOutcome
+from clawloop.contracts.turns import Message, TurnOutcome
 from clawloop.errors import ContentUnreadable, EncryptionKeyMissing
 from clawloop.ids import ApiKeyId, SampleId, SessionId, TurnId
+from clawloop.turns.copies import find_copies
 from db.content import content_of
 from db.database import Database, transaction
 from db.exact_json import exact_json
@@ -157,6 +160,17 @@ _END_SESSION = text(f"""
         guarantee = coalesce(guarantee, 'no sample: {WHY}')
     WHERE id = :session
 """)
+# An hour, as a spool may store turns late, and a client summarise before its next turn.
+_BESIDE_SESSION = text("""
+    SELECT t.id, t.session_id, t.messages_added, t.response
+    FROM sessions s JOIN sessions c ON c.api_key_id = s.api_key_id JOIN turns t ON t.session_id = c.id
+    WHERE s.id = :session AND t.outcome <> 'erased' AND (
+        (c.id = s.id AND t.kind = 'main')
+        OR (c.id <> s.id AND c.created_at BETWEEN s.created_at - interval '1 hour' AND interval '1 hour' + coalesce(
+                (SELECT max(o.entered_at) FROM turns o WHERE o.session_id = s.id), s.created_at)
+            AND NOT EXISTS (SELECT FROM turns m WHERE m.session_id = c.id AND m.kind = 'main')))
+    ORDER BY t.id
+""")
 _NEWEST_ERASED = text("""
     SELECT id FROM turns WHERE session_id = :session AND kind = 'main' AND outcome = 'erased'
     ORDER BY id DESC LIMIT :limit
@@ -168,6 +182,27 @@ class PostgresErasureStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    async def copies_of(self, session: SessionId) -> list[SessionId]:
+        own, beside = await self._read_beside(session)
+        # Thousands of lines in megabytes of text take seconds, and a gateway has chats to answer meanwhile.
+        return await asyncio.to_thread(find_copies, own, beside)
+
+    @transaction
+    async def _read_beside(
+        self, connection: AsyncConnection, session: SessionId
+    ) -> tuple[list[Message], dict[SessionId, list[Message]]]:
+        """The messages of the session's main turns, and those of sessions of side turns alone that began meanwhile."""
+        own: list[Message] = []
+        beside: dict[SessionId, list[Message]] = defaultdict(list)
+        content = content_of(connection)
+        for row in await connection.execute(_BESIDE_SESSION, {"session": session}):
+            messages = own if row.session_id == session else beside[SessionId(row.session_id)]
+            with suppress(ContentUnreadable, EncryptionKeyMissing):
+                messages += content.read_json(row.messages_added, "turns.messages_added", row.id)
+                reply = content.read_json(row.response, "turns.response", row.id)
+                messages += [] if reply is None else [reply]
+        return own, beside
 
     @transaction
     async def erase_session(self, connection: AsyncConnection, session: SessionId) -> Erasure | None:

@@ -135,6 +135,9 @@ class RejudgeStore(Protocol):
 class ErasureStore(Protocol):
     """Erases content for good."""
 
+    async def copies_of(self, session: SessionId) -> list[SessionId]:
+        """Sessions of side turns alone that quote this one, as summaries of a client do that does not name it."""
+
     async def erase_session(self, session: SessionId) -> Erasure | None:
         """Erase a session, including turns of it not inserted yet; None if there is no such session."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from clawloop.contracts.answers import Rejudged
 from clawloop.contracts.sessions import Erasure, RejudgeRequested
@@ -63,12 +64,20 @@ class SessionOperations:
         return results
 
     async def erase_session(self, session: SessionId) -> Applied[Erasure] | None:
-        """Erase a session's content for good; None if there is no such session.
+        """Erase a session's content for good, and what quotes it in side turns; None if there is no such session.
 
         Raises:
-            StoreUnavailable
+            StoreUnavailable: call it again.
         """
-        return await self._notify(await self._erasures.erase_session(session))
+        # The session last: as long as it has its content, what quotes it is found again.
+        copies = [await self._erasures.erase_session(copy) for copy in await self._erasures.copies_of(session)]
+        for copy in copies:
+            await self._notify(copy)
+        applied = await self._notify(await self._erasures.erase_session(session))
+        if applied is None:
+            return None
+        turns = applied.result.turns + sum(copy.turns for copy in copies if copy is not None)
+        return replace(applied, result=replace(applied.result, turns=turns))
 
     async def erase_turn(self, turn_id: TurnId) -> Applied[Erasure] | None:
         """Erase a turn, other replies to its request, and all turns that continue them; None: there is no such turn.

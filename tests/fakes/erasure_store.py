@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from clawloop.contracts.sessions import ContentErased, Erasure
-from clawloop.contracts.turns import StoredTurn, TurnKind, TurnOutcome
+from clawloop.contracts.turns import Message, StoredTurn, TurnKind, TurnOutcome
 from clawloop.ids import SessionId, TurnId
+from clawloop.turns.copies import find_copies
 from tests.fakes.turn_facts import above, facts
 from tests.fakes.turn_store import FakeTurnStore
 
@@ -17,6 +19,19 @@ class FakeErasureStore:
 
     def __init__(self, turns: FakeTurnStore) -> None:
         self._turns = turns
+
+    async def copies_of(self, session: SessionId) -> list[SessionId]:
+        turns = [turn for turn in await self._turns.all() if turn.outcome is not TurnOutcome.ERASED]
+        keys = {turn.record.api_key_id for turn in turns if turn.session_id == session}
+        turns = [turn for turn in turns if turn.record.api_key_id in keys]
+        mixed = {turn.session_id for turn in turns if turn.record.kind is TurnKind.MAIN}
+        own: list[Message] = []
+        beside: defaultdict[SessionId, list[Message]] = defaultdict(list)
+        for turn in turns:
+            if turn.session_id == session or turn.session_id not in mixed:
+                said = own if turn.session_id == session else beside[turn.session_id]
+                said += [*turn.record.messages, *([turn.record.response] if turn.record.response else [])]
+        return find_copies(own, beside)
 
     async def erase_session(self, session: SessionId) -> Erasure | None:
         own = [turn for turn in await self._turns.all() if turn.session_id == session]

@@ -42,6 +42,7 @@ async def test_conversations_are_sessions(name: str, stack: Stack, tmp_path: Pat
     chores = {turn.about.what for session in sessions for turn in session.turns if not turn.main}
     assert {"compaction", "memory flush", "heartbeat"} <= chores
     print(report(name, sessions))  # noqa: T201
+    await check_erased(stack, found["long"])
 
 
 async def converse(client: OpenClaw, conversation: str, turns: int, filler: str = "") -> None:
@@ -57,6 +58,16 @@ async def main_conversation(client: OpenClaw) -> None:
     assert await client.say("This is ask-main-1.", "main") == "The answer to ask-main-1."
     await client.command("system", "event", "--text", "A file has changed.", "--mode", "now")
     assert await client.say("This is ask-main-2.", "main") == "The answer to ask-main-2."
+
+
+async def check_erased(stack: Stack, session: Session) -> None:
+    """With a session go its summaries and memory flushes, whichever sessions these are in, and nothing else."""
+    async with stack.admin() as client:
+        answer = await client.delete(f"/admin/v1/sessions/{session.view['id']}")
+        assert answer.status_code == 200, answer.text
+        left = (await client.get("/admin/v1/export", params={"records": "turns"})).text
+    assert "ask-long-" not in left
+    assert "ask-main-1" in left
 
 
 def check_compacted(session: Session) -> None:
