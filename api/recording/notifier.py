@@ -7,16 +7,19 @@ workflow. So waits are short, queues are bounded, and nothing raises to the chat
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from typing import TYPE_CHECKING
 
 from api.ports import FeedbackStore, SessionNotifier, TurnStore
-from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, StoredFeedback, TurnRecorded
+from clawloop.contracts.sessions import FeedbackGiven, RepeatableRequest, SessionFacts, StoredFeedback, TurnRecorded
 from clawloop.contracts.turns import InsertedTurn, TurnKind, TurnRecord
-from clawloop.errors import SignalFailed, StoreUnavailable
+from clawloop.errors import AlreadyAnswered, SignalFailed, StoreUnavailable
+from clawloop.ids import TurnId
 from clawloop.telemetry.metrics import GatewayMetrics
 from clawloop.telemetry.tracing import continued, current_context
+from clawloop.turns.reactions import Reaction, newest_reaction
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -42,6 +45,7 @@ class NotificationQueue:
     Args:
         notifier: None sends nothing: all messages are left to the sweep.
         turns, feedback: where sent messages are marked as notified.
+        feedback: also takes the reactions that clients pass on.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class NotificationQueue:
         self._queues: list[asyncio.Queue[SessionMessage]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._paused_until = 0.0
+        self._reactions: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> NotificationQueue:
         if self._notifier is not None:
@@ -62,15 +67,18 @@ class NotificationQueue:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._reactions:
+            await asyncio.wait(self._reactions, timeout=DRAIN_SECONDS)
         joining = [asyncio.create_task(queue.join()) for queue in self._queues]
         if joining:
             await asyncio.wait(joining, timeout=DRAIN_SECONDS)
-        for task in (*joining, *self._tasks):
+        for task in (*joining, *self._tasks, *self._reactions):
             task.cancel()
-        await asyncio.gather(*joining, *self._tasks, return_exceptions=True)
+        await asyncio.gather(*joining, *self._tasks, *self._reactions, return_exceptions=True)
 
     def add_turn(self, record: TurnRecord, inserted: InsertedTurn) -> None:
-        """Queue a notification of a stored turn, if it is one that may be judged."""
+        """Queue a notification of a stored turn, if it is one that may be judged, and rate by a reaction in it."""
+        self._rate_by_reaction(record, inserted)
         if record.kind is not TurnKind.MAIN or inserted.erased or record.episode_id is not None:
             return
         facts = SessionFacts(
@@ -85,6 +93,30 @@ class NotificationQueue:
     def add_feedback(self, stored: StoredFeedback) -> None:
         """Queue a notification of stored feedback."""
         self._enqueue(stored.session, stored.given)
+
+    def _rate_by_reaction(self, record: TurnRecord, inserted: InsertedTurn) -> None:
+        rated = inserted.parent_turn_id
+        if rated is None or inserted.duplicate or inserted.erased or record.episode_id is not None:
+            return
+        if (reaction := newest_reaction(record.messages)) is not None:
+            task = asyncio.create_task(self._rate(record, inserted, rated, reaction))
+            self._reactions.add(task)
+            task.add_done_callback(self._reactions.discard)
+
+    async def _rate(self, record: TurnRecord, inserted: InsertedTurn, rated: TurnId, reaction: Reaction) -> None:
+        """Rate the reply before the request; once, however often the client sends the request."""
+        told = hashlib.sha256(f"reaction {inserted.session_id} {reaction.event}".encode()).digest()
+        try:
+            stored = await self._feedback.give(
+                record.api_key_id, rated, reaction.score, None, RepeatableRequest(told, told)
+            )
+        except AlreadyAnswered:
+            return
+        except StoreUnavailable as error:
+            log.warning("a reaction was not stored", extra={"turn_id": str(rated), "why": str(error)})
+            return
+        if stored is not None:
+            self.add_feedback(stored)
 
     def _enqueue(self, session: SessionFacts, message: TurnRecorded | FeedbackGiven) -> None:
         if not self._queues or time.monotonic() < self._paused_until:

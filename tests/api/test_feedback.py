@@ -66,6 +66,24 @@ async def test_feedback_on_the_last_reply(gateway: Gateway) -> None:
     assert (await give(gateway, {"session_id": "none", "turn": "last", "rating": "up"}))[0] == 404
 
 
+@pytest.mark.parametrize("headers", [{}, {"X-Turn-Type": "side"}], ids=["next message", "heartbeat"])
+async def test_a_reaction_that_openclaw_passes_on_rates_the_reply_before_it(
+    gateway: Gateway, headers: dict[str, str]
+) -> None:
+    said: list[Any] = [{"role": "user", "content": "hello"}]
+    async with gateway.client() as client:
+        first = (await client.post("/v1/chat/completions", json={"model": "policy", "messages": said})).json()
+        said += [first["choices"][0]["message"], {"role": "user", "content": "More."}]
+        event = "System: [2026-11-23 12:54:48 UTC] Telegram reaction added: 👎 by Alice (@alice) on msg 42"
+        frame = f'<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n"{event}"\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>'
+        again = {"model": "policy", "messages": [*said, {"role": "user", "content": frame}]}
+        for _ in range(2):  # OpenClaw sends a request that failed again
+            assert (await client.post("/v1/chat/completions", json=again, headers=headers)).status_code == 200
+    rated = turn_id_of(first["id"])
+    await until(lambda: any(turn == rated for turn, *_ in gateway.sessions.given))
+    assert [given for given in gateway.sessions.given if given[0] == rated] == [(rated, -1.0, None)]
+
+
 async def test_the_command_rates_the_last_reply(gateway: Gateway) -> None:
     reply = await chat(gateway)
     runner = CliRunner()

@@ -19,6 +19,8 @@ TURNS = 3
 # 9,000 tokens: with the 9,000 of OpenClaw's own prompt the second message is over what it compacts at.
 FILLER = "All of this has to be kept in mind. " * 1000
 LONG_TURNS = 5
+# As its Telegram channel queues it.
+REACTION = "Telegram reaction added: 👍 by Alice (@alice) on msg 42"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -39,6 +41,7 @@ async def test_conversations_are_sessions(name: str, stack: Stack, tmp_path: Pat
         check_chain(found[f"p{number}"], TURNS)
     check_compacted(found["long"])
     check_chain(found["main"], 2)
+    await check_rated(stack, found["main"])
     chores = {turn.about.what for session in sessions for turn in session.turns if not turn.main}
     assert {"compaction", "memory flush", "heartbeat"} <= chores
     print(report(name, sessions))  # noqa: T201
@@ -56,8 +59,15 @@ async def converse(client: OpenClaw, conversation: str, turns: int, filler: str 
 async def main_conversation(client: OpenClaw) -> None:
     """A heartbeat between two messages of the session that heartbeats belong to."""
     assert await client.say("This is ask-main-1.", "main") == "The answer to ask-main-1."
-    await client.command("system", "event", "--text", "A file has changed.", "--mode", "now")
+    await client.command("system", "event", "--text", REACTION, "--mode", "now")
     assert await client.say("This is ask-main-2.", "main") == "The answer to ask-main-2."
+
+
+async def check_rated(stack: Stack, session: Session) -> None:
+    """The reaction that a heartbeat passed on is a rating of the reply before it."""
+    async with stack.admin() as client:
+        details = [(await client.get(f"/admin/v1/turns/{turn.view['id']}")).json() for turn in session.main]
+    assert [[given["score"] for given in detail["feedback"]] for detail in details] == [[1.0], []]
 
 
 async def check_erased(stack: Stack, session: Session) -> None:
