@@ -25,6 +25,10 @@ OPENCLAW = NpmPackage("openclaw", "2026.9.6", "1a7355691bc0e605222ba818f1f72c178
 CLAUDE_CODE = NpmPackage(
     "@anthropic-ai/claude-code", "2.1.328", "441c0906137acabafcb209a71395e66afe770023017f5d4d3468b0c9e4db5e32"
 )
+# The program alone, of one kind of machine: the package around it only chooses it.
+CODEX = NpmPackage(
+    "@openai/codex", "0.169.0-linux-x64", "89801b4b97faba562eb80fe0a833159ac79399be674022f4b1a0ccab1d153faa"
+)
 # What they depend on is taken as it was on this day, whatever is published later.
 NPM_DAY = "2026-11-20"
 
@@ -60,6 +64,17 @@ def openclaw() -> list[str]:
 def claude_code() -> list[str]:
     """Command that runs Claude Code."""
     return [str(_npm_program(CLAUDE_CODE) / "node_modules" / ".bin" / "claude")]
+
+
+def codex() -> Path:
+    """The program of OpenAI's Codex."""
+    folder = _FOLDER / f"codex-{CODEX.version}"
+    if not folder.is_dir():
+        _FOLDER.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=_FOLDER) as scratch:
+            CODEX.fetch(Path(scratch)).rename(folder)
+    [program] = folder.glob("vendor/*/bin/codex")
+    return program
 
 
 def _npm_program(package: NpmPackage) -> Path:
