@@ -57,7 +57,8 @@ JUDGED_TOGETHER_LIMIT = 8
 
 JUDGE_TOGETHER = ActivityOptions(
     task_queue=JUDGE_QUEUE,
-    # One turn after the other, 15 minutes each. A killed worker is noticed by its heartbeats.
+    # As long as one turn after the other may take, 15 minutes each, though several are judged at once. A killed worker
+    # is noticed by its heartbeats.
     start_to_close_timeout=JUDGED_TOGETHER_LIMIT * timedelta(minutes=15),
     heartbeat_timeout=JUDGE["heartbeat_timeout"],
     retry_policy=JUDGE["retry_policy"],

@@ -21,8 +21,9 @@ REJUDGE = "judge_again"
 CONTENT_ERASED = "content_erased"
 # Ids of Temporal patches (`workflow.patched`) in the session's workflow. CLOSES_AGAIN: a session that was closed before
 # closes again at once after feedback. ENDS_BY_NEWEST: only the newest turn decides whether the session ends.
-# JUDGES_TOGETHER: turns that wait are judged by one activity.
+# JUDGES_TOGETHER: a share of the turns that wait is judged by one activity. JUDGES_ALL_WAITING: all of them are.
 CLOSES_AGAIN, ENDS_BY_NEWEST, JUDGES_TOGETHER = "closes-again", "ends-by-newest", "judges-together"
+JUDGES_ALL_WAITING = "judges-all-waiting"
 SWEEP_WORKFLOW = "Sweep"
 SWEEP_ID = "sweep"
 TRAINING_WORKFLOW = "Training"

@@ -148,12 +148,14 @@ class SessionWorkflow(LongRunningWorkflow):
     # Judging -------------------------------------------------------------------------------------------------------
 
     def _take_waiting(self) -> list[SessionMessage]:
-        """The oldest message that waits; if it is a turn, with this slot's share of the turns right behind it."""
+        """The oldest message that waits; if it is a turn, with the turns right behind it."""
         carried = self._state.carried
         waiting = list(itertools.takewhile(lambda message: isinstance(message, TurnRecorded), carried))
-        count = min(max(math.ceil(len(waiting) / self._state.in_flight), 1), JUDGED_TOGETHER_LIMIT)
-        if count > 1 and not workflow.patched(names.JUDGES_TOGETHER):
-            count = 1
+        count = min(max(len(waiting), 1), JUDGED_TOGETHER_LIMIT)
+        if count > 1 and not workflow.patched(names.JUDGES_ALL_WAITING):
+            count = min(math.ceil(len(waiting) / self._state.in_flight), JUDGED_TOGETHER_LIMIT)
+            if count > 1 and not workflow.patched(names.JUDGES_TOGETHER):
+                count = 1
         taken, self._state.carried = carried[:count], carried[count:]
         return taken
 

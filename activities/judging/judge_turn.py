@@ -6,6 +6,7 @@ An answer that stays missing is a missing vote, never a zero.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from temporalio import activity
@@ -28,6 +29,9 @@ from clawloop.samples.holdout import is_held_out
 from clawloop.turns.next_state import NextState
 
 log = logging.getLogger(__name__)
+
+# As many turns of one session as its workflow has judged at once. All wait for the same judge, which takes 8 requests.
+JUDGED_AT_ONCE = 4
 
 
 class JudgingActivities:
@@ -55,24 +59,30 @@ class JudgingActivities:
 
     @activity.defn(name="judge_turns")
     async def judge_turns(self, request: JudgeTurns) -> Judged:
-        """Judge several turns, one after the other.
+        """Judge several turns, `JUDGED_AT_ONCE` at a time.
 
         Raises:
             ClawloopError: a turn could not be judged. The other turns are judged, and a retry finds them decided. An
                 error that a retry may mend is raised rather than one that it cannot, so that no turn is given up early.
         """
         errors: list[ClawloopError] = []
-        results: list[TurnResult] = []
-        async with heartbeating():
-            for single in request.single():
+        free = asyncio.Semaphore(JUDGED_AT_ONCE)
+
+        async def judge(single: JudgeTurn) -> list[TurnResult]:
+            async with free:
                 try:
-                    results += (await self._judge_request(single)).fates
+                    return (await self._judge_request(single)).fates
                 except ClawloopError as error:
                     errors.append(error)
+                    return []
+
+        async with heartbeating(), asyncio.TaskGroup() as group:
+            judging = [group.create_task(judge(single)) for single in request.single()]
+        results = [task.result() for task in judging]
         if errors:
             raise min(errors, key=lambda failed: isinstance(failed, PermanentError))
         # A turn may be in several lists, and a step may have trained it between two of them.
-        return Judged(fates=list({result.turn_id: result for result in results}.values()))
+        return Judged(fates=list({result.turn_id: result for each in results for result in each}.values()))
 
     async def _judge_request(self, request: JudgeTurn) -> Judged:
         loaded = await self._store.load_judging(request.turn_id, TRAINED_LIMIT)

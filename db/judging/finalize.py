@@ -5,24 +5,68 @@ Every function works in the caller's transaction.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from sqlalchemy import func, select, update
+from sqlalchemy import Text, bindparam, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from clawloop.contracts.training import UNTAKEN, SampleState
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import FeedbackId, JudgementId, TurnId
-from clawloop.judging.records import FinalizedJudgement, Relation
+from clawloop.judging.records import Ballot, FinalizedJudgement, Relation
 from clawloop.samples.rewards import with_reward
 from db.content import content_of
 from db.exact_json import storable
 from db.judging.rewards import finalize_by_outcome, finalize_group, mean_before
-from db.judging.votes import votes_match
-from db.tables import FeedbackRow, JudgementRow, TurnRow
-from db.training.policies import lock_policy_of
-from db.training.samples import insert_sample, is_taken, others_taken, supersede_others, withdraw_sample
+from db.tables import FeedbackRow, JudgementRow, PolicyRow, SessionRow, TurnRow
+from db.training.policies import lock_policy
+from db.training.samples import SamplePlace, insert_sample, sample_place, supersede_others, withdraw_sample
 from db.training.work_flag import refresh_work_flag
+
+# All that finalizing depends on. One statement: each costs a judge worker more CPU than it costs PostgreSQL.
+_FACTS = text("""
+    SELECT j.turn_id, j.shown_by, j.verdict, own.outcome, after.outcome AS after,
+        own.session_id, own.group_id, r.content,
+        (SELECT s.state FROM samples s WHERE s.judgement_id = j.id) AS sample,
+        (SELECT array_agg(s.state) FROM samples s WHERE s.turn_id = j.turn_id AND s.judgement_id <> j.id)
+            AS other_samples,
+        votes.indices, votes.scores, given.applied, given.unapplied
+    FROM judgements j JOIN turns own ON own.id = j.turn_id JOIN sessions ss ON ss.id = own.session_id
+        JOIN policies p ON p.id = ss.policy LEFT JOIN recipes r ON r.hash = p.recipe_hash
+        LEFT JOIN turns after ON after.id = j.shown_by
+        CROSS JOIN LATERAL (
+            SELECT array_agg(v.index ORDER BY v.index) AS indices, array_agg(v.score ORDER BY v.index) AS scores
+            FROM votes v WHERE v.judgement_id = j.id AND v.kind = :kind) votes
+        CROSS JOIN LATERAL (
+            SELECT array_agg(f.id) FILTER (WHERE f.applied_at IS NOT NULL) AS applied,
+                array_agg(f.id) FILTER (WHERE f.applied_at IS NULL) AS unapplied
+            FROM feedback f WHERE f.turn_id = j.turn_id) given
+    WHERE j.id = :judgement
+""").bindparams(bindparam("kind", type_=Text))
+
+
+@dataclass(frozen=True, slots=True)
+class _Locked:
+    """A judgement as it is while policy and judgement are locked.
+
+    Attributes:
+        verdict: before this call.
+        sample: the state of its sample; None: it has none.
+        other_samples: states of the samples of the turn's other judgements.
+        votes: the stored votes of the asked kind, by index.
+    """
+
+    policy: PolicyRow
+    turn_id: TurnId
+    verdict: int | None
+    place: SamplePlace
+    sample: str | None
+    other_samples: frozenset[str]
+    votes: Mapping[int, int | None]
+    applied: frozenset[FeedbackId]
+    unapplied: frozenset[FeedbackId]
 
 
 async def finalize_judgement(
@@ -32,19 +76,16 @@ async def finalize_judgement(
     feedback_ids: Sequence[FeedbackId],
 ) -> str | None:
     """See `activities.judging.ports.JudgementStore.finalize`."""
-    turn_id, policy = await _lock_judgement(connection, judgement)
-    new_feedback = await _unapplied(connection, turn_id, feedback_ids)
-    if await is_taken(connection, judgement):
-        if new_feedback:
-            raise StoreUnavailable(f"a step took the sample of turn {turn_id} meanwhile")
+    ballot = finalized.ballot
+    locked = await _lock(connection, judgement, None if ballot is None else ballot.kind)
+    turn_id, policy = locked.turn_id, locked.policy.id
+    new_feedback = locked.unapplied & set(feedback_ids)
+    if _is_settled(locked, ballot, feedback_ids):
         return None
-    if finalized.ballot is not None and not await votes_match(connection, judgement, finalized.ballot):
-        raise StoreUnavailable(f"other votes on turn {turn_id} were stored first")
-    if not new_feedback and await others_taken(connection, judgement, turn_id):
-        return None
-    await supersede_others(connection, judgement, turn_id, finalized.why)
+    if locked.other_samples & {*UNTAKEN}:
+        await supersede_others(connection, judgement, turn_id, finalized.why)
     own = finalized.reward
-    mean = await mean_before(connection, policy, judgement, finalized.verdict.verdict or 0)
+    mean = await mean_before(connection, locked.policy, locked.verdict or 0, finalized.verdict.verdict or 0)
     if finalized.relation is Relation.MEAN and finalized.verdict.verdict and own is not None and mean.count:
         finalized = with_reward(finalized, mean.relative(own), f"mean before {mean.total / mean.count:+.2f}")
     hint = None if finalized.hint.text is None else storable(finalized.hint.text)
@@ -64,14 +105,12 @@ async def finalize_judgement(
     turn = update(TurnRow).where(TurnRow.id == turn_id)
     await connection.execute(turn.values(outcome=finalized.outcome, outcome_detail=storable(finalized.why)))
     if finalized.sampled and finalized.relation in (Relation.NONE, Relation.MEAN):
-        await insert_sample(
-            connection, judgement, turn_id, finalized.reward or None, finalized.hinted_prompt_ids, finalized.why
-        )
-    else:
+        reward, hinted = finalized.reward or None, finalized.hinted_prompt_ids
+        await insert_sample(connection, judgement, turn_id, reward, hinted, finalized.why, locked.place)
+    elif locked.sample is not None:
         await withdraw_sample(connection, judgement, finalized.why)
     if finalized.relation is Relation.GROUP:
-        group = (await connection.execute(select(TurnRow.group_id).where(TurnRow.id == turn_id))).scalar_one()
-        await finalize_group(connection, TurnId(group or turn_id))
+        await finalize_group(connection, TurnId(locked.place.group_id or turn_id))
     if finalized.relation is Relation.OUTCOME:
         await finalize_by_outcome(connection, turn_id)
     if new_feedback:
@@ -80,38 +119,65 @@ async def finalize_judgement(
     return policy if await refresh_work_flag(connection, policy) else None
 
 
-async def _lock_judgement(connection: AsyncConnection, judgement: JudgementId) -> tuple[TurnId, str]:
-    """Lock the policy and the judgement; return the judgement's turn and the policy.
+def _is_settled(locked: _Locked, ballot: Ballot | None, feedback_ids: Sequence[FeedbackId]) -> bool:
+    """Whether nothing may be written any more: a step has or had a sample of the turn.
+
+    Raises:
+        StoreUnavailable: the judgement was made from less than is stored by now; judge again.
+    """
+    if locked.applied - set(feedback_ids):
+        raise StoreUnavailable(f"other feedback on turn {locked.turn_id} was applied meanwhile")
+    new_feedback = locked.unapplied & set(feedback_ids)
+    if locked.sample is not None and locked.sample not in UNTAKEN:
+        # A step has or had it, or it expired: it cannot change any more.
+        if new_feedback:
+            raise StoreUnavailable(f"a step took the sample of turn {locked.turn_id} meanwhile")
+        return True
+    # The judgement is locked, so that no vote is inserted meanwhile.
+    if ballot is not None and [locked.votes.get(index) for index in range(len(ballot.scores))] != list(ballot.scores):
+        raise StoreUnavailable(f"other votes on turn {locked.turn_id} were stored first")
+    # Expired samples do not count: nothing was learned from them, so the turn may have another.
+    return not new_feedback and bool(locked.other_samples - {*UNTAKEN, SampleState.EXPIRED})
+
+
+async def _lock(connection: AsyncConnection, judgement: JudgementId, kind: str | None) -> _Locked:
+    """Lock the policy and the judgement, and read what finalizing it depends on.
+
+    Args:
+        kind: of the votes that are read.
 
     Raises:
         RecordUnusable: the turn, the one that holds its next state, or with that the judgement was erased.
     """
-    query = select(JudgementRow.turn_id, JudgementRow.shown_by).where(JudgementRow.id == judgement)
-    row = (await connection.execute(query)).first()
-    policy = None if row is None else await lock_policy_of(connection, TurnId(row.turn_id))
-    row = (await connection.execute(query.with_for_update())).first()
-    if row is None or policy is None:
-        raise RecordUnusable(f"judgement {judgement} was erased")
-    for turn in await connection.execute(select(TurnRow.id, TurnRow.outcome).where(TurnRow.id.in_([*row]))):
-        require_content(TurnId(turn.id), turn.outcome)
-    return TurnId(row.turn_id), policy
-
-
-async def _unapplied(
-    connection: AsyncConnection, turn_id: TurnId, feedback_ids: Sequence[FeedbackId]
-) -> list[FeedbackId]:
-    """Those of `feedback_ids` that no judgement has applied.
-
-    Raises:
-        StoreUnavailable: feedback that is not in `feedback_ids` was applied.
-    """
-    query = select(FeedbackRow.id, FeedbackRow.applied_at.is_not(None).label("applied")).where(
-        FeedbackRow.turn_id == turn_id
+    of_turn = (
+        select(SessionRow.policy)
+        .join(TurnRow, TurnRow.session_id == SessionRow.id)
+        .join(JudgementRow, JudgementRow.turn_id == TurnRow.id)
+        .where(JudgementRow.id == judgement)
     )
-    stored = (await connection.execute(query)).all()
-    if any(row.applied and row.id not in feedback_ids for row in stored):
-        raise StoreUnavailable(f"other feedback on turn {turn_id} was applied meanwhile")
-    return [FeedbackId(row.id) for row in stored if not row.applied and row.id in feedback_ids]
+    if (policy_id := await connection.scalar(of_turn)) is None:
+        raise RecordUnusable(f"judgement {judgement} was erased")
+    policy = await lock_policy(connection, policy_id)
+    await connection.execute(select(JudgementRow.id).where(JudgementRow.id == judgement).with_for_update())
+    # A statement of its own: it sees what was committed while this transaction waited for the locks.
+    row = (await connection.execute(_FACTS, {"judgement": judgement, "kind": kind})).first()
+    if row is None:
+        raise RecordUnusable(f"judgement {judgement} was erased")
+    turn_id = TurnId(row.turn_id)
+    require_content(turn_id, row.outcome)
+    if row.shown_by is not None:
+        require_content(TurnId(row.shown_by), row.after)
+    return _Locked(
+        policy=policy,
+        turn_id=turn_id,
+        verdict=row.verdict,
+        place=sample_place(policy_id, row),
+        sample=row.sample,
+        other_samples=frozenset(row.other_samples or ()),
+        votes=dict(zip(row.indices or (), row.scores or (), strict=True)),
+        applied=frozenset(map(FeedbackId, row.applied or ())),
+        unapplied=frozenset(map(FeedbackId, row.unapplied or ())),
+    )
 
 
 def require_content(turn_id: TurnId, outcome: str) -> None:

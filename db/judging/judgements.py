@@ -30,8 +30,8 @@ from db.content import content_of
 from db.database import Database, transaction
 from db.judging.finalize import finalize_judgement, require_content
 from db.judging.votes import insert_direct_vote, insert_hints, insert_votes, read_open
-from db.tables import FeedbackRow, JudgementRow, SampleRow, SessionRow, TurnRow
-from db.training.recipes import recipe_of_policy
+from db.tables import FeedbackRow, JudgementRow, PolicyRow, RecipeRow, SampleRow, SessionRow, TurnRow
+from db.training.recipes import require_recipe
 from db.training.samples import read_trained_turns
 from db.turns.conversation_cache import ConversationCache
 from db.turns.prepared_turn import Request
@@ -41,27 +41,34 @@ from db.turns.session_lookup import parent_candidates
 # The nearest main turn above and the nearest main turns below; side turns between do not count. One statement reads all
 # that has one row: each statement costs a judge worker more CPU than it costs PostgreSQL.
 _FACTS = text("""
-    SELECT t.entered_at, s.task_outcome, current.revision, current.outcome, current.verdict, current.shown_by,
+    SELECT s.task_outcome, current.revision, current.outcome, current.verdict, current.shown_by,
         (SELECT count(*) FROM turns o WHERE o.session_id = t.session_id AND o.kind = 'main' AND o.id <= t.id) AS number,
         (WITH RECURSIVE up AS (
             SELECT p.id, p.kind, p.parent_turn_id FROM turns p WHERE p.id = t.parent_turn_id
             UNION ALL
             SELECT p.id, p.kind, p.parent_turn_id FROM up JOIN turns p ON p.id = up.parent_turn_id
             WHERE up.kind = 'side')
-        SELECT id FROM up WHERE kind = 'main') AS follows
+        SELECT id FROM up WHERE kind = 'main') AS follows,
+        below.followed_by, below.overtaken_by,
+        EXISTS (SELECT FROM feedback f WHERE f.turn_id = t.id) AS rated,
+        EXISTS (
+            SELECT FROM turns o
+            WHERE o.session_id = t.session_id AND o.outcome IN ('trained', 'rolled_back')) AS session_trained
     FROM turns t JOIN sessions s ON s.id = t.session_id
     LEFT JOIN LATERAL (
         SELECT j.revision, j.outcome, j.verdict, j.shown_by FROM judgements j
         WHERE j.turn_id = t.id AND j.decided_at IS NOT NULL
         ORDER BY j.revision DESC, j.decided_at DESC LIMIT 1) current ON true
+    CROSS JOIN LATERAL (
+        WITH RECURSIVE down AS (
+            SELECT c.id, c.kind, c.entered_at FROM turns c WHERE c.parent_turn_id = t.id
+            UNION ALL
+            SELECT c.id, c.kind, c.entered_at FROM down JOIN turns c ON c.parent_turn_id = down.id
+            WHERE down.kind = 'side')
+        SELECT array_agg(id ORDER BY id) AS followed_by,
+            array_agg(id) FILTER (WHERE entered_at < t.entered_at) AS overtaken_by
+        FROM down WHERE kind = 'main') below
     WHERE t.id = :turn_id
-""")
-_FOLLOWED_BY = text("""
-    WITH RECURSIVE down AS (
-        SELECT id, kind, entered_at FROM turns WHERE parent_turn_id = :turn_id
-        UNION ALL
-        SELECT t.id, t.kind, t.entered_at FROM down JOIN turns t ON t.parent_turn_id = down.id WHERE down.kind = 'side')
-    SELECT id, entered_at FROM down WHERE kind = 'main' ORDER BY id
 """)
 
 
@@ -78,16 +85,18 @@ class PostgresJudgementStore:
 
     @transaction
     async def load_context(self, connection: AsyncConnection, turn_id: TurnId) -> TurnContext | None:
-        return await self._context(connection, turn_id)
+        context, _ = await self._context(connection, turn_id)
+        return context
 
     @transaction
     async def load_judging(
         self, connection: AsyncConnection, turn_id: TurnId, trained_limit: int
     ) -> JudgingContext | None:
-        if (turn := await self._context(connection, turn_id)) is None:
+        turn, has_trained = await self._context(connection, turn_id)
+        if turn is None:
             return None
-        before = None if turn.follows is None else await self._context(connection, turn.follows)
-        trained = await read_trained_turns(connection, turn.turn.session_id, trained_limit)
+        before, _ = (None, False) if turn.follows is None else await self._context(connection, turn.follows)
+        trained = await read_trained_turns(connection, turn.turn.session_id, trained_limit) if has_trained else []
         return JudgingContext(turn, before, trained)
 
     @transaction
@@ -170,28 +179,29 @@ class PostgresJudgementStore:
     ) -> str | None:
         return await finalize_judgement(connection, judgement, finalized, feedback_ids)
 
-    async def _context(self, connection: AsyncConnection, turn_id: TurnId) -> TurnContext | None:
+    async def _context(self, connection: AsyncConnection, turn_id: TurnId) -> tuple[TurnContext | None, bool]:
+        """A main turn's context, and whether a turn of its session was ever trained."""
         turn = await read_turn(connection, self._conversations, turn_id)
         if turn is None or turn.record.kind is not TurnKind.MAIN:
-            return None
+            return None, False
         record = turn.record
         request = Request(record.api_key_id, record.evidence, record.messages, record.group_id or turn_id)
         facts = (await connection.execute(_FACTS, {"turn_id": turn_id})).first()
         if facts is None:  # deleted meanwhile, with its session
-            return None
-        followed_by = (await connection.execute(_FOLLOWED_BY, {"turn_id": turn_id})).all()
-        return TurnContext(
+            return None, False
+        context = TurnContext(
             turn=turn,
             number=facts.number,
             seed=request.seed,
             candidates=await parent_candidates(connection, turn.session_id, request),
             follows=None if facts.follows is None else TurnId(facts.follows),
-            followed_by=[TurnId(row.id) for row in followed_by],
-            overtaken_by=frozenset(TurnId(row.id) for row in followed_by if row.entered_at < facts.entered_at),
+            followed_by=[TurnId(later) for later in facts.followed_by or ()],
+            overtaken_by=frozenset(TurnId(later) for later in facts.overtaken_by or ()),
             current=None if facts.revision is None else _current_judgement(facts),
             task_outcome=facts.task_outcome,
-            feedback=await _feedback(connection, turn_id),
+            feedback=await _feedback(connection, turn_id) if facts.rated else [],
         )
+        return context, facts.session_trained
 
 
 async def _feedback(connection: AsyncConnection, turn_id: TurnId) -> list[GivenFeedback]:
@@ -226,12 +236,17 @@ async def _open(
 ) -> OpenJudgement:
     policy = await _lock(connection, turn_id, next_turn_id)
     # A judgement in progress keeps its recipe, whatever the policy's recipe is by now.
-    stored = select(JudgementRow.id, JudgementRow.recipe_hash).where(
-        JudgementRow.turn_id == turn_id, JudgementRow.revision == revision
+    stored = (
+        select(JudgementRow.id, JudgementRow.recipe_hash, RecipeRow.content)
+        .select_from(PolicyRow)
+        .outerjoin(RecipeRow, RecipeRow.hash == PolicyRow.recipe_hash)
+        .outerjoin(JudgementRow, and_(JudgementRow.turn_id == turn_id, JudgementRow.revision == revision))
+        .where(PolicyRow.id == policy)
     )
-    if (row := (await connection.execute(stored)).first()) is not None:
+    row = (await connection.execute(stored)).one()
+    if row.id is not None:
         return await read_open(connection, JudgementId(row.id), row.recipe_hash, hint_kind)
-    recipe = await recipe_of_policy(connection, policy)
+    recipe = require_recipe(policy, row.content)
     judgement = new_judgement_id()
     values = {
         "id": judgement,

@@ -16,13 +16,9 @@ from clawloop.ids import JudgementId, SessionId, TurnId
 from clawloop.judging.records import TurnDecision
 from clawloop.samples.rewards import Member, decide_by_outcome, decide_group, wait_for_outcome
 from db.exact_json import storable
-from db.tables import JudgementRow, TurnRow
+from db.tables import JudgementRow, PolicyRow, TurnRow
 from db.training.samples import insert_sample, withdraw_sample
 
-_VERDICTS = text("""
-    SELECT p.verdict_count, p.verdict_total, coalesce(j.verdict, 0) AS own
-    FROM policies p, judgements j WHERE p.id = :policy AND j.id = :judgement
-""")
 _ADD_VERDICT = text("""
     UPDATE policies SET verdict_count = verdict_count + :count, verdict_total = verdict_total + :total
     WHERE id = :policy
@@ -52,19 +48,20 @@ _OPEN_GROUPS = text("""
 """)
 
 
-async def mean_before(connection: AsyncConnection, policy: str, judgement: JudgementId, verdict: int) -> RunningMean:
-    """The policy's mean verdict without this judgement; from now on the mean includes the judgement, with `verdict`.
+async def mean_before(connection: AsyncConnection, policy: PolicyRow, own: int, verdict: int) -> RunningMean:
+    """The policy's mean verdict without a judgement's; from now on the mean includes the judgement, with `verdict`.
 
     Idempotent: repeated for a judgement it returns the same, and counts the judgement once.
 
     Args:
+        policy: as it was read when it was locked.
+        own: the judgement's verdict so far.
         verdict: 0 is not counted.
     """
-    row = (await connection.execute(_VERDICTS, {"policy": policy, "judgement": judgement})).one()
-    before = RunningMean(row.verdict_count - abs(row.own), row.verdict_total - row.own)
-    change = {"count": abs(verdict) - abs(row.own), "total": verdict - row.own}
+    before = RunningMean(policy.verdict_count - abs(own), policy.verdict_total - own)
+    change = {"count": abs(verdict) - abs(own), "total": verdict - own}
     if any(change.values()):
-        await connection.execute(_ADD_VERDICT, {"policy": policy, **change})
+        await connection.execute(_ADD_VERDICT, {"policy": policy.id, **change})
     return before
 
 

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.ids import JudgementId
 from clawloop.judging.parsing import HintVote, Vote
-from clawloop.judging.records import DIRECT, VOTES, Ballot, OpenJudgement, StoredHint, StoredVote
+from clawloop.judging.records import DIRECT, VOTES, OpenJudgement, StoredHint, StoredVote
 from db.content import ContentCodec, content_of
 from db.content_rows import answer_row
 from db.exact_json import storable
@@ -97,13 +97,6 @@ async def insert_hints(
         rows["texts"].append(content.write_text(said, "hints.text", place))
     await connection.execute(_LOCK_TURNS, {"judgement_id": judgement})
     await connection.execute(_INSERT_HINTS, rows)
-
-
-async def votes_match(connection: AsyncConnection, judgement: JudgementId, ballot: Ballot) -> bool:
-    """Whether the ballot has the stored votes; the judgement must be locked, so that no vote is inserted meanwhile."""
-    query = select(VoteRow.index.label("n"), VoteRow.score).where(VoteRow.judgement_id == judgement)
-    stored = {row.n: row.score for row in await connection.execute(query.where(VoteRow.kind == ballot.kind))}
-    return [stored.get(index) for index in range(len(ballot.scores))] == list(ballot.scores)
 
 
 async def read_open(

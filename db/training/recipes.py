@@ -123,7 +123,11 @@ async def recipe_of_policy(connection: AsyncConnection, policy: str) -> Recipe:
     query = (
         select(RecipeRow.content).join(PolicyRow, PolicyRow.recipe_hash == RecipeRow.hash).where(PolicyRow.id == policy)
     )
-    content = await connection.scalar(query)
+    return require_recipe(policy, await connection.scalar(query))
+
+
+def require_recipe(policy: str, content: dict[str, Any] | None) -> Recipe:
+    """The recipe whose stored content was read; raises as `recipe_of_policy`."""
     if content is None:
         raise RecordUnusable(f"policy {policy!r} has no recipe")
     return parse_stored_recipe(content)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import select, text, update
 from sqlalchemy.dialects.postgresql import insert
@@ -71,6 +73,37 @@ _TRAINED_TURNS = text("""
 """)
 
 
+@dataclass(frozen=True, slots=True)
+class SamplePlace:
+    """What decides whether a turn's sample is held out."""
+
+    policy: str
+    session_id: SessionId
+    group_id: TurnId | None
+    held_out_share: float
+
+
+def sample_place(policy: str, row: Any) -> SamplePlace:
+    """
+    Args:
+        row: with `session_id` and `group_id` of the turn and `content` of the policy's recipe.
+    """
+    share = 0.0 if row.content is None else held_out_share(row.content)
+    return SamplePlace(policy, SessionId(row.session_id), None if row.group_id is None else TurnId(row.group_id), share)
+
+
+async def _read_place(connection: AsyncConnection, turn_id: TurnId) -> SamplePlace:
+    query = (
+        select(SessionRow.policy, TurnRow.session_id, TurnRow.group_id, RecipeRow.content)
+        .join(TurnRow, TurnRow.session_id == SessionRow.id)
+        .join(PolicyRow, PolicyRow.id == SessionRow.policy)
+        .outerjoin(RecipeRow, RecipeRow.hash == PolicyRow.recipe_hash)
+        .where(TurnRow.id == turn_id)
+    )
+    row = (await connection.execute(query)).one()
+    return sample_place(row.policy, row)
+
+
 async def insert_sample(
     connection: AsyncConnection,
     judgement: JudgementId,
@@ -78,21 +111,17 @@ async def insert_sample(
     reward: float | None,
     hinted_prompt_ids: Sequence[int] | None,
     reason: str,
+    place: SamplePlace | None = None,
 ) -> None:
     """Insert the judgement's sample, or update it if no step has taken it.
 
     If the turn's session or group is held out, the sample is, and so is the turn: call this after setting its outcome.
+
+    Args:
+        place: of the turn, where the caller has read it already.
     """
-    query = (
-        select(SessionRow.policy, SessionRow.id.label("session"), TurnRow.group_id, RecipeRow.content)
-        .join(TurnRow, TurnRow.session_id == SessionRow.id)
-        .join(PolicyRow, PolicyRow.id == SessionRow.policy)
-        .outerjoin(RecipeRow, RecipeRow.hash == PolicyRow.recipe_hash)
-        .where(TurnRow.id == turn_id)
-    )
-    turn = (await connection.execute(query)).one()
-    share = 0.0 if turn.content is None else held_out_share(turn.content)
-    held_out = is_held_out(turn.policy, turn.group_id or turn.session, share)
+    place = place or await _read_place(connection, turn_id)
+    held_out = is_held_out(place.policy, place.group_id or place.session_id, place.held_out_share)
     hinted = None if hinted_prompt_ids is None else ids_to_bytes(hinted_prompt_ids)
     values = {
         "state": SampleState.HELD_OUT if held_out else SampleState.FRESH,
@@ -104,7 +133,7 @@ async def insert_sample(
         id=new_sample_id(),
         judgement_id=judgement,
         turn_id=turn_id,
-        policy=turn.policy,
+        policy=place.policy,
         **values,
     )
     untaken = SampleRow.state.in_(UNTAKEN)
@@ -112,16 +141,6 @@ async def insert_sample(
     sample = await connection.scalar(written.returning(SampleRow.id))
     if held_out and sample is not None:
         await set_turn_outcomes(connection, [SampleId(sample)], TurnOutcome.HELD_OUT, f"held out: {reason}")
-
-
-async def others_taken(connection: AsyncConnection, judgement: JudgementId, turn_id: TurnId) -> bool:
-    """Whether a sample of another judgement of the turn is claimed, trained or quarantined.
-
-    Expired samples do not count: nothing was learned from them, so the turn may have another.
-    """
-    not_taken = [*UNTAKEN, SampleState.EXPIRED]
-    others = [SampleRow.turn_id == turn_id, SampleRow.judgement_id != judgement, SampleRow.state.not_in(not_taken)]
-    return await connection.scalar(select(SampleRow.id).where(*others).limit(1)) is not None
 
 
 async def supersede_others(connection: AsyncConnection, judgement: JudgementId, turn_id: TurnId, reason: str) -> None:
@@ -135,12 +154,6 @@ async def withdraw_sample(connection: AsyncConnection, judgement: JudgementId, r
     """Supersede the judgement's sample if no step has or had it."""
     fresh = update(SampleRow).where(SampleRow.judgement_id == judgement, SampleRow.state.in_(UNTAKEN))
     await connection.execute(fresh.values(state=SampleState.SUPERSEDED, reason=reason))
-
-
-async def is_taken(connection: AsyncConnection, judgement: JudgementId) -> bool:
-    """Whether the judgement's sample cannot change any more: a step has or had it, or it expired."""
-    state = await connection.scalar(select(SampleRow.state).where(SampleRow.judgement_id == judgement))
-    return state is not None and state not in UNTAKEN
 
 
 async def end_samples(

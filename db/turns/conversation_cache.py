@@ -21,7 +21,8 @@ _CHAIN = text("""
         UNION ALL
         SELECT c.depth + 1, t.* FROM chain c JOIN turns t ON t.id = c.parent_turn_id
         WHERE c.messages_kept > 0 OR c.prompt_shared > 0)
-    SELECT id, messages_kept, messages_added, response, prompt_shared, prompt_ids, response_ids, tools_sha256
+    SELECT id, parent_turn_id, messages_kept, messages_added, response, prompt_shared, prompt_ids, response_ids,
+        tools_sha256
     FROM chain ORDER BY depth DESC
 """)
 
@@ -50,11 +51,16 @@ class ConversationCache:
         """
         if (cached := self._cache.get(turn_id)) is not None:
             return cached
-        conversation = None
+        conversation = parent = None
         for row in (await connection.execute(_CHAIN, {"turn_id": turn_id})).mappings():
+            if conversation is not None:
+                parent = (TurnId(row["parent_turn_id"]), conversation)
             conversation = _continued(conversation, row, content_of(connection))
         if conversation is None:
             raise LookupError(f"no turn {turn_id}")
+        if parent is not None:
+            # The next to be loaded: a judge needs the turn that this one follows.
+            self.put(*parent)
         self.put(turn_id, conversation)
         return conversation
 

@@ -178,6 +178,21 @@ async def judged_together(client: Client, scripted: ScriptedActivities) -> Conve
     return talk
 
 
+async def all_waiting_judged(client: Client, scripted: ScriptedActivities) -> Conversation:
+    """Four turns are judged at once; the first of them that ends leaves its place to all that wait."""
+    talk = Conversation(client)
+    scripted.gate.clear()
+    for running in (1, 2, 3, 4):
+        await talk.say()
+        await until(lambda running=running: len(scripted.judged) == running)  # type: ignore[misc]
+    for _ in range(6):
+        await talk.say()
+    scripted.gate.set()
+    await until(lambda: len(scripted.judged) == 10)
+    await talk.say(ends=True)
+    return talk
+
+
 PATHS: tuple[Scenario, ...] = (
     ended_by_the_client,
     late_older_turn,
@@ -195,6 +210,7 @@ PATHS: tuple[Scenario, ...] = (
     turn_while_closing,
     rolled_over,
     judged_together,
+    all_waiting_judged,
 )
 
 

@@ -42,6 +42,7 @@ class ScriptedActivities:
     Attributes:
         judged: requests, in the order in which they began; each of several turns judged together is one.
         together: requests for several turns.
+        runs: the session of each judging activity, in the order in which they began.
         most: the largest number of concurrent judgings.
         fails: how a judging fails; called with each request.
         gate: judging waits for it.
@@ -53,6 +54,7 @@ class ScriptedActivities:
     def __init__(self) -> None:
         self.judged: list[JudgeTurn] = []
         self.together: list[JudgeTurns] = []
+        self.runs: list[SessionId] = []
         self.closed: list[CloseSession] = []
         self.now = 0
         self.most = 0
@@ -67,6 +69,16 @@ class ScriptedActivities:
 
     @activity.defn(name="judge_turn")
     async def judge_turn(self, ask: JudgeTurn) -> Judged:
+        self.runs.append(ask.session_id)
+        return Judged(fates=[await self._judge(ask)])
+
+    @activity.defn(name="judge_turns")
+    async def judge_turns(self, ask: JudgeTurns) -> Judged:
+        self.runs.append(ask.session_id)
+        self.together.append(ask)
+        return Judged(fates=await asyncio.gather(*map(self._judge, ask.single())))
+
+    async def _judge(self, ask: JudgeTurn) -> TurnResult:
         self.judged.append(ask)
         self.now += 1
         self.most = max(self.most, self.now)
@@ -79,12 +91,7 @@ class ScriptedActivities:
             self.now -= 1
         why = "verdict +1: 3 of 3 votes for 1" if ask.give_up is None else f"no valid vote ({ask.give_up})"
         outcome = TurnOutcome.SAMPLED if ask.give_up is None else TurnOutcome.UNJUDGED
-        return Judged(fates=[turn_result(ask.turn_id, len(self.judged), outcome, why)])
-
-    @activity.defn(name="judge_turns")
-    async def judge_turns(self, ask: JudgeTurns) -> Judged:
-        self.together.append(ask)
-        return Judged(fates=[result for each in ask.single() for result in (await self.judge_turn(each)).fates])
+        return turn_result(ask.turn_id, len(self.judged), outcome, why)
 
     @activity.defn(name="ask_directly")
     async def collect_direct_vote(self, ask: CollectDirectVote) -> None:
