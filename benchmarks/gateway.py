@@ -124,7 +124,9 @@ async def _measure(
     measured: dict[Case, dict[str, Load]] = {}
     number = 0
     limit = aiohttp.ClientTimeout(total=600)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=limit) as client:
+    # A server that was not asked for 5 s closes its connections (the default of uvicorn, thus of the relays).
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
+    async with aiohttp.ClientSession(connector=connector, timeout=limit) as client:
         for case in cases:
             await answers(f"{engine}/set?milliseconds={case.milliseconds}")
             loads = measured[case] = {server.name: Load() for server in servers}

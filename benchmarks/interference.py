@@ -74,9 +74,10 @@ def run(options: argparse.Namespace) -> Result:
     if seen.errors:
         raise RuntimeError(f"{len(seen.errors)} answers failed: {seen.errors[0]}")
     rows = [_row(state, gaps, rounds * seconds) for state, gaps in measured.items()]
-    alone = median(measured["serving alone"])
+    alone = len(measured["serving alone"])
+    # Not the median gap: an engine on few cores sends several tokens together, whose gaps are next to none.
     ratios = {
-        f"gap between tokens, {state} to serving alone, p50": Ratio(median(gaps) / alone, "lower")
+        f"tokens a second, {state} to serving alone": Ratio(len(gaps) / alone, "higher")
         for state, gaps in measured.items()
         if state != "serving alone"
     }
