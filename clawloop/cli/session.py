@@ -100,7 +100,10 @@ def _show_page(page: SessionPage, as_json: bool) -> None:
     if as_json:
         show_json(page)
         return
-    show_table([_session_row(session) for session in page.sessions])
+    # A search counts no total.
+    show_table(
+        [_session_row(session) for session in page.sessions], "nothing yet" if page.total is not None else "none fits"
+    )
     if page.total is None and page.next is not None:
         typer.echo(f"the newest {len(page.sessions)}, --more")
     if page.total is not None and len(page.sessions) < page.total:

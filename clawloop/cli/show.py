@@ -32,10 +32,10 @@ def show_json(answer: object) -> None:
     typer.echo(TypeAdapter(type(answer)).dump_json(answer).decode())
 
 
-def show_table(rows: Sequence[dict[str, str]]) -> None:
-    """Print rows with the same keys; the last column takes what room is left."""
+def show_table(rows: Sequence[dict[str, str]], none: str = "nothing yet") -> None:
+    """Print rows with the same keys, or `none`; the last column takes what room is left."""
     if not rows:
-        typer.echo("nothing yet")
+        typer.echo(none)
         return
     from rich.cells import cell_len, set_cell_size
 

@@ -17,7 +17,7 @@ PATIENT_MILLISECONDS = 60_000
 @asynccontextmanager
 async def logged_in(browser: Browser, served: Served, **options: Any) -> AsyncIterator[tuple[Page, list[str]]]:
     """A tab of somebody who logged in, and the errors of its console."""
-    context = await browser.new_context(base_url=served.url, locale="en-US", **options)
+    context = await browser.new_context(base_url=served.url, **{"locale": "en-US"} | options)
     context.set_default_timeout(PATIENT_MILLISECONDS)
     tab, errors = await context.new_page(), list[str]()
     tab.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)

@@ -87,6 +87,17 @@ async def _violations(tab: Page) -> list[Any]:
     return list(json.loads(found["result"]["value"]))
 
 
+async def test_the_chart_is_drawn_in_a_browser_without_a_locale(page: Served, browser: Browser) -> None:
+    """Its language is then one that it does not know itself."""
+    await page.recorder.chat("s1", "Hello", "And more")
+    async with logged_in(browser, page, locale=None) as (tab, errors):
+        assert "@" in await tab.evaluate(
+            "Object.getPrototypeOf(navigator).__lookupGetter__('language').call(navigator)"
+        )
+        await expect(tab.locator("#chart canvas")).to_be_visible(timeout=PATIENT_MILLISECONDS)
+        assert errors == []
+
+
 async def test_the_reply_that_taught_a_version_is_found_and_a_roll_back_is_seen_at_once(
     page: Served, browser: Browser
 ) -> None:

@@ -8,6 +8,7 @@
   let source = null;
   let waiting = false;
   let missed = false;
+  let away = false;
 
   function show(state, words) {
     sign.className = `live ${state}`;
@@ -20,11 +21,16 @@
     setTimeout(() => document.body.dispatchEvent(new Event("changed")), 200);
     setTimeout(() => { waiting = false; if (missed) { missed = false; changed(); } }, 2000);
   }
+  function back() {
+    // What was said of the outage is over with it.
+    if (away) for (const note of document.querySelectorAll("#notice [data-away]")) note.remove();
+    away = false;
+  }
   function open() {
     if (source) return;
     source = new EventSource(address);
-    source.addEventListener("changed", () => { show("on", "live"); changed(); });
-    source.addEventListener("away", () => show("off", "PostgreSQL away"));
+    source.addEventListener("changed", () => { show("on", "live"); back(); changed(); });
+    source.addEventListener("away", () => { away = true; show("off", "PostgreSQL away"); });
     source.onerror = () => {
       show("off", "connecting …");
       // The browser tries again by itself, but not after an answer that is no stream, as of an ended login.
