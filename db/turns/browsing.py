@@ -48,7 +48,10 @@ _TURN_FILTERS = {
     "outcome": "t.outcome = :outcome",
     "version": "t.version = :version",
     # Stored as JSON text, so that NUL and lone surrogates, which no operator on JSON takes, are found or passed over.
-    "text": "(t.messages_added::text ILIKE :text OR t.response::text ILIKE :text)",
+    # `position` takes half as long as ILIKE, and every turn is read: no index finds parts of words without an extension
+    # that PostgreSQL comes without.
+    "text": """(position(lower(CAST(:text AS text)) IN lower(t.messages_added::text)) > 0
+        OR position(lower(CAST(:text AS text)) IN lower(t.response::text)) > 0)""",
     # All at once: one look-up a turn takes seconds for 10,000 sessions none of which fits.
     "verdict": """t.id IN (
         SELECT turn_id FROM (
@@ -141,7 +144,7 @@ class PostgresSessionBrowser:
                     code="search_is_off",
                     field="text",
                 )
-            parameters["text"] = _pattern(wanted.text)
+            parameters["text"] = _as_stored(wanted.text)
         query = text(_SUMMARIES.format(chosen=page, newest=_NEWEST_JUDGEMENT, neighbours=SESSION_NEIGHBOURS))
         content = content_of(connection)
         return [_summary(row, content) for row in await connection.execute(query, parameters)]
@@ -178,12 +181,9 @@ class PostgresSessionBrowser:
         return None if found is None else SessionId(found)
 
 
-def _pattern(wanted: str) -> str:
-    """A LIKE pattern that finds a text inside the JSON text it is stored in."""
-    escaped = exact_json(wanted)[1:-1]
-    for special in ("\\", "%", "_"):
-        escaped = escaped.replace(special, f"\\{special}")
-    return f"%{escaped}%"
+def _as_stored(wanted: str) -> str:
+    """A text as it is inside the JSON text it is stored in."""
+    return exact_json(wanted)[1:-1]
 
 
 def _summary(row: Any, content: ContentCodec) -> SessionSummary:
