@@ -10,12 +10,9 @@ import orjson
 from starlette.requests import Request
 
 from api.dependencies import Limits
+from api.json_depth import DEPTH_LIMIT, is_too_deep
 from clawloop.errors import RequestRejected
 
-# Storing wraps a request in a few more levels, and pydantic reads a spooled turn up to about 200. No real tool schema
-# is this deep. orjson writes at most 254 levels, which checks the depth without a walk through the body in Python.
-_DEPTH_LIMIT = 128
-_SPARE_LEVELS = 254 - _DEPTH_LIMIT
 # A body over the limit is read and discarded up to this, so that the client is there to read the answer.
 _DISCARD_BYTES = 128 * 1024 * 1024
 
@@ -44,25 +41,12 @@ async def read_json(request: Request, limits: Limits, *, optional: bool = False)
     if not isinstance(body, dict):
         raise RequestRejected("The body must be a JSON object.", code="invalid_json")
     # Without as many brackets it cannot be too deep, and need not be written.
-    if raw.count(b"{") + raw.count(b"[") > _DEPTH_LIMIT:
-        _check_depth(body)
-    return body
-
-
-def _check_depth(body: Any) -> None:
-    """
-    Raises:
-        RequestRejected: it is nested too deeply.
-    """
-    for _ in range(_SPARE_LEVELS):
-        body = [body]
-    try:
-        orjson.dumps(body)
-    except orjson.JSONEncodeError:
+    if raw.count(b"{") + raw.count(b"[") > DEPTH_LIMIT and is_too_deep(body):
         raise RequestRejected(
-            f"The body is nested too deeply: at most {_DEPTH_LIMIT} levels are accepted.",
+            f"The body is nested too deeply: at most {DEPTH_LIMIT} levels are accepted.",
             code="invalid_json",
-        ) from None
+        )
+    return body
 
 
 def _require_simple(raw: bytes, most: int) -> None:

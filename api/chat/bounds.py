@@ -12,6 +12,8 @@ from typing import Any
 
 import orjson
 
+from api.chat.schema_references import check_references
+from api.json_depth import DEPTH_LIMIT, is_text_too_deep
 from clawloop.errors import RequestRejected
 from clawloop.settings import ChatBounds
 
@@ -46,8 +48,11 @@ def check_bounds(body: dict[str, Any], bounds: ChatBounds) -> None:
         _require(_characters(body.get(name)), bounds.stop_length, name, "characters")
     for name in _COUNTED_TOKENS:
         _require(_length(body.get(name)), bounds.token_ids, name, "entries")
+    _check_arguments(body["messages"])
     for name, form in forced_forms(body):
+        _check_texts(name, form)
         _check_form(name, form, bounds)
+        check_references(name, form)
 
 
 def forced_forms(body: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -66,6 +71,35 @@ def forced_forms(body: dict[str, Any]) -> list[tuple[str, Any]]:
     # vLLM compiles the schemas of all tools into one grammar if a call is forced, else those marked strict.
     schemas = [tool for tool in tools if forced or _is_strict(tool)]
     return [*forms, ("tools", schemas)] if schemas else forms
+
+
+def _check_arguments(messages: list[dict[str, Any]]) -> None:
+    """Engines parse the arguments of past calls for the chat template."""
+    for position, message in enumerate(messages):
+        calls = message.get("tool_calls")
+        for number, call in enumerate(calls if isinstance(calls, list) else ()):
+            function = call.get("function") if isinstance(call, dict) else None
+            arguments = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(arguments, str) and is_text_too_deep(arguments):
+                raise _too_deep(f"messages.{position}.tool_calls.{number}.function.arguments")
+
+
+def _check_texts(name: str, form: Any) -> None:
+    """What is no JSON here might be some for the engine, and would be compiled without bounds."""
+    for key in _JSON_TEXTS:
+        text = form.get(key) if isinstance(form, dict) else None
+        if not isinstance(text, str):
+            continue
+        if is_text_too_deep(text):
+            raise _too_deep(name)
+        try:
+            orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise RequestRejected(
+                f"`{name}`: `{key}` is not JSON: {error.msg} at character {error.pos}.",
+                code="invalid_value",
+                field=name,
+            ) from None
 
 
 def _check_form(name: str, form: Any, bounds: ChatBounds) -> None:
@@ -147,6 +181,14 @@ def _characters(value: Any) -> int:
 
 def _length(value: Any) -> int:
     return len(value) if isinstance(value, list | dict) else 0
+
+
+def _too_deep(field: str) -> RequestRejected:
+    return RequestRejected(
+        f"`{field}`: nested too deeply, at most {DEPTH_LIMIT} levels are accepted. Send it flatter.",
+        code="request_too_complex",
+        field=field,
+    )
 
 
 def _require(count: int, bound: int, field: str, what: str) -> None:
