@@ -60,6 +60,8 @@ class Limits:
     chat: ChatBounds = field(default_factory=ChatBounds)
     # Fields that go to the engine beside those of `api.chat.fields`.
     engine_fields: tuple[str, ...] = ()
+    # Engines find beginnings of prompts again for the same key only.
+    cache_per_key: bool = True
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ import ipaddress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     AliasChoices,
@@ -176,6 +177,11 @@ class Settings(BaseSettings):
     """Fields of a chat request, separated by commas, that go to the engine although the gateway would drop or refuse
     them."""
 
+    prefix_cache: Literal["key", "all"] = "key"
+    """Beginnings of prompts that engines keep to answer sooner: `key`: each key finds its own alone. `all`: all keys
+    share them, which saves memory and time where many keys send one long system prompt, and lets a key measure whether
+    another one sent a text."""
+
     guarded_pages: Annotated[tuple[Literal["metrics", "openapi"], ...], NoDecode] = ()
     """Pages of the gateway, separated by commas, that need a key with the scope `read` or `admin`: `metrics`,
     `openapi`."""
@@ -191,6 +197,14 @@ class Settings(BaseSettings):
 
     crash_points: Path | None = None
     """For fault tests: a folder whose files name points at which a process kills itself, each once."""
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What no log may hold: passwords and secrets, as they were given."""
+        given = [self.engine_secret, self.judge_api_key]
+        secrets = [secret.get_secret_value() for secret in given if secret is not None]
+        addresses = [self.database_url, self.judge_url, *self.engines]
+        return (*secrets, *(password for address in addresses if address and (password := _password(address))))
 
     @property
     def min_free_disk_bytes(self) -> int:
@@ -251,6 +265,13 @@ class Settings(BaseSettings):
         if not isinstance(value, str):
             return value
         return tuple(name.strip() for name in value.split(",") if name.strip())
+
+
+def _password(address: str) -> str | None:
+    try:
+        return urlsplit(address).password
+    except ValueError:
+        return None
 
 
 def read_settings() -> Settings:

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from api.chat.bounds import check_bounds, forced_forms
 from api.chat.fields import NAMED_LIMIT, sort_fields
 from api.chat.models import resolve_model
-from api.chat.request import PreparedChat
+from api.chat.request import PreparedChat, cache_salt
 from api.chat.schemas import ChatRequest, StreamOptions
 from api.chat.stream import ChatExchange
 from api.dependencies import Services, services_of
@@ -116,6 +116,7 @@ async def _prepare(services: Services, key: ApiKey, headers: Headers, body: dict
         ignored=(*not_used, *fields.ignored)[:NAMED_LIMIT],
         has_grammar=bool(forced_forms(shared)),
         engine_path="/v1/completions",
+        cache_salt=cache_salt(key, policy, services.limits),
     )
 
 

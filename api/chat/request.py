@@ -15,7 +15,7 @@ from api.chat.episodes import trainable_fields
 from api.chat.fields import NAMED_LIMIT, sort_fields
 from api.chat.models import resolve_model
 from api.chat.schemas import ChatRequest, parse_chat_request
-from api.dependencies import Services
+from api.dependencies import Limits, Services
 from clawloop.contracts.serving import ApiKey, Policy, RouteKey
 from clawloop.contracts.turns import KindDecision, Message, SessionEvidence, SessionSource
 from clawloop.ids import TurnId, new_turn_id, version_name
@@ -58,6 +58,7 @@ class PreparedChat:
         has_grammar: the engine compiles a grammar before the first token.
         engine_path: the engine's route.
         instructions: how many characters of the first message are a response's `instructions`.
+        cache_salt: the engine finds beginnings of prompts again among requests with the same value; None: among all.
     """
 
     key: ApiKey
@@ -78,6 +79,7 @@ class PreparedChat:
     engine_path: str = "/v1/chat/completions"
     asked: dict[str, JsonValue] = field(default_factory=dict)
     instructions: int = 0
+    cache_salt: str | None = None
 
     @property
     def sampling(self) -> dict[str, JsonValue]:
@@ -91,7 +93,10 @@ class PreparedChat:
         return RouteKey(policy=self.policy.id, version=version, model=model, affinity=self.affinity)
 
     def engine_body(self, version: int) -> bytes:
-        return orjson.dumps(self.body | {"model": self.route(version).model})
+        own: dict[str, JsonValue] = {"model": self.route(version).model}
+        if self.cache_salt is not None:
+            own["cache_salt"] = self.cache_salt
+        return orjson.dumps(self.body | own)
 
 
 async def prepare(
@@ -150,7 +155,20 @@ async def prepare(
         ignored=(*ignored, *sorted_fields.ignored)[:NAMED_LIMIT],
         has_grammar=bool(forced_forms(body)),
         instructions=instructions,
+        cache_salt=cache_salt(key, policy, services.limits),
     )
+
+
+def cache_salt(key: ApiKey, policy: Policy, limits: Limits) -> str | None:
+    """What separates the beginnings of prompts that an engine keeps.
+
+    A prompt that begins as one before is answered sooner, so that who shares them can try out what others wrote. No
+    client can send a salt, so it need not be a secret.
+    """
+    if not limits.cache_per_key:
+        return None
+    # Attempts at one task share their prompt, and the operator chose the task.
+    return f"episodes/{policy.id}" if key.episode is not None else str(key.id)
 
 
 def _engine_fields(fields: dict[str, Any], request: ChatRequest, policy: Policy) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def gateway(
     from clawloop.processes.gateway import GatewayOptions, run_gateway
     from clawloop.telemetry.logs import configure_logging
 
-    configure_logging()
+    configure_logging(secrets=settings.secrets)
     options = GatewayOptions(
         listener=listener,
         name=name,
@@ -107,7 +107,11 @@ def gateway(
         peers=tuple(peer or ()),
         drain=timedelta(seconds=drain_seconds),
         allowed_hosts=frozenset(allowed_host or ()),
-        limits=Limits(chat=settings.chat_bounds, engine_fields=settings.engine_fields),
+        limits=Limits(
+            chat=settings.chat_bounds,
+            engine_fields=settings.engine_fields,
+            cache_per_key=settings.prefix_cache == "key",
+        ),
     )
     asyncio.run(run_gateway(settings, options))
 
