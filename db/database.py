@@ -261,7 +261,9 @@ def postgres_message(error: DBAPIError | psycopg.Error) -> str:
     """
     cause = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(cause, psycopg.Error) and cause.diag.message_primary:
-        return " ".join(cause.diag.message_primary.split())
+        message = " ".join(cause.diag.message_primary.split())
+        # `invalid input syntax for type uuid: "…"`
+        return message.partition(': "')[0] if isinstance(cause, psycopg.DataError) else message
     return _one_line(cause or error)  # an error of the driver, or of connecting
 
 

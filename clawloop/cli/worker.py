@@ -129,7 +129,7 @@ def trainer(
         ranks=ranks.value,
         kept_free_bytes=settings.min_free_disk_bytes,
     )
-    configure_logging()
+    configure_logging(secrets=settings.secrets)
     process = TrainerProcess(setup=setup, pool=pool, nproc=nproc, health_port=health_port, health_host=health_host)
     run_trainer(process, settings)
 
@@ -148,8 +148,9 @@ def engine(
     from clawloop.processes.engine_agent import run_agent
     from clawloop.telemetry.logs import configure_logging
 
-    configure_logging()
-    asyncio.run(run_agent(engine, settings_of(data), health_port, restart_command, health_host))
+    settings = settings_of(data)
+    configure_logging(secrets=settings.secrets)
+    asyncio.run(run_agent(engine, settings, health_port, restart_command, health_host))
 
 
 @worker_app.command()
@@ -174,15 +175,17 @@ def environment(
     from clawloop.processes.environment import ENVIRONMENTS, run_environment_worker
     from clawloop.telemetry.logs import configure_logging
 
-    configure_logging()
+    settings = settings_of(data)
+    configure_logging(secrets=settings.secrets)
     chosen = environment or ([] if tasks else sorted(ENVIRONMENTS))
     health = (health_host, health_port)
-    asyncio.run(run_environment_worker(chosen, tasks or [], gateway, episodes, settings_of(data), health))
+    asyncio.run(run_environment_worker(chosen, tasks or [], gateway, episodes, settings, health))
 
 
 def _run(role: Role, health_port: int, health_host: str, data: Path | None) -> None:
     from clawloop.processes.workers import run_worker
     from clawloop.telemetry.logs import configure_logging
 
-    configure_logging()
-    asyncio.run(run_worker(role, settings_of(data), health_port, health_host))
+    settings = settings_of(data)
+    configure_logging(secrets=settings.secrets)
+    asyncio.run(run_worker(role, settings, health_port, health_host))

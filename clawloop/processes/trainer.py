@@ -206,7 +206,7 @@ def _rank(process: TrainerProcess) -> int:
 def main() -> None:
     """One rank, started by torchrun."""
     end_with_parent(signal.SIGKILL)  # if torchrun is killed; a step survives that at any point
-    configure_logging()
+    configure_logging(secrets=read_settings().secrets)
     process = TrainerProcess.model_validate_json(sys.argv[1])
     try:
         code = _rank(process)

@@ -53,7 +53,7 @@ class Container:
 
     @property
     def is_engine(self) -> bool:
-        return self.entrypoint == ("python", "-m", "vllm.entrypoints.openai.api_server")
+        return self.entrypoint[-3:] == ("python", "-m", "vllm.entrypoints.openai.api_server")
 
     def option(self, name: str) -> str:
         """The value of an option, given after a blank or an equals sign."""

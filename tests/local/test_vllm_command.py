@@ -46,7 +46,8 @@ def flags(command: tuple[str, ...]) -> dict[str, list[str]]:
 
 def test_flags_of_every_engine() -> None:
     command = launch(QWEN3_4B, OPTIONS, {}).command
-    assert command[:3] == (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
+    assert command[:3] == (sys.executable, "-m", "clawloop.serving.engine_log")
+    assert command[3:6] == (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
     given = flags(command)
     assert given["--lora-target-modules"] == list(LORA_TARGETS)
     assert given["--served-model-name"] == ["Qwen3-4B"]

