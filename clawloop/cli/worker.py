@@ -157,7 +157,7 @@ def engine(
 def environment(
     environment: Annotated[
         list[str] | None,
-        typer.Option(help="An environment to run, repeatable. Default: tool-call and terminal, or those of --tasks."),
+        typer.Option(help="An environment to run, repeatable. Default: all of ours, or those of --tasks."),
     ] = None,
     tasks: Annotated[
         list[Path] | None,
@@ -166,20 +166,31 @@ def environment(
     gateway: Annotated[
         str, typer.Option(help="The gateway's URL, the only address that sandboxes reach.")
     ] = "http://127.0.0.1:30000",
+    harness: Annotated[
+        str | None,
+        typer.Option(help="A shell command that plays the agent instead of our own loop; the task: /task/prompt.txt."),
+    ] = None,
+    harness_folder: Annotated[
+        Path | None, typer.Option(help="What the harness needs: a folder that the sandbox sees as /agent, read-only.")
+    ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Sandboxes at a time, for each environment.")] = 8,
     health_port: HealthPort = 0,
     health_host: HealthHost = LOOPBACK,
     data: Data = None,
 ) -> None:
     """Run episodes and their verifiers in sandboxes on this machine; any number of processes."""
+    from clawloop.environments.agent import CommandHarness
     from clawloop.processes.environment import ENVIRONMENTS, run_environment_worker
     from clawloop.telemetry.logs import configure_logging
 
+    if harness is None and harness_folder is not None:
+        raise SetupError("--harness-folder: give --harness too")
     settings = settings_of(data)
     configure_logging(secrets=settings.secrets)
-    chosen = environment or ([] if tasks else sorted(ENVIRONMENTS))
+    chosen = environment or ([] if tasks else list(ENVIRONMENTS))
+    brought = None if harness is None else CommandHarness(harness, harness_folder)
     health = (health_host, health_port)
-    asyncio.run(run_environment_worker(chosen, tasks or [], gateway, episodes, settings, health))
+    asyncio.run(run_environment_worker(chosen, tasks or [], gateway, episodes, settings, health, brought))
 
 
 def _run(role: Role, health_port: int, health_host: str, data: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""The agent that plays where an environment brings none: a loop around one tool, in the sandbox."""
+"""Who plays: our own loop around one tool, or a command that is brought along; both in the sandbox."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import importlib.resources
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from clawloop.errors import SetupError
+
+AGENT_FOLDER = "/agent"
 HARNESS = ("python3", "-I", "/task/harness.py")
 
 
@@ -41,3 +45,24 @@ class AgentLoop:
             "harness.py": program.read_bytes(),
             "harness.json": json.dumps(asdict(self)).encode(),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class CommandHarness:
+    """An agent that is brought along.
+
+    Args:
+        command: for bash, in /work; the task is in /task/prompt.txt.
+        folder: of this machine, with what the command needs; read-only at `AGENT_FOLDER` in the sandbox.
+    """
+
+    command: str
+    folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.folder is not None and not self.folder.is_dir():
+            raise SetupError(f"--harness-folder {self.folder} is no folder")
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        return {} if self.folder is None else {AGENT_FOLDER: self.folder.resolve()}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clawloop.environments.agent import HARNESS, AgentLoop
+from clawloop.environments.agent import HARNESS, AgentLoop, CommandHarness
 from clawloop.environments.task import EnvironmentTask, Split, parse_task_id, split_of
 from clawloop.errors import RecordUnusable, SetupError
 
@@ -73,12 +73,16 @@ class HarborTask:
         return split_of("\n".join(content))
 
 
-def environment_task(task_id: str, task: HarborTask) -> EnvironmentTask:
-    """The task with our agent loop around a shell."""
+def environment_task(task_id: str, task: HarborTask, harness: CommandHarness | None = None) -> EnvironmentTask:
+    """
+    Args:
+        harness: who plays; None: our agent loop around a shell.
+    """
     return EnvironmentTask(
         id=task_id,
         files=BASH.files(task.instruction),
-        harness=HARNESS,
+        harness=HARNESS if harness is None else ("bash", "-c", harness.command),
+        folders={} if harness is None else harness.folders,
         tests=task.tests,
         verifier=("bash", "-c", _VERIFY),
         seconds=task.agent_seconds,
@@ -95,12 +99,13 @@ class HarborEnvironment:
     Task `train-N` is the N-th of the training tasks, and after the last the first again; `test-N` likewise.
     """
 
-    def __init__(self, name: str, tasks: Sequence[HarborTask]) -> None:
+    def __init__(self, name: str, tasks: Sequence[HarborTask], harness: CommandHarness | None = None) -> None:
         self.name = name
+        self._harness = harness
         self._tasks = {split: [task for task in tasks if task.split is split] for split in Split}
 
     @classmethod
-    def read(cls, folder: Path) -> HarborEnvironment:
+    def read(cls, folder: Path, harness: CommandHarness | None = None) -> HarborEnvironment:
         """
         Raises:
             SetupError: the folder has no tasks, or one is unusable.
@@ -111,7 +116,7 @@ class HarborEnvironment:
             raise SetupError(f"{folder} cannot be read: {error.strerror}") from error
         if not found:
             raise SetupError(f"{folder} has no task directories: each needs a task.toml")
-        environment = cls(folder.resolve().name, [read_task(path) for path in found])
+        environment = cls(folder.resolve().name, [read_task(path) for path in found], harness)
         if not environment._tasks[Split.TRAIN]:
             raise SetupError(
                 f"{folder}: all its tasks are held out by their hash, none is left to practise on: add some"
@@ -123,7 +128,7 @@ class HarborEnvironment:
         tasks = self._tasks[split]
         if not tasks:
             raise RecordUnusable(f"{self.name} has no {split} task")
-        return environment_task(task_id, tasks[number % len(tasks)])
+        return environment_task(task_id, tasks[number % len(tasks)], self._harness)
 
 
 def read_task(folder: Path) -> HarborTask:

@@ -55,6 +55,7 @@ class SandboxRunner:
                 command=task.harness,
                 seconds=task.seconds,
                 files=task.files,
+                folders=task.folders,
                 archive=task.start,
                 environment={**task.environment, **variables},
                 gateway=self._gateway,

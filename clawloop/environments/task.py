@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
 
 from clawloop.errors import RecordUnusable
@@ -29,6 +30,7 @@ class EnvironmentTask:
         environment: variables of both commands; verifier_environment: of the verifier only.
         start: a tar archive of what the agent finds in /work; None: nothing.
         artifact_at: where the verifier finds what the agent left.
+        folders: of this machine, read-only in the agent's sandbox, by where they are there.
     """
 
     id: str
@@ -42,6 +44,7 @@ class EnvironmentTask:
     verifier_environment: Mapping[str, str] = field(default_factory=dict)
     start: bytes | None = None
     artifact_at: str = "/artifact"
+    folders: Mapping[str, Path] = field(default_factory=dict)
 
 
 class Environment(Protocol):

@@ -17,9 +17,11 @@ from temporalio.worker import Worker
 from activities.episodes.ports import EpisodeRunner
 from activities.episodes.running import EnvironmentActivities
 from clawloop.contracts.episodes import AgentRun
+from clawloop.environments.agent import CommandHarness
 from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.environments.harbor import HarborEnvironment
 from clawloop.environments.runner import SandboxRunner
+from clawloop.environments.swe.environment import SweEnvironment
 from clawloop.environments.task import Environment
 from clawloop.environments.terminal.environment import TerminalEnvironment
 from clawloop.environments.tool_call.environment import ToolCallEnvironment
@@ -36,8 +38,7 @@ from workflows import names
 
 log = logging.getLogger(__name__)
 
-_OURS: tuple[Environment, ...] = (ToolCallEnvironment(), TerminalEnvironment())
-ENVIRONMENTS = {environment.name: environment for environment in _OURS}
+ENVIRONMENTS = (SweEnvironment.name, TerminalEnvironment.name, ToolCallEnvironment.name)
 SWEEP_SECONDS = 60.0
 PRUNE_SECONDS = 3600.0
 
@@ -49,6 +50,7 @@ async def run_environment_worker(
     episodes: int,
     settings: Settings,
     health: tuple[str, int],
+    harness: CommandHarness | None = None,
 ) -> None:
     """Run until SIGINT or SIGTERM.
 
@@ -58,11 +60,12 @@ async def run_environment_worker(
         gateway: its URL, which sandboxes reach and nothing else.
         episodes: sandboxes at a time, for each environment.
         health: address and port of `/healthz`, `/readyz` and `/metrics`; port 0 serves none.
+        harness: who plays; None: our agent loop.
 
     Raises:
         SetupError: no such environment, no sandboxes here, an invalid URL; no database or Temporal is configured.
     """
-    environments = choose(chosen, tasks)
+    environments = choose(chosen, tasks, harness)
     address = gateway_address(gateway)
     require_database(settings)
     sealer = sealer_of(settings.encryption_key_file)
@@ -127,24 +130,37 @@ def environment_worker(client: Client, name: str, activities: EnvironmentActivit
     )
 
 
-def choose(names: Sequence[str], tasks: Sequence[Path] = ()) -> dict[str, Environment]:
+def choose(
+    names: Sequence[str], tasks: Sequence[Path] = (), harness: CommandHarness | None = None
+) -> dict[str, Environment]:
     """
     Raises:
-        SetupError: no environment has this name, two have the same, or a task directory is unusable.
+        SetupError: no environment has this name, two have the same, a task directory is unusable, or the environment
+            takes no other harness.
     """
     chosen: dict[str, Environment] = {}
     for name in names:
-        if name not in ENVIRONMENTS:
-            raise SetupError(f"there is no environment {name!r}: there is {', '.join(sorted(ENVIRONMENTS))}")
-        chosen[name] = ENVIRONMENTS[name]
+        chosen[name] = _ours(name, harness)
     for folder in tasks:
-        environment = HarborEnvironment.read(folder)
+        environment = HarborEnvironment.read(folder, harness)
         if environment.name in ENVIRONMENTS or environment.name in chosen:
             raise SetupError(
                 f"--tasks {folder}: there is an environment {environment.name!r} already; rename the folder"
             )
         chosen[environment.name] = environment
     return chosen
+
+
+def _ours(name: str, harness: CommandHarness | None) -> Environment:
+    if name == SweEnvironment.name:
+        return SweEnvironment(harness)
+    if name == TerminalEnvironment.name:
+        return TerminalEnvironment(harness)
+    if name != ToolCallEnvironment.name:
+        raise SetupError(f"there is no environment {name!r}: there is {', '.join(ENVIRONMENTS)}")
+    if harness is not None:
+        raise SetupError(f"--harness: {name} has its own; give --environment terminal or swe, or --tasks")
+    return ToolCallEnvironment()
 
 
 def gateway_address(url: str) -> tuple[str, int]:

@@ -66,6 +66,7 @@ class BoxTask:
         command: its first word is looked up in /usr/local/bin and /usr/bin.
         seconds: the command is stopped after this.
         files: read-only below /task.
+        folders: of the host, read-only, by where they are in the sandbox; everybody must be able to read them.
         archive: a tar archive that is unpacked at `unpack_to` before.
         gateway: host and port that the sandbox reaches at `GATEWAY_PORT`; None: it reaches nothing.
     """
@@ -74,6 +75,7 @@ class BoxTask:
     command: Sequence[str]
     seconds: float
     files: Mapping[str, bytes] = field(default_factory=dict)
+    folders: Mapping[str, Path] = field(default_factory=dict)
     archive: bytes | None = None
     unpack_to: str = "/work"
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -124,7 +126,7 @@ class Bubblewrap:
         with folders.new("probe") as box:
             uid = _uid()
             _give(box.path, uid)
-            command = [str(program), *_arguments(box.path, Limits()), "true"]
+            command = [str(program), *_arguments(box.path, Limits(), {}), "true"]
             try:
                 probe = subprocess.run(
                     command, capture_output=True, timeout=_PROBE_SECONDS, check=False, cwd="/", **_as_user(uid)
@@ -154,7 +156,7 @@ class Bubblewrap:
             _give(box.path, uid)
             command = [
                 str(self._program),
-                *_arguments(box.path, task.limits),
+                *_arguments(box.path, task.limits, task.folders),
                 self._python,
                 "-I",
                 "/clawloop/inside.py",
@@ -267,7 +269,7 @@ def _program() -> Path:
     return Path(found)
 
 
-def _arguments(folder: Path, limits: Limits) -> list[str]:
+def _arguments(folder: Path, limits: Limits, folders: Mapping[str, Path]) -> list[str]:
     size = str(limits.disk_bytes)
     return [
         "--unshare-all",
@@ -301,6 +303,7 @@ def _arguments(folder: Path, limits: Limits) -> list[str]:
         *("--symlink", "work", "/app", "--symlink", "task", "/tests", "--symlink", "task", "/solution"),
         *("--symlink", "tmp/logs", "/logs"),
         *("--ro-bind", str(folder / "box"), "/clawloop", "--ro-bind", str(folder / "task"), "/task"),
+        *(word for place, shared in folders.items() for word in ("--ro-bind", str(shared), place)),
         *("--remount-ro", "/"),
         *("--chdir", "/work"),
     ]

@@ -6,6 +6,7 @@ import importlib.resources
 import json
 import random
 
+from clawloop.environments.agent import CommandHarness
 from clawloop.environments.harbor import HarborTask, environment_task
 from clawloop.environments.task import EnvironmentTask, Split, parse_task_id
 from clawloop.environments.terminal.kinds import KINDS, Scenario
@@ -19,9 +20,12 @@ class TerminalEnvironment:
 
     name = "terminal"
 
+    def __init__(self, harness: CommandHarness | None = None) -> None:
+        self._harness = harness
+
     def task(self, task_id: str) -> EnvironmentTask:
         split, number = parse_task_id(task_id)
-        return environment_task(task_id, generated_task(split, number))
+        return environment_task(task_id, generated_task(split, number), self._harness)
 
 
 def generated_task(split: Split, number: int) -> HarborTask:
