@@ -24,7 +24,7 @@ __all__ = ["gateway", "shared_gateway"]
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(600)]
 
-# As docs/environments.md shows it.
+# As in the play.sh of docs/environments.md.
 COMMAND = """
 export HOME=/tmp PYTHONPATH=/agent MSWEA_CONFIGURED=true MSWEA_GLOBAL_CONFIG_DIR=/tmp/mini
 export MSWEA_COST_TRACKING=ignore_errors LITELLM_LOCAL_MODEL_COST_MAP=True
