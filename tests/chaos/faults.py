@@ -20,7 +20,7 @@ import psutil
 import psycopg
 
 from clawloop.crash_points import CrashPoint
-from tests.chaos.stack import Stack
+from tests.chaos.stack import Stack, family
 
 OURS = ("gateway", "orchestrator", "judge", "trainer", "engine-agent")
 SERVICES = ("temporal", "postgres")
@@ -103,8 +103,7 @@ class Lasting:
 
     def stop(self, part: str) -> Inject:
         async def stop(stack: Stack, chance: random.Random) -> None:
-            running = await _running(stack, part)
-            processes = [*running, *(child for process in running for child in process.children(recursive=True))]
+            processes = [one for process in await _running(stack, part) for one in family(process)]
             for process in processes:
                 with suppress(psutil.NoSuchProcess):
                     process.suspend()
@@ -218,8 +217,8 @@ def _silence(name: str) -> Inject:
 async def _kill_backend(stack: Stack, chance: random.Random) -> None:
     """PostgreSQL then ends all its sessions and recovers."""
     main, *others = await _running(stack, "postgres")
-    children = main.children() or others
-    chance.choice(children).kill()
+    with suppress(psutil.NoSuchProcess):  # backends come and go
+        chance.choice(main.children() or others).kill()
 
 
 def _set_read_only(url: str, on: bool) -> None:

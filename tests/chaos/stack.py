@@ -90,19 +90,19 @@ class Stack:
         """The processes of a part that run now, without the guard above them; the main one first."""
         found = []
         own = [child for child in psutil.Process().children() if child.pid not in self.others]
-        for process in (process for child in own for process in _family(child)):
+        for process in (process for child in own for process in family(child)):
             try:
-                command = process.cmdline()
+                command, status = process.cmdline(), process.status()
             except psutil.Error:  # it has just ended
                 continue
-            if guard.__name__ in command or process.status() == psutil.STATUS_ZOMBIE:
+            if guard.__name__ in command or status == psutil.STATUS_ZOMBIE:
                 continue
             if all(any(mark == word or word.endswith(mark) for word in command) for mark in _MARKS[part]):
                 found.append(process)
         return found
 
 
-def _family(process: psutil.Process) -> list[psutil.Process]:
+def family(process: psutil.Process) -> list[psutil.Process]:
     """The process and all below it; none if it has just ended."""
     try:
         return [process, *process.children(recursive=True)]

@@ -26,6 +26,14 @@ SETTLE_SECONDS = 240.0
 # A vote's time is that of its transaction's begin.
 CLOCK_SECONDS = 0.5
 
+# A request that was sent twice has two turns with the same reply, and nothing says which of them the client saw.
+_STORED = """
+    SELECT t.id::text, t.version, t.parent_turn_id::text, coalesce(p.reply_digest = b.reply_digest, false)
+    FROM unnest(%s::uuid[], %s::uuid[]) AS a(id, before) JOIN turns t ON t.id = a.id
+        LEFT JOIN turns p ON p.id = t.parent_turn_id AND p.session_id = t.session_id
+        LEFT JOIN turns b ON b.id = a.before
+"""
+
 
 class Verifier:
     """
@@ -60,11 +68,12 @@ class Verifier:
         found: list[str] = []
         while waiting:
             adopted_late = []
-            query = "SELECT id::text, version, parent_turn_id::text FROM turns WHERE id = ANY(%s::uuid[])"
-            for turn, version, parent in await self._rows(query, [*waiting]):
-                reply = waiting[turn]
-                before = None if reply.before is None else str(turn_id_of(reply.before))
-                if parent != before:  # it enters later, from a spool, and adopts this turn then
+            before_of = {
+                turn: None if reply.before is None else str(turn_id_of(reply.before)) for turn, reply in waiting.items()
+            }
+            for turn, version, parent, is_twin in await self._rows(_STORED, [*before_of], [*before_of.values()]):
+                reply, before = waiting[turn], before_of[turn]
+                if parent != before and not is_twin:  # it enters later, from a spool, and adopts this turn then
                     adopted_late.append(f"turn {turn} has the parent {parent}, not {before}")
                     continue
                 del waiting[turn]
