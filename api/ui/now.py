@@ -11,7 +11,7 @@ from api.dependencies import Services, services_of
 from api.ui.chart import chart_of, matches_of, probes_of
 from api.ui.logins import Login
 from api.ui.page import PageRoute, policy_of, render_page, viewer
-from clawloop.contracts.browsing import Counts, PolicyEvent
+from clawloop.contracts.browsing import MEASURED, Counts, PolicyEvent
 from clawloop.contracts.training import TrainingState, TrainingView, VersionView
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -51,11 +51,14 @@ async def situation_of(services: Services, policy: str) -> Situation:
         NotFound: there is no such policy.
         StoreUnavailable
     """
+    # The table of versions has what was measured of each, and so much would hide what was done.
+    newest = await services.training_browser.events(policy, 2 * _EVENTS)
+    events = [event for event in newest if event.kind != MEASURED]
     return Situation(
         training=await services.training.status(policy),
         problems=await services.readiness.problems(),
         versions=(await services.training.versions(policy))[-_VERSIONS:][::-1],
-        events=await services.training_browser.events(policy, _EVENTS),
+        events=events[:_EVENTS],
         counts=await services.training_browser.counts(policy),
         healthy=len(services.engines.healthy()),
         engines=len(services.directory.snapshot.engines),

@@ -212,6 +212,10 @@ class TrainedReply:
     without_hint: str | None
 
 
+MEASURED = "version_measured"
+"""The kind of an event that tells a version's match in an evaluation."""
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyEvent:
     """Something that an operator or Clawloop did to a policy."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from clawloop.contracts.browsing import MEASURED
 from db.database import Database, transaction
 from db.tables import EventRow
 from db.training.policies import insert_event
-
-_MEASURED = "version_measured"
 
 
 class PostgresMeasurements:
@@ -25,10 +24,10 @@ class PostgresMeasurements:
             match: share of the evaluation's requests that the version answered as wanted.
             of: number of these requests.
         """
-        await insert_event(connection, policy, _MEASURED, version=version, match=round(match, 3), of=of)
+        await insert_event(connection, policy, MEASURED, version=version, match=round(match, 3), of=of)
 
 
 async def read_matches(connection: AsyncConnection, policy: str) -> dict[int, float]:
     """The newest match of each version that was measured."""
-    query = select(EventRow.detail).where(EventRow.policy == policy, EventRow.kind == _MEASURED).order_by(EventRow.id)
+    query = select(EventRow.detail).where(EventRow.policy == policy, EventRow.kind == MEASURED).order_by(EventRow.id)
     return {int(detail["version"]): float(detail["match"]) for detail in await connection.scalars(query)}

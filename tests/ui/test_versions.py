@@ -138,6 +138,7 @@ async def test_what_an_evaluation_measured_is_told_everywhere(page: Page) -> Non
         assert chart["match"] == [{0: 0.25, 1: 0.75}[reply] for reply in (0,) * (len(chart["match"]) - 1) + (1,)]
         assert chart["probes"] == [None] * len(chart["match"])
         assert "match 75%" in await visitor.get("/ui/now")
+        assert "version measured" not in await visitor.get("/ui/now")
         assert "75% of an evaluation" in await visitor.get("/ui/versions/1")
     headers = {"Authorization": f"Bearer {page.admin_key}"}
     async with httpx.AsyncClient(base_url=page.url, headers=headers, timeout=60) as client:
