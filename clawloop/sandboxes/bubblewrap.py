@@ -283,6 +283,8 @@ def _arguments(folder: Path, limits: Limits, folders: Mapping[str, Path]) -> lis
         *("--setenv", "PATH", "/usr/local/bin:/usr/bin"),
         *("--ro-bind", "/usr", "/usr"),
         *("--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
+        # On Debian /usr/bin/awk and others are links to there, which lead back to /usr.
+        *("--ro-bind-try", "/etc/alternatives", "/etc/alternatives"),
         *("--proc", "/proc", "--dev", "/dev"),
         *("--size", str(_MIB), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
         *(
