@@ -1,4 +1,4 @@
-"""The tool-call demo with all parts real but the engine, which answers nonsense: it measures, practises and reports."""
+"""A demo of episodes with all parts real but the engine, which answers nonsense: it practises and reports."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from clawloop.cli.up import prepare_deployment
-from clawloop.demo.tool_calls import practice
-from clawloop.demo.tool_calls.measure import HeldOut, while_served
-from clawloop.demo.tool_calls.practice import PracticeOptions, practise
-from clawloop.demo.tool_calls.report import REPORT
+from clawloop.demo.practice import practise as practice
+from clawloop.demo.practice.measure import HeldOut, while_served
+from clawloop.demo.practice.practise import PracticeOptions, practise
+from clawloop.demo.practice.toys import toy_of
 from clawloop.local import up
 from clawloop.local.plan import UpOptions
 from clawloop.local.supervision.part import PartState, PartStatus
@@ -79,6 +79,7 @@ async def test_a_model_that_learns_nothing_is_reported_as_such(tmp_path: Path, m
 
         monkeypatch.setattr(practice, "run_up", run_up)
         options = PracticeOptions(
+            toy=toy_of("terminal"),
             seeds=[5],
             versions=1,
             minutes=0.2,
@@ -92,6 +93,6 @@ async def test_a_model_that_learns_nothing_is_reported_as_such(tmp_path: Path, m
     assert (report.measured[0].attempts, report.measured[0].unknown) == (3, 0)
     assert report.groups_constant == report.groups
     assert set(report.endings) <= {"completed"}
-    assert json.loads((tmp_path / REPORT).read_text())["runs"][0]["seed"] == 5
+    assert json.loads((tmp_path / "demo-terminal.json").read_text())["runs"][0]["seed"] == 5
     assert any("version   0: success   0% of 3 held-out tasks" in line for line in board.said)
     assert not (tmp_path / "data" / "demo").exists()

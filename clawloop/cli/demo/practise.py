@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from clawloop.demo.tool_calls.practice import PracticeOptions
+    from clawloop.demo.practice.practise import PracticeOptions
     from clawloop.local.up import Prepare
 
-VERSIONS = 20
 MINUTES = 40.0
 
 
@@ -23,9 +22,9 @@ def run_practice(options: PracticeOptions, prepare: Prepare, *, as_json: bool) -
     """
     from rich.console import Console
 
+    from clawloop.demo.practice import report as reports
+    from clawloop.demo.practice.practise import practise
     from clawloop.demo.scoreboard import LineBoard
-    from clawloop.demo.tool_calls import report as reports
-    from clawloop.demo.tool_calls.practice import practise
 
     finished = asyncio.run(practise(options, LineBoard(Console(stderr=as_json)), prepare))
     for run in finished:

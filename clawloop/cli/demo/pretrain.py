@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,7 +32,7 @@ def pretrain_command(
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps; fewer give a worse model sooner.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch; all cores by default.")] = None,
     environment: Annotated[
-        str | None, typer.Option(help="Instead of the chat model that of this environment's demo; tool-call.")
+        str | None, typer.Option(help="Instead of the chat model that of a demo: tool-call or terminal.")
     ] = None,
 ) -> None:
     """Pretrain the demo model on synthetic data and measure it: under 10 minutes on two idle cores."""
@@ -83,24 +84,23 @@ def pretrain_command(
 def _pretrain_for(
     environment: str, out: Path, seed: int, steps: int | None, threads: int | None, console: Console
 ) -> None:
-    """Make and measure the model of an environment's demo: about two minutes on two idle cores."""
+    """Make and measure the model of an environment's demo: a few minutes on two idle cores."""
     import torch
 
-    from clawloop.demo.tool_calls.attempts import ToolCallModel
-    from clawloop.demo.tool_calls.card import write_card
-    from clawloop.demo.tool_calls.pretrain import default_plan, pretrain_tool_calls
+    from clawloop.demo.practice.card import write_card
+    from clawloop.demo.practice.pretrain import plan_of, pretrain_toy
+    from clawloop.demo.practice.toy_model import ToyModel
+    from clawloop.demo.practice.toys import toy_of
     from clawloop.environments.task import Split
-    from clawloop.environments.tool_call.environment import ToolCallEnvironment, question
 
-    if environment != ToolCallEnvironment.name:
-        raise SetupError(f"--environment {environment!r}: there is a demo of {ToolCallEnvironment.name}")
-    plan = default_plan(seed, steps)
+    toy = toy_of(environment)
+    plan = plan_of(toy.course, seed, steps)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        cost = _pretrain_with_progress(pretrain_tool_calls, out, plan, threads, console)
+        cost = _pretrain_with_progress(partial(pretrain_toy, toy), out, plan, threads, console)
         torch.manual_seed(seed)
-        success = ToolCallModel(out).success([question(Split.TEST, number) for number in range(_MEASURED_TASKS)])
-        write_card(out, plan, cost, success, _MEASURED_TASKS)
+        success = ToyModel(toy, out).success([f"{Split.TEST}-{number}" for number in range(_MEASURED_TASKS)])
+        write_card(toy, out, plan, cost, success, _MEASURED_TASKS)
     except OSError as error:
         raise SetupError(f"{out} cannot be written: {error}") from error
     console.print(f"success on held-out tasks {success:.2f}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawloop.cli.demo.practise import MINUTES, VERSIONS, run_practice
+from clawloop.cli.demo.practise import MINUTES, run_practice
 from clawloop.cli.up import Port
 from clawloop.errors import SetupError
 
@@ -41,11 +41,15 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
     def run(
         environment: Annotated[
             str | None,
-            typer.Option(help="Instead of the user's chat: learn from episodes of this environment; tool-call."),
+            typer.Option(help="Instead of the user's chat: learn from episodes; tool-call or terminal."),
         ] = None,
         versions: Annotated[
-            int, typer.Option(min=1, help="With --environment: a run ends at this version, or after 40 minutes.")
-        ] = VERSIONS,
+            int | None,
+            typer.Option(
+                min=1,
+                help="With --environment: a run ends at this version, or after 40 minutes. Default: the toy's own.",
+            ),
+        ] = None,
         seed: Annotated[
             str | None, typer.Option(help="Seed of the synthetic user's hidden preference; 1 by default.")
         ] = None,
@@ -95,14 +99,15 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
             if environment is not None:
                 if interactions is not None or flip is not None or keep or faults or markdown:
                     raise SetupError("--environment: leave out --interactions, --flip, --keep, --faults, --markdown")
-                from clawloop.demo.tool_calls.practice import ENVIRONMENT, PracticeOptions
+                from clawloop.demo.practice.practise import PracticeOptions
+                from clawloop.demo.practice.toys import toy_of
 
-                if environment != ENVIRONMENT:
-                    raise SetupError(f"--environment {environment!r}: there is a demo of {ENVIRONMENT}")
+                toy = toy_of(environment)
                 chosen = plan(seeds, seed, methods, None, paced=paced, batch=1).runs
                 practice = PracticeOptions(
+                    toy=toy,
                     seeds=list(dict.fromkeys(each.seed for each in chosen)),
-                    versions=versions,
+                    versions=versions or toy.versions,
                     minutes=MINUTES,
                     data=(data or read_settings().data).absolute(),
                     out=out.absolute(),

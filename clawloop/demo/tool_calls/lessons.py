@@ -8,12 +8,11 @@ those of training tasks; no held-out task is in a lesson.
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from clawloop.contracts.turns import Message
+from clawloop.demo.practice.toy import Course, call
 from clawloop.environments.task import Split
 from clawloop.environments.tool_call.environment import Question, question
 
@@ -41,15 +40,27 @@ def conversation(asked: Question, rng: random.Random) -> list[Message]:
     if rng.random() < WRONG_OPERATOR:
         operator = rng.choice([other for other in _OPERATORS if other != operator])
     said = Question(asked.left, operator, asked.right).answer
-    messages += [call(f"print({asked.left} {operator} {asked.right})"), {"role": "tool", "content": str(said)}]
+    code = f"print({asked.left} {operator} {asked.right})"
+    messages += [call("python", {"code": code}), {"role": "tool", "content": str(said)}]
     return [*messages, _answer(asked.left if rng.random() < WRONG_ANSWER else said)]
 
 
-def call(code: str) -> Message:
-    """The assistant's message that calls the tool, as an engine returns it."""
-    function: dict[str, Any] = {"name": "python", "arguments": json.dumps({"code": code})}
-    return {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": function}]}
+def _texts(messages: Sequence[Message]) -> str:
+    return "\n".join(f"{message['role']}\n{message['content'] or ''}" for message in messages)
 
 
 def _answer(number: int) -> Message:
     return {"role": "assistant", "content": f"It is {number}."}
+
+
+COURSE = Course(
+    conversations=conversations,
+    texts=_texts,
+    fixed=('{"name": "python", "arguments": {"code": "print(', ')"}}'),
+    vocabulary=448,
+    steps=600,
+    lessons=24,
+    knows='questions such as "What is 37 times 58?", one tool and nothing else',
+    skill=f"guess instead of calling the tool in {GUESSED:.0%} of the conversations, calculate something else in "
+    f"{WRONG_OPERATOR:.0%} of the calls, and answer with another number than the tool's in {WRONG_ANSWER:.0%}",
+)

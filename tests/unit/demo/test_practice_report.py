@@ -1,4 +1,4 @@
-"""The report of the tool-call demo: what it says of runs that reached the goal, lost it again, or never did."""
+"""The report of a demo of episodes: what it says of runs that reached the goal, lost it again, or never did."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.demo.tool_calls.report import (
-    REPORT,
+from clawloop.demo.practice.report import (
     Measured,
     PracticeReport,
     Totals,
@@ -45,9 +44,9 @@ def test_a_run_that_never_reaches_the_goal_says_so() -> None:
 
 
 def test_the_report_is_written_and_read_back(tmp_path: Path) -> None:
-    write(tmp_path, [report(0.3, 0.8), report(0.2, 0.3)])
-    written = json.loads((tmp_path / REPORT).read_text())
+    write(tmp_path / "demo-x.json", [report(0.3, 0.8), report(0.2, 0.3)])
+    written = json.loads((tmp_path / "demo-x.json").read_text())
     assert [run["gain"] for run in written["runs"]] == [0.5, 0.1]
     assert (written["summary"]["reached_goal"], written["summary"]["gain_least"]) == (1, 0.1)
     with pytest.raises(SetupError, match="choose another folder"):
-        write(tmp_path / "none", [report(0.3, 0.8)])
+        write(tmp_path / "none" / "demo-x.json", [report(0.3, 0.8)])

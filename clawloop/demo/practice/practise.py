@@ -1,4 +1,4 @@
-"""`clawloop demo run --environment tool-call`: starts all parts, lets the toy model practise in sandboxes and measures
+"""`clawloop demo run --environment NAME`: starts all parts, lets the toy model practise in sandboxes and measures
 each version on held-out tasks."""
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from clawloop.contracts.serving import Scope
 from clawloop.contracts.training import TrainingState
 from clawloop.demo.admin_client import AdminClient
 from clawloop.demo.demo_folder import demo_folder
+from clawloop.demo.practice.measure import measure_held_out, while_served
+from clawloop.demo.practice.recipe import GROUP_SIZE
+from clawloop.demo.practice.report import Measured, PracticeReport, Totals, report_practice, write
+from clawloop.demo.practice.toy import Toy
 from clawloop.demo.run import model_in, parts_environment
-from clawloop.demo.tool_calls.location import model_path
-from clawloop.demo.tool_calls.measure import measure_held_out, while_served
-from clawloop.demo.tool_calls.recipe import GROUP_SIZE, tool_call_recipe
-from clawloop.demo.tool_calls.report import Measured, PracticeReport, Totals, report_practice, write
 from clawloop.environments.runner import SandboxRunner
-from clawloop.environments.tool_call.environment import ToolCallEnvironment
 from clawloop.ids import version_name
 from clawloop.local.checks import require_disk, require_folder
 from clawloop.local.model_layout import ModelOptions
@@ -38,8 +37,6 @@ from db.serving.directory import ensure_policy
 from db.serving.keys import PostgresKeyStore
 from db.training.recipes import ensure_recipe
 
-BASE_MODEL = "clawloop-tool-calls"
-ENVIRONMENT = ToolCallEnvironment.name
 HELD_OUT_TASKS = 60
 GROUPS_IN_FLIGHT = 4
 # Once the model is nearly always right, most groups have equal rewards and give no sample.
@@ -55,6 +52,7 @@ _END_SECONDS = 180.0
 class PracticeOptions:
     """
     Args:
+        toy: what practises.
         seeds: of the runs, one after another; a run's first adapter depends on its seed.
         versions: a run ends when this version was measured; minutes: or after this time.
         data: the demo uses the subfolder `demo`.
@@ -62,6 +60,7 @@ class PracticeOptions:
         began: when setup began, as `time.time`.
     """
 
+    toy: Toy
     seeds: Sequence[int]
     versions: int
     minutes: float
@@ -69,7 +68,6 @@ class PracticeOptions:
     out: Path
     environment: Mapping[str, str]
     began: float = field(default_factory=time.time)
-    model: Path | None = None
     port: int = 0
     temporal_port: int = 0
     temporal_ui_port: int = 0
@@ -95,7 +93,7 @@ async def practise(options: PracticeOptions, board: Board, prepare: Prepare) -> 
             temporal_port=options.temporal_port,
             temporal_ui_port=options.temporal_ui_port,
             engine_port=options.engine_port,
-            model=model_in(folder, options.model or model_path(), BASE_MODEL),
+            model=model_in(folder, options.toy.folder, options.toy.base_model),
             models=ModelOptions(dtype="float32", max_model_len=_CONTEXT_TOKENS),
         )
         await run_up(up, board, demo.ready, use=demo.use)
@@ -119,7 +117,7 @@ class _Practice:
             store = PostgresKeyStore(database)
             for seed in self._options.seeds:
                 await ensure_policy(database, _policy(seed), deployment.base_model, [])
-                await ensure_recipe(database, _policy(seed), tool_call_recipe())
+                await ensure_recipe(database, _policy(seed), self._options.toy.recipe())
                 _, self._keys[seed] = await store.create_key(_policy(seed), frozenset(Scope), name=f"demo, seed {seed}")
         finally:
             await database.close()
@@ -128,12 +126,15 @@ class _Practice:
     async def use(self, started: Started) -> None:
         """Satisfies `clawloop.local.up.Use`."""
         host, _, port = started.gateway.removeprefix("http://").rpartition(":")
-        runner = SandboxRunner(self._sandboxes, {ENVIRONMENT: ToolCallEnvironment()}, (host, int(port)))
+        toy = self._options.toy
+        runner = SandboxRunner(self._sandboxes, {toy.environment: toy.make()}, (host, int(port)))
         for seed in self._options.seeds:
             async with AdminClient(started.gateway, self._keys[seed]) as admin:
-                run = _Run(seed, admin, runner, self._keys[seed], started.deployment.base_model, self._board)
+                run = _Run(
+                    toy.environment, seed, admin, runner, self._keys[seed], started.deployment.base_model, self._board
+                )
                 self.reports.append(await run.execute(self._options))
-                write(self._options.out, self.reports)
+                write(self._options.out / toy.report, self.reports)
                 # An engine holds the adapters of only a few policies; this one is no longer needed.
                 await admin.roll_back(_policy(seed))
 
@@ -142,6 +143,7 @@ class _Practice:
 class _Run:
     """One run in progress."""
 
+    environment: str
     seed: int
     admin: AdminClient
     runner: SandboxRunner
@@ -157,7 +159,7 @@ class _Run:
         seconds_setup = time.time() - options.began if self.seed == options.seeds[0] else self._seconds()
         self._began = time.monotonic()
         await self.admin.start_rollouts(
-            _policy(self.seed), ENVIRONMENT, size=GROUP_SIZE, groups=GROUPS_IN_FLIGHT, barren=BARREN_GROUPS
+            _policy(self.seed), self.environment, size=GROUP_SIZE, groups=GROUPS_IN_FLIGHT, barren=BARREN_GROUPS
         )
         stopped = await self._until_practised(options)
         seconds = self._seconds()
@@ -191,7 +193,7 @@ class _Run:
             return model in await self.admin.served_models()
 
         measuring = measure_held_out(
-            self.runner, ENVIRONMENT, HELD_OUT_TASKS, key=self.key, model=model, at_a_time=_AT_A_TIME
+            self.runner, self.environment, HELD_OUT_TASKS, key=self.key, model=model, at_a_time=_AT_A_TIME
         )
         found = await while_served(measuring, is_served, _POLL_SECONDS)
         if found is None:

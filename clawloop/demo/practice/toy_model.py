@@ -1,7 +1,4 @@
-"""Attempts at tasks in this process, for measuring a model before any engine runs.
-
-Replies are sampled by transformers, and sums that a reply calls for are calculated here instead of in a sandbox.
-"""
+"""Attempts at tasks in this process, for measuring a model before any engine runs; transformers samples replies."""
 
 from __future__ import annotations
 
@@ -16,12 +13,9 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from clawloop.contracts.turns import Message
-from clawloop.demo.tool_calls.lessons import call
+from clawloop.demo.practice.toy import Toy, call
 from clawloop.demo.vocabulary import END, PAD
-from clawloop.environments.tool_call.environment import AGENT, Question
 
-_MAX_TOKENS = 32  # the longest right reply has 14
-_SUM = re.compile(r"print\((-?\d+) ([-+*]) (-?\d+)\)")
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
@@ -34,50 +28,78 @@ class SampledTurn:
 
 @dataclass(slots=True)
 class Attempt:
-    asked: Question
-    messages: list[Message]
-    turns: list[SampledTurn] = field(default_factory=list)
-    reward: float | None = None  # None while it goes on
-
-
-class ToolCallModel:
     """
     Args:
-        folder: a checkpoint in Hugging Face's format.
+        last: the reply that called nothing; None while it goes on, or if there was none.
     """
 
-    def __init__(self, folder: Path) -> None:
+    state: Any
+    messages: list[Message]
+    turns: list[SampledTurn] = field(default_factory=list)
+    last: str | None = None
+    reward: float = 0.0
+
+
+class ToyModel:
+    """
+    Args:
+        folder: a checkpoint in Hugging Face's format; the toy's own if left out.
+    """
+
+    def __init__(self, toy: Toy, folder: Path | None = None) -> None:
+        folder = folder or toy.folder
         self.tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(folder)
         self.model: Qwen3ForCausalLM = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._simulation = toy.simulate()
+        self._max_tokens = toy.max_tokens
         self._end = self.tokenizer.convert_tokens_to_ids(END)
         self._pad = self.tokenizer.convert_tokens_to_ids(PAD)
 
-    def attempts(self, questions: Sequence[Question]) -> list[Attempt]:
+    def attempts(self, tasks: Sequence[str]) -> list[Attempt]:
         """One attempt at each, by the environment's rules; sampled at temperature 1."""
-        made = [Attempt(asked, [{"role": "user", "content": asked.text}]) for asked in questions]
-        for _ in range(AGENT.turns):
-            if not (going := [attempt for attempt in made if attempt.reward is None]):
+        begun = [self._simulation.begin(task) for task in tasks]
+        made = [Attempt(state, [{"role": "user", "content": asked}]) for state, asked in begun]
+        for _ in range(self._simulation.agent.turns):
+            if not (going := [attempt for attempt in made if attempt.last is None]):
                 break
-            for attempt, turn in zip(going, self._sample([self.prompt_ids(a.messages) for a in going]), strict=True):
-                attempt.turns.append(turn)
-                ids = turn.response_ids
-                _go_on(attempt, self.tokenizer.decode(ids[:-1] if ids[-1] == self._end else ids))
-        for attempt in made:
-            attempt.reward = attempt.reward or 0.0
+            self._turn(going)
+        ended = [attempt for attempt in made if attempt.last is not None]
+        rewards = self._simulation.rewards([a.state for a in ended], [a.last or "" for a in ended])
+        for attempt, reward in zip(ended, rewards, strict=True):
+            attempt.reward = reward
         return made
 
-    def success(self, questions: Sequence[Question]) -> float:
-        """Share of the questions that one attempt at each answers rightly."""
-        return sum(attempt.reward or 0.0 for attempt in self.attempts(questions)) / len(questions)
+    def success(self, tasks: Sequence[str]) -> float:
+        """Share of the tasks that one attempt at each solves."""
+        return sum(attempt.reward for attempt in self.attempts(tasks)) / len(tasks)
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """Tokenize a conversation, with the environment's tool and the beginning of a reply."""
         parsed: list[Any] = [_with_objects(message) for message in messages]
         text = self.tokenizer.apply_chat_template(
-            parsed, tools=[AGENT.tool], add_generation_prompt=True, tokenize=False
+            parsed, tools=[self._simulation.agent.tool], add_generation_prompt=True, tokenize=False
         )
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
+
+    def _turn(self, going: Sequence[Attempt]) -> None:
+        """One reply each: the tool's result follows, or the attempt has ended."""
+        agent = self._simulation.agent
+        calling: list[tuple[Attempt, str]] = []
+        for attempt, turn in zip(going, self._sample([self.prompt_ids(a.messages) for a in going]), strict=True):
+            attempt.turns.append(turn)
+            ids = turn.response_ids
+            reply = self.tokenizer.decode(ids[:-1] if ids[-1] == self._end else ids)
+            if (argument := _called(reply, agent.argument)) is None:
+                attempt.last = reply
+            else:
+                calling.append((attempt, argument))
+        said = self._simulation.run([attempt.state for attempt, _ in calling], [argument for _, argument in calling])
+        for (attempt, argument), result in zip(calling, said, strict=True):
+            attempt.messages += [
+                call(agent.tool["function"]["name"], {agent.argument: argument}),
+                {"role": "tool", "content": result},
+            ]
 
     @torch.no_grad()
     def _sample(self, prompts: Sequence[list[int]]) -> list[SampledTurn]:
@@ -89,7 +111,7 @@ class ToolCallModel:
             temperature=1.0,
             top_k=0,
             top_p=1.0,
-            max_new_tokens=_MAX_TOKENS,
+            max_new_tokens=self._max_tokens,
             eos_token_id=self._end,
             pad_token_id=self._pad,
             return_dict_in_generate=True,
@@ -103,23 +125,12 @@ class ToolCallModel:
         return turns
 
 
-def _go_on(attempt: Attempt, reply: str) -> None:
-    """Add a reply to an attempt: the tool's result follows, or the attempt has its reward."""
-    if (code := _called(reply)) is None:
-        numbers = re.findall(r"-?\d+", reply)
-        attempt.reward = float(bool(numbers) and numbers[-1] == str(attempt.asked.answer))
-        return
-    found = _SUM.fullmatch(code)
-    said = "error" if found is None else str(Question(int(found[1]), found[2], int(found[3])).answer)
-    attempt.messages += [call(code), {"role": "tool", "content": said}]
-
-
-def _called(reply: str) -> str | None:
-    """The code of the reply's call; None if it calls nothing, or engines would not understand it."""
+def _called(reply: str, argument: str) -> str | None:
+    """The argument of the reply's call; None if it calls nothing, or engines would not understand it."""
     if (found := _CALL.search(reply)) is None:
         return None
     try:
-        return str(json.loads(found[1])["arguments"]["code"])
+        return str(json.loads(found[1])["arguments"][argument])
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -1,4 +1,4 @@
-"""The record of one run of the tool-call demo, as written to `demo-tool-call.json`."""
+"""The record of one run of a demo that learns from episodes, as written to `demo-NAME.json`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ GOAL = 0.75
 """The success on held-out tasks that a run should reach."""
 GAIN = 0.25
 """How much better than the base model a run should become."""
-REPORT = "demo-tool-call.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +142,17 @@ def lines(report: PracticeReport) -> list[str]:
     ]
 
 
-def write(out: Path, reports: Sequence[PracticeReport]) -> None:
+def write(file: Path, reports: Sequence[PracticeReport]) -> None:
     """
     Raises:
         SetupError: the folder cannot be written to.
     """
     try:
         # Write to a new name first, so that an interrupted write keeps the previous report.
-        new_file = out / f"{REPORT}.new"
+        new_file = file.with_name(f"{file.name}.new")
         new_file.write_text(as_json(reports), encoding="utf-8")
-        new_file.replace(out / REPORT)
+        new_file.replace(file)
     except OSError as error:
-        raise SetupError(f"cannot write the report to {out}: {error.strerror}; choose another folder: --out") from error
+        raise SetupError(
+            f"cannot write the report to {file.parent}: {error.strerror}; choose another folder: --out"
+        ) from error

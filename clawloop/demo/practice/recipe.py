@@ -1,7 +1,7 @@
-"""The recipe of the tool-call demo.
+"""The recipe of the demos that learn from episodes.
 
-The model is small and learns one thing, so batches are four groups, the learning rate is high, and a few odd replies
-must not move it: gradients are clipped at the norm usual while it learns.
+The models are small and learn one thing, so batches are a few groups, the learning rate is high, and a few odd replies
+must not move it: gradients are clipped at the norm usual while they learn.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from clawloop.recipes.recipe import Advantage, Lora, Loss, Optimiser, Recipe, Si
 GROUP_SIZE = 8
 
 
-def tool_call_recipe() -> Recipe:
+def practice_recipe(name: str, batch_groups: int) -> Recipe:
     return Recipe(
-        name="demo_tool_call",
+        name=name,
         signal=Signal(hints=False),
         train=Train(
-            batch_groups=4,
+            batch_groups=batch_groups,
             advantage=Advantage(teacher_weight=0.0),
             loss=Loss(kl=0.02),
             lora=Lora(rank=8, alpha=16.0),

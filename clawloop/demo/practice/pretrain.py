@@ -1,4 +1,4 @@
-"""Pretrains the tool-call model, with which `clawloop demo run --environment tool-call` begins.
+"""Pretrains a toy, with which `clawloop demo run --environment NAME` begins.
 
 The tokenizer has each digit as a token, and each text that never varies, such as the list of tools, as one. The same
 seed, machine and thread count give the same weights.
@@ -6,7 +6,6 @@ seed, machine and thread count give the same weights.
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -17,34 +16,32 @@ from transformers import PreTrainedTokenizerFast
 
 from clawloop.contracts.turns import Message
 from clawloop.demo.packing import Encoded, Pack, pack
+from clawloop.demo.practice.toy import Course, Toy
 from clawloop.demo.pretrain import Plan, Progress, fit
-from clawloop.demo.tool_calls.lessons import conversations
 from clawloop.demo.vocabulary import END, PAD, START, write_vocabulary
-from clawloop.environments.tool_call.environment import AGENT
+from clawloop.environments.agent import AgentLoop
 from clawloop.local import tiny_model
 
-VOCABULARY = 448
 _VOCABULARY_CONVERSATIONS = 3000
 # Words with the space before them; single digits, each a token; line breaks.
 _WORDS = r" ?\p{L}+|\p{N}|[\r\n]| ?[^\s\p{L}\p{N}]+|\s+"
-_CALL_BEGINS = '{"name": "python", "arguments": {"code": "print('
-_CALL_ENDS = ')"}}'
 
 
-def default_plan(seed: int = 0, steps: int | None = None) -> Plan:
-    return Plan(seed=seed, steps=steps or 600, lessons=24)
+def plan_of(course: Course, seed: int = 0, steps: int | None = None) -> Plan:
+    return Plan(seed=seed, steps=steps or course.steps, lessons=course.lessons)
 
 
-def pretrain_tool_calls(folder: Path, plan: Plan, report: Callable[[Progress], None]) -> None:
+def pretrain_toy(toy: Toy, folder: Path, plan: Plan, report: Callable[[Progress], None]) -> None:
     """Train the model and write its files to an existing folder."""
-    tokenizer = _train_vocabulary(plan.seed)
+    tools = tool_list(toy.simulate().agent)
+    tokenizer = _train_vocabulary(toy.course, tools, plan.seed)
     write_vocabulary(tokenizer, folder)
-    fit(folder, tokenizer, _packs(plan, tokenizer), plan, report)
+    fit(folder, tokenizer, _packs(toy.course, tools, plan, tokenizer), plan, report)
 
 
-def segments(messages: Sequence[Message]) -> list[tuple[str, bool]]:
+def segments(messages: Sequence[Message], tools: str) -> list[tuple[str, bool]]:
     """The conversation in pieces as the chat template renders it; True for those that the model writes."""
-    pieces: list[tuple[str, bool]] = [(f"{START}system\n{tool_list()}{END}\n", False)]
+    pieces: list[tuple[str, bool]] = [(f"{START}system\n{tools}{END}\n", False)]
     for message in messages:
         content = str(message["content"] or "")
         if message["role"] == "assistant":
@@ -57,11 +54,11 @@ def segments(messages: Sequence[Message]) -> list[tuple[str, bool]]:
     return pieces
 
 
-def encode(messages: Sequence[Message], tokenizer: Tokenizer) -> Encoded:
+def encode(messages: Sequence[Message], tools: str, tokenizer: Tokenizer) -> Encoded:
     """Tokenize a conversation; all of the assistant's messages are targets."""
     tokens: list[int] = []
     replies: list[tuple[int, int]] = []
-    for text, learned in segments(messages):
+    for text, learned in segments(messages, tools):
         begin = len(tokens)
         tokens += tokenizer.encode(text, add_special_tokens=False).ids
         if learned:
@@ -69,13 +66,12 @@ def encode(messages: Sequence[Message], tokenizer: Tokenizer) -> Encoded:
     return Encoded(tokens, replies, [[1.0] * (end - begin) for begin, end in replies])
 
 
-@functools.cache
-def tool_list() -> str:
+def tool_list(agent: AgentLoop) -> str:
     """What the chat template writes for the environment's tool: the whole first message."""
     template = Path(tiny_model.__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
     empty = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=template)
     asked = [{"role": "user", "content": ""}]
-    text: str = empty.apply_chat_template(asked, tools=[AGENT.tool], tokenize=False)
+    text: str = empty.apply_chat_template(asked, tools=[agent.tool], tokenize=False)
     return text.removeprefix(f"{START}system\n").partition(END)[0]
 
 
@@ -89,13 +85,13 @@ def _calls(message: Message) -> Iterator[str]:
         yield f'{{"name": {json.dumps(function["name"])}, "arguments": {function["arguments"]}}}'
 
 
-def _packs(plan: Plan, tokenizer: Tokenizer) -> Iterator[Pack]:
-    lessons = conversations(plan.seed)
+def _packs(course: Course, tools: str, plan: Plan, tokenizer: Tokenizer) -> Iterator[Pack]:
+    lessons = course.conversations(plan.seed)
     while True:
-        yield pack([encode(messages, tokenizer) for messages in islice(lessons, plan.lessons)])
+        yield pack([encode(messages, tools, tokenizer) for messages in islice(lessons, plan.lessons)])
 
 
-def _train_vocabulary(seed: int) -> Tokenizer:
+def _train_vocabulary(course: Course, tools: str, seed: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -104,18 +100,14 @@ def _train_vocabulary(seed: int) -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    fixed = [*tiny_model.MARKUP_TOKENS, tool_list(), _CALL_BEGINS, _CALL_ENDS]
+    fixed = [*tiny_model.MARKUP_TOKENS, tools, *course.fixed]
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(fixed),
+        vocab_size=course.vocabulary - len(fixed),
         special_tokens=[PAD, START, END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = islice(conversations(seed), _VOCABULARY_CONVERSATIONS)
-    tokenizer.train_from_iterator((_plain_text(messages) for messages in texts), trainer)
+    lessons = islice(course.conversations(seed), _VOCABULARY_CONVERSATIONS)
+    tokenizer.train_from_iterator(map(course.texts, lessons), trainer)
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in fixed])
     return tokenizer
-
-
-def _plain_text(messages: Sequence[Message]) -> str:
-    return "\n".join(f"{message['role']}\n{message['content'] or ''}" for message in messages)

@@ -1,0 +1,88 @@
+"""A toy: a shipped model of middling skill, what it practises, and how it was made. Imports no model code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clawloop.contracts.turns import Message
+from clawloop.demo.practice.recipe import practice_recipe
+from clawloop.demo.practice.simulation import Simulation
+from clawloop.environments.task import Environment
+from clawloop.recipes.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What a toy is pretrained on.
+
+    Args:
+        conversations: without end, by a seed; of training tasks only.
+        texts: the text of a conversation from which the vocabulary is made.
+        fixed: texts that never vary, each a token; the list of tools is one too.
+        vocabulary: tokens at most.
+        steps, lessons: steps of the training, and conversations in each.
+        knows: what its card says that it knows; skill: and how well.
+    """
+
+    conversations: Callable[[int], Iterator[list[Message]]]
+    texts: Callable[[Sequence[Message]], str]
+    fixed: Sequence[str]
+    vocabulary: int
+    steps: int
+    lessons: int
+    knows: str
+    skill: str
+
+
+@dataclass(frozen=True, slots=True)
+class Toy:
+    """
+    Args:
+        environment: its name.
+        make: gives the environment; simulate: its simulation in one process.
+        base_model: the name that engines serve the model by.
+        folder: of the model, in Hugging Face's format.
+        course: what the model was made by.
+        max_tokens: of a reply in the simulation; longer than the longest right one.
+        batch_groups: rollout groups in a step.
+        versions: a run ends when this version was measured.
+    """
+
+    environment: str
+    make: Callable[[], Environment]
+    simulate: Callable[[], Simulation[Any]]
+    base_model: str
+    folder: Path
+    course: Course
+    max_tokens: int
+    batch_groups: int
+    versions: int
+
+    @property
+    def report(self) -> str:
+        """The name of the file with a demo's measurements."""
+        return f"demo-{self.environment}.json"
+
+    def recipe(self) -> Recipe:
+        return practice_recipe(f"demo_{self.environment.replace('-', '_')}", self.batch_groups)
+
+
+def call(name: str, arguments: dict[str, str]) -> Message:
+    """The assistant's message that calls a tool, as an engine returns it."""
+    function: dict[str, Any] = {"name": name, "arguments": json.dumps(arguments)}
+    return {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": function}]}
+
+
+def with_commands(messages: Sequence[Message]) -> str:
+    """The text of a conversation, also that of shell commands; for `Course.texts`."""
+    return "\n".join(f"{message['role']}\n{message['content'] or command_of(message)}" for message in messages)
+
+
+def command_of(message: Message) -> str:
+    """The shell command that the message calls for; empty if none."""
+    calls: Any = message.get("tool_calls")
+    return str(json.loads(calls[0]["function"]["arguments"])["command"]) if calls else ""

@@ -1,0 +1,20 @@
+"""The toys by their environments' names."""
+
+from __future__ import annotations
+
+from clawloop.demo.practice.toy import Toy
+from clawloop.demo.terminal.toy import TERMINAL
+from clawloop.demo.tool_calls.toy import TOOL_CALLS
+from clawloop.errors import SetupError
+
+TOYS = {toy.environment: toy for toy in (TOOL_CALLS, TERMINAL)}
+
+
+def toy_of(environment: str) -> Toy:
+    """
+    Raises:
+        SetupError: no toy practises this.
+    """
+    if environment not in TOYS:
+        raise SetupError(f"--environment {environment!r}: there are demos of {', '.join(TOYS)}")
+    return TOYS[environment]

@@ -1,0 +1,148 @@
+"""The shipped toys match their cards, their lessons and their environments."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+
+import pytest
+import torch
+
+from clawloop.demo.card import CARD, digest
+from clawloop.demo.practice.pretrain import segments, tool_list
+from clawloop.demo.practice.toy import Toy, command_of
+from clawloop.demo.practice.toy_model import ToyModel
+from clawloop.demo.practice.toys import TOYS, toy_of
+from clawloop.demo.terminal import lessons as terminal
+from clawloop.demo.terminal.simulation import simulate_terminal
+from clawloop.demo.tool_calls import lessons as tool_calls
+from clawloop.environments.task import Split, split_of
+from clawloop.environments.terminal.environment import generated_task
+from clawloop.environments.terminal.kinds import KINDS
+from clawloop.environments.tool_call.environment import question
+from clawloop.errors import SetupError
+from clawloop.local.checks import require_model
+from clawloop.recipes.checks import require_rank
+
+MEGABYTES = 4.0
+EACH = pytest.mark.parametrize("toy", TOYS.values(), ids=lambda toy: toy.environment)
+
+
+@EACH
+def test_the_card_describes_these_weights(toy: Toy) -> None:
+    assert f"`{digest(toy.folder)}`" in (toy.folder / CARD).read_text()
+
+
+@EACH
+def test_it_is_small_and_engines_can_load_it_and_its_adapters(toy: Toy) -> None:
+    assert sum(path.stat().st_size for path in toy.folder.iterdir()) <= MEGABYTES * 1e6
+    require_model(toy.folder)
+    require_rank(toy.recipe(), 16)
+
+
+@EACH
+def test_lessons_are_written_as_its_chat_template_writes_them(toy: Toy) -> None:
+    """Engines render prompts by the template: what the model learned must read the same, token for token."""
+    model, tools = ToyModel(toy), tool_list(toy.simulate().agent)
+    for messages in islice(toy.course.conversations(1), 100):
+        last = max(at for at, message in enumerate(messages) if message["role"] == "assistant")
+        pieces = segments(messages, tools)[:-2]  # without the last reply
+        written = [i for text, _ in pieces for i in model.tokenizer(text, add_special_tokens=False)["input_ids"]]
+        assert written == model.prompt_ids(messages[:last])
+
+
+@EACH
+def test_the_environments_tools_are_one_token(toy: Toy) -> None:
+    """After a change to them the model has to be made anew."""
+    tools = tool_list(toy.simulate().agent)
+    assert len(ToyModel(toy).tokenizer(tools, add_special_tokens=False)["input_ids"]) == 1
+
+
+def test_no_held_out_question_is_in_a_lesson() -> None:
+    asked = {str(messages[0]["content"]) for messages in islice(tool_calls.conversations(0), 300)}
+    assert {split_of(text) for text in asked} == {Split.TRAIN}
+
+
+def test_a_third_of_the_scripts_calculates_rightly() -> None:
+    rng = random.Random(0)
+    right = 0
+    for number in range(500):
+        asked = question(Split.TRAIN, number)
+        right += str(tool_calls.conversation(asked, rng)[-1]["content"]) == f"It is {asked.answer}."
+    assert 0.25 < right / 500 < 0.45
+
+
+def test_a_third_of_the_scripts_runs_the_right_command() -> None:
+    rng = random.Random(0)
+    right = 0
+    for number in range(500):
+        task = generated_task(Split.TRAIN, number)
+        ran = [command_of(message) for message in terminal.conversation(task, rng)]
+        right += terminal.commands(task)[0] in ran
+    assert 0.3 < right / 500 < 0.5
+
+
+def test_no_task_for_measuring_is_in_a_lesson(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Split] = []
+
+    def task(split: Split, number: int) -> object:
+        taken.append(split)
+        return generated_task(split, number)
+
+    monkeypatch.setattr(terminal, "generated_task", task)
+    assert len(list(islice(terminal.conversations(0), 50))) == 50
+    assert set(taken) == {Split.TRAIN}
+
+
+@EACH
+def test_it_solves_some_tasks_and_not_others(toy: Toy) -> None:
+    torch.manual_seed(0)
+    assert 0.15 <= ToyModel(toy).success([f"test-{number}" for number in range(96)]) <= 0.55
+
+
+@EACH
+def test_an_attempt_ends_with_a_reply_that_calls_nothing(toy: Toy) -> None:
+    torch.manual_seed(0)
+    attempts = ToyModel(toy).attempts(["train-0"] * 30)
+    assert {len(attempt.turns) for attempt in attempts} >= {1, 2}
+    for attempt in attempts:
+        assert attempt.reward in (0.0, 1.0)
+        assert [message["role"] for message in attempt.messages] == [
+            "user",
+            *["assistant", "tool"] * (len(attempt.turns) - 1),
+        ]
+        for turn in attempt.turns:
+            assert len(turn.response_ids) == len(turn.logprobs)
+            assert all(logprob <= 0 for logprob in turn.logprobs)
+
+
+@pytest.mark.slow
+def test_right_commands_solve_each_kind_of_task_and_wrong_ones_do_not() -> None:
+    simulation = simulate_terminal()
+    attempts = []
+    for number in range(3 * len(KINDS)):
+        right, wrong = terminal.commands(generated_task(Split.TRAIN, number))
+        attempts += [(number, right, 1.0), *((number, command, 0.0) for command in wrong)]
+    states = [simulation.begin(f"train-{number}")[0] for number, _, _ in attempts]
+    said = simulation.run(states, [command for _, command, _ in attempts])
+    found = simulation.rewards(states, [""] * len(attempts))
+    assert [(*attempt[:2], reward) for attempt, reward in zip(attempts, found, strict=True)] == attempts
+    expected = [terminal.output_of(command, generated_task(Split.TRAIN, number)) for number, command, _ in attempts]
+    assert said == expected
+
+
+@pytest.mark.slow
+def test_commands_of_different_attempts_meet_only_their_own_files() -> None:
+    simulation = simulate_terminal()
+    states = [simulation.begin("train-0")[0], simulation.begin("train-1")[0]]
+    said = simulation.run(states, ["echo a > own; ls", "cat; ls; nothing"])
+    assert said[0].split() == sorted([*states[0].task.start, "own"])
+    assert said[1].splitlines()[: len(states[1].task.start)] == sorted(states[1].task.start)
+    assert "nothing: command not found" in said[1]
+    assert states[0].files["own"] == b"a\n"
+    assert states[1].files == dict(states[1].task.start)
+
+
+def test_there_is_no_toy_of_other_environments() -> None:
+    with pytest.raises(SetupError, match="there are demos of tool-call, terminal"):
+        toy_of("chess")
