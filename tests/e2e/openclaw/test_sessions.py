@@ -67,7 +67,7 @@ async def check_rated(stack: Stack, session: Session) -> None:
     """The reaction that a heartbeat passed on is a rating of the reply before it."""
     async with stack.admin() as client:
         details = [(await client.get(f"/admin/v1/turns/{turn.view['id']}")).json() for turn in session.main]
-    assert [[given["score"] for given in detail["feedback"]] for detail in details] == [[1.0], []]
+    assert [[given["score"] for given in detail["judged"]["feedback"]] for detail in details] == [[1.0], []]
 
 
 async def check_erased(stack: Stack, session: Session) -> None:
