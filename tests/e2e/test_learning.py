@@ -91,7 +91,7 @@ async def gateway(
     finally:
         async with httpx.AsyncClient(base_url=engine_url) as client:
             for model in (await client.get("/v1/models")).json()["data"]:
-                if model["id"].startswith("default-v"):  # other tests use the engine later
+                if model["id"].startswith(("default-v", "anna-v")):  # other tests use the engine later
                     await client.post("/v1/unload_lora_adapter", json={"lora_name": model["id"]})
 
 
@@ -155,6 +155,24 @@ async def admin(gateway: RealGateway, path: str) -> Any:
     return answer.json()
 
 
+async def begin_another(gateway: RealGateway) -> Any:
+    """A policy that begins from version 1, and the record of its first answer by it."""
+    headers = {"Authorization": f"Bearer {gateway.admin_key}"}
+    async with httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=120) as client:
+        made = await client.post("/admin/v1/policies", json={"name": "anna", "version": 1})
+        assert (made.status_code, made.json()["head"]) == (201, 1), made.text
+        key = (await client.post("/admin/v1/keys", json={"policy": "anna", "name": "anna"})).json()["key"]
+        async with asyncio.timeout(120):
+            while (await admin(gateway, "training?policy=anna"))["version"] != 1:
+                await asyncio.sleep(0.1)
+        body = {"model": "policy", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 12}
+        answer = await client.post(
+            "/v1/chat/completions", json=body | {"temperature": 1.0}, headers={"Authorization": f"Bearer {key}"}
+        )
+    assert answer.status_code == 200, answer.text
+    return (await gateway.turn(answer.json()["id"])).record
+
+
 async def learned(gateway: RealGateway, done: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     status: dict[str, Any] = {}
     with suppress(TimeoutError):
@@ -203,7 +221,9 @@ async def test_a_preference_in_chats_becomes_a_version_that_prefers_it(
         (fresh, *_) = await talk(gateway, 99)
         newest = (await gateway.turn(fresh)).record
         assert newest.version == 1
-    await _check_the_versions(gateway, tiny_model_path, talks, newest)
+        begun = await begin_another(gateway)
+        assert (begun.policy, begun.version) == ("anna", 1)
+    await _check_the_versions(gateway, tiny_model_path, talks, newest, begun)
 
     judged = [reply for replies in talks for reply in replies[:-1]]
     output = await asyncio.to_thread(clawloop, gateway, "why", judged[0])
@@ -229,7 +249,7 @@ def _check_that_nothing_is_plain(gateway: RealGateway) -> None:
         assert not any(words.encode() in file for file in files)
 
 
-async def _check_the_versions(gateway: RealGateway, model: Path, talks: list[list[str]], newest: Any) -> None:
+async def _check_the_versions(gateway: RealGateway, model: Path, talks: list[list[str]], *newest: Any) -> None:
     (adapter,) = (gateway.data / "adapters" / "default").glob("v1-*")
     policy = load_policy(model)
     moved: dict[bool, list[float]] = {True: [], False: []}
@@ -250,6 +270,7 @@ async def _check_the_versions(gateway: RealGateway, model: Path, talks: list[lis
     assert sum(moved[True]) / len(moved[True]) > 0 > sum(moved[False]) / len(moved[False]), moved
 
     apply_adapter(policy, adapter)
-    assert newest.logprobs is not None
-    recomputed = logprobs(policy, newest.prompt_ids, newest.response_ids, 1.0).tolist()
-    assert recomputed == pytest.approx(newest.logprobs, abs=1e-3)
+    for record in newest:
+        assert record.logprobs is not None
+        recomputed = logprobs(policy, record.prompt_ids, record.response_ids, 1.0).tolist()
+        assert recomputed == pytest.approx(record.logprobs, abs=1e-3)
