@@ -20,6 +20,7 @@ RUN = "run: "
 """In a message: the answer first runs the command that follows."""
 SKILL = "by your SKILL"
 """In a message with a command: the skill is read before."""
+POLL = "[OpenClaw heartbeat poll]"
 INTERNAL = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 # OpenClaw wants these of a summary.
 _HEADINGS = ("Decisions", "Open TODOs", "Constraints/Rules", "Pending user asks", "Exact identifiers")
@@ -62,7 +63,10 @@ def _what(said: Sequence[Mapping[str, Any]]) -> str:
         return "title"
     if "Pre-compaction memory flush" in asked:
         return "memory flush"
-    if "heartbeat monitor scratch context" in asked or "[OpenClaw heartbeat poll]" in asked:
+    if "heartbeat monitor scratch context" in asked:
+        return "heartbeat"
+    # A message that interrupts a heartbeat has its poll before it.
+    if POLL in asked and not MARK.search(asked.rpartition(POLL)[2]):
         return "heartbeat"
     return "turn"
 

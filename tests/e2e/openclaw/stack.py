@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -25,6 +27,8 @@ from tests.local.status_recorder import StatusRecorder
 
 ENGINE = "engine"
 GATEWAYS = ("gateway-0", "gateway-1")
+# A heartbeat waits until OpenClaw is idle.
+PATIENCE_SECONDS = 300
 
 
 @dataclass
@@ -65,8 +69,17 @@ class Stack:
         """How many requests the engine has got since the test began."""
         return self._requests() - self._earlier_requests
 
+    async def asked_for(self, what: str) -> None:
+        """Wait until the engine has got such a request since the test began."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while all(json.loads(line)["what"] != what for line in self._lines()[self._earlier_requests :]):
+                await asyncio.sleep(0.1)
+
     def _requests(self) -> int:
-        return len(self.requests_log.read_text().splitlines()) if self.requests_log.exists() else 0
+        return len(self._lines())
+
+    def _lines(self) -> list[str]:
+        return self.requests_log.read_text().splitlines() if self.requests_log.exists() else []
 
 
 @asynccontextmanager
