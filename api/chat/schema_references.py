@@ -31,6 +31,8 @@ _SINGLE = frozenset(
 )
 _LISTS = frozenset({"prefixItems", "items"})
 _BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+# vLLM's own bound; beyond it xgrammar might run out of stack.
+SCHEMA_LEVELS = 64
 _SHOWN = 80
 
 
@@ -42,9 +44,11 @@ def check_references(name: str, form: Any) -> None:
         form: as `api.chat.bounds.forced_forms` gives it, and within its bounds.
 
     Raises:
-        RequestRejected: a reference leads elsewhere, nowhere, or back to itself.
+        RequestRejected: a schema is nested too deeply; or a reference leads elsewhere, nowhere, or back to itself.
     """
     for schema in _schemas(name, form):
+        if _levels(schema) > SCHEMA_LEVELS:
+            raise _refused(name, f"a schema has more than {SCHEMA_LEVELS} levels of objects and arrays", "Flatten it")
         _check_schema(name, schema)
 
 
@@ -72,6 +76,14 @@ def _schemas(name: str, form: Any) -> Iterator[Any]:
                 yield value
             else:
                 waiting.append(value)
+
+
+def _levels(schema: Any) -> int:
+    levels, level = 0, [schema]
+    while level := [part for part in level if isinstance(part, dict | list)]:
+        levels += 1
+        level = [inner for part in level for inner in (part.values() if isinstance(part, dict) else part)]
+    return levels
 
 
 def _check_schema(name: str, root: Any) -> None:

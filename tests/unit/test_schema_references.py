@@ -129,3 +129,15 @@ def test_deep_arguments_in_the_history_are_refused_by_name(arguments: str) -> No
 )
 def test_other_arguments_are_not_touched(arguments: str) -> None:
     check_bounds(call(arguments), ChatBounds())
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_a_schema_is_as_deep_as_engines_take_it(where: str) -> None:
+    schema: dict[str, Any] = STRING
+    for _ in range(31):
+        schema = {"type": "object", "properties": {"a": schema}}
+    check_bounds(body(schema, where), ChatBounds())
+    sent = body({"items": {"items": schema}}, where)
+    with pytest.raises(RequestRejected, match="64 levels") as refused:
+        check_bounds(sent, ChatBounds())
+    assert refused.value.field in sent
