@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 VARIABLE = "CLAWLOOP_ENGINE_LOG"
 WITHHELD = "(text withheld)"
+_FILTER = "--filter"
 # Read in pieces of this size where a line is longer.
 _LINE_BYTES = 64 * 1024
 
@@ -134,11 +135,13 @@ def _filter_output() -> None:
     if child == 0:
         # Twice, so that the filter is no child of the engine: a stopping vLLM kills all of its children.
         if os.fork() == 0:
+            os.dup2(reading, 0)
             os.close(writing)
             # It ends when the last process of the engine has closed its output.
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
-            _copy(os.fdopen(reading, "rb"), os.fdopen(1, "wb"))
+            # By a command line of its own, so that nobody takes it for the engine.
+            os.execv(sys.executable, [sys.executable, __file__, _FILTER])
         os._exit(0)
     os.waitpid(child, 0)
     os.close(reading)
@@ -157,6 +160,9 @@ def _copy(source: BinaryIO, target: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == [_FILTER]:
+        _copy(sys.stdin.buffer, sys.stdout.buffer)
+        sys.exit(0)
     if len(sys.argv) < 2:
         sys.exit("usage: engine_log.py COMMAND…")
     run_filtered(sys.argv[1:])

@@ -132,3 +132,11 @@ def test_properties_are_read_from_the_model_folder(tmp_path: Path) -> None:
 )
 def test_progress_is_read_from_log_lines(line: str, expected: str | None) -> None:
     assert progress(line) == expected
+
+
+def test_what_the_engines_processes_tell_each_other_stays_on_the_machine() -> None:
+    environment = launch(QWEN3_4B, OPTIONS, {}).environment
+    assert environment["VLLM_HOST_IP"] == "127.0.0.1"
+    assert environment["GLOO_SOCKET_IFNAME"] == environment["NCCL_SOCKET_IFNAME"] == "lo"
+    given = {"GLOO_SOCKET_IFNAME": "eth1"}
+    assert launch(QWEN3_4B, OPTIONS, given).environment["GLOO_SOCKET_IFNAME"] == "eth1"

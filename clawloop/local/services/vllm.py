@@ -122,6 +122,10 @@ def _environment(given: Mapping[str, str]) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",  # the model is a folder; no look-up on the hub
     }
+    # What its processes tell each other by is open to whoever reaches it, and they are all on this machine. By default
+    # Gloo and NCCL listen on the address that the machine's name stands for.
+    for variable, value in (("VLLM_HOST_IP", HOST), ("GLOO_SOCKET_IFNAME", "lo"), ("NCCL_SOCKET_IFNAME", "lo")):
+        environment.setdefault(variable, value)
     if "OMP_NUM_THREADS" in environment:
         # Else vLLM on a CPU binds its threads to the first cores, and two engines share them.
         environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
