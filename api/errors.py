@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from http import HTTPStatus
 
 import orjson
@@ -86,6 +87,8 @@ _CONTEXT_OVERFLOW = (
     "cannot be greater than max_model_len",
     "longer than the maximum model length",
 )
+# Pydantic puts the member of a union that it tried into the field's name.
+_UNION_MEMBER = re.compile(r"(?:constrained|function)-|(?:literal|list|dict)\[")
 
 
 class Problem:
@@ -205,7 +208,7 @@ def _from_engine(error: EngineRejected) -> Problem:
 def first_invalid_field(error: ValidationError) -> tuple[str, str]:
     """The first field at fault, dotted, and a sentence that says what it should be."""
     first = error.errors(include_url=False, include_context=False)[0]
-    field = ".".join(str(part) for part in first["loc"])
+    field = ".".join(part for part in map(str, first["loc"]) if not _UNION_MEMBER.match(part))
     return field, f"`{field}`: {first['msg'][:1].lower()}{first['msg'][1:]}."
 
 

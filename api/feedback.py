@@ -130,6 +130,8 @@ async def give_feedback(
             status=403,
             code="insufficient_scope",
         )
+    if len(request.headers.getlist("Idempotency-Key")) > 1:
+        raise RequestRejected("`Idempotency-Key`: send one.", code="invalid_value", field="Idempotency-Key")
     feedback = _parse(await read_json(request, services.limits))
     services.key_limits.require_room(key)
     if idempotency_key is None:

@@ -249,3 +249,18 @@ async def test_an_unusable_idempotency_key_is_refused(gateway: Gateway, once: st
     status, answer = await give(gateway, {"response_id": await chat(gateway), "rating": "up"}, once)
     assert (status, answer["error"]["param"]) == (400, "Idempotency-Key")
     assert len(gateway.sessions.given) == before
+
+
+async def test_two_idempotency_keys_are_none(gateway: Gateway) -> None:
+    turn = await chat(gateway)
+    async with gateway.client() as client:
+        headers = [("Idempotency-Key", "one"), ("Idempotency-Key", "two")]
+        refused = await client.post("/v1/feedback", json={"response_id": turn, "rating": "up"}, headers=headers)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (400, "Idempotency-Key")
+
+
+async def test_a_wrong_turn_is_named_as_the_client_spells_it(gateway: Gateway) -> None:
+    async with gateway.client() as client:
+        refused = await client.post("/v1/feedback", json={"turn": "third", "rating": "up"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "turn")
