@@ -96,8 +96,11 @@ class Overview:
 def _of_engines(engines: EngineList) -> list[str]:
     if not engines.engines:
         return ["there is no engine: `clawloop engine add URL`"]
-    problems = [f"engine {engine.id} does not answer" for engine in engines.engines if not engine.healthy]
-    problems += [f"engine {engine.id}: {engine.problem}" for engine in engines.engines if engine.problem is not None]
+    problems = [
+        f"engine {engine.id}: {engine.problem or 'does not answer'}"
+        for engine in engines.engines
+        if engine.problem is not None or not engine.healthy
+    ]
     if all(engine.draining for engine in engines.engines):
         problems.append(f"every engine is drained: `clawloop engine drain --undo {engines.engines[0].id}`")
     return problems
