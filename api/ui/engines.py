@@ -112,12 +112,13 @@ def _lines(services: Services, policy: str, active: int) -> list[EngineLine]:
 
 
 def _advice(now: Situation, engines: Sequence[EngineLine]) -> list[Advice]:
-    found = [Advice(problem, "Chats wait or fail until this is gone.") for problem in now.problems]
+    found = [Advice(sentence(problem), "Chats wait or fail until this is gone.") for problem in now.problems]
     if now.temporal is not None:
         found.append(Advice(sentence(now.temporal), "`clawloop up` restarts its own within seconds."))
     for line in engines:
         if line.engine.problem is not None:
-            found.append(Advice(f"Engine {line.engine.id}: {line.engine.problem}", "Its agent tries again by itself."))
+            problem = sentence(f"engine {line.engine.id}: {line.engine.problem}")
+            found.append(Advice(problem, "It may still start; its agent tries again by itself."))
         elif not line.healthy:
             remedy = "`clawloop up` restarts its engine within a minute; one of your own must be started again."
             found.append(Advice(f"Engine {line.engine.id} does not answer.", remedy))

@@ -27,9 +27,13 @@ async def start(request: Request, policy: str | None = None) -> Response:
     login = await viewer(request)
     services = services_of(request)
     chosen = policy_of(services, login, policy)
-    counts = await services.training_browser.counts(chosen)
     address = f"{request.url.scheme}://{request.url.netloc}/v1"
-    return render_page(request, login, "start.html", chosen, "start", address=address, counts=counts, secret=None)
+    shown = {
+        "counts": await services.training_browser.counts(chosen),
+        "problems": await services.readiness.problems(),
+        "temporal": await services.temporal.problem(),
+    }
+    return render_page(request, login, "start.html", chosen, "start", address=address, secret=None, **shown)
 
 
 @router.post("/ui/keys")

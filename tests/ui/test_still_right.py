@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import html
+import re
 from collections.abc import AsyncIterator
 
+import httpx
 import pytest
 
 from api.ui.changes import Changes
@@ -52,6 +54,37 @@ async def test_without_temporal_the_page_says_so(page: Page) -> None:
     async with page.visitor() as visitor:
         for path in ("/ui?policy=default", "/ui/engines"):
             assert "No Temporal is configured: turns are recorded and not judged" in await visitor.get(path), path
+
+
+async def test_the_first_visit_tells_what_is_not_ready_and_now_can_be_looked_at(page: Page) -> None:
+    async with page.visitor() as visitor:
+        ready = await visitor.get("/ui/start")
+        assert "Not ready" not in ready
+        assert "No Temporal is configured" in ready
+        assert "<h2>Serving</h2>" in await visitor.get(_address_of(ready, "Now"))
+        page.draining.append(True)
+        assert "<b>Not ready:</b> this gateway is being stopped." in await visitor.get("/ui/start")
+        assert "<b>This gateway is being stopped.</b>" in await visitor.get("/ui/engines")
+
+
+def _address_of(shown: str, link: str) -> str:
+    found = re.search(rf'<a href="([^"]+)"[^>]*>{link}</a>', shown)
+    assert found is not None, shown
+    return html.unescape(found[1])
+
+
+async def test_an_engine_that_is_away_is_named_once(page: Page) -> None:
+    page.engine.healthy = False
+    [row] = await page.learning.rows("UPDATE engines SET problem = 'does not answer' WHERE true RETURNING id")
+    async with asyncio.timeout(60):
+        while page.services[0].engines.healthy():
+            await asyncio.sleep(0.05)
+    headers = {"Authorization": f"Bearer {page.admin_key}"}
+    async with httpx.AsyncClient(base_url=page.url, headers=headers, timeout=60) as client:
+        problems = (await client.get("/admin/v1/status")).json()["problems"]
+    assert [problem for problem in problems if problem.startswith("engine ")] == [
+        f"engine {row['id']}: does not answer"
+    ]
 
 
 async def test_a_session_is_found_as_elsewhere_and_by_its_own_id_first(page: Page) -> None:

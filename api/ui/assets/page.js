@@ -135,7 +135,7 @@ document.addEventListener("submit", async (event) => {
       const x = u.valToPos(position, "x", true);
       ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
       if (x > free) {
-        ctx.fillText(`v${number}`, x + 3, bbox.top + 12 * devicePixelRatio);
+        ctx.fillText(`v${number}`, x + 3, bbox.top + bbox.height - 6 * devicePixelRatio);
         free = x + 34 * devicePixelRatio;
       }
     }
