@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -43,7 +44,13 @@ def main() -> int:
         folder.chmod(0o755)
         for disk in ("data", "postgres"):
             disks.enter_context(_disk(folder / disk))
-        outcomes = asyncio.run(_run(folder, arguments))
+        try:
+            outcomes = asyncio.run(_run(folder, arguments))
+        except BaseException:
+            kept = tempfile.mkdtemp(prefix="clawloop-chaos-logs-")
+            shutil.copytree(folder / "logs", kept, dirs_exist_ok=True)
+            print(f"the run did not end; its logs: {kept}")
+            raise
     print(table(outcomes))
     problems = [problem for outcome in outcomes for problem in outcome.problems]
     faults = sum(outcome.number > 0 and outcome.reached for outcome in outcomes)

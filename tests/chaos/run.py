@@ -19,6 +19,10 @@ BASELINE = 5
 RECOVERY_SECONDS = 600.0
 
 
+class NoStep(Exception):
+    """Training did not go on; says after which fault, and what it waits for."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """
@@ -100,7 +104,7 @@ async def _inject(
     chat_seconds = await chatters.first_answer(RECOVERY_SECONDS)
     training_seconds = None
     if trains:
-        await _next_step(verifier, await verifier.committed_steps())
+        await _next_step(verifier, await verifier.committed_steps(), f"fault {number}, {fault.kind}")
         training_seconds = time.monotonic() - ended
     problems = await verifier.problems(chatters.seen)
     chatters.raise_if_ended()
@@ -112,7 +116,10 @@ async def _inject(
 async def _nothing(stack: Stack, chance: random.Random) -> None: ...
 
 
-async def _next_step(verifier: Verifier, before: int) -> None:
-    async with asyncio.timeout(RECOVERY_SECONDS):
-        while await verifier.committed_steps() <= before:
-            await asyncio.sleep(0.2)
+async def _next_step(verifier: Verifier, before: int, after: str = "the start") -> None:
+    deadline = time.monotonic() + RECOVERY_SECONDS
+    while await verifier.committed_steps() <= before:
+        if time.monotonic() > deadline:
+            waiting = await verifier.what_training_waits_for()
+            raise NoStep(f"no step within {RECOVERY_SECONDS:g} s after {after}: {waiting}")
+        await asyncio.sleep(0.2)

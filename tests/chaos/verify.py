@@ -34,6 +34,16 @@ _STORED = """
         LEFT JOIN turns b ON b.id = a.before
 """
 
+_WAITING = """
+    SELECT jsonb_build_object(
+        'policy', (SELECT to_jsonb(p) - 'sampling' - 'aliases' FROM policies p WHERE p.id = 'default'),
+        'step', (SELECT to_jsonb(s) - 'recipe' FROM steps s WHERE s.policy = 'default' ORDER BY s.n DESC LIMIT 1),
+        'samples', (SELECT jsonb_object_agg(state, n) FROM (SELECT state, count(*) AS n FROM samples GROUP BY 1) a),
+        'turns', (SELECT jsonb_object_agg(outcome, n) FROM (SELECT outcome, count(*) AS n FROM turns GROUP BY 1) a),
+        'not announced', (SELECT count(*) FROM turns WHERE announced_at IS NULL AND kind = 'main'),
+        'newest turn', (SELECT max(entered_at) FROM turns), 'now', now())::text
+"""
+
 
 class Verifier:
     """
@@ -60,6 +70,11 @@ class Verifier:
 
     async def committed_steps(self) -> int:
         return int((await self._rows("SELECT count(*) FROM steps WHERE state = 'committed'"))[0][0])
+
+    async def what_training_waits_for(self) -> str:
+        """The policy, its newest step, and how many samples, turns and feedback are in which state, as JSON."""
+        ((found,),) = await self._rows(_WAITING)
+        return str(found)
 
     async def _lost(self, seen: Sequence[Seen]) -> list[str]:
         """Acknowledged replies that are not stored, or not as they were."""
