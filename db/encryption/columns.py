@@ -125,7 +125,7 @@ PLAIN_COLUMNS: Mapping[str, str] = {
     "probes": "policy",
     # What operators set, secrets and hashes of them, addresses, hashes of files.
     "policies": "id base_model aliases sampling pool paused_reason recipe_hash",
-    "versions": "policy path sha256",
+    "versions": "policy path sha256 origin_policy",
     "recipes": "hash name signal_hash train_hash content",
     "api_keys": "policy name prefix secret_sha256 scopes",
     "engines": "id url problem added_by",
