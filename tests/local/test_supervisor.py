@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -291,6 +292,41 @@ def test_a_log_is_bounded_while_its_part_writes(tmp_path: Path) -> None:
     assert log.path.with_name("vllm.log.1").stat().st_size <= 110
     assert b"\0" not in log.path.read_bytes()
     assert log.last_message() == "ValueError: the end"
+
+
+def test_a_full_disk_costs_lines_of_a_log_and_nothing_else(tmp_path: Path) -> None:
+    log, older = PartLog(tmp_path / "vllm.log", max_bytes=100), tmp_path / "vllm.log.1"
+    older.symlink_to("/dev/full")
+    with log.open_for_run() as file:
+        file.write(b"x" * 200)
+        file.flush()
+        log.rotate_if_large()
+        file.write(b"ValueError: the end\n")
+    assert not older.is_symlink()  # what was copied takes no room that turns need
+    assert log.path.read_bytes() == b"ValueError: the end\n"
+
+    full = PartLog(tmp_path / "full.log")
+    full.path.symlink_to("/dev/full")
+    full.open_for_run().close()
+
+
+async def test_a_part_that_ends_on_a_full_disk_is_restarted_once_there_is_room(tmp_path: Path) -> None:
+    launch = Launch((sys.executable, "-c", "import time; time.sleep(0.1)"), {"PATH": os.defpath})
+    starts = 0
+
+    def prepare() -> Launch:
+        nonlocal starts
+        starts += 1
+        if 1 < starts < 6:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return launch
+
+    async with supervising(tmp_path) as (supervisor, statuses):
+        supervisor.start(replace(part("worker", ""), prepare=prepare))
+        async with asyncio.timeout(30):
+            await statuses.until("worker", PartState.READY, times=2)
+    assert "No space left on device" in " ".join(s.detail for s in statuses.history if s.state is PartState.WAITING)
+    assert starts >= 6
 
 
 def test_a_log_that_is_too_large_is_moved_at_a_start(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 # Two files of that size per part: enough for days of an engine's log, too little to fill a disk.
 MAX_BYTES = 10 * 2**20
@@ -25,25 +26,30 @@ class PartLog:
         self._run_start = 0
         self._read_offset = 0
 
-    def open_for_run(self) -> BinaryIO:
+    def open_for_run(self) -> FileIO:
         """The file to give to a new process as its output. Moves a file that is too large to `NAME.log.1` first."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists() and self.path.stat().st_size > self._max_bytes:
             self.path.replace(self.path.with_name(self.path.name + ".1"))
-        file = self.path.open("ab")  # append mode: after `rotate_if_large` truncates, writes go on at offset 0
-        file.write(f"--- started {datetime.now().astimezone().isoformat(timespec='seconds')}\n".encode())
-        file.flush()
+        file = self.path.open("ab", buffering=0)  # append mode: after `rotate_if_large` truncates, writes go on at 0
+        with suppress(OSError):  # a full disk keeps no part from starting
+            file.write(f"--- started {datetime.now().astimezone().isoformat(timespec='seconds')}\n".encode())
         self._run_start = self._read_offset = file.tell()
         return file
 
     def rotate_if_large(self) -> None:
         """Copy the log of a running part to `NAME.log.1` and truncate it, once it is too large.
 
-        The part has the file open, so it cannot be renamed. Output between copy and truncation is lost.
+        The part has the file open, so it cannot be renamed. Output between copy and truncation is lost; on a full disk
+        all of it is, since turns need the room more.
         """
         if not self.path.exists() or self.path.stat().st_size <= self._max_bytes:
             return
-        shutil.copyfile(self.path, self.path.with_name(self.path.name + ".1"))
+        copy = self.path.with_name(self.path.name + ".1")
+        try:
+            shutil.copyfile(self.path, copy)
+        except OSError:
+            copy.unlink(missing_ok=True)
         os.truncate(self.path, 0)
         self._run_start = self._read_offset = 0
 

@@ -131,6 +131,10 @@ class _Run:
                     self._set_status(PartState.FAILED, str(error))
                     raise
                 reason = str(error)
+            except OSError as error:  # e.g. a full disk: a part that cannot start now may start later
+                reason = error.strerror or str(error)
+                if self._process is not None:
+                    await self._process.wait()  # it has been told to end
             if self.stopping:
                 return
             lasted = timedelta(seconds=asyncio.get_running_loop().time() - started_at)
