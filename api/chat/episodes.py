@@ -11,7 +11,14 @@ from clawloop.samples.eligibility import sampling_problems
 
 # The distribution that the trainer computes log-probs of; penalties and cuts of it are left out.
 _SAMPLING: dict[str, JsonValue] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
-_LEFT_OUT = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens")
+_LEFT_OUT = (
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "parallel_tool_calls",
+)
 
 
 def trainable_fields(fields: dict[str, Any], body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, JsonValue]]:

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from api.chat.bounds import check_bounds, forced_forms
 from api.chat.episodes import trainable_fields
 from api.chat.fields import NAMED_LIMIT, sort_fields
+from api.chat.forced_tools import tools_for_engine
 from api.chat.models import resolve_model
 from api.chat.schemas import ChatRequest, parse_chat_request
 from api.dependencies import Limits, Services
@@ -96,6 +97,8 @@ class PreparedChat:
         own: dict[str, JsonValue] = {"model": self.route(version).model}
         if self.cache_salt is not None:
             own["cache_salt"] = self.cache_salt
+        if "tools" in self.body:
+            own["tools"] = tools_for_engine(self.body)
         return orjson.dumps(self.body | own)
 
 

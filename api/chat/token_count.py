@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from api.chat.forced_tools import tools_for_engine
 from api.chat.models import resolve_model
 from api.dependencies import Services
 from clawloop.contracts.serving import ApiKey, RouteKey
@@ -29,6 +30,8 @@ async def count_tokens(services: Services, key: ApiKey, chat: dict[str, Any]) ->
     policy, _ = await resolve_model(chat["model"], key, services.directory)
     # Adapters do not change the template, so the base model counts for all versions.
     body = {name: chat[name] for name in _PROMPT_FIELDS if name in chat} | {"model": policy.base_model}
+    if "tools" in body:
+        body["tools"] = tools_for_engine(chat)
     if (effort := chat.get("reasoning_effort")) is not None:
         # As vLLM fills it in for a chat.
         body["chat_template_kwargs"] = {"reasoning_effort": effort, "enable_thinking": effort != "none"} | (own or {})

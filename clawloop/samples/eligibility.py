@@ -135,6 +135,8 @@ def sampling_problems(sampling: Mapping[str, JsonValue], tools: Sequence[JsonVal
         reasons.append("tool_choice")
     elif sampling.get("tool_choice") != "none" and any(_is_strict(tool) for tool in tools or ()):
         reasons.append("strict tool")
+    elif tools and sampling.get("tool_choice") != "none" and sampling.get("parallel_tool_calls") is False:
+        reasons.append("parallel_tool_calls")  # vLLM ends the reply after one call by a grammar
     return reasons
 
 

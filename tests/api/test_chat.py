@@ -148,6 +148,23 @@ async def test_messages_and_tools_reach_the_engine_unchanged(gateway: Gateway) -
     assert (turn.messages, turn.tools) == (messages, tools)
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "exec"}}, "auto", None])
+async def test_a_forced_call_has_the_form_of_its_schema(gateway: Gateway, choice: Any) -> None:
+    """Without `strict` vLLM lets a forced call have any JSON as its arguments."""
+    parameters = {"type": "object", "properties": {"command": {"type": "string"}}}
+    bare = [
+        {"type": "function", "function": {"name": "exec", "parameters": parameters}},
+        {"type": "function", "function": {"name": "free", "parameters": parameters, "strict": False}},
+        {"type": "function", "function": {"name": "none"}},
+    ]
+    async with gateway.client() as client:
+        await client.post(PATH, json=chat_body(tools=bare, tool_choice=choice))
+    sent = [tool["function"].get("strict") for tool in gateway.engine.requests[0]["tools"]]
+    assert sent == [None if choice in ("auto", None) else True, False, None]
+    [turn] = await gateway.recorded()
+    assert turn.tools == bare
+
+
 async def test_logprobs_and_token_ids_are_returned_on_request(gateway: Gateway) -> None:
     async with gateway.client() as client:
         answer = await client.post(PATH, json=chat_body(logprobs=True, top_logprobs=2, return_token_ids=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
@@ -100,6 +101,34 @@ async def test_all_formats_record_the_tokens_of_a_chat(
     reference = AutoModelForCausalLM.from_pretrained(tiny_model_path, dtype=torch.float32)
     assert difference(reference, turns[1]) < 1e-5
     assert difference(reference, turns[2]) < 1e-5
+
+
+async def test_a_forced_call_has_the_arguments_of_its_schema(
+    gateway: RealGateway, anthropic: AsyncAnthropic, openai: AsyncOpenAI
+) -> None:
+    """A model of random weights would write anything, such as `true`."""
+    question: Any = {"role": "user", "content": "Be quiet?"}
+    schema: Any = {"type": "object", "properties": {"quiet": {"type": "boolean"}}, "required": ["quiet"]}
+    schema |= {"additionalProperties": False}
+    function: Any = {"name": "set", "parameters": schema}
+    arguments: list[Any] = []
+    for seed in range(3):
+        sent: Any = {"model": "policy", "extra_body": {"seed": seed}}
+        chat = await openai.chat.completions.create(
+            messages=[question], tools=[{"type": "function", "function": function}], tool_choice="required", **sent
+        )
+        message = await anthropic.messages.create(
+            messages=[question],
+            tools=[{"name": "set", "input_schema": schema}],
+            tool_choice={"type": "tool", "name": "set"},
+            max_tokens=500,
+            **sent,
+        )
+        made = [call.function.arguments for call in chat.choices[0].message.tool_calls or () if call.type == "function"]
+        arguments += map(json.loads, made)
+        arguments += [block.input for block in message.content if block.type == "tool_use"]
+    assert len(arguments) >= 6
+    assert all(isinstance(given, dict) and set(map(type, given.values())) == {bool} for given in arguments), arguments
 
 
 async def test_streams_end_with_what_was_recorded(

@@ -130,6 +130,16 @@ def test_a_strict_tool_constrains_the_reply_unless_no_tool_may_be_called() -> No
     assert why(tools=[TOOL, STRICT_TOOL]) == "not trainable: strict tool"
     assert why({"tool_choice": "auto"}, tools=[STRICT_TOOL]) == "not trainable: strict tool"
     assert why({"tool_choice": "none"}, tools=[STRICT_TOOL]) is None
+
+
+def test_one_call_at_most_constrains_the_reply_of_a_request_with_tools() -> None:
+    """vLLM then writes the calls by a grammar."""
+    assert why({"parallel_tool_calls": False}, tools=[TOOL]) == "not trainable: parallel_tool_calls"
+    assert why({"parallel_tool_calls": False, "tool_choice": "auto"}, tools=[TOOL]) is not None
+    for neutral in ({"parallel_tool_calls": True}, {"parallel_tool_calls": None}):
+        assert why(neutral, tools=[TOOL]) is None
+    assert why({"parallel_tool_calls": False, "tool_choice": "none"}, tools=[TOOL]) is None
+    assert why({"parallel_tool_calls": False}) is None
     assert why(tools=["nonsense", {"function": 3}]) is None
 
 
