@@ -60,7 +60,7 @@ class KeyRing:
         key = await self._find(secret)
         if key is None:
             raise RequestRejected(
-                "The API key is not known here, was revoked, or belonged to an episode that has ended. "
+                "The API key is not known here, was revoked, has expired, or belonged to an episode that has ended. "
                 "`clawloop key list` shows the keys; `clawloop key create` makes one.",
                 status=401,
                 code="invalid_api_key",

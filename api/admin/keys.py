@@ -13,6 +13,7 @@ from api.request_body import read_json
 from clawloop.contracts.answers import KeyList, KeyRevoked, NewKey
 from clawloop.contracts.serving import Scope
 from clawloop.errors import RequestRejected, SetupError
+from clawloop.operations.keys import MOST_DAYS
 
 router = APIRouter(prefix="/admin/v1", tags=["keys"])
 
@@ -26,6 +27,8 @@ class CreateKey(RequestBody):
     """For people."""
     policy: Annotated[str, Field(min_length=1, max_length=200)] = "default"
     """The policy the key gives access to."""
+    days: Annotated[int, Field(ge=1, le=MOST_DAYS)] | None = None
+    """After which it expires; null: it does not."""
 
 
 @router.get("/keys")
@@ -42,7 +45,7 @@ async def create_key(request: Request) -> NewKey:
     body = await read_json(request, services.limits, optional=True)
     wanted = check(CreateKey, body)
     try:
-        return await services.key_operations.create(wanted.policy, wanted.scopes, wanted.name)
+        return await services.key_operations.create(wanted.policy, wanted.scopes, wanted.name, wanted.days)
     except SetupError as error:
         raise RequestRejected(f"{error}.", status=404, code="policy_not_found", field="policy") from error
 

@@ -11,6 +11,7 @@ from api.ui.page import PageRoute, operator, policy_of, read_form, render, rende
 from clawloop.contracts.answers import NewKey
 from clawloop.contracts.serving import KeyLimits, Scope
 from clawloop.errors import RequestRejected, SetupError
+from clawloop.operations.keys import MOST_DAYS
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -30,7 +31,7 @@ async def make_key(request: Request, policy: str | None = None) -> Response:
     if len(name := form.get("name", "").strip()) > _NAME_CHARACTERS:
         raise RequestRejected(f"The name has {_NAME_CHARACTERS} characters at most.", field="name")
     try:
-        made = await services_of(request).key_operations.create(form.get("policy", ""), [scope], name)
+        made = await services_of(request).key_operations.create(form.get("policy", ""), [scope], name, _days(form))
     except SetupError as error:
         raise RequestRejected(f"{error}.", status=404, code="policy_not_found", field="policy") from error
     return await _keys(request, policy, None, made)
@@ -101,6 +102,15 @@ async def _keys(request: Request, policy: str | None, note: str | None, made: Ne
     keys = (await services.key_operations.list()).keys
     scopes = [scope.value for scope in Scope]
     return render_page(request, login, "_keys.html", chosen, "settings", keys=keys, made=made, note=note, scopes=scopes)
+
+
+def _days(form: dict[str, str]) -> int | None:
+    value = form.get("days", "").strip()
+    if not value:
+        return None
+    if not value.isascii() or not value.isdigit() or len(value) > 5 or not 1 <= int(value) <= MOST_DAYS:
+        raise RequestRejected(f"`days` is a number from 1 to {MOST_DAYS}, or empty: no end.", field="days")
+    return int(value)
 
 
 def _limit(form: dict[str, str], name: str) -> int | None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from clawloop.cli.operations import with_keys
-from clawloop.cli.show import age, show_facts, show_json, show_table
+from clawloop.cli.show import age, show_facts, show_json, show_table, when
 from clawloop.cli.terminal import AsJson, Data, fail, settings_of
 
 key_app = typer.Typer(no_args_is_help=True, help="API keys.")
@@ -18,6 +18,7 @@ def create_key(
     scope: Annotated[list[str] | None, typer.Option(help="chat (default), admin or read; repeatable.")] = None,
     name: Annotated[str, typer.Option(help="A label shown by `key list`.")] = "",
     policy: Annotated[str, typer.Option(help="The policy the key gives access to.")] = "default",
+    days: Annotated[int | None, typer.Option(min=1, max=36_500, help="It expires after so many days.")] = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
@@ -28,7 +29,7 @@ def create_key(
         scopes = frozenset(Scope(value) for value in scope or ["chat"])
     except ValueError as error:
         raise typer.BadParameter(f"{error}: use chat, admin or read", param_hint="--scope") from None
-    created = with_keys(data, lambda keys: keys.create(policy, scopes, name))
+    created = with_keys(data, lambda keys: keys.create(policy, scopes, name, days))
     if as_json:
         show_json(created)
     else:
@@ -48,6 +49,7 @@ def list_keys(data: Data = None, as_json: AsJson = False) -> None:
             "scopes": ",".join(sorted(key.scopes)),
             "policy": key.policy,
             "age": age(key.created_at),
+            "expires": when(key.expires_at),
             "revoked": "" if key.revoked_at is None else f"{age(key.revoked_at)} ago",
             "name": key.name,
         }

@@ -144,7 +144,8 @@ class KeyView(View):
 
     Args:
         prefix: its public part.
-        revoked_at: None while it is valid.
+        revoked_at: None if it was not revoked.
+        expires_at: None if it does not expire.
     """
 
     id: ApiKeyId
@@ -154,6 +155,7 @@ class KeyView(View):
     scopes: Sequence[Scope]
     created_at: datetime
     revoked_at: datetime | None
+    expires_at: datetime | None = None
 
 
 class KeyList(View):
@@ -164,6 +166,7 @@ class NewKey(View):
     """
     Args:
         key: with its secret, which is stored nowhere.
+        expires_at: None if it does not expire.
     """
 
     key: str
@@ -171,6 +174,7 @@ class NewKey(View):
     policy: str
     name: str
     scopes: Sequence[Scope]
+    expires_at: datetime | None = None
 
 
 class KeyRevoked(View):

@@ -78,7 +78,8 @@ class KeyEntry:
 
     Args:
         prefix: the public part, `cl-` included.
-        revoked_at: None while the key is valid.
+        revoked_at: None if the key was not revoked.
+        expires_at: None if it does not expire.
     """
 
     id: ApiKeyId
@@ -88,6 +89,7 @@ class KeyEntry:
     scopes: frozenset[Scope]
     created_at: datetime
     revoked_at: datetime | None
+    expires_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)

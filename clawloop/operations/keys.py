@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from clawloop.contracts.answers import KeyList, KeyRevoked, KeyView, NewKey
 from clawloop.contracts.serving import ApiKey, KeyEntry, Scope
 from clawloop.errors import AmbiguousId, NotFound
+
+# A hundred years: a date far beyond could not be stored.
+MOST_DAYS = 36_500
 
 
 class KeyAdminStore(Protocol):
@@ -16,7 +20,9 @@ class KeyAdminStore(Protocol):
     async def list_keys(self) -> list[KeyEntry]:
         """All keys of people and programs, revoked ones included, oldest first."""
 
-    async def create_key(self, policy: str, scopes: Iterable[Scope], name: str) -> tuple[ApiKey, str]:
+    async def create_key(
+        self, policy: str, scopes: Iterable[Scope], name: str, expires_at: datetime | None = None
+    ) -> tuple[ApiKey, str]:
         """A new key and its secret, which is not stored.
 
         Raises:
@@ -35,15 +41,26 @@ class KeyOperations:
         """All keys, without their secrets."""
         return KeyList(keys=[_view(entry) for entry in await self._store.list_keys()])
 
-    async def create(self, policy: str, scopes: Iterable[Scope], name: str) -> NewKey:
+    async def create(self, policy: str, scopes: Iterable[Scope], name: str, days: int | None = None) -> NewKey:
         """A new key with its secret, which cannot be shown again.
+
+        Args:
+            days: after which it expires, 1 to `MOST_DAYS`; None: it does not.
 
         Raises:
             SetupError: there is no such policy.
         """
-        key, secret = await self._store.create_key(policy, scopes, name)
+        expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
+        key, secret = await self._store.create_key(policy, scopes, name, expires_at)
         kind, public, _ = secret.split("-", 2)
-        return NewKey(key=secret, prefix=f"{kind}-{public}", policy=policy, name=name, scopes=sorted(key.scopes))
+        return NewKey(
+            key=secret,
+            prefix=f"{kind}-{public}",
+            policy=policy,
+            name=name,
+            scopes=sorted(key.scopes),
+            expires_at=expires_at,
+        )
 
     async def prefix_of(self, reference: str) -> str:
         """The public part of a key, by its beginning or the key's name.
@@ -97,4 +114,5 @@ def _view(entry: KeyEntry) -> KeyView:
         scopes=sorted(entry.scopes),
         created_at=entry.created_at,
         revoked_at=entry.revoked_at,
+        expires_at=entry.expires_at,
     )

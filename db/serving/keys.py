@@ -11,9 +11,10 @@ import hmac
 import re
 import secrets
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, insert, or_, select, update
+from sqlalchemy import ColumnElement, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.browsing import StoredKey
@@ -49,8 +50,7 @@ class PostgresKeyStore:
 
     @transaction
     async def _authenticate(self, connection: AsyncConnection, prefix: str, secret: str) -> ApiKey | None:
-        alive = or_(ApiKeyRow.expires_at.is_(None), ApiKeyRow.expires_at > func.now())
-        query = select(ApiKeyRow).where(ApiKeyRow.prefix == prefix, ApiKeyRow.revoked_at.is_(None), alive)
+        query = select(ApiKeyRow).where(ApiKeyRow.prefix == prefix, ApiKeyRow.revoked_at.is_(None), _alive())
         row = (await connection.execute(query)).one_or_none()
         if row is None or not hmac.compare_digest(row.secret_sha256, _sha256(secret)):
             return None
@@ -58,8 +58,7 @@ class PostgresKeyStore:
 
     @transaction
     async def stored_key(self, connection: AsyncConnection, prefix: str) -> StoredKey | None:
-        alive = or_(ApiKeyRow.expires_at.is_(None), ApiKeyRow.expires_at > func.now())
-        query = select(ApiKeyRow).where(ApiKeyRow.prefix == storable(prefix), ApiKeyRow.episode_id.is_(None), alive)
+        query = select(ApiKeyRow).where(ApiKeyRow.prefix == storable(prefix), ApiKeyRow.episode_id.is_(None), _alive())
         row = (await connection.execute(query.where(ApiKeyRow.revoked_at.is_(None)))).one_or_none()
         if row is None:
             return None
@@ -67,14 +66,19 @@ class PostgresKeyStore:
 
     @transaction
     async def create_key(
-        self, connection: AsyncConnection, policy: str, scopes: Iterable[Scope], name: str
+        self,
+        connection: AsyncConnection,
+        policy: str,
+        scopes: Iterable[Scope],
+        name: str,
+        expires_at: datetime | None = None,
     ) -> tuple[ApiKey, str]:
         """A new key and its secret, which is not stored.
 
         Raises:
             SetupError: there is no such policy.
         """
-        key = ApiKey(new_api_key_id(), policy, frozenset(scopes))
+        key = ApiKey(new_api_key_id(), policy, frozenset(scopes), expires_at=expires_at)
         prefix = f"cl-{secrets.token_hex(_PUBLIC_BYTES)}"
         secret = f"{prefix}-{secrets.token_urlsafe(_SECRET_BYTES)}"
         there = select(PolicyRow.id).where(PolicyRow.id == storable(policy), PolicyRow.retired_at.is_(None))
@@ -91,6 +95,7 @@ class PostgresKeyStore:
                 prefix=prefix,
                 secret_sha256=_sha256(secret),
                 scopes=sorted(key.scopes),
+                expires_at=expires_at,
             )
         )
         return key, secret
@@ -114,6 +119,7 @@ class PostgresKeyStore:
                 scopes=frozenset(map(Scope, row.scopes)),
                 created_at=row.created_at,
                 revoked_at=row.revoked_at,
+                expires_at=row.expires_at,
             )
             for row in await connection.execute(of_people)
         ]
@@ -121,8 +127,12 @@ class PostgresKeyStore:
     @transaction
     async def any_keys(self, connection: AsyncConnection) -> bool:
         """Whether there is a valid key; without one the gateway listens on loopback only."""
-        valid = select(ApiKeyRow.id).where(ApiKeyRow.revoked_at.is_(None), ApiKeyRow.episode_id.is_(None)).limit(1)
-        return await connection.scalar(valid) is not None
+        of_people = select(ApiKeyRow.id).where(ApiKeyRow.revoked_at.is_(None), ApiKeyRow.episode_id.is_(None))
+        return await connection.scalar(of_people.where(_alive()).limit(1)) is not None
+
+
+def _alive() -> ColumnElement[bool]:
+    return or_(ApiKeyRow.expires_at.is_(None), ApiKeyRow.expires_at > func.now())
 
 
 def _key(row: Any) -> ApiKey:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from clawloop.contracts.serving import Scope
@@ -50,6 +52,24 @@ async def test_keys_are_made_listed_and_ended(gateway: Gateway) -> None:
         assert (await client.delete("/admin/v1/keys/laptop")).status_code == 404
         assert (await client.post("/admin/v1/keys")).json()["scopes"] == ["chat"]
         assert (await client.post("/admin/v1/keys", json={"scopes": ["root"]})).status_code == 400
+
+
+async def test_a_key_ends_after_the_days_it_was_made_for(gateway: Gateway) -> None:
+    async with gateway.client(gateway.admin_key) as client:
+        new = (await client.post("/admin/v1/keys", json={"name": "guest", "days": 7})).json()
+        left = datetime.fromisoformat(new["expires_at"]) - datetime.now(UTC)
+        assert timedelta(days=6) < left <= timedelta(days=7)
+        listed = {key["prefix"]: key["expires_at"] for key in (await client.get("/admin/v1/keys")).json()["keys"]}
+        assert listed[new["prefix"]] == new["expires_at"]
+        use = (await client.get(f"/admin/v1/keys/{new['prefix']}/limits")).json()
+        assert use["expires_at"] == new["expires_at"]
+        for wrong in (0, -1, 36_501, "7", True):
+            assert (await client.post("/admin/v1/keys", json={"days": wrong})).status_code == 400
+    ended = gateway.keys.add("default", {Scope.CHAT}, "ended", datetime.now(UTC))
+    async with gateway.client(new["key"]) as guest, gateway.client(ended) as late:
+        assert (await guest.get("/v1/models")).status_code == 200
+        refused = await late.get("/v1/models")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
 async def test_engines_are_added_drained_and_removed(fresh_gateway: Gateway) -> None:

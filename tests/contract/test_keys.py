@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -47,6 +48,20 @@ async def test_a_revoked_key_does_not_authenticate_and_stays_listed(stores: Stor
     listed = {entry.id: entry for entry in await stores.keys.list_keys()}
     assert listed[key.id].revoked_at is not None
     assert listed[key.id].prefix == prefix
+
+
+async def test_a_key_that_expired_does_not_authenticate_and_stays_listed(stores: Stores) -> None:
+    now = datetime.now(UTC)
+    past, future = now - timedelta(seconds=1), now + timedelta(days=1)
+    old, expired = await stores.keys.create_key("default", {Scope.CHAT}, "old", past)
+    new, secret = await stores.keys.create_key("default", {Scope.CHAT}, "new", future)
+    assert await stores.keys.authenticate(expired) is None
+    assert await stores.keys.stored_key(expired[:11]) is None
+    found = await stores.keys.authenticate(secret)
+    assert found == new
+    assert found.expires_at == future
+    listed = {entry.id: entry.expires_at for entry in await stores.keys.list_keys()}
+    assert (listed[old.id], listed[new.id]) == (past, future)
 
 
 async def test_a_valid_key_is_found_by_its_prefix_with_the_hash_that_signs_its_logins(stores: Stores) -> None:

@@ -33,12 +33,12 @@ class FakeKeyStore:
         self._limits: dict[str, KeyLimits] = {}  # by prefix
         self.stored: dict[ApiKeyId, int] = {}
 
-    def add(self, policy: str, scopes: Iterable[Scope], name: str = "test") -> str:
+    def add(self, policy: str, scopes: Iterable[Scope], name: str = "test", expires_at: datetime | None = None) -> str:
         """Add a key; returns its secret."""
         key = ApiKey(new_api_key_id(), policy, frozenset(scopes))
         prefix = f"cl-{secrets.token_hex(4)}"
         secret = f"{prefix}-{secrets.token_urlsafe(32)}"
-        entry = KeyEntry(key.id, name, prefix, policy, key.scopes, datetime.now(UTC), revoked_at=None)
+        entry = KeyEntry(key.id, name, prefix, policy, key.scopes, datetime.now(UTC), None, expires_at)
         self._entries[secret] = entry
         return secret
 
@@ -63,10 +63,7 @@ class FakeKeyStore:
         if secret in self._episodes:
             return self._episodes[secret]
         entry = self._entries.get(secret)
-        if entry is None or entry.revoked_at is not None:
-            return None
-        limits = self._limits.get(entry.prefix, KeyLimits())
-        return ApiKey(entry.id, entry.policy, entry.scopes, limits=limits)
+        return None if entry is None or not _is_valid(entry) else self._key(entry)
 
     async def use_of(self, prefix: str) -> KeyUse | None:
         self._require_available()
@@ -74,7 +71,9 @@ class FakeKeyStore:
             if entry.prefix == prefix:
                 limits = self._limits.get(prefix, KeyLimits())
                 stored = self.stored.get(entry.id, 0)
-                return KeyUse(prefix, entry.name, entry.policy, limits, None, entry.revoked_at, None, stored)
+                return KeyUse(
+                    prefix, entry.name, entry.policy, limits, entry.expires_at, entry.revoked_at, None, stored
+                )
         return None
 
     async def set_limits(self, prefix: str, limits: KeyLimits) -> KeyUse | None:
@@ -89,17 +88,16 @@ class FakeKeyStore:
     async def stored_key(self, prefix: str) -> StoredKey | None:
         self._require_available()
         for secret, entry in self._entries.items():
-            if entry.prefix == prefix and entry.revoked_at is None:
-                limits = self._limits.get(prefix, KeyLimits())
-                key = ApiKey(entry.id, entry.policy, entry.scopes, limits=limits)
-                return StoredKey(key, hashlib.sha256(secret.encode()).digest())
+            if entry.prefix == prefix and _is_valid(entry):
+                return StoredKey(self._key(entry), hashlib.sha256(secret.encode()).digest())
         return None
 
-    async def create_key(self, policy: str, scopes: Iterable[Scope], name: str) -> tuple[ApiKey, str]:
+    async def create_key(
+        self, policy: str, scopes: Iterable[Scope], name: str, expires_at: datetime | None = None
+    ) -> tuple[ApiKey, str]:
         self._require_available()
-        secret = self.add(policy, scopes, name)
-        entry = self._entries[secret]
-        return ApiKey(entry.id, entry.policy, entry.scopes), secret
+        secret = self.add(policy, scopes, name, expires_at)
+        return self._key(self._entries[secret]), secret
 
     async def revoke(self, prefix: str) -> bool:
         self._require_available()
@@ -115,8 +113,16 @@ class FakeKeyStore:
 
     async def any_keys(self) -> bool:
         self._require_available()
-        return any(entry.revoked_at is None for entry in self._entries.values())
+        return any(_is_valid(entry) for entry in self._entries.values())
+
+    def _key(self, entry: KeyEntry) -> ApiKey:
+        limits = self._limits.get(entry.prefix, KeyLimits())
+        return ApiKey(entry.id, entry.policy, entry.scopes, expires_at=entry.expires_at, limits=limits)
 
     def _require_available(self) -> None:
         if not self.available:
             raise StoreUnavailable("the fake is set to be unavailable")
+
+
+def _is_valid(entry: KeyEntry) -> bool:
+    return entry.revoked_at is None and (entry.expires_at is None or entry.expires_at > datetime.now(UTC))

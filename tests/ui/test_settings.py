@@ -60,6 +60,7 @@ async def test_keys_are_made_limited_and_revoked(page: Page) -> None:
         [key] = [key for key in (await page.services[0].key_operations.list()).keys if key.name == "laptop"]
         assert secret[1].startswith(key.prefix)
         assert secret[1] not in await shown(visitor)
+        assert key.expires_at is None
         address = f"/ui/access/keys/{key.prefix}"
         limited = await visitor.post(f"{address}/limits", requests_per_minute="30", concurrency="", stored_mib="5")
         assert 'value="30"' in limited.text
@@ -70,6 +71,13 @@ async def test_keys_are_made_limited_and_revoked(page: Page) -> None:
         assert (await visitor.post(f"{address}/limits", concurrency="0")).status_code == 400
         assert f"{key.prefix} is revoked" in (await visitor.post(f"{address}/revoke")).text
         assert (await visitor.post("/ui/access/keys", name="x", scope="all", policy=POLICY)).status_code == 400
+        await visitor.post("/ui/access/keys", name="guest", scope="chat", policy=POLICY, days="7")
+        [guest] = [key for key in (await page.services[0].key_operations.list()).keys if key.name == "guest"]
+        assert guest.expires_at is not None
+        assert "until <time" in await shown(visitor)
+        for days in ("0", "x", "99999", "²"):
+            refused = await visitor.post("/ui/access/keys", name="x", scope="chat", policy=POLICY, days=days)
+            assert refused.status_code == 400
         assert (await visitor.post("/ui/access/keys", name="x", scope="chat", policy="nobody")).status_code == 404
         assert (await visitor.post("/ui/access/keys", name="x" * 201, scope="chat", policy=POLICY)).status_code == 400
     [ended] = [each for each in (await page.services[0].key_operations.list()).keys if each.id == key.id]

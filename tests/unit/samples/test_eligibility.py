@@ -136,8 +136,8 @@ def test_one_call_at_most_constrains_the_reply_of_a_request_with_tools() -> None
     """vLLM then writes the calls by a grammar."""
     assert why({"parallel_tool_calls": False}, tools=[TOOL]) == "not trainable: parallel_tool_calls"
     assert why({"parallel_tool_calls": False, "tool_choice": "auto"}, tools=[TOOL]) is not None
-    for neutral in ({"parallel_tool_calls": True}, {"parallel_tool_calls": None}):
-        assert why(neutral, tools=[TOOL]) is None
+    for neutral in (True, None):
+        assert why({"parallel_tool_calls": neutral}, tools=[TOOL]) is None
     assert why({"parallel_tool_calls": False, "tool_choice": "none"}, tools=[TOOL]) is None
     assert why({"parallel_tool_calls": False}) is None
     assert why(tools=["nonsense", {"function": 3}]) is None
