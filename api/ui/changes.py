@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -10,11 +11,17 @@ from typing import Any, TypeVar
 from api.ports import TrainingBrowser
 from clawloop.errors import StoreUnavailable
 
+log = logging.getLogger(__name__)
+
 CHECK_SECONDS = 1.0
 AWAY = "away"
 """The mark while PostgreSQL does not answer."""
 
 Answer = TypeVar("Answer")
+
+
+class ChangeUnknown(StoreUnavailable):
+    """PostgreSQL does not answer, and whether a change is made is known once it does."""
 
 
 class Changes:
@@ -29,6 +36,7 @@ class Changes:
         self._lock = asyncio.Lock()
         self._read_at = -CHECK_SECONDS
         self._mark: str | None = None
+        self._left: set[asyncio.Task[Any]] = set()  # changes that nobody waits for any more
 
     async def mark(self) -> str:
         """A value that is another one once something changed, at most a second old; `AWAY` without PostgreSQL."""
@@ -43,7 +51,9 @@ class Changes:
                 self._read_at = time.monotonic()
             return self._mark if self._mark == AWAY else f"{self._mark} {self._here()}"
 
-    async def unless_away(self, work: Coroutine[Any, Any, Answer], reads_store: Callable[[], bool]) -> Answer:
+    async def unless_away(
+        self, work: Coroutine[Any, Any, Answer], reads_store: Callable[[], bool], *, goes_on: bool = False
+    ) -> Answer:
         """What `work` returns.
 
         Pages read with the patience of background work, half a minute: a busy server needs it. A server that fell
@@ -52,20 +62,35 @@ class Changes:
 
         Args:
             reads_store: whether it has begun to read.
+            goes_on: it changes something, and so is never cut off half-way: whoever waits for it is answered, and it
+                ends by itself.
 
         Raises:
             StoreUnavailable: PostgreSQL fell silent meanwhile.
+            ChangeUnknown: the same of work that goes on.
         """
         answer, silence = asyncio.create_task(work), asyncio.create_task(self._silence(reads_store))
+        left = False
         try:
             await asyncio.wait({answer, silence}, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
                 silence.result()
+                if left := goes_on:
+                    raise ChangeUnknown("PostgreSQL fell silent while something was changed")
                 raise StoreUnavailable("PostgreSQL fell silent while a page was read")
             return answer.result()
         finally:
-            answer.cancel()
             silence.cancel()
+            if left:
+                self._left.add(answer)
+                answer.add_done_callback(self._ended)
+            else:
+                answer.cancel()
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._left.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("a change of the page failed after PostgreSQL fell silent: %s", type(error).__name__)
 
     async def _silence(self, reads_store: Callable[[], bool]) -> None:
         """Return once PostgreSQL is known to be away."""

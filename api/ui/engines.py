@@ -16,6 +16,7 @@ from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import TrainingState
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import NotFound, RequestRejected, SetupError
+from clawloop.operations.overview import NO_TEMPORAL
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -114,7 +115,9 @@ def _lines(services: Services, policy: str, active: int) -> list[EngineLine]:
 def _advice(now: Situation, engines: Sequence[EngineLine]) -> list[Advice]:
     found = [Advice(sentence(problem), "Chats wait or fail until this is gone.") for problem in now.problems]
     if now.temporal is not None:
-        found.append(Advice(sentence(now.temporal), "`clawloop up` restarts its own within seconds."))
+        restarted = "`clawloop up` restarts its own within seconds; one of your own must be started again."
+        missing = "`clawloop up` brings one along; or start one, and this gateway with its address."
+        found.append(Advice(sentence(now.temporal), missing if now.temporal == NO_TEMPORAL else restarted))
     for line in engines:
         if line.engine.problem is not None:
             problem = sentence(f"engine {line.engine.id}: {line.engine.problem}")

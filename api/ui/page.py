@@ -19,7 +19,8 @@ from api.dependencies import Services, services_of
 from api.errors import Problem, to_problem
 from api.request_body import read_body
 from api.ui.assets import ASSETS_VERSION
-from api.ui.changes import AWAY
+from api.ui.changes import AWAY, ChangeUnknown
+from api.ui.glossary import explained, meaning_of, words_of
 from api.ui.logins import COOKIE, Login
 from api.ui.messages import blocks_of, first_words, reply_words
 from api.ui.wording import FILTERS
@@ -49,6 +50,7 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters.update(FILTERS | {"blocks": blocks_of, "first_words": first_words, "reply_words": reply_words})
+_TEMPLATES.filters.update({"meaning": meaning_of, "state_words": words_of, "explained": explained})
 _TEMPLATES.globals |= {"assets": ASSETS_VERSION, "reason_characters": REASON_CHARACTERS}
 
 
@@ -62,7 +64,7 @@ class PageRoute(APIRoute):
             try:
                 response = await _answer(request, handle)
             except ClawloopError as error:
-                response = _problem_page(request, to_problem(error))
+                response = _problem_page(request, to_problem(error), isinstance(error, ChangeUnknown))
             except RequestValidationError as error:
                 field = ".".join(str(part) for part in error.errors()[0]["loc"][1:])
                 message = f"`{field}`: {error.errors()[0]['msg']}."
@@ -75,10 +77,11 @@ class PageRoute(APIRoute):
 
 
 async def _answer(request: Request, handle: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:
-    if request.method != "GET":
-        return await handle(request)  # what changes something is not left half-way
     changes = services_of(request).changes
-    return await changes.unless_away(handle(request), lambda: getattr(request.state, "reads_store", False))
+    reads = request.method == "GET"
+    return await changes.unless_away(
+        handle(request), lambda: getattr(request.state, "reads_store", False), goes_on=not reads
+    )
 
 
 async def viewer(request: Request, *, needs_store: bool = True) -> Login:
@@ -184,7 +187,7 @@ def is_htmx(request: Request) -> bool:
     return "hx-request" in request.headers
 
 
-def _problem_page(request: Request, problem: Problem) -> Response:
+def _problem_page(request: Request, problem: Problem, change_unknown: bool = False) -> Response:
     headers = {} if problem.retry_after is None else {"Retry-After": problem.retry_after}
     if problem.code == "login_required":
         if is_htmx(request):
@@ -194,6 +197,6 @@ def _problem_page(request: Request, problem: Problem) -> Response:
             return render(request, "again.html")
         return RedirectResponse("/ui/login", 303)
     template = "_problem.html" if is_htmx(request) else "problem.html"
-    response = render(request, template, problem.status, problem=problem)
+    response = render(request, template, problem.status, problem=problem, change_unknown=change_unknown)
     response.headers.update(headers)
     return response

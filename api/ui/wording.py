@@ -75,6 +75,17 @@ def outcome(value: TurnOutcome) -> str:
     return OUTCOMES[value]
 
 
+def why(value: str, shown: TurnOutcome) -> str:
+    """Why a turn has its outcome, without the words of the outcome, which stand beside it."""
+    return value.removeprefix(OUTCOMES[shown]).removeprefix(": ")
+
+
+def pieces(words: str) -> list[str]:
+    """The parts of a text between its backticks: every other one is code. Of odd backticks none is one."""
+    parts = words.split("`")
+    return parts if len(parts) % 2 else [words]
+
+
 def sample(value: SampleState) -> str:
     return "waits for a step" if value is SampleState.FRESH else value.value.replace("_", " ")
 
@@ -91,7 +102,7 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-FILTERS: dict[str, Callable[..., str]] = {
+FILTERS: dict[str, Callable[..., Any]] = {
     "age": age,
     "duration": duration,
     "moment": moment,
@@ -103,4 +114,6 @@ FILTERS: dict[str, Callable[..., str]] = {
     "share": share,
     "plural": plural,
     "sentence": sentence,
+    "why": why,
+    "pieces": pieces,
 }

@@ -54,7 +54,7 @@ def _lines(status: ServiceStatus) -> Iterator[str]:
     if len(status.policies) > _POLICIES:
         yield f"{'':<{width}} and {len(status.policies) - _POLICIES} more: clawloop policy list"
     newest = "none yet" if status.newest_turn_at is None else f"the newest turn {age(status.newest_turn_at)} ago"
-    yield f"{'sessions':<{width}} {status.sessions}, {status.open_sessions} open; {newest}"
+    yield f"{'sessions':<{width}} {status.sessions}, {status.open_sessions} not closed yet; {newest}"
     yield f"{'turns':<{width}} {status.waiting} wait for what follows them or for their judge"
 
 

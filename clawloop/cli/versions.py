@@ -63,6 +63,9 @@ def _lines(found: Comparison) -> Iterator[str]:
             yield f"-- version {answer.version}{parent}"
             said = answer.text or "(nothing)" if answer.problem is None else f"no answer: {answer.problem}"
             yield from wrapped(said, _INDENT)
+        first, *others = [answer.text for answer in compared.answers]
+        if first is not None and others == [first]:
+            yield "-- both answered the same, word for word"
 
 
 def list_events(

@@ -12,6 +12,9 @@ from clawloop.operations.engines import EngineOperations
 from clawloop.operations.ports import TrainingStore
 from clawloop.operations.workflow_links import NO_LINKS, WorkflowLinks
 
+NO_TEMPORAL = "no Temporal is configured: turns are recorded and not judged; set TEMPORAL_ADDRESS"
+"""What is wrong where none is configured: another thing than one that does not answer, with another remedy."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceCounts:

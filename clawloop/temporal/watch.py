@@ -8,12 +8,12 @@ from datetime import timedelta
 from temporalio.client import Client
 
 from clawloop.errors import SignalFailed
+from clawloop.operations.overview import NO_TEMPORAL
 from clawloop.temporal.deadline import temporal_deadline
 
 # A person who looks sees an outage, and its end, within seconds; a call costs a millisecond.
 EVERY_SECONDS = 5.0
 _ASKING = timedelta(seconds=3)
-NOT_CONFIGURED = "no Temporal is configured: turns are recorded and not judged; set TEMPORAL_ADDRESS"
 AWAY = "Temporal does not answer: chats go on and are recorded; judging and training wait until it is back"
 
 
@@ -43,7 +43,7 @@ class TemporalWatch:
     @property
     def known_problem(self) -> str | None:
         if self._client is None:
-            return NOT_CONFIGURED
+            return NO_TEMPORAL
         return None if self._answers else AWAY
 
     async def problem(self) -> str | None:

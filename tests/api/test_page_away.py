@@ -98,6 +98,41 @@ async def test_a_page_asked_in_the_second_in_which_postgresql_falls_silent_says_
         assert (answer.status_code, "PostgreSQL does not answer" in answer.text) == (503, True)
 
 
+async def test_a_change_asked_in_that_second_is_answered_and_never_cut_off(
+    fresh_gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, back, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    class FallsSilent(AwayBrowser):
+        async def mark(self) -> str:
+            return await super().mark() if begun.is_set() else "same"
+
+    class Operations:
+        async def drain(self, engine: str, *, undo: bool, force: bool) -> None:
+            begun.set()
+            await back.wait()
+            done.set()
+
+    monkeypatch.setattr("api.ui.changes.CHECK_SECONDS", 0.01)
+    browser = FallsSilent()
+    fresh_gateway.services.training_browser = browser
+    fresh_gateway.services.changes = Changes(browser)
+    monkeypatch.setattr(fresh_gateway.services, "engine_operations", Operations())
+    async with httpx.AsyncClient(base_url=fresh_gateway.url, timeout=120) as client:
+        await log_in(fresh_gateway, client)
+        login = await fresh_gateway.services.logins.find(client.cookies[COOKIE])
+        assert login is not None
+        headers = {"X-CSRF-Token": login.csrf, "HX-Request": "true"}
+        answer = await client.post("/ui/engines/e0/drain", headers=headers)
+        assert (answer.status_code, "look before you try once more" in answer.text) == (503, True)
+        # Nor is it taken away once PostgreSQL is back: nobody else says whether it was done.
+        assert "data-away" not in answer.text
+        assert not done.is_set()
+        back.set()
+        async with asyncio.timeout(60):
+            await done.wait()
+
+
 async def test_what_needs_no_database_is_answered_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("api.ui.changes.CHECK_SECONDS", 0.0)
     changes = Changes(AwayBrowser())

@@ -23,6 +23,11 @@ pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.postgres]
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
+_TABLE = """() => {
+    const table = document.querySelector("#history .scroll");
+    return [table.scrollWidth > table.clientWidth, getComputedStyle(table).backgroundAttachment];
+}"""
+
 
 async def learned(served: Served) -> str:
     """A session that taught a version, one of a hostile model, a rejected version; the first session's address."""
@@ -68,6 +73,9 @@ async def test_everybody_can_use_every_page(page: Served, browser: Browser, widt
             assert await tab.evaluate("document.documentElement.scrollWidth") <= width, path
             assert await _violations(tab) == [], path
         await tab.goto("/ui")
+        # On a phone its table goes on at the side: two shadows stay, and what covers them at the ends scrolls.
+        wider, shadows = await tab.evaluate(_TABLE)
+        assert (wider, shadows) == (width == 375, "local, local, scroll, scroll")
         await expect(tab.locator("#chart canvas")).to_be_visible(timeout=PATIENT_MILLISECONDS)
         assert errors == []
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from clawloop.cli.operations import TemporalProbe
 from clawloop.local.checks import choose_port
+from clawloop.operations.overview import NO_TEMPORAL
 from clawloop.settings import Settings
 from clawloop.temporal.client import connect
-from clawloop.temporal.watch import AWAY, NOT_CONFIGURED, TemporalWatch
+from clawloop.temporal.watch import AWAY, TemporalWatch
 
 
 async def _until(watch: TemporalWatch, problem: str | None) -> None:
@@ -32,7 +33,7 @@ async def test_one_that_does_not_is_told(tmp_path: Path) -> None:
     async with TemporalWatch(await connect(nowhere, lazy=True), every_seconds=0.01) as watch:
         await _until(watch, AWAY)
     async with TemporalWatch(None) as none:
-        assert await none.problem() == NOT_CONFIGURED
+        assert await none.problem() == NO_TEMPORAL
     probe = TemporalProbe(Settings.model_validate({"TEMPORAL_ADDRESS": nowhere, "data": tmp_path}))
     assert await probe.problem() == f"Temporal does not answer at {nowhere}"
     # On a machine that knows the database alone nobody says where Temporal is.

@@ -174,12 +174,16 @@ async def test_a_version_shows_what_it_learned_from_and_its_gate(page: Page) -> 
     await reject(page.learning, 2, reason="it moved too far")
     async with page.visitor() as visitor:
         shown = html.unescape(await visitor.get("/ui/versions/1"))
-        for words in ("Explain first", "A long answer. (1)", HINT, f"#turn-{first}", "grad norm"):
+        meanings = ("how hard the batch pulled at the model", "<dt>Head</dt><dd>training goes on from it")
+        for words in ("Explain first", "A long answer. (1)", HINT, f"#turn-{first}", "grad norm", *meanings):
             assert words in shown, words
         rejected = html.unescape(await visitor.get("/ui/versions/2"))
         assert "it moved too far" in rejected
         assert "Release it" in rejected
         tree = await visitor.get("/ui/versions")
+        assert "<b>rejected</b>: the gate did not accept it" in tree
+        assert "<b>pinned</b>" not in tree
+        assert "<b>active</b>: answers chats now" in await visitor.get("/ui")
         assert tree.index(">v2<") < tree.index(">v1<") < tree.index(">v0<")
         missing = await visitor.client.get("/ui/versions/77")
         assert (missing.status_code, "has no version 77" in html.unescape(missing.text)) == (404, True)

@@ -54,6 +54,13 @@ async def test_without_temporal_the_page_says_so(page: Page) -> None:
     async with page.visitor() as visitor:
         for path in ("/ui?policy=default", "/ui/engines"):
             assert "No Temporal is configured: turns are recorded and not judged" in await visitor.get(path), path
+        now = await visitor.get("/ui?policy=default")
+        assert '<div class="card tile warn">\n    <h2>Not learning</h2>' in now
+        # The remedy is not one for a Temporal that died; what is to be typed stands as code.
+        remedies = await visitor.get("/ui/engines")
+        assert "restarts its own" not in remedies
+        assert "<code>clawloop up</code> brings one along" in remedies
+        assert "`" not in remedies.split("<main")[1]
 
 
 async def test_the_first_visit_tells_what_is_not_ready_and_now_can_be_looked_at(page: Page) -> None:
@@ -74,11 +81,17 @@ def _address_of(shown: str, link: str) -> str:
 
 
 async def test_an_engine_that_is_away_is_named_once(page: Page) -> None:
+    async with page.visitor() as visitor:
+        assert "<td>base</td>" in await visitor.get("/ui/engines")
     page.engine.healthy = False
     [row] = await page.learning.rows("UPDATE engines SET problem = 'does not answer' WHERE true RETURNING id")
     async with asyncio.timeout(60):
         while page.services[0].engines.healthy():
             await asyncio.sleep(0.05)
+    async with page.visitor() as visitor:
+        away = await visitor.get("/ui/engines")
+        assert "<td>base" not in away
+        assert "not known while it is away" in away
     headers = {"Authorization": f"Bearer {page.admin_key}"}
     async with httpx.AsyncClient(base_url=page.url, headers=headers, timeout=60) as client:
         problems = (await client.get("/admin/v1/status")).json()["problems"]

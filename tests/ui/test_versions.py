@@ -39,6 +39,8 @@ async def test_a_version_and_its_parent_answer_the_same_prompt_as_side_turns(
         shown = (await visitor.post("/ui/compare", version="1", prompt="Hello")).text
         assert shown.count("Hello there, friend.") == 2
         assert shown.index("version 0, its parent") < shown.index(">version 1<")
+        assert "Both answered the same, word for word." in shown
+        assert "Both answered the same" not in missing.text
         assert (await visitor.post("/ui/compare", version="0", prompt="Hello")).status_code == 404
         assert (await visitor.post("/ui/compare", version="1", prompt=" ")).status_code == 400
     asked = [request["model"] for request in page.engine.requests]
@@ -79,6 +81,7 @@ async def test_a_version_is_compared_with_its_parent_over_rest_and_by_a_command(
         printed = (await asyncio.to_thread(clawloop, *asked, COLUMNS=str(columns))).stdout
         assert printed.count("Hello there, friend.") == 2
         assert printed.index("-- version 0, its parent") < printed.index("-- version 1\n")
+        assert printed.splitlines()[-1] == "-- both answered the same, word for word"
         assert max(map(len, printed.splitlines())) <= columns
 
 
