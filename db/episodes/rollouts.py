@@ -16,7 +16,7 @@ from db.database import Database, transaction
 from db.episodes.settling import settle_group
 from db.exact_json import storable
 from db.tables import PolicyRow, RolloutGroupRow, RolloutsRow
-from db.training.policies import insert_event, lock_policy
+from db.training.policies import insert_event, lock_policy, require_policy
 
 # Groups that wait to be trained: more would be stale when their step comes.
 _BATCHES_AHEAD = 2
@@ -123,7 +123,7 @@ class PostgresRolloutStore:
 
     @transaction
     async def status(self, connection: AsyncConnection, policy: str) -> RolloutsView:
-        await _require_policy(connection, policy)
+        await require_policy(connection, policy)
         return await _view(connection, policy)
 
 
