@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from clawloop.adapters.digest import HASHED_FILES
@@ -42,3 +45,18 @@ def test_a_version_is_readable_below_a_closed_folder(tmp_path: Path) -> None:
     for path in (tmp_path / "adapters", tmp_path / "adapters" / "default", written.path):
         assert _mode(path) == 0o755
     assert {_mode(path) for path in written.path.iterdir()} == {0o644}
+
+
+def test_every_command_keeps_what_it_makes_for_its_own_user() -> None:
+    """Commands that start no `up` write spools, exports and logs, too."""
+    program = """
+        import os
+        from clawloop.cli import main
+        os.umask(0o022)
+        main.run_and_exit = lambda verb: print(f"{os.umask(0):o}")
+        main.main()
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", inspect.cleandoc(program)], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "77\n"

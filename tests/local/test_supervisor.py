@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from clawloop.errors import SetupError
+from clawloop.local.parts import GATEWAY_RESTART
 from clawloop.local.supervision.part import Launch, Part, PartState, RestartPolicy
 from clawloop.local.supervision.part_log import PartLog
 from clawloop.local.supervision.supervisor import Supervisor
@@ -248,6 +249,11 @@ async def test_a_part_stopped_during_its_start_leaves_no_process(tmp_path: Path)
 def test_restart_delays_double_up_to_half_a_minute() -> None:
     policy = RestartPolicy()
     assert [policy.delay(n).total_seconds() for n in (1, 2, 3, 6, 7, 8, 10_000)] == [0.5, 1, 2, 16, 30, 30, 30]
+
+
+def test_a_gateway_that_dies_again_and_again_is_back_within_two_seconds() -> None:
+    assert [GATEWAY_RESTART.delay(n).total_seconds() for n in (1, 2, 5, 6, 10_000)] == [0.1, 0.2, 1.6, 2, 2]
+    assert GATEWAY_RESTART.reset_after == timedelta(seconds=10)
 
 
 @pytest.mark.slow

@@ -1,0 +1,90 @@
+"""What an engine says that it loaded is checked, and unloaded again where it is not the version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from clawloop.adapters.digest import HASHED_FILES, adapter_sha256
+from clawloop.contracts.training import VersionRef
+from clawloop.errors import AdapterUnusable, EngineRejected
+from clawloop.serving.adapters import VllmControl
+from clawloop.training.adapters.files import write_version
+from tests.fakes.engine import serving
+
+NAME = "default-v1"
+
+
+class Loader:
+    """Loads adapters as vLLM does, and something else if it is told to."""
+
+    def __init__(self, while_loading: Callable[[str], str]) -> None:
+        self.loaded: dict[str, str] = {}
+        self.probes = 0
+        self._while_loading = while_loading
+
+    async def models(self, _: Request) -> JSONResponse:
+        return JSONResponse(
+            {"data": [{"id": name, "root": root, "parent": "tiny"} for name, root in self.loaded.items()]}
+        )
+
+    async def load(self, request: Request) -> JSONResponse:
+        asked: dict[str, Any] = await request.json()
+        self.loaded[asked["lora_name"]] = self._while_loading(asked["lora_path"])
+        return JSONResponse({})
+
+    async def unload(self, request: Request) -> JSONResponse:
+        del self.loaded[(await request.json())["lora_name"]]
+        return JSONResponse({})
+
+    async def probe(self, _: Request) -> JSONResponse:
+        self.probes += 1
+        return JSONResponse({})
+
+    @property
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/v1/models", self.models),
+                Route("/v1/load_lora_adapter", self.load, methods=["POST"]),
+                Route("/v1/unload_lora_adapter", self.unload, methods=["POST"]),
+                Route("/v1/completions", self.probe, methods=["POST"]),
+            ]
+        )
+
+
+def _changed(path: str) -> str:
+    (Path(path) / HASHED_FILES[0]).write_bytes(b"other weights")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("while_loading", "error"),
+    [
+        (lambda path: path, None),
+        (lambda _: "/elsewhere", EngineRejected),  # the name stands for another folder
+        (_changed, AdapterUnusable),  # the files changed while they were read
+    ],
+)
+async def test_what_was_loaded_is_the_version_or_is_unloaded_unused(
+    tmp_path: Path, while_loading: Callable[[str], str], error: type[Exception] | None
+) -> None:
+    written = write_version(tmp_path / "default", 1, dict.fromkeys(HASHED_FILES, b"x"))
+    path = str(written.path.relative_to(tmp_path))
+    version = VersionRef(policy="default", n=1, parent=0, path=path, sha256=adapter_sha256(written.path))
+    loader = Loader(while_loading)
+    async with serving(loader.app) as url, VllmControl(url, tmp_path) as control:
+        if error is None:
+            await control.load(version, NAME)
+        else:
+            with pytest.raises(error):
+                await control.load(version, NAME)
+    assert loader.loaded == ({} if error else {NAME: str(written.path)})
+    assert loader.probes == (0 if error else 1)
