@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated
 
 import typer
 
 from clawloop.cli.operations import with_keys
-from clawloop.cli.show import age, show_facts, show_json, show_table, when
+from clawloop.cli.show import age, show_facts, show_json, show_table
 from clawloop.cli.terminal import AsJson, Data, fail, settings_of
 
 key_app = typer.Typer(no_args_is_help=True, help="API keys.")
@@ -49,13 +50,18 @@ def list_keys(data: Data = None, as_json: AsJson = False) -> None:
             "scopes": ",".join(sorted(key.scopes)),
             "policy": key.policy,
             "age": age(key.created_at),
-            "expires": when(key.expires_at),
-            "revoked": "" if key.revoked_at is None else f"{age(key.revoked_at)} ago",
+            "ends": _end_of(key.expires_at, key.revoked_at),
             "name": key.name,
         }
         for key in keys.keys
     ]
     show_table(rows)
+
+
+def _end_of(expires_at: datetime | None, revoked_at: datetime | None) -> str:
+    if revoked_at is not None:
+        return f"revoked {age(revoked_at)} ago"
+    return "" if expires_at is None else f"{expires_at:%Y-%m-%d}"
 
 
 @key_app.command("show")

@@ -125,6 +125,15 @@ async def test_what_a_model_says_is_text(page: Page) -> None:
         assert "half a character" in await visitor.get(f"/ui/sessions/{await session_of(page, odd_turn)}")
 
 
+async def test_hidden_reasoning_folds(page: Page) -> None:
+    reply: Message = {"role": "assistant", "content": "Four.", "reasoning_content": "Two and two"}
+    turn = await page.recorder.turn([{"role": "user", "content": "2 + 2?"}], reply)
+    async with page.visitor() as visitor:
+        shown = await visitor.get(f"/ui/sessions/{await session_of(page, turn)}")
+    assert '<details class="fold"><summary>Thinking</summary><pre>Two and two</pre></details>' in shown
+    assert shown.count("Two and two") == 1
+
+
 async def test_feedback_from_the_page_is_feedback_of_the_session(page: Page) -> None:
     turn = await judged(page, "s1", -1)
     async with page.visitor() as visitor:
