@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -46,7 +47,7 @@ async def test_conversations_are_sessions(name: str, stack: Stack, tmp_path: Pat
     chores = {turn.about.what for session in sessions for turn in session.turns if not turn.main}
     assert {"compaction", "memory flush", "heartbeat"} <= chores
     print(report(name, sessions))  # noqa: T201
-    await check_erased(stack, found["long"])
+    await check_erased(stack, found["long"], sessions)
 
 
 async def converse(client: OpenClaw, conversation: str, turns: int, filler: str = "") -> None:
@@ -72,23 +73,23 @@ async def check_rated(stack: Stack, session: Session) -> None:
     assert [[given["score"] for given in detail["judged"]["feedback"]] for detail in details] == [[1.0], []]
 
 
-async def check_erased(stack: Stack, session: Session) -> None:
-    """With a session go its summaries and memory flushes, whichever sessions these are in, and nothing else."""
-    before = await quoting(stack, "ask-long-")
+async def check_erased(stack: Stack, session: Session, sessions: Sequence[Session]) -> None:
+    """With a session go its summaries, memory flushes and recaps, whichever sessions these are in, and nothing else."""
+    turns = [turn for each in sessions for turn in each.turns]
+    quoting = [turn for turn in turns if "ask-long-" in json.dumps([turn.messages, turn.reply])]
+    assert {"turn", "compaction", "memory flush"} <= {turn.about.what for turn in quoting}
+    others = [turn for turn in turns if turn.main and turn not in quoting]
+    assert others
     async with stack.admin() as client:
         answer = await client.delete(f"/admin/v1/sessions/{session.view['id']}")
         assert answer.status_code == 200, answer.text
-    assert len(before) >= len(session.turns)
-    # OpenClaw may write a recap meanwhile.
-    assert not before & await quoting(stack, "ask-long-")
-    assert await quoting(stack, "ask-main-1")
-
-
-async def quoting(stack: Stack, mark: str) -> set[str]:
-    """The turns with this mark in a message or the reply."""
-    async with stack.admin() as client:
-        exported = (await client.get("/admin/v1/export", params={"records": "turns"})).text.splitlines()
-    return {json.loads(line)["id"] for line in exported if mark in line}
+        for turn in quoting:
+            left = await client.get(f"/admin/v1/turns/{turn.view['id']}")
+            assert (left.status_code, left.json()["messages"]) == (200, []), (turn.about, turn.view)
+            assert "ask-long-" not in left.text
+        for turn in others:
+            kept = await client.get(f"/admin/v1/turns/{turn.view['id']}")
+            assert kept.json()["messages"] == turn.messages
 
 
 def check_compacted(session: Session) -> None:
