@@ -8,6 +8,7 @@ from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
@@ -28,6 +29,14 @@ async def retention_days(address: str) -> float:
     return described.config.workflow_execution_retention_ttl.seconds / 86400
 
 
+async def terminated_by_a_page(port: int, host: str) -> int:
+    """The status of what any page in the user's browser may send without asking, or under a rebound name."""
+    terminate = f"http://127.0.0.1:{port}/api/v1/namespaces/default/workflows/kept/terminate"
+    headers = {"Host": f"{host}:{port}", "Origin": "https://evil.example", "Content-Type": "text/plain"}
+    async with httpx.AsyncClient(timeout=60) as client:
+        return (await client.post(terminate, content=b"{}", headers=headers)).status_code
+
+
 async def test_a_started_workflow_survives_the_kill_of_its_server(tmp_path: Path) -> None:
     ports = temporal_server.Ports(*(checks.choose_port("Temporal", "127.0.0.1", 0, "") for _ in range(3)))
     statuses = StatusRecorder()
@@ -40,6 +49,7 @@ async def test_a_started_workflow_survives_the_kill_of_its_server(tmp_path: Path
         assert await parts.answers_ok(f"http://127.0.0.1:{ports.ui}")
         client = await Client.connect(address)
         started = await client.start_workflow("Anything", id="kept", task_queue="nobody")
+        assert [await terminated_by_a_page(ports.http, host) for host in ("127.0.0.1", "evil.example")] == [403, 403]
         children = psutil.Process().children(recursive=True)
         server = next(p for p in children if p.name() == "temporal" and str(tmp_path) in " ".join(p.cmdline()))
         server.kill()

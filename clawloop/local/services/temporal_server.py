@@ -20,6 +20,9 @@ from clawloop.processes.install_check import how_to_install
 
 HOST = "127.0.0.1"
 NAMESPACE = "default"
+# Any web page can send requests to the ports of its reader's machine, and the HTTP interface takes them without a
+# login: one could end workflows. So it answers to a name alone that no page's request can have.
+HTTP_HOST = "clawloop.invalid"
 # The server's default of 24 h deletes closed workflows before a failure overnight is investigated.
 RETENTION = timedelta(days=30)
 # Write-ahead logging: 77 turns/s instead of 32, and kill -9 still loses nothing.
@@ -35,6 +38,7 @@ _SETTINGS = (
     # failure doubles what the server waits for the next one, up to 10 minutes by default (125 s for 8 tries, measured),
     # long after the machine has recovered. With this each is tried again within 15 s.
     'history.workflowTaskRetryMaxInterval="5s"',
+    f'frontend.httpAllowedHosts=["{HTTP_HOST}"]',
 )
 _TIMEOUT = aiohttp.ClientTimeout(total=10)  # it answers in milliseconds; a busy machine takes longer
 
@@ -76,7 +80,8 @@ async def is_ready(http_port: int) -> bool:
     namespace = f"http://{HOST}:{http_port}/api/v1/namespaces/{NAMESPACE}"
     retention = f"{int(RETENTION.total_seconds())}s"
     try:
-        async with aiohttp.ClientSession(timeout=_TIMEOUT, raise_for_status=True) as session:
+        headers = {"Host": HTTP_HOST}
+        async with aiohttp.ClientSession(timeout=_TIMEOUT, raise_for_status=True, headers=headers) as session:
             async with session.get(namespace) as answer:
                 config = (await answer.json(content_type=None))["config"]  # its content type is "*"
             if config.get("workflowExecutionRetentionTtl") != retention:
