@@ -78,7 +78,7 @@ async def test_a_trained_step_is_a_candidate_with_its_figures_and_checks(desk: D
     assert await desk.learning.sample_result(samples[3]) == (SampleState.EXPIRED, TurnOutcome.EXPIRED, why)
 
 
-async def test_what_a_step_does_can_be_read_while_it_runs(desk: Desk) -> None:
+async def test_what_a_step_does_can_be_read_while_it_runs(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     seen: list[StepProgress | None] = []
 
     class Watched(FakeTrainer):
@@ -94,7 +94,11 @@ async def test_what_a_step_does_can_be_read_while_it_runs(desk: Desk) -> None:
     assert (await desk.learning.steps.status(POLICY)).progress is None
     await desk.claim()
     assert (await desk.learning.steps.status(POLICY)).progress == StepProgress("waiting for the trainer")
-    await TrainingActivities(desk.learning.steps, Watched(), note_seconds=0.001).train_step(ASK)
+    with caplog.at_level("INFO", logger="activities.training.train_step"):
+        await TrainingActivities(desk.learning.steps, Watched(), note_seconds=0.001).train_step(ASK)
+    logged = [vars(record) for record in caplog.records if record.message == "step goes on"]
+    (training,) = [line for line in logged if line["now"] == "training, micro-batch 3 of 8"]
+    assert (training["step"], training["tokens_a_second"], training["seconds_left"]) == (1, 5120.0, 130.0)
     assert [each is not None and each.seconds is not None and 0 <= each.seconds < 100 for each in seen] == [True, True]
     paces = [each and (each.tokens_a_second, each.seconds_left) for each in seen]
     assert paces == [(None, None), (5120.0, 130.0)]
