@@ -80,6 +80,7 @@ class ScriptedActivities:
 
     async def _judge(self, ask: JudgeTurn) -> TurnResult:
         self.judged.append(ask)
+        number = len(self.judged)
         self.now += 1
         self.most = max(self.most, self.now)
         try:
@@ -91,7 +92,7 @@ class ScriptedActivities:
             self.now -= 1
         why = "verdict +1: 3 of 3 votes for 1" if ask.give_up is None else f"no valid vote ({ask.give_up})"
         outcome = TurnOutcome.SAMPLED if ask.give_up is None else TurnOutcome.UNJUDGED
-        return turn_result(ask.turn_id, len(self.judged), outcome, why)
+        return turn_result(ask.turn_id, number, outcome, why)
 
     @activity.defn(name="ask_directly")
     async def collect_direct_vote(self, ask: CollectDirectVote) -> None:

@@ -14,6 +14,8 @@ from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeReq
 from clawloop.ids import TurnId, new_feedback_id, new_turn_id
 from tests.workflows.conftest import Conversation, ScriptedActivities, until, working
 
+CHATTY_TURNS = 20
+
 
 async def test_each_turn_is_handed_to_judging_once_and_the_end_closes_the_session(
     client: Client, scripted: ScriptedActivities
@@ -45,23 +47,29 @@ async def test_judging_never_blocks_later_turns_and_is_bounded(client: Client, s
     assert scripted.most == 4
 
 
+async def pending(talk: Conversation, activities: int) -> None:
+    """Wait until the session has so many judging activities that have not ended."""
+    async with asyncio.timeout(60):
+        while len((await talk.handle.describe()).raw_description.pending_activities) < activities:
+            await asyncio.sleep(0.02)
+
+
 async def test_a_chatty_session_does_not_keep_the_judges_from_others(client: Client) -> None:
     scripted = ScriptedActivities()
     scripted.gate.clear()
     async with working(client, scripted, judges=1):
         chatty = Conversation(client)
         await chatty.begin(in_flight=40)
-        for _ in range(40):
+        for waiting in range(1, CHATTY_TURNS + 1):  # one after the other: turns that come together share an activity
             await chatty.say()
-        await until(lambda: len(scripted.judged) == 1)
+            await pending(chatty, waiting)
         quiet = Conversation(client)
         await quiet.say(ends=True)
-        while not (await quiet.handle.describe()).raw_description.pending_activities:
-            await asyncio.sleep(0.05)  # its judging waits beside that of the other
+        await pending(quiet, 1)
         scripted.seconds = 0.02
         scripted.gate.set()
         await quiet.handle.result()
-        assert scripted.runs.index(quiet.session) <= 5  # first come, first served would be 40
+        assert scripted.runs.index(quiet.session) <= 5  # first come, first served would be CHATTY_TURNS
 
 
 async def test_a_judging_that_fails_is_decided_with_the_stored_votes(

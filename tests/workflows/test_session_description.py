@@ -27,6 +27,7 @@ def seen(markdown: str) -> list[str]:
 async def test_the_ui_shows_a_sessions_turns(client: Client, scripted: ScriptedActivities) -> None:
     talk = Conversation(client)
     await talk.say()
+    await until(lambda: len(scripted.judged) == 1)  # turns that come together are judged together
     await talk.say(version=3)
     await until(lambda: len(scripted.judged) == 2)
     async with asyncio.timeout(30):
