@@ -149,7 +149,8 @@ def content_found_in(stored: str) -> list[str]:
     marks = {word: word for word in (*WORDS, PROBE, FAULT)}
     marks |= {f"{word} in hexadecimal": word.encode().hex() for word in (*WORDS, PROBE, FAULT)}
     marks |= {name: array.hex() for name, array in arrays.items()}
-    marks |= {"prompt ids as JSON": json.dumps(PROMPT_IDS)[1:-1], "ids": str(PROMPT_IDS[0])}
+    # Not a single id: a few digits stand in some hexadecimal text by chance.
+    marks |= {"prompt ids as JSON": json.dumps(PROMPT_IDS)[1:-1]}
     return [name for name, mark in marks.items() if mark in stored]
 
 
