@@ -7,8 +7,9 @@ import json
 
 import pytest
 
+from clawloop.demo.swe.lessons import commands
 from clawloop.environments.check import Checked, check_task
-from clawloop.environments.harbor import environment_task
+from clawloop.environments.harbor import HarborTask, environment_task
 from clawloop.environments.runner import reward_of
 from clawloop.environments.swe.environment import SweEnvironment, generated_repository
 from clawloop.environments.swe.kinds import FUNCTIONS
@@ -40,11 +41,11 @@ async def test_each_kind_is_solved_by_its_solution_and_by_nothing_else(number: i
     assert checked == Checked(1.0, 0.0, 0.0, {})
 
 
-async def reward(command: str) -> float | None:
+async def reward(command: str, repository: HarborTask = TASK) -> float | None:
     """Of an agent that runs this command."""
     sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders())
-    task = environment_task("train-0", TASK)
-    left = await sandboxes.run(BoxTask("agent", ("bash", "-c", command), 60.0, TASK.solution, archive=task.start))
+    task = environment_task("train-0", repository)
+    left = await sandboxes.run(BoxTask("agent", ("bash", "-c", command), 60.0, repository.solution, archive=task.start))
     box = BoxTask(
         "verify",
         task.verifier,
@@ -63,6 +64,16 @@ async def test_a_repair_may_be_split_into_modules_and_use_the_standard_library()
     assert solved == 1.0
     moved = f"bash /solution/solve.sh; mkdir parts; touch parts/__init__.py; mv {MODULE}.py parts/real.py"
     assert await reward(f"{moved}; printf 'import math\\nfrom parts.real import *\\n' > {MODULE}.py") == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(FUNCTIONS)))
+async def test_what_its_toy_does_is_judged_as_in_the_toys_simulation(number: int) -> None:
+    """The simulation compares text; here the functions run."""
+    repository = generated_repository(Split.TRAIN, number)
+    right, wrong = commands(repository)
+    assert await reward(right, repository) == 1.0
+    assert await reward(wrong[number % len(wrong)], repository) == 0.0
 
 
 CHEATS = {

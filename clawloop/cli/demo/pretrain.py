@@ -32,7 +32,7 @@ def pretrain_command(
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps; fewer give a worse model sooner.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch; all cores by default.")] = None,
     environment: Annotated[
-        str | None, typer.Option(help="Instead of the chat model that of a demo: tool-call or terminal.")
+        str | None, typer.Option(help="Instead of the chat model that of a demo: tool-call, terminal or swe.")
     ] = None,
 ) -> None:
     """Pretrain the demo model on synthetic data and measure it: under 10 minutes on two idle cores."""

@@ -41,7 +41,7 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
     def run(
         environment: Annotated[
             str | None,
-            typer.Option(help="Instead of the user's chat: learn from episodes; tool-call or terminal."),
+            typer.Option(help="Instead of the user's chat: learn from episodes; tool-call, terminal or swe."),
         ] = None,
         versions: Annotated[
             int | None,

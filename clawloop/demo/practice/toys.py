@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from clawloop.demo.practice.toy import Toy
+from clawloop.demo.swe.toy import SWE
 from clawloop.demo.terminal.toy import TERMINAL
 from clawloop.demo.tool_calls.toy import TOOL_CALLS
 from clawloop.errors import SetupError
 
-TOYS = {toy.environment: toy for toy in (TOOL_CALLS, TERMINAL)}
+TOYS = {toy.environment: toy for toy in (TOOL_CALLS, TERMINAL, SWE)}
 
 
 def toy_of(environment: str) -> Toy:

@@ -1,31 +1,24 @@
-"""Scripted conversations that the terminal model is pretrained on.
+"""Scripted conversations that the terminal model is pretrained on; see `clawloop.demo.practice.shell_scripts`.
 
-They know commands for each kind of task, but not when to run one and which: a third says that it is done without doing
-anything, and of the commands two in five are another one than the task needs. So the model that rollouts begin with
-solves about a third of the tasks, and everything that a right episode needs is among what it samples. Tasks are those
-for training; no held-out task is in a lesson.
+A third says that it is done without doing anything, and of the commands two in five are another one than the task
+needs. So the model that rollouts begin with solves about a third of the tasks.
 """
 
 from __future__ import annotations
 
-import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clawloop.contracts.turns import Message
-from clawloop.demo.practice.toy import Course, call, with_commands
+from clawloop.demo.practice.shell_scripts import ShellScripts
+from clawloop.demo.practice.toy import Course, with_commands
 from clawloop.environments.harbor import HarborTask
-from clawloop.environments.task import Split
 from clawloop.environments.terminal.environment import generated_task
 
 IDLE = 0.35
 WRONG = 0.4
 # Some look what is there before they act.
 LOOKS = 0.2
-# Training tasks have no end; lessons take theirs from so many.
-_TASKS = 1_000_000
-_DONE: Message = {"role": "assistant", "content": "Done."}
 # No awk: on Debian it is a link to outside of what sandboxes see.
 _SUM = "echo $(($(paste -sd+"
 
@@ -76,27 +69,6 @@ SKILLS = (
 )
 
 
-def conversations(seed: int) -> Iterator[list[Message]]:
-    """Conversations without end, each from the task to the word that it is done."""
-    rng = random.Random(f"terminal {seed}")
-    while True:
-        yield conversation(generated_task(Split.TRAIN, rng.randrange(_TASKS)), rng)
-
-
-def conversation(task: HarborTask, rng: random.Random) -> list[Message]:
-    """One conversation about a task, as a script of middling skill has it."""
-    messages: list[Message] = [{"role": "user", "content": task.instruction}]
-    if rng.random() < IDLE:
-        return [*messages, _DONE]
-    if rng.random() < LOOKS:
-        messages += [call("bash", {"command": "ls"}), {"role": "tool", "content": "\n".join(sorted(task.start))}]
-    skill, given = _skill(task.instruction)
-    template = rng.choice(skill.wrong) if rng.random() < WRONG else skill.right
-    command = _filled(template, given)
-    messages += [call("bash", {"command": command}), {"role": "tool", "content": output_of(command, task)}]
-    return [*messages, _DONE]
-
-
 def commands(task: HarborTask) -> tuple[str, list[str]]:
     """The right command for a task, and the wrong ones."""
     skill, given = _skill(task.instruction)
@@ -122,8 +94,18 @@ def output_of(command: str, task: HarborTask) -> str:
     return ""
 
 
+SCRIPTS = ShellScripts(
+    environment="terminal",
+    generate=generated_task,
+    commands=commands,
+    look=lambda task: ("ls", "\n".join(sorted(task.start))),
+    output_of=output_of,
+    idle=IDLE,
+    looks=LOOKS,
+    wrong=WRONG,
+)
 COURSE = Course(
-    conversations=conversations,
+    conversations=SCRIPTS.conversations,
     texts=with_commands,
     fixed=('{"name": "bash", "arguments": {"command": "', '"}}', _SUM, ")))"),
     vocabulary=1024,

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import islice
 
 import pytest
 import torch
 
 from clawloop.demo.card import CARD, digest
+from clawloop.demo.practice.folder_simulation import FolderSimulation
 from clawloop.demo.practice.pretrain import segments, tool_list
+from clawloop.demo.practice.shell_scripts import ShellScripts
 from clawloop.demo.practice.toy import Toy, command_of
 from clawloop.demo.practice.toy_model import ToyModel
 from clawloop.demo.practice.toys import TOYS, toy_of
+from clawloop.demo.swe import lessons as swe
+from clawloop.demo.swe.simulation import simulate_swe
 from clawloop.demo.terminal import lessons as terminal
 from clawloop.demo.terminal.simulation import simulate_terminal
 from clawloop.demo.tool_calls import lessons as tool_calls
+from clawloop.environments.harbor import HarborTask
+from clawloop.environments.swe.kinds import FUNCTIONS
 from clawloop.environments.task import Split, split_of
-from clawloop.environments.terminal.environment import generated_task
 from clawloop.environments.terminal.kinds import KINDS
 from clawloop.environments.tool_call.environment import question
 from clawloop.errors import SetupError
@@ -26,6 +32,7 @@ from clawloop.recipes.checks import require_rank
 
 MEGABYTES = 4.0
 EACH = pytest.mark.parametrize("toy", TOYS.values(), ids=lambda toy: toy.environment)
+SHELLS = pytest.mark.parametrize("scripts", [terminal.SCRIPTS, swe.SCRIPTS], ids=lambda scripts: scripts.environment)
 
 
 @EACH
@@ -72,25 +79,26 @@ def test_a_third_of_the_scripts_calculates_rightly() -> None:
     assert 0.25 < right / 500 < 0.45
 
 
-def test_a_third_of_the_scripts_runs_the_right_command() -> None:
+@SHELLS
+def test_a_third_of_the_scripts_runs_the_right_command(scripts: ShellScripts) -> None:
     rng = random.Random(0)
     right = 0
     for number in range(500):
-        task = generated_task(Split.TRAIN, number)
-        ran = [command_of(message) for message in terminal.conversation(task, rng)]
-        right += terminal.commands(task)[0] in ran
+        task = scripts.generate(Split.TRAIN, number)
+        ran = [command_of(message) for message in scripts.conversation(task, rng)]
+        right += scripts.commands(task)[0] in ran
     assert 0.3 < right / 500 < 0.5
 
 
-def test_no_task_for_measuring_is_in_a_lesson(monkeypatch: pytest.MonkeyPatch) -> None:
+@SHELLS
+def test_no_task_for_measuring_is_in_a_lesson(scripts: ShellScripts) -> None:
     taken: list[Split] = []
 
-    def task(split: Split, number: int) -> object:
+    def task(split: Split, number: int) -> HarborTask:
         taken.append(split)
-        return generated_task(split, number)
+        return scripts.generate(split, number)
 
-    monkeypatch.setattr(terminal, "generated_task", task)
-    assert len(list(islice(terminal.conversations(0), 50))) == 50
+    assert len(list(islice(replace(scripts, generate=task).conversations(0), 50))) == 50
     assert set(taken) == {Split.TRAIN}
 
 
@@ -117,18 +125,29 @@ def test_an_attempt_ends_with_a_reply_that_calls_nothing(toy: Toy) -> None:
 
 
 @pytest.mark.slow
-def test_right_commands_solve_each_kind_of_task_and_wrong_ones_do_not() -> None:
-    simulation = simulate_terminal()
-    attempts = []
-    for number in range(3 * len(KINDS)):
-        right, wrong = terminal.commands(generated_task(Split.TRAIN, number))
-        attempts += [(number, right, 1.0), *((number, command, 0.0) for command in wrong)]
-    states = [simulation.begin(f"train-{number}")[0] for number, _, _ in attempts]
-    said = simulation.run(states, [command for _, command, _ in attempts])
+@pytest.mark.parametrize(
+    ("scripts", "simulation", "kinds"),
+    [(terminal.SCRIPTS, simulate_terminal(), len(KINDS)), (swe.SCRIPTS, simulate_swe(), len(FUNCTIONS))],
+    ids=["terminal", "swe"],
+)
+def test_right_commands_solve_each_kind_of_task_and_wrong_ones_do_not(
+    scripts: ShellScripts, simulation: FolderSimulation, kinds: int
+) -> None:
+    attempts: list[tuple[int, str, float, str]] = []
+    for number in range(3 * kinds):
+        task = scripts.generate(Split.TRAIN, number)
+        right, wrong = scripts.commands(task)
+        look, shown = scripts.look(task)
+        attempts += [
+            (number, right, 1.0, scripts.output_of(right, task)),
+            *((number, command, 0.0, scripts.output_of(command, task)) for command in wrong),
+            (number, look, 0.0, shown),
+        ]
+    states = [simulation.begin(f"train-{number}")[0] for number, *_ in attempts]
+    said = simulation.run(states, [command for _, command, *_ in attempts])
     found = simulation.rewards(states, [""] * len(attempts))
-    assert [(*attempt[:2], reward) for attempt, reward in zip(attempts, found, strict=True)] == attempts
-    expected = [terminal.output_of(command, generated_task(Split.TRAIN, number)) for number, command, _ in attempts]
-    assert said == expected
+    done = [(*given[:2], *after) for given, after in zip(attempts, zip(found, said, strict=True), strict=True)]
+    assert done == attempts
 
 
 @pytest.mark.slow
@@ -144,5 +163,5 @@ def test_commands_of_different_attempts_meet_only_their_own_files() -> None:
 
 
 def test_there_is_no_toy_of_other_environments() -> None:
-    with pytest.raises(SetupError, match="there are demos of tool-call, terminal"):
+    with pytest.raises(SetupError, match="there are demos of tool-call, terminal, swe"):
         toy_of("chess")

@@ -1,0 +1,71 @@
+"""Scripted conversations that the SWE model is pretrained on; see `clawloop.demo.practice.shell_scripts`.
+
+A right one replaces the wrong expression. The others replace it the wrong way round, by nothing, in all functions, or
+make the visible test say the opposite. About a third of the scripts repairs the repository.
+"""
+
+from __future__ import annotations
+
+import re
+
+from clawloop.demo.practice.shell_scripts import ShellScripts
+from clawloop.demo.practice.toy import Course, with_commands
+from clawloop.environments.harbor import HarborTask
+from clawloop.environments.swe.environment import generated_repository
+from clawloop.environments.swe.kinds import FUNCTIONS, Function
+
+IDLE = 0.3
+WRONG = 0.5
+# Some read the module before they change it.
+LOOKS = 0.4
+_ASKED = re.compile(r"\w+ in (\w+\.py) is wrong: it must return (.+)\. Correct it and nothing else\.")
+
+
+def module_and_function(task: HarborTask) -> tuple[str, Function]:
+    """The file with the wrong function, and what it should be."""
+    asked = _ASKED.fullmatch(task.instruction)
+    assert asked is not None, task.instruction
+    return asked[1], next(function for function in FUNCTIONS if function.meaning == asked[2])
+
+
+def commands(task: HarborTask) -> tuple[str, tuple[str, ...]]:
+    """The command that repairs the repository, and others, which do not."""
+    module, function = module_and_function(task)
+    return _replace(function.wrong, function.right, module), (
+        _replace(function.right, function.wrong, module),
+        _replace(function.wrong, "None", module),
+        _replace("return .*", f"return {function.right}", module),
+        _replace("==", "!=", f"test_{module}"),
+    )
+
+
+def _replace(old: str, new: str, file: str) -> str:
+    return f"sed -i 's|{old}|{new}|' {file}"
+
+
+def _look(task: HarborTask) -> tuple[str, str]:
+    module, _ = module_and_function(task)
+    return f"cat {module}", task.start[module].decode().strip()
+
+
+SCRIPTS = ShellScripts(
+    environment="swe",
+    generate=generated_repository,
+    commands=commands,
+    look=_look,
+    output_of=lambda command, task: "",  # sed prints nothing
+    idle=IDLE,
+    looks=LOOKS,
+    wrong=WRONG,
+)
+COURSE = Course(
+    conversations=SCRIPTS.conversations,
+    texts=with_commands,
+    fixed=('{"name": "bash", "arguments": {"command": "', '"}}'),
+    vocabulary=768,
+    steps=700,
+    lessons=24,
+    knows="the environment's twelve functions, five ways to change one, of which one is right, and nothing else",
+    skill=f"say that they are done without doing anything in {IDLE:.0%} of the conversations, and {WRONG:.0%} of the "
+    "changes that they make are another one than the function needs",
+)
