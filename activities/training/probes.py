@@ -1,4 +1,4 @@
-"""Asks a candidate and its parent the policy's probes, and stores what the gate's check by them found.
+"""Asks a candidate, its parent and the base model the policy's probes, and stores what the gate's check by them found.
 
 The chat notices little of it: two requests at a time, answers of bounded length. Like side turns they are never judged
 or trained; they are in no session.
@@ -23,7 +23,7 @@ from clawloop.contracts.probes import AskedProbe, ProbeAnswer, ProbePlan
 from clawloop.contracts.training import CheckResult, GateCheck
 from clawloop.errors import EngineRejected, EngineUnavailable, JudgeRefused, JudgeUnavailable
 from clawloop.gate.probe_content import is_right
-from clawloop.gate.probes import ProbePair, ProbeScores, check_probes, not_asked
+from clawloop.gate.probes import AnswerScores, ProbePair, ProbeScores, check_probes, not_asked
 from clawloop.ids import TurnId
 from clawloop.judging.comparison import comparison_prompt, parse_choice, preference
 
@@ -35,6 +35,8 @@ CONCURRENT_PROBES = 2
 PROBLEM_LIMIT = 300
 # Of a judge's choice between two answers: it should say the same each time.
 _TEMPERATURE = 0.1
+# Figures of answers, no text: of some policies with all their probes, a few hundred bytes each.
+_KEPT_ANSWERS = 2000
 
 
 class ProbeActivities:
@@ -44,6 +46,7 @@ class ProbeActivities:
         self._store = store
         self._engines = engines
         self._judge = judge
+        self._answered: dict[tuple[str, int, UUID, int], tuple[AnswerScores, bool | None]] = {}
 
     @activity.defn(name="probe_version")
     async def probe_version(self, request: ProbeVersion) -> VersionProbed:
@@ -93,23 +96,46 @@ class ProbeActivities:
         )
 
     async def _ask(self, plan: ProbePlan, probe: AskedProbe) -> ProbeResult:
-        limit, problem = plan.recipe.gate.probe_tokens, ""
         try:
-            parent, version = [
-                await self._engines.answer(plan.policy, n, probe.content, limit)
-                for n in (plan.parent, plan.candidate.n)
-            ]
+            if probe.content.is_checked:
+                return ProbeResult(scores=await self._checked(plan, probe))
+            parent, version = [await self._answer(plan, n, probe) for n in (plan.parent, plan.candidate.n)]
         except EngineRejected as error:
             return ProbeResult(problem=f"the engine refused ({error.status})")
-        right_parent, right = is_right(probe.content, parent.text), is_right(probe.content, version.text)
-        preferred = None
-        if right is None:
-            try:
-                preferred = await self._preference(plan, probe, parent, version)
-            except (JudgeUnavailable, JudgeRefused) as error:
-                problem = f"not compared: {error}"[:PROBLEM_LIMIT]
-        pair = ProbePair(probe.content, parent, version, right_parent, right, preferred)
+        preferred, problem = None, ""
+        try:
+            preferred = await self._preference(plan, probe, parent, version)
+        except (JudgeUnavailable, JudgeRefused) as error:
+            problem = f"not compared: {error}"[:PROBLEM_LIMIT]
+        pair = ProbePair(probe.content, parent, version, preferred=preferred)
         return ProbeResult(scores=ProbeScores.of(pair), problem=problem)
+
+    async def _checked(self, plan: ProbePlan, probe: AskedProbe) -> ProbeScores:
+        """The scores of a probe with checked content, beside parent and base model.
+
+        Raises:
+            EngineUnavailable, EngineRejected
+        """
+        parent, right_parent = await self._known(plan, plan.parent, probe)
+        right_base = (await self._known(plan, 0, probe))[1] if plan.parent else None
+        version, right = await self._known(plan, plan.candidate.n, probe)
+        return ProbeScores(parent, version, bool(probe.content.tools), right_parent, right, None, right_base)
+
+    async def _known(self, plan: ProbePlan, n: int, probe: AskedProbe) -> tuple[AnswerScores, bool | None]:
+        """What counts of a version's answer to a checked probe, and whether it is right.
+
+        Asked once of each version: a parent was a candidate before, and the base model is that of all.
+        """
+        key = (plan.policy, n, probe.id, plan.recipe.gate.probe_tokens)
+        if key not in self._answered:
+            answer = await self._answer(plan, n, probe)
+            self._answered[key] = AnswerScores.of(answer), is_right(probe.content, answer.text)
+            while len(self._answered) > _KEPT_ANSWERS:
+                self._answered.pop(next(iter(self._answered)))
+        return self._answered[key]
+
+    async def _answer(self, plan: ProbePlan, n: int, probe: AskedProbe) -> ProbeAnswer:
+        return await self._engines.answer(plan.policy, n, probe.content, plan.recipe.gate.probe_tokens)
 
     async def _preference(self, plan: ProbePlan, probe: AskedProbe, parent: ProbeAnswer, version: ProbeAnswer) -> int:
         """What the judge says in both orders; equal answers are not shown to it.

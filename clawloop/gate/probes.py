@@ -1,8 +1,9 @@
-"""The check by probes: what a version answers to fixed prompts, beside its parent's answers.
+"""The check by probes: what a version answers to fixed prompts, beside its parent's answers and the base model's.
 
 A version is rejected on evidence alone: by a sign test over the probes on which the two differ (McNemar's exact test),
-one for each of content, the judge's preference, broken replies and tool calls. Length decides nothing: a shorter answer
-may be what was learned.
+one for each of content, the judge's preference, broken replies and tool calls. Content is compared with the base model,
+too: what each of many versions loses may be too little for a test, and together much. Length decides nothing: a shorter
+answer may be what was learned.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ MIN_COMPARED = 10
 """With fewer pairs the judge's preference decides nothing: its votes are noisy, and ties are common."""
 _ALPHA = 0.05
 _GRAM = 4
+_PARENT = "its parent"
 # Shorter answers repeat too little to tell a list from a loop.
 _MIN_WORDS = 20
 # An answer that repeats more than this loops; tables and lists of similar lines stay below it.
@@ -31,6 +33,7 @@ class ProbePair:
 
     Args:
         right_parent, right: whether the content is right; None if the probe has no content check.
+        right_base: likewise of the base model; None also where it is the parent.
         preferred: 1 if the judge prefers the version's answer, −1 the parent's, 0 neither; None if it was not asked.
     """
 
@@ -40,6 +43,7 @@ class ProbePair:
     right_parent: bool | None = None
     right: bool | None = None
     preferred: int | None = None
+    right_base: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class ProbeScores:
 
     Args:
         tools: whether the probe offers tools.
-        right_parent, right, preferred: as of the pair.
+        right_parent, right, preferred, right_base: as of the pair.
     """
 
     parent: AnswerScores
@@ -78,11 +82,13 @@ class ProbeScores:
     right_parent: bool | None
     right: bool | None
     preferred: int | None
+    right_base: bool | None = None
 
     @classmethod
     def of(cls, pair: ProbePair) -> ProbeScores:
         parent, version = AnswerScores.of(pair.parent), AnswerScores.of(pair.version)
-        return cls(parent, version, bool(pair.content.tools), pair.right_parent, pair.right, pair.preferred)
+        tools = bool(pair.content.tools)
+        return cls(parent, version, tools, pair.right_parent, pair.right, pair.preferred, pair.right_base)
 
 
 def check_probes(scores: Sequence[ProbeScores]) -> GateCheck:
@@ -90,24 +96,12 @@ def check_probes(scores: Sequence[ProbeScores]) -> GateCheck:
     checked = [each for each in scores if each.right is not None and each.right_parent is not None]
     compared = [each for each in scores if each.preferred is not None]
     with_tools = [each for each in scores if each.tools]
-    tests = {
-        "wrong content": (
-            sum(bool(each.right_parent) and not each.right for each in checked),
-            sum(bool(each.right) and not each.right_parent for each in checked),
-        ),
-        "looping or empty answers": _differ(scores, lambda answer: answer.broken),
-        "invalid tool calls": _differ(with_tools, lambda answer: not answer.valid_calls),
-    }
-    if len(compared) >= MIN_COMPARED:
-        worse = sum(each.preferred == -1 for each in compared)
-        tests["answers the judge likes less"] = (worse, sum(each.preferred == 1 for each in compared))
-    level = _ALPHA / len(tests)
-    chances = {words: sign_test(*counts) for words, counts in tests.items()}
+    tests = _tests(scores, checked, compared, with_tools)
+    level = _ALPHA / max(len(tests), 1)
     failed = [
-        f"{words}: {tests[words][0]} of {sum(tests[words])} probes on which the version and its parent differ "
-        f"(p = {chance:.2g})"
-        for words, chance in chances.items()
-        if chance <= level
+        f"{words}: {worse} of {worse + better} probes on which the version and {other} differ (p = {chance:.2g})"
+        for words, other, worse, better in tests
+        if (chance := sign_test(worse, better)) <= level
     ]
     figures = _figures(scores, checked, compared, with_tools)
     if failed:
@@ -116,6 +110,8 @@ def check_probes(scores: Sequence[ProbeScores]) -> GateCheck:
     if checked:
         told += f", content right {sum(bool(each.right) for each in checked)} of {len(checked)}, "
         told += f"the parent's {sum(bool(each.right_parent) for each in checked)}"
+        if any(each.right_base is not None for each in checked):
+            told += f", the base model's {sum(bool(each.right_base) for each in checked)}"
     if compared:
         wins, losses = (sum(each.preferred == sign for each in compared) for sign in (1, -1))
         told += f"; the judge prefers it {wins} times, its parent {losses} times of {len(compared)}"
@@ -126,6 +122,33 @@ def check_probes(scores: Sequence[ProbeScores]) -> GateCheck:
         told += f"; too few to reject by: {fewest} are needed"
     result = CheckResult.PASSED if enough else CheckResult.NOT_ENOUGH
     return GateCheck(CheckName.PROBES, result, told, figures)
+
+
+def _tests(
+    scores: Sequence[ProbeScores],
+    checked: Sequence[ProbeScores],
+    compared: Sequence[ProbeScores],
+    with_tools: Sequence[ProbeScores],
+) -> list[tuple[str, str, int, int]]:
+    """What there is evidence on: the fault, the other version, and how many probes say worse and better."""
+    tests = [("looping or empty answers", _PARENT, *_differ(scores, lambda answer: answer.broken))] if scores else []
+    if checked:
+        counts = _lost_and_gained([(bool(each.right_parent), bool(each.right)) for each in checked])
+        tests.append(("wrong content", _PARENT, *counts))
+    if beside_base := [each for each in checked if each.right_base is not None]:
+        counts = _lost_and_gained([(bool(each.right_base), bool(each.right)) for each in beside_base])
+        tests.append(("wrong content", "the base model", *counts))
+    if with_tools:
+        tests.append(("invalid tool calls", _PARENT, *_differ(with_tools, lambda answer: not answer.valid_calls)))
+    if len(compared) >= MIN_COMPARED:
+        worse, better = (sum(each.preferred == sign for each in compared) for sign in (-1, 1))
+        tests.append(("answers the judge likes less", _PARENT, worse, better))
+    return tests
+
+
+def _lost_and_gained(right: Sequence[tuple[bool, bool]]) -> tuple[int, int]:
+    """How many are right before and wrong now, and the reverse."""
+    return sum(before and not now for before, now in right), sum(now and not before for before, now in right)
 
 
 def not_asked(reason: str) -> GateCheck:
@@ -185,6 +208,7 @@ def _figures(
         "checked": len(checked),
         "right": _share([bool(each.right) for each in checked]),
         "parent_right": _share([bool(each.right_parent) for each in checked]),
+        "base_right": _share([bool(each.right_base) for each in checked if each.right_base is not None]),
         "compared": len(compared),
         "preferred": sum(each.preferred == 1 for each in compared),
         "parent_preferred": sum(each.preferred == -1 for each in compared),

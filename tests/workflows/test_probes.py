@@ -45,8 +45,8 @@ class SixProbes:
         return ProbePlan(
             policy=policy,
             base_model="tiny",
-            candidate=VersionRef(policy, n, 0, "path", "0" * 64),
-            parent=0,
+            candidate=VersionRef(policy, n, n - 1, "path", "0" * 64),
+            parent=n - 1,
             recipe=Recipe(name="r"),
             probes=self.probes,
         )
@@ -89,6 +89,29 @@ async def test_an_attempt_asks_only_what_the_one_before_did_not(client: Client) 
     assert engine.was_away
     # Two are asked at a time: at least three of the first four had both answers when the fifth failed.
     assert sum(engine.asked[question] == 2 for question in "0123") >= 3
+
+
+class ForgettingEngine:
+    """Satisfies `ProbeEngines`; each version answers three probes more wrongly than the one before."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[tuple[int, str]] = Counter()
+
+    async def answer(self, policy: str, version: int, content: ProbeContent, max_tokens: int) -> ProbeAnswer:
+        question = str(content.messages[-1]["content"])
+        self.asked[version, question] += 1
+        return ProbeAnswer("five" if int(question) < 3 * version else "four")
+
+
+async def test_what_versions_lose_one_after_the_other_is_seen_beside_the_base_model_which_is_asked_once() -> None:
+    store, engine = SixProbes(), ForgettingEngine()
+    activities = ProbeActivities(store, engine, JudgeClient(lambda policy: [], AnswerForm.GRAMMAR))
+    probed = [await activities.probe_version(ProbeVersion(policy="default", n=n)) for n in (1, 2)]
+    assert [(each.asked, each.failed) for each in probed] == [(6, False), (6, True)]
+    assert probed[1].reason.startswith("wrong content: 6 of 6 probes on which the version and the base model differ")
+    assert [check.figures["base_right"] for check in store.checks] == [None, 1.0]
+    assert set(engine.asked.values()) == {1}
+    assert len(engine.asked) == 18
 
 
 async def test_probes_that_are_added_while_a_step_is_computed_are_asked(client: Client) -> None:

@@ -47,6 +47,19 @@ def test_a_version_that_forgot_what_its_parent_knew_fails() -> None:
     assert (check.figures["right"], check.figures["parent_right"]) == (0.0, 1.0)
 
 
+def test_small_losses_of_many_versions_add_up_beside_the_base_model() -> None:
+    kept = [ProbePair(CHECKED, FINE, FINE, True, True, right_base=True)] * 50
+    lost_before = ProbePair(CHECKED, FINE, FINE, False, False, right_base=True)
+    lost_now = ProbePair(CHECKED, FINE, FINE, True, False, right_base=True)
+    check = checks_of([*kept, *[lost_before] * 4, *[lost_now] * 2])
+    assert check.result is CheckResult.FAILED
+    assert check.reason == ("wrong content: 6 of 6 probes on which the version and the base model differ (p = 0.016)")
+    assert (check.figures["parent_right"], check.figures["base_right"]) == (pytest.approx(52 / 56), 1.0)
+    assert checks_of([*kept, *[lost_before] * 4, lost_now]).result is CheckResult.PASSED
+    gained = ProbePair(CHECKED, FINE, FINE, True, True, right_base=False)
+    assert checks_of([*kept, *[lost_before] * 4, *[lost_now] * 2, *[gained] * 4]).result is CheckResult.PASSED
+
+
 def test_what_neither_knew_and_a_few_that_differ_are_no_evidence() -> None:
     both_wrong = [checked(parent=False, version=False)] * 20
     assert checks_of(both_wrong).result is CheckResult.PASSED
@@ -58,7 +71,7 @@ def test_what_neither_knew_and_a_few_that_differ_are_no_evidence() -> None:
 def test_the_judge_decides_from_ten_pairs_on_and_ties_count_for_nobody() -> None:
     nine, ten = checks_of([compared(-1)] * 9), checks_of([compared(-1)] * 10)
     assert (nine.result, ten.result) == (CheckResult.NOT_ENOUGH, CheckResult.FAILED)
-    assert nine.reason.endswith("too few to reject by: 10 compared or 6 with checked content are needed")
+    assert nine.reason.endswith("too few to reject by: 10 compared or 5 with checked content are needed")
     assert ten.reason.startswith("answers the judge likes less: 10 of 10")
     assert checks_of([compared(0)] * 20 + [compared(-1)] * 4).result is CheckResult.PASSED
     assert checks_of([compared(1)] * 12).result is CheckResult.PASSED
