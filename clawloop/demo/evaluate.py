@@ -16,10 +16,11 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from clawloop.contracts.turns import Message
+from clawloop.demo.decoding import Decoder
 from clawloop.demo.examples import Lessons
 from clawloop.demo.hints import HINTS
 from clawloop.demo.phrasing import MEASURED_PHRASES, Feedback, Mood, handwritten_phrases, held_out_phrases
-from clawloop.demo.vocabulary import END, PAD
+from clawloop.demo.vocabulary import END
 from clawloop.demo.world import STYLES, Axis, Request, answer, every_request, style_of
 from clawloop.judging.hints import with_hint
 from clawloop.judging.parsing import Vote, parse_hint, parse_vote
@@ -81,8 +82,7 @@ class DemoModel:
     def __init__(self, folder: Path):
         self.tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(folder)
         self.model: Qwen3ForCausalLM = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self._end = self.tokenizer.convert_tokens_to_ids(END)
-        self._pad = self.tokenizer.convert_tokens_to_ids(PAD)
+        self._end: int = self.tokenizer.convert_tokens_to_ids(END)
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """Tokenize a chat with the generation prompt."""
@@ -90,26 +90,41 @@ class DemoModel:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
-    @torch.no_grad()
     def replies(self, chats: Sequence[Sequence[Message]], temperature: float, max_tokens: int) -> list[str]:
         """Return one reply to each chat; temperature 0 is greedy."""
-        found: list[str] = []
-        for batch in _batches(chats):
-            ids_BL, mask_BL = self._left_padded([self.prompt_ids(chat) for chat in batch])
-            sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
-            out_BL = self.model.generate(
-                input_ids=ids_BL,
-                attention_mask=mask_BL,
-                do_sample=temperature > 0,
-                max_new_tokens=max_tokens,
-                eos_token_id=self._end,
-                pad_token_id=self._pad,
-                **sampling,
+        prompts = [self.prompt_ids(chat) for chat in chats]
+        return [self.text(reply) for reply in self.sampled(prompts, temperature, max_tokens)]
+
+    def sampled(
+        self,
+        prompts: Sequence[Sequence[int]],
+        temperature: float,
+        max_tokens: int,
+        drafts: Sequence[Sequence[Sequence[int]]] = (),
+    ) -> list[list[int]]:
+        """Return the ids of one reply to each tokenized chat, with its end token unless it was cut.
+
+        Args:
+            drafts: as in `Decoder.replies`.
+        """
+        decoder = Decoder(self.model, self._end)
+        return [
+            reply
+            for at in range(0, len(prompts), _BATCH_PROMPTS)
+            for reply in decoder.replies(
+                prompts[at : at + _BATCH_PROMPTS], temperature, max_tokens, drafts[at : at + _BATCH_PROMPTS]
             )
-            for row in out_BL[:, ids_BL.shape[1] :].tolist():
-                reply = row[: row.index(self._end)] if self._end in row else row
-                found.append(self.tokenizer.decode(reply))
-        return found
+        ]
+
+    def logprobs(
+        self, prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]], temperature: float
+    ) -> list[list[float]]:
+        """Return the log-probability of each token of each reply."""
+        return Decoder(self.model, self._end).logprobs(prompts, replies, temperature)
+
+    def text(self, reply: Sequence[int]) -> str:
+        """Return the text of a reply's ids."""
+        return str(self.tokenizer.decode(reply[:-1] if reply[-1:] == [self._end] else reply))
 
     def reply_ids(self, reply: str) -> list[int]:
         """Tokenize a reply with its end-of-turn token."""
@@ -120,28 +135,19 @@ class DemoModel:
         """Return for each prompt the likeliest of the three answers that the grammar allows."""
         return [_VOTES[int(at)] for at in self._vote_logits(prompts).argmax(-1)]
 
-    def sampled_votes(self, prompt: JudgePrompt, count: int, temperature: float) -> list[Vote]:
-        """Sample `count` votes, as an engine does under the grammar."""
-        odds = torch.softmax(self._vote_logits([prompt])[0] / temperature, -1)
-        return [_VOTES[int(at)] for at in torch.multinomial(odds, count, replacement=True)]
+    def sampled_votes(self, prompts: Sequence[JudgePrompt], count: int, temperature: float) -> list[list[Vote]]:
+        """Sample `count` votes on each prompt, as an engine does under the grammar."""
+        odds = torch.softmax(self._vote_logits(prompts) / temperature, -1)
+        drawn = torch.multinomial(odds, count, replacement=True).tolist()
+        return [[_VOTES[at] for at in of_prompt] for of_prompt in drawn]
 
-    @torch.no_grad()
     def _vote_logits(self, prompts: Sequence[JudgePrompt]) -> Tensor:
         """Return the logits of the three answers' first tokens: [prompts, 3]."""
         vocabulary = self.tokenizer.get_vocab()
         firsts = [vocabulary[text] for text in ("1", "0", "-")]
-        found = []
-        for batch in _batches(prompts):
-            ids_BL, mask_BL = self._left_padded([self.prompt_ids(prompt.messages) for prompt in batch])
-            logits_BV = self.model(input_ids=ids_BL, attention_mask=mask_BL, logits_to_keep=1).logits[:, -1]
-            found.append(logits_BV[:, firsts])
-        return torch.cat(found)
-
-    def _left_padded(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        width = max(map(len, prompts))
-        ids_BL = torch.tensor([[self._pad] * (width - len(ids)) + list(ids) for ids in prompts])
-        mask_BL = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts])
-        return ids_BL, mask_BL
+        decoder = Decoder(self.model, self._end)
+        ids = [self.prompt_ids(prompt.messages) for prompt in prompts]
+        return torch.cat([decoder.next_logits(batch)[:, firsts] for batch in _batches(ids)])
 
 
 def measure_answers(model: DemoModel, temperature: float, per_axis: int = 100, seed: int = 0) -> AnswerFigures:

@@ -52,6 +52,7 @@ _OPENINGS = {
 }
 _HELD_OUT_EVERY = 3  # every third subject is for evaluation only
 _EVALUATION_PER_AXIS = 20
+_PROBES_PER_AXIS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,16 @@ CHAT: dict[Axis, tuple[Request, ...]] = {axis: tuple(_requests(axis, evaluation=
 """Requests for chats, by axis."""
 EVALUATION: tuple[Request, ...] = _evaluation()
 """60 fixed requests that occur neither in chats nor in pretraining, the axes in turn."""
+
+
+def _probe_requests() -> tuple[Request, ...]:
+    rng = random.Random("probe requests")
+    others = {axis: [r for r in _requests(axis, evaluation=True) if r not in EVALUATION] for axis in Axis}
+    return tuple(request for axis in Axis for request in rng.sample(others[axis], _PROBES_PER_AXIS))
+
+
+PROBES: tuple[Request, ...] = _probe_requests()
+"""60 requests that the gate asks: no user types them, and they are none of the evaluation's."""
 
 
 def every_request(axis: Axis) -> tuple[Request, ...]:
