@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def run_user(options: argparse.Namespace, recipe: Recipe, seed: int, method: Met
     }
 
 
-def changed(recipe: Recipe, settings: list[str]) -> Recipe:
+def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     """The recipe with settings such as `train.optimiser.lr=0.001` on top."""
     content = recipe.model_dump()
     for setting in settings:

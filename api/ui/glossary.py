@@ -38,7 +38,7 @@ FIGURES = {
     "praised": "held-out replies with a good verdict",
     "blamed": "held-out replies with a bad verdict",
     "change": "by how much it is better than its parent; below 0 it is worse",
-    "upper_bound": "the change is at most this, with 95 % confidence; below 0 the version is rejected",
+    "upper_bound": "the change is at most this, with 95 % confidence; below -0.01 the version is rejected",
     # of the probes
     "asked": "probes that were asked",
     "checked": "probes whose answer is known",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -186,7 +187,7 @@ class Decoder:
         batch, length = ids_BT.shape
         groups = config.num_attention_heads // config.num_key_value_heads
         cos_BT1D, sin_BT1D, mask = states.advance(length)
-        x_BTH = self._embedding_VH[ids_BT]
+        x_BTH: Tensor = self._embedding_VH[ids_BT]
         for layer, keys, values in zip(self._layers, states.keys, states.values, strict=True):
             heads = F.linear(_normed(x_BTH, eps), layer.qkv).view(batch, length, -1, config.head_dim)
             queried = heads[:, :, : -config.num_key_value_heads]
@@ -242,12 +243,11 @@ class _State:
         self._hidden_BL, self._padded_B1 = self._hidden_BL[rows], self._padded_B1[rows]
 
 
-def _layer(layer: torch.nn.Module, config: Qwen3Config) -> _Layer:
+def _layer(layer: Any, config: Qwen3Config) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     joint = torch.cat((attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight))
-    norms = [attention.q_norm.weight] * config.num_attention_heads + [
-        attention.k_norm.weight
-    ] * config.num_key_value_heads
+    norms = [attention.q_norm.weight] * config.num_attention_heads
+    norms += [attention.k_norm.weight] * config.num_key_value_heads
     gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight))
     return _Layer(
         (joint * layer.input_layernorm.weight).detach(),

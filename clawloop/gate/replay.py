@@ -19,12 +19,16 @@ MIN_TURNS = 32
 """With fewer turns the interval is so wide that only a collapse would show, which the numbers show as well."""
 MIN_OF_EACH = 8
 """With fewer praised or blamed turns their spread is not known: with 4, one version in seven was called worse."""
+MARGIN = 0.01
+"""A smaller loss, in nats a token, rejects nothing, however sure: once a policy has learned what there is, its steps
+are so small and so alike on all turns that a loss of 0.001 was significant, three times in a row."""
 _ALPHA = 0.05
 _DRAWS = 1000
 
 
 def check_replay(scores: Sequence[HeldOutScore], seed: str) -> GateCheck:
-    """Fails if the bootstrap says at 95 % that the version prefers the blamed over the praised more than its parent.
+    """Fails if the bootstrap says at 95 % that the version prefers the blamed over the praised more than its parent,
+    by more than `MARGIN`.
 
     Args:
         seed: of the draws: the same turns and version give the same result.
@@ -40,7 +44,7 @@ def check_replay(scores: Sequence[HeldOutScore], seed: str) -> GateCheck:
     figures: Mapping[str, float | None] = {**counts, "change": change, "upper_bound": bound}
     words = f"preference for praised over blamed replies changed by {change:+.3f} nats a token, at most {bound:+.3f}"
     return GateCheck(
-        CheckName.REPLAY, CheckResult.FAILED if bound < 0 else CheckResult.PASSED, f"{words} (95 %)", figures
+        CheckName.REPLAY, CheckResult.FAILED if bound < -MARGIN else CheckResult.PASSED, f"{words} (95 %)", figures
     )
 
 
