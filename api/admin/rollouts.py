@@ -38,6 +38,8 @@ class StartRollouts(RequestBody):
     """Groups in flight."""
     barren: Annotated[int, Field(ge=1, le=2**31 - 1)] = 20
     """Rollouts pause after this many groups in a row without a sample."""
+    curriculum: bool = False
+    """Success decides which kinds of tasks are drawn, and how hard they are."""
 
 
 class PauseRollouts(RequestBody):
@@ -57,7 +59,7 @@ async def start_rollouts(request: Request, policy: str = "default") -> RolloutsV
     """Start rollouts, or continue them by these settings."""
     services = await admin_services(request)
     requested = check(StartRollouts, await read_json(request, services.limits))
-    plan = RolloutsPlan(requested.environment, requested.size, requested.groups, requested.barren)
+    plan = RolloutsPlan(requested.environment, requested.size, requested.groups, requested.barren, requested.curriculum)
     return _view(await services.rollout_operations.start(policy, plan))
 
 

@@ -80,6 +80,7 @@ async def change_rollouts(request: Request, action: str, policy: str | None = No
                 _number(form, "size", 2, 1024),
                 _number(form, "groups", 1, 1024),
                 _number(form, "barren", 1, _MOST),
+                "curriculum" in form,
             )
             applied = await services.rollout_operations.start(chosen, plan)
         case "pause":

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from clawloop.contracts.answers import EpisodePage
-    from clawloop.contracts.episodes import EpisodeView, RolloutsView
+    from clawloop.contracts.episodes import EpisodeView, KindView, RolloutsView
     from clawloop.contracts.views import SessionDetail
     from clawloop.operations.applied import Applied
     from clawloop.operations.rollouts import RolloutOperations
@@ -44,6 +44,9 @@ def start_rollouts(
     size: Annotated[int, typer.Option(min=2, max=1024, help="Episodes of a group, which are compared.")] = 8,
     groups: Annotated[int, typer.Option(min=1, max=1024, help="Groups in flight.")] = 2,
     barren: Annotated[int, typer.Option(min=1, help="Pause after this many groups in a row without a sample.")] = 20,
+    curriculum: Annotated[
+        bool, typer.Option("--curriculum", help="Let success decide which kinds of tasks come, and how hard.")
+    ] = False,
     policy: Policy = "default",
     data: Data = None,
     as_json: AsJson = False,
@@ -51,7 +54,7 @@ def start_rollouts(
     """Start rollouts, or continue them by these settings. Needs `clawloop worker environment`."""
     from clawloop.contracts.episodes import RolloutsPlan
 
-    plan = RolloutsPlan(environment, size, groups, barren)
+    plan = RolloutsPlan(environment, size, groups, barren, curriculum)
     _show(_apply(data, lambda rollouts: rollouts.start(policy, plan)), as_json)
 
 
@@ -218,7 +221,23 @@ def _show(view: RolloutsView, as_json: bool) -> None:
         facts["groups"] = f"{view.in_flight} of {view.plan.groups} in flight"
     facts["finished"] = f"{view.settled} settled, {view.dropped} dropped"
     facts["reward"] = "" if view.recent_reward is None else f"{view.recent_reward:.3f} in the last 20 groups"
+    if view.plan is not None and view.plan.curriculum:
+        facts["curriculum"] = f"{len(view.curriculum)} kinds of tasks"
     show_facts(facts)
+    if view.curriculum:
+        typer.echo("")
+        show_table([_kind(kind) for kind in view.curriculum])
+
+
+def _kind(kind: KindView) -> dict[str, str]:
+    return {
+        "kind": kind.kind,
+        "level": f"{kind.level} of {kind.hardest}" + (" on trial" if kind.trial_of is not None else ""),
+        "weight": f"{kind.weight:g}",
+        "success": "" if kind.success is None else f"{kind.success:.2f}",
+        "counted": f"{kind.scored} of {kind.needed}" if kind.scored < kind.needed else str(kind.scored),
+        "why": kind.why,
+    }
 
 
 def _facts(episode: EpisodeView) -> dict[str, str]:

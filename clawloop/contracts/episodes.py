@@ -224,12 +224,39 @@ class RolloutsPlan:
         size: episodes of a group.
         groups: groups in flight.
         barren_limit: rollouts pause after this many groups in a row without a sample.
+        curriculum: success decides which kinds of tasks are drawn, and how hard they are.
     """
 
     environment: str
     size: int
     groups: int
     barren_limit: int
+    curriculum: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KindView:
+    """A kind of task in a policy's curriculum, for people.
+
+    Args:
+        level: how hard it is drawn now, 1 to `hardest`.
+        weight: how often it is drawn, compared with others; 1 unless it teaches nothing.
+        success: share of the newest episodes counted; None without any.
+        scored: episodes counted since the last change, while it is not decided whether the next is due.
+        needed: so many are counted before the next change, or before a change on trial is decided.
+        trial_of: the level before a change that is on trial; None: none is.
+        why: of the last change; empty if there was none.
+    """
+
+    kind: str
+    level: int
+    hardest: int
+    weight: float
+    success: float | None
+    scored: int
+    needed: int
+    trial_of: int | None
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +269,7 @@ class RolloutsView:
         in_flight: open groups.
         settled, dropped: finished groups.
         recent_reward: mean reward of the last 20 groups that have one.
+        curriculum: by kind; empty without one.
     """
 
     policy: str
@@ -252,3 +280,4 @@ class RolloutsView:
     settled: int
     dropped: int
     recent_reward: float | None
+    curriculum: Sequence[KindView] = ()

@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from clawloop.episodes.kinds import ChosenKind, split_task_id
 from clawloop.errors import RecordUnusable
 
 
@@ -52,7 +53,7 @@ class Environment(Protocol):
     def name(self) -> str: ...
 
     def task(self, task_id: str) -> EnvironmentTask:
-        """The task `train-N` or `test-N`; the same for each call.
+        """The task `train-N` or `test-N`, or one of a kind and level (`clawloop.episodes.kinds`); the same each time.
 
         Raises:
             RecordUnusable: no task has this id.
@@ -78,3 +79,13 @@ def parse_task_id(task_id: str) -> tuple[Split, int]:
     if name not in tuple(Split) or not number.isascii() or not number.isdecimal():
         raise RecordUnusable(f"{task_id!r} is no task: they are called train-N and test-N")
     return Split(name), int(number)
+
+
+def parse_chosen_task_id(environment: str, task_id: str) -> tuple[Split, int, ChosenKind | None]:
+    """The split and number of a task, and the kind and level that its id chooses, if it chooses.
+
+    Raises:
+        RecordUnusable
+    """
+    numbered, chosen = split_task_id(environment, task_id)
+    return *parse_task_id(numbered), chosen

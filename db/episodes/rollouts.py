@@ -9,10 +9,12 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.episodes import GroupState, NextGroups, RolloutsPlan, RolloutsState, RolloutsView
+from clawloop.episodes.kinds import chosen_task_id
 from clawloop.errors import NotFound, RecordUnusable, StateConflict
 from clawloop.ids import RolloutGroupId, new_rollout_group_id
 from clawloop.recipes.recipe import Train
 from db.database import Database, transaction
+from db.episodes.curriculum import begin_curriculum, draw_tasks, kind_views
 from db.episodes.settling import settle_group
 from db.exact_json import storable
 from db.tables import PolicyRow, RolloutGroupRow, RolloutsRow
@@ -68,12 +70,15 @@ class PostgresRolloutStore:
             return NextGroups(True, groups, wait)
         missing = max(0, row.groups_in_flight - len(groups))
         started = [new_rollout_group_id() for _ in range(missing)]
-        for number, group in enumerate(started, start=row.next_task):
+        chosen = await draw_tasks(connection, row, missing) if row.curriculum else [None] * missing
+        for number, (group, kind) in enumerate(zip(started, chosen, strict=True), start=row.next_task):
             values = {
                 "id": group,
                 "policy": policy,
                 "environment": row.environment,
-                "task": f"train-{number}",
+                "task": f"train-{number}" if kind is None else chosen_task_id(number, kind),
+                "kind": None if kind is None else kind.kind,
+                "level": None if kind is None else kind.level,
                 "size": row.group_size,
                 "state": GroupState.OPEN,
             }
@@ -101,13 +106,22 @@ class PostgresRolloutStore:
             "group_size": plan.size,
             "groups_in_flight": plan.groups,
             "barren_limit": plan.barren_limit,
+            "curriculum": plan.curriculum,
             "paused_reason": None,
             "started_at": func.now(),
         }
         new = upsert(RolloutsRow).values(policy=policy, **values)
         await connection.execute(new.on_conflict_do_update(index_elements=[RolloutsRow.policy], set_=values))
+        if plan.curriculum:
+            await begin_curriculum(connection, policy, plan.environment)
         await insert_event(
-            connection, policy, "rollouts_started", environment=plan.environment, size=plan.size, groups=plan.groups
+            connection,
+            policy,
+            "rollouts_started",
+            environment=plan.environment,
+            size=plan.size,
+            groups=plan.groups,
+            curriculum=plan.curriculum,
         )
         return await _view(connection, policy)
 
@@ -177,7 +191,7 @@ async def _view(connection: AsyncConnection, policy: str) -> RolloutsView:
     plan = None
     state, reason = RolloutsState.NEVER_STARTED, "`clawloop rollouts start` starts them"
     if row is not None:
-        plan = RolloutsPlan(row.environment, row.group_size, row.groups_in_flight, row.barren_limit)
+        plan = RolloutsPlan(row.environment, row.group_size, row.groups_in_flight, row.barren_limit, row.curriculum)
         state = RolloutsState.RUNNING if row.paused_reason is None else RolloutsState.PAUSED
         reason = row.paused_reason or await _must_wait(connection, policy) or ""
     return RolloutsView(
@@ -189,4 +203,5 @@ async def _view(connection: AsyncConnection, policy: str) -> RolloutsView:
         settled=counts.settled,
         dropped=counts.dropped,
         recent_reward=None if counts.recent_reward is None else float(counts.recent_reward),
+        curriculum=[] if row is None or not row.curriculum else await kind_views(connection, row),
     )

@@ -20,13 +20,21 @@ class RolloutGroupRow(Base):
         one_of("state", GroupState),
         CheckConstraint("size >= 2", name="size"),
         CheckConstraint("(finished_at IS NULL) = (state = 'open')", name="finished"),
+        CheckConstraint("(kind IS NULL) = (level IS NULL)", name="kind"),
         Index(None, "policy", "id"),
+        Index(
+            "rollout_groups_kind_idx",
+            *("policy", "environment", "kind", "level", "id"),
+            postgresql_where=text("kind IS NOT NULL"),
+        ),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
     policy: Mapped[str] = mapped_column(ForeignKey("policies.id"))
     environment: Mapped[str]
     task: Mapped[str]  # its id in the environment
+    kind: Mapped[str | None]  # that a curriculum chose, at this level
+    level: Mapped[int | None]
     size: Mapped[int]
     state: Mapped[str]
     reason: Mapped[str | None]
@@ -80,7 +88,30 @@ class RolloutsRow(Base):
     barren_limit: Mapped[int]  # groups in a row without a sample, after which rollouts pause
     next_task: Mapped[int] = mapped_column(server_default=text("0"))  # number of the next training task
     paused_reason: Mapped[str | None]
+    curriculum: Mapped[bool] = mapped_column(server_default=text("false"))
     started_at: Mapped[datetime] = mapped_column(server_default=text("now()"))  # last time
+
+
+class CurriculumKindRow(Base):
+    """How often a kind of task is drawn for a policy, and how hard it is; see `clawloop.episodes.curriculum`."""
+
+    __tablename__ = "curriculum_kinds"
+    __table_args__ = (
+        CheckConstraint("level >= 1 AND (trial_of >= 1) IS NOT FALSE", name="levels"),
+        CheckConstraint("weight > 0", name="weight"),
+        CheckConstraint("(trial_of IS NULL) = (success_before IS NULL)", name="trial"),
+    )
+
+    policy: Mapped[str] = mapped_column(ForeignKey("policies.id"), primary_key=True)
+    environment: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    level: Mapped[int]
+    weight: Mapped[float]
+    patience: Mapped[int]  # episodes to be counted before it is changed
+    trial_of: Mapped[int | None]  # the level before a change that is on trial
+    success_before: Mapped[float | None]  # at that level
+    why: Mapped[str] = mapped_column(server_default=text("''"))  # it changed last
+    changed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))  # groups made since then are counted
 
 
 class SigningKeyRow(Base):

@@ -65,12 +65,15 @@ async def test_rollouts_are_started_paused_and_shown(fresh_gateway: Gateway) -> 
     assert (status, body["code"]) == (404, "rollouts_not_found")
     status, body = await send(gateway, "POST", f"{ROLLOUTS}/start", {"environment": "tool-call", "size": 4})
     assert (status, body["state"]) == (200, "running")
-    assert body["plan"] == {"environment": "tool-call", "size": 4, "groups": 2, "barren_limit": 20}
+    plan = {"environment": "tool-call", "size": 4, "groups": 2, "barren_limit": 20, "curriculum": False}
+    assert body["plan"] == plan
     assert gateway.rollouts.plan == RolloutsPlan("tool-call", 4, 2, 20)
+    chosen = {"environment": "tool-call", "size": 4, "curriculum": True}
+    assert (await send(gateway, "POST", f"{ROLLOUTS}/start", chosen))[1]["plan"] == plan | {"curriculum": True}
     gateway.rollouts.available = False  # Temporal is away: PostgreSQL holds the change
     status, body = await send(gateway, "POST", f"{ROLLOUTS}/pause?policy=default", {"reason": "lunch"})
     assert (status, body["state"], body["reason"]) == (200, "paused", "lunch")
-    assert gateway.rollouts.notified == ["default"]
+    assert gateway.rollouts.notified == ["default", "default"]
     assert (await send(gateway, "GET", f"{ROLLOUTS}?policy=other"))[0] == 404
 
 
@@ -82,6 +85,7 @@ async def test_rollouts_are_started_paused_and_shown(fresh_gateway: Gateway) -> 
         ({"environment": "tool-call", "size": 1}, "size"),
         ({"environment": "tool-call", "groups": "2"}, "groups"),
         ({"environment": "tool-call", "barren": 0}, "barren"),
+        ({"environment": "tool-call", "curriculum": "yes"}, "curriculum"),
         ({"environment": "tool-call", "more": 1}, "more"),
     ],
 )

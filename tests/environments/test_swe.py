@@ -14,6 +14,7 @@ from clawloop.environments.runner import reward_of
 from clawloop.environments.swe.environment import SweEnvironment, generated_repository
 from clawloop.environments.swe.kinds import FUNCTIONS
 from clawloop.environments.task import Split
+from clawloop.episodes.kinds import KINDS, ChosenKind
 from clawloop.sandboxes.bubblewrap import BoxTask, Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
 
@@ -39,6 +40,21 @@ async def test_each_kind_is_solved_by_its_solution_and_by_nothing_else(number: i
     sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders())
     checked = await check_task(sandboxes, generated_repository(Split.TRAIN, number))
     assert checked == Checked(1.0, 0.0, 0.0, {})
+
+
+@pytest.mark.parametrize(("level", "functions"), [(1, 3), (2, 5), (3, 8)])
+def test_a_harder_level_has_more_functions(level: int, functions: int) -> None:
+    for kind in KINDS["swe"]:
+        task = generated_repository(Split.TRAIN, 5, ChosenKind(kind, level))
+        [module] = [text for name, text in task.start.items() if not name.startswith(("test", "R"))]
+        assert module.count(b"def ") == functions
+
+
+@pytest.mark.slow
+async def test_the_hardest_repository_is_solved_by_its_solution_and_by_nothing_else() -> None:
+    sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders())
+    task = generated_repository(Split.TRAIN, 5, ChosenKind("add", 3))
+    assert await check_task(sandboxes, task) == Checked(1.0, 0.0, 0.0, {})
 
 
 async def reward(command: str, repository: HarborTask = TASK) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import Split
 from clawloop.environments.terminal.environment import TerminalEnvironment, as_harbor_task, generated_task
 from clawloop.environments.terminal.kinds import KINDS, Scenario
+from clawloop.episodes.kinds import KINDS as KINDS_OF
+from clawloop.episodes.kinds import ChosenKind
 from clawloop.errors import RecordUnusable, SetupError
 from clawloop.ids import new_episode_id
 from clawloop.processes.environment import choose
@@ -58,6 +61,24 @@ async def test_each_kind_is_solved_by_its_solution_and_by_nothing_else(number: i
     checked = await check_task(sandboxes, generated_task(Split.TRAIN, number))
     assert checked == Checked(1.0, 0.0, 0.0, {})
     assert checked.problem is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["join", "move"])
+async def test_a_harder_level_asks_for_more_of_the_same_and_all_of_it(kind: str) -> None:
+    once, thrice = (generated_task(Split.TRAIN, 5, ChosenKind(kind, level)) for level in (1, 3))
+    assert len(thrice.instruction.split(". ")) == 3 * len(once.instruction.split(". "))
+    sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders())
+    assert await check_task(sandboxes, thrice) == Checked(1.0, 0.0, 0.0, {})
+    a_third = replace(thrice, solution={"solve.sh": thrice.solution["solve.sh"].splitlines()[0]})
+    assert (await check_task(sandboxes, a_third)).problem is not None
+
+
+def test_every_kind_has_every_level() -> None:
+    environment = TerminalEnvironment()
+    for kind, levels in KINDS_OF["terminal"].items():
+        prompts = {environment.task(f"train-5-{kind}-{n}").files["prompt.txt"] for n in range(1, levels.hardest + 1)}
+        assert len(prompts) == levels.hardest
 
 
 async def play(task_id: str, reply: Callable[[list[dict[str, Any]]], dict[str, Any]]) -> tuple[Ending, float | None]:

@@ -18,6 +18,7 @@ from clawloop.environments.inside import harness
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import EnvironmentTask, Split, split_of
 from clawloop.environments.tool_call.environment import ToolCallEnvironment, question
+from clawloop.episodes.kinds import KINDS, ChosenKind
 from clawloop.errors import RecordUnusable
 from clawloop.ids import new_episode_id
 from clawloop.sandboxes.bubblewrap import Bubblewrap
@@ -45,7 +46,24 @@ def test_a_task_is_the_same_each_time_and_hides_its_answer() -> None:
     assert "answer.txt" not in task.files
 
 
-@pytest.mark.parametrize("task", ["train", "7", "other-7", "train--1", "train-x", "train-²"])
+def test_a_chosen_kind_and_level_make_another_question() -> None:
+    for kind, levels in KINDS["tool-call"].items():
+        for level in range(1, levels.hardest + 1):
+            asked = [question(Split.TRAIN, number, ChosenKind(kind, level)) for number in range(20)]
+            assert {OPERATORS[kind]} == {each.operator for each in asked}
+            assert {level} == {len(str(number)) for each in asked for number in (each.left, each.right)}
+            assert {split_of(each.text) for each in asked} == {Split.TRAIN}
+    chosen = ToolCallEnvironment().task("train-7-times-4")
+    expected = question(Split.TRAIN, 7, ChosenKind("times", 4))
+    assert chosen.files["prompt.txt"] == expected.text.encode()
+    assert chosen.tests["answer.txt"] == str(expected.left * expected.right).encode()
+    assert question(Split.TRAIN, 7).left < 100
+
+
+WRONG = ["train", "7", "other-7", "train--1", "train-x", "train-²", "train-1-times-7", "train-1-copy-1"]
+
+
+@pytest.mark.parametrize("task", WRONG)
 def test_other_task_ids_are_refused(task: str) -> None:
     with pytest.raises(RecordUnusable, match="no task"):
         ToolCallEnvironment().task(task)

@@ -25,6 +25,20 @@ async def test_rollouts_are_started_and_paused(page: Page) -> None:
     assert (status.state.value, status.plan.size, status.plan.barren_limit) == ("paused", 4, 9)
 
 
+async def test_a_curriculum_is_shown_by_kind_and_is_off_unless_chosen(page: Page) -> None:
+    plan = {"environment": "tool-call", "size": "4", "groups": "1", "barren": "9"}
+    settings = {"DATABASE_URL": page.database_url, "COLUMNS": "100"}
+    async with page.visitor() as visitor:
+        assert "Table of kinds of tasks" not in (await visitor.post("/ui/rollouts/start", **plan)).text
+        shown = (await visitor.post("/ui/rollouts/start", **plan, curriculum="on")).text
+        assert re.search(r'<th scope="row">times</th><td>2 of 6</td>', shown)
+        refused = await visitor.post("/ui/rollouts/start", **plan | {"environment": "tasks"}, curriculum="on")
+        assert (refused.status_code, "kinds of tasks" in refused.text) == (400, True)
+    by_command = (await asyncio.to_thread(clawloop, "rollouts", "status", **settings)).stdout
+    assert re.search(r"^curriculum +3 kinds of tasks$", by_command, re.MULTILINE)
+    assert re.search(r"^times +2 of 6 +1 +0 of 32", by_command, re.MULTILINE)
+
+
 async def test_a_reason_that_is_too_long_or_missing_is_refused_and_never_cut(page: Page) -> None:
     plan = {"environment": "terminal", "size": "4", "groups": "1", "barren": "9"}
     async with page.visitor() as visitor:

@@ -8,11 +8,13 @@ import random
 
 from clawloop.environments.agent import CommandHarness
 from clawloop.environments.harbor import HarborTask, environment_task
-from clawloop.environments.swe.kinds import FUNCTIONS, Repository, repository
-from clawloop.environments.task import EnvironmentTask, Split, parse_task_id
+from clawloop.environments.swe.kinds import FUNCTIONS, FUNCTIONS_BY_NAME, Repository, repository
+from clawloop.environments.task import EnvironmentTask, Split, parse_chosen_task_id
+from clawloop.episodes.kinds import ChosenKind
 
 _TEST = b"python3 -I /tests/check.py\n"
 _SECONDS = 600.0
+_BESIDE = (2, 4, 7)
 
 
 class SweEnvironment:
@@ -24,16 +26,20 @@ class SweEnvironment:
         self._harness = harness
 
     def task(self, task_id: str) -> EnvironmentTask:
-        split, number = parse_task_id(task_id)
-        return environment_task(task_id, generated_repository(split, number), self._harness)
+        split, number, chosen = parse_chosen_task_id(self.name, task_id)
+        return environment_task(task_id, generated_repository(split, number, chosen), self._harness)
 
 
-def generated_repository(split: Split, number: int) -> HarborTask:
-    """The `number`-th task of a split: the wrong functions in turn, each in a repository of its own."""
-    function = FUNCTIONS[number % len(FUNCTIONS)]
+def generated_repository(split: Split, number: int, chosen: ChosenKind | None = None) -> HarborTask:
+    """The `number`-th task of a split: the wrong functions in turn, each in a repository of its own.
+
+    A level says among how many right functions the wrong one stands.
+    """
+    function = FUNCTIONS[number % len(FUNCTIONS)] if chosen is None else FUNCTIONS_BY_NAME[chosen.kind]
+    beside = _BESIDE[0 if chosen is None else chosen.level - 1]
     drawn = random.Random(f"swe {split} {number}")
     while True:
-        task = _as_harbor_task(repository(function, drawn))
+        task = _as_harbor_task(repository(function, drawn, beside))
         if task.split is split:
             return task
 

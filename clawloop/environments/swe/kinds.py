@@ -99,14 +99,16 @@ FUNCTIONS = (
     Function(("count", "number"), _ITEMS, "how many items there are", "len(items)", "sum(items)", len, sum),
 )
 
+FUNCTIONS_BY_NAME: Mapping[str, Function] = {function.names[0]: function for function in FUNCTIONS}
 
-def repository(function: Function, rng: random.Random) -> Repository:
-    """A module with this function, which is wrong, and two right ones."""
+
+def repository(function: Function, rng: random.Random, right: int = 2) -> Repository:
+    """A module with this function, which is wrong, and so many right ones."""
     module, name = rng.choice(_MODULES), rng.choice(function.names)
     # The wrong expression stands once, and no right one of another looks like it.
     others = [other for other in FUNCTIONS if other is not function and other.right not in function.wrong]
     others = [other for other in others if function.wrong not in other.right]
-    beside = {rng.choice(other.names): other for other in rng.sample(others, 2)}
+    beside = {rng.choice(other.names): other for other in rng.sample(others, right)}
     named = [(name, function), *beside.items()]
     cases = [case for each, of_name in named for case in _cases(each, of_name, rng)]
     rng.shuffle(named)

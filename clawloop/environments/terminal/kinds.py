@@ -144,3 +144,25 @@ def total(rng: random.Random) -> Scenario:
 
 
 KINDS: tuple[Kind, ...] = (copy, rename, delete, append, replace, sort, count, search, join, move, head, total)
+KINDS_BY_NAME: Mapping[str, Kind] = {kind.__name__: kind for kind in KINDS}
+
+
+def repeated(kind: Kind, times: int, rng: random.Random) -> Scenario:
+    """A task of this kind so many times, each on files of its own."""
+    parts: list[Scenario] = []
+    taken: set[str] = set()
+    while len(parts) < times:
+        part = kind(rng)
+        # The first name of a path: a folder that one part makes is no other's.
+        names = {path.partition("/")[0] for path in (*part.start, *part.changed)}
+        if not names & taken:
+            taken |= names
+            parts.append(part)
+    if len(parts) == 1:
+        return parts[0]
+    return Scenario(
+        " ".join(part.instruction for part in parts),
+        {path: text for part in parts for path, text in part.start.items()},
+        {path: text for part in parts for path, text in part.changed.items()},
+        "\n".join(part.solution for part in parts),
+    )

@@ -8,7 +8,8 @@ import random
 from dataclasses import dataclass
 
 from clawloop.environments.agent import HARNESS, AgentLoop
-from clawloop.environments.task import EnvironmentTask, Split, parse_task_id, split_of
+from clawloop.environments.task import EnvironmentTask, Split, parse_chosen_task_id, split_of
+from clawloop.episodes.kinds import KINDS, ChosenKind
 
 AGENT = AgentLoop(
     tool={
@@ -29,6 +30,8 @@ AGENT = AgentLoop(
 )
 _VERIFIER = importlib.resources.files("clawloop.environments.tool_call") / "inside" / "verify.py"
 _WORDS = {"+": "plus", "-": "minus", "*": "times"}
+_OPERATORS = {word: operator for operator, word in _WORDS.items()}
+_FIRST_LEVEL = KINDS["tool-call"]["plus"].first
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,7 @@ class ToolCallEnvironment:
     name = "tool-call"
 
     def task(self, task_id: str) -> EnvironmentTask:
-        split, number = parse_task_id(task_id)
-        asked = question(split, number)
+        asked = question(*parse_chosen_task_id(self.name, task_id))
         return EnvironmentTask(
             id=task_id,
             files=AGENT.files(asked.text),
@@ -65,11 +67,14 @@ class ToolCallEnvironment:
         )
 
 
-def question(split: Split, number: int) -> Question:
-    """The `number`-th question of a split."""
+def question(split: Split, number: int, chosen: ChosenKind | None = None) -> Question:
+    """The `number`-th question of a split; a level is the number of digits of both numbers."""
     drawn = random.Random(f"{split}-{number}")
+    digits = _FIRST_LEVEL if chosen is None else chosen.level
+    least, most = (2, 9) if digits == 1 else (10 ** (digits - 1) + 1, 10**digits - 1)
+    operators = "+-*" if chosen is None else _OPERATORS[chosen.kind]
     while True:
-        left, right, operator = drawn.randint(11, 99), drawn.randint(11, 99), drawn.choice("+-*")
+        left, right, operator = drawn.randint(least, most), drawn.randint(least, most), drawn.choice(operators)
         asked = Question(left, operator, right)
         if split_of(asked.text) is split:
             return asked
