@@ -39,6 +39,7 @@ from clawloop.operations.keys import KeyOperations
 from clawloop.operations.ledger import LedgerCheck
 from clawloop.operations.overview import Overview, TemporalHealth
 from clawloop.operations.ports import TrainingStore
+from clawloop.operations.precision import VoteReader
 from clawloop.operations.probes import ProbeStore
 from clawloop.operations.reading import Reading
 from clawloop.operations.rollouts import RolloutOperations
@@ -81,6 +82,7 @@ class Services:
     session_operations: SessionOperations
     rollout_operations: RolloutOperations
     episodes: EpisodeReader
+    votes: VoteReader
     history: HistoryOperations
     engine_operations: EngineOperations
     key_operations: KeyOperations

@@ -1,7 +1,7 @@
 """`POST /admin/v1/turns/{turn}/judge` and, for many turns, `/sessions/{session_id}/judge` and `/unjudged/judge`.
 
 Has turns judged again. Needs the scope `admin`. The answer means that the session's workflow has the request; the
-turn shows the result.
+turn shows the result. `GET /admin/v1/judge/precision` compares votes with outcomes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from api.admin.sessions import SessionReference, TurnReference
 from api.dependencies import admin_services
 from clawloop.contracts.answers import Rejudged, RejudgeList
 from clawloop.errors import RequestRejected
+from clawloop.operations.precision import JudgePrecision, judge_precision
 
 router = APIRouter(prefix="/admin/v1", tags=["judging"])
 
@@ -38,6 +39,13 @@ async def rejudge_session(request: Request, session_id: SessionReference) -> Rej
     services = await admin_services(request)
     session = await services.reading.references.session(session_id)
     return RejudgeList(turns=await services.session_operations.rejudge_session(session))
+
+
+@router.get("/judge/precision")
+async def show_precision(request: Request, policy: str = "default") -> JudgePrecision:
+    """How far votes on turns of episodes agree with their rewards, by how many votes a verdict is made of."""
+    services = await admin_services(request)
+    return await judge_precision(services.votes, policy)
 
 
 @router.post("/unjudged/judge", status_code=202)

@@ -9,6 +9,7 @@ from api.dependencies import Services, services_of
 from api.ui.logins import Login
 from api.ui.page import PageRoute, operator, policy_of, read_form, render_page, viewer
 from clawloop.errors import RecipeRejected, RequestRejected
+from clawloop.operations.precision import judge_precision
 from clawloop.operations.probes import MOST_PROBES, find_probe, read_probes
 from clawloop.recipes.recipe import read_recipe
 from clawloop.recipes.toml_text import toml_of
@@ -32,6 +33,7 @@ async def show(request: Request, policy: str | None = None) -> Response:
         keys=(await services.key_operations.list()).keys,
         scopes=("chat", "read", "admin"),
         made=None,
+        precision=await judge_precision(services.votes, chosen),
         note=None,
     )
 

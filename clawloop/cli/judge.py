@@ -1,4 +1,4 @@
-"""`clawloop judge`: has turns judged again. Heavy imports happen inside the verb."""
+"""`clawloop judge`: has turns judged again, and shows what votes are worth. Heavy imports happen inside the verb."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import typer
 
 from clawloop.cli.operations import with_operations, with_reading
 from clawloop.cli.session import SESSION_HELP, TURN_HELP
-from clawloop.cli.show import show_json
-from clawloop.cli.terminal import AsJson, Data, fail
+from clawloop.cli.show import show_json, show_table
+from clawloop.cli.terminal import AsJson, Data, fail, with_database
 from clawloop.errors import SetupError
 
 if TYPE_CHECKING:
@@ -87,6 +87,37 @@ def compare_history(
         show_json(ComparedHistory.of(found, applied))
     if found.stopped is not None:
         fail(f"{found.stopped}; the same command goes on with the {found.left} turns that are left")
+
+
+@judge_app.command("precision")
+def show_precision(
+    policy: Annotated[str, typer.Option(help="Whose episodes.")] = "default", data: Data = None, as_json: AsJson = False
+) -> None:
+    """Show how far votes on turns of episodes agree with their rewards, by how many votes a verdict is made of."""
+    from clawloop.operations.precision import judge_precision
+    from db.judging.precision import PostgresVoteReader
+
+    found = with_database(data, lambda database: judge_precision(PostgresVoteReader(database), policy))
+    if as_json:
+        show_json(found)
+        return
+    rows = [
+        {
+            "votes": str(row.m),
+            "turns": str(row.turns),
+            "succeeded": f"{row.base:.2f}",
+            "praised": str(row.good),
+            "rightly": _share(row.good_precision),
+            "blamed": str(row.bad),
+            "rightly blamed": _share(row.bad_precision),
+        }
+        for row in found.by_votes
+    ]
+    show_table(rows, none="no turn of an episode with a reward has votes")
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def _message(result: Rejudged) -> str:

@@ -63,6 +63,7 @@ from db.episodes.groups import PostgresEpisodeStore
 from db.export import PostgresExportStore
 from db.imports import PostgresImportStore
 from db.judging.feedback import PostgresFeedbackStore
+from db.judging.precision import PostgresVoteReader
 from db.overview import PostgresOverviewStore
 from db.schema import is_current
 from db.serving.directory import PostgresDirectoryStore
@@ -290,6 +291,7 @@ async def gateway_services(
         session_operations=operations.sessions,
         rollout_operations=operations.rollouts,
         episodes=PostgresEpisodeStore(background),
+        votes=PostgresVoteReader(background),
         history=history,
         engine_operations=engine_operations,
         overview=Overview(

@@ -62,6 +62,7 @@ from tests.fakes.rollouts_store import FakeEpisodeReader, FakeRolloutsStore
 from tests.fakes.session_store import FakeSessionStore
 from tests.fakes.training_store import FakeTrainingStore
 from tests.fakes.turn_store import FakeTurnStore
+from tests.fakes.vote_reader import FakeVoteReader
 
 
 @dataclass
@@ -175,6 +176,7 @@ async def running_gateway(
                     session_operations=operations,
                     rollout_operations=RolloutOperations(rollouts, rollouts),
                     episodes=episodes,
+                    votes=FakeVoteReader(),
                     history=HistoryOperations(FakeHistoryStore(history), FakeHistoryJudge(), training, operations),
                     logins=Logins(key_ring, keys),
                     key_maker=keys,

@@ -104,6 +104,7 @@ OPERATIONS = (
     ("/admin/v1/sessions/{session_id}/judge", "POST"),
     ("/admin/v1/unjudged/judge", "POST"),
     ("/admin/v1/judge/history", "POST"),
+    ("/admin/v1/judge/precision", "GET"),
     ("/admin/v1/policies/{policy}/release", "POST"),
     ("/admin/v1/rollouts", "GET"),
     ("/admin/v1/rollouts/start", "POST"),

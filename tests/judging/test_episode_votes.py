@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 
 import pytest
@@ -11,12 +11,15 @@ import pytest
 from activities.episodes.messages import JudgeEpisode
 from activities.judging.episode_votes import EpisodeJudgingActivities
 from clawloop.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, GroupState, NewGroup
+from clawloop.errors import NotFound
 from clawloop.ids import ApiKeyId, new_rollout_group_id
 from clawloop.judging.prompts import AnswerForm
+from clawloop.operations.precision import judge_precision
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from db.episodes.groups import PostgresEpisodeStore
 from db.invariants import violations
+from db.judging.precision import PostgresVoteReader
 from tests.judging.conftest import JUDGE_SECONDS, Bench, set_recipe, with_signal
 
 TURNS = ("What is 2 plus 2?", "It printed 4", "Say it")
@@ -76,6 +79,22 @@ async def test_votes_tell_episodes_of_the_same_outcome_apart(bench: Bench) -> No
     decided = "SELECT count(*) FILTER (WHERE decided_at IS NULL) AS open, count(*) AS all FROM judgements"
     assert bench.rows(decided) == [{"open": 0, "all": 6}]
     assert await violations(bench.database) == []
+
+
+async def test_the_precision_of_stored_votes_is_counted_by_how_many_they_are(bench: Bench) -> None:
+    await set_recipe(bench, with_signal(reward="outcome_process"))
+    reader = PostgresVoteReader(bench.database)
+    assert await reader.voted_turns("default") == []
+    group, episodes = await begin(bench, 3)
+    await judge(bench, episodes, [1, -1, -1])
+    assert await reader.voted_turns("default") == []  # none has a reward yet
+    await settle(bench, group, episodes, [1.0, 0.0, 1.0])
+    expected = {"turns": 6, "base": pytest.approx(2 / 3), "good": 2, "good_precision": 1.0}
+    expected |= {"bad": 4, "bad_precision": 0.5}
+    found = await judge_precision(reader, "default")
+    assert [asdict(row) for row in found.by_votes] == [{"m": m, **expected} for m in (1, 3)]
+    with pytest.raises(NotFound, match="no policy"):
+        await reader.voted_turns("other")
 
 
 async def test_each_step_has_its_own_votes(bench: Bench) -> None:

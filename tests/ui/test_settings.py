@@ -11,7 +11,9 @@ import httpx
 import orjson
 
 from clawloop.contracts.serving import KeyLimits
+from clawloop.judging.precision import VotedTurn
 from tests.contract.learning import POLICY, RECIPE, step
+from tests.fakes.vote_reader import FakeVoteReader
 from tests.ui.conftest import Page, Visitor
 from tests.ui.recorded import CHANGED, HINT
 from tests.verbs import clawloop
@@ -34,6 +36,17 @@ async def test_the_recipe_is_shown_as_it_can_be_given_back(page: Page) -> None:
         assert (wrong.status_code, "train.lora.rank" in wrong.text) == (400, True)
     found = await page.learning.operators.recipe(POLICY)
     assert found == RECIPE.model_copy(update={"train": RECIPE.train.model_copy(update={"batch_samples": 6})})
+
+
+async def test_the_precision_of_votes_is_shown_where_there_are_any(page: Page) -> None:
+    async with page.visitor() as visitor:
+        assert "Votes and outcomes" not in await shown(visitor)
+        page.services[0].votes = FakeVoteReader([VotedTurn([1, -1, 1], True), VotedTurn([1, -1, -1], False)])
+        text = re.sub(r"</t[hd]><td[^>]*>", " ", await shown(visitor))
+        assert ">1 2 0.5 2 0.5 0 –<" in text
+        assert ">3 2 0.5 1 1 1 1<" in text
+    by_command = await asyncio.to_thread(clawloop, "judge", "precision", DATABASE_URL=page.database_url)
+    assert by_command.stdout == "no turn of an episode with a reward has votes\n"
 
 
 async def test_probes_are_added_and_removed(page: Page) -> None:

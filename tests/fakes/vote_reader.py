@@ -1,0 +1,20 @@
+"""Votes on turns of episodes, in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from clawloop.errors import NotFound
+from clawloop.judging.precision import VotedTurn
+
+
+@dataclass
+class FakeVoteReader:
+    """Satisfies `clawloop.operations.precision.VoteReader`, for the policy `default`."""
+
+    turns: list[VotedTurn] = field(default_factory=list)
+
+    async def voted_turns(self, policy: str) -> list[VotedTurn]:
+        if policy != "default":
+            raise NotFound(f"there is no policy {policy!r}.", code="policy_not_found", field="policy")
+        return self.turns
