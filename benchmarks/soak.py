@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import tempfile
 import time
@@ -38,6 +39,7 @@ Memory = dict[str, list[float]]
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--turns", type=int, default=None, help="in all; default: 10000; 400 with --quick")
     parser.add_argument("--sessions", type=int, default=16, help="that share the other half")
+    parser.add_argument("--cache-mib", type=float, default=4.0, help="conversations kept, full before half-time")
     parser.add_argument("--pace", type=float, default=16.0, help="turns a second, at most")
 
 
@@ -51,6 +53,8 @@ def run(options: argparse.Namespace) -> Result:
 
 async def _soak(folder: Path, turns: int, options: argparse.Namespace) -> Result:
     model = ensure_tiny_model(folder / "models")
+    # Of the default of 256 MiB these turns would fill a part, and the memory of each process would grow to the end.
+    os.environ["CLAWLOOP_CONVERSATION_CACHE_MIB"] = str(options.cache_mib)
     memory: Memory = defaultdict(list)
     at: list[float] = []
     async with AsyncExitStack() as running:

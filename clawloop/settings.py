@@ -134,6 +134,10 @@ class Settings(BaseSettings):
     """GiB that training leaves free on the disk of the adapters, for what chats write. Below twice as much, adapters
     that no engine has are deleted earlier; below it, training pauses."""
 
+    conversation_cache_mib: Annotated[float, Field(ge=0)] = 256.0
+    """MiB of conversations that each gateway, worker and trainer keeps in memory at most; what is not kept is read from
+    PostgreSQL. 256 MiB hold 1,000 conversations of 32,000 tokens."""
+
     session_idle_minutes: Annotated[float, Field(gt=0)] = 30.0
     """A session without a new turn for this long is closed; the next turn reopens it."""
 
@@ -209,6 +213,10 @@ class Settings(BaseSettings):
     @property
     def min_free_disk_bytes(self) -> int:
         return int(self.min_free_disk_gib * 2**30)
+
+    @property
+    def conversation_cache_bytes(self) -> int:
+        return int(self.conversation_cache_mib * 2**20)
 
     @field_validator("max_lora_rank")
     @classmethod

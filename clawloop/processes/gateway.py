@@ -251,7 +251,7 @@ async def gateway_services(
     engines = await stack.enter_async_context(ChatEngines(rotation, current_engines, secret=engine_secret(settings)))
     metrics.engines_healthy.set_function(lambda: len(engines.healthy()))
     # Shared, so that a conversation is rebuilt once for both stores.
-    conversations = ConversationCache()
+    conversations = ConversationCache(settings.conversation_cache_bytes)
     turns, background_turns = PostgresTurnStore(database, conversations), PostgresTurnStore(background, conversations)
     spool = Spool(settings.data / "spool", SPOOL_LIMIT_BYTES, sealer=sealer)
     stack.callback(spool.close)
@@ -311,7 +311,7 @@ async def gateway_services(
         is_draining=is_draining,
         guarded_pages=frozenset(settings.guarded_pages),
         health_port=options.health_port,
-        probes=PostgresProbeStore(background),
+        probes=PostgresProbeStore(background, conversations),
         versions=VersionChooser(turns),
         readiness=GatewayReadiness(database, engines, current_engines, is_draining, lambda: recorder.is_nearly_full),
         metrics=metrics,

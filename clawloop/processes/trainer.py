@@ -41,6 +41,7 @@ from clawloop.training.setup import TrainerSetup
 from clawloop.training.step_runner import StepRunner
 from clawloop.training.threaded_trainer import PING_INTERVAL, ThreadedTrainer
 from db.training.steps import PostgresStepStore
+from db.turns.conversation_cache import ConversationCache
 from workflows import names
 
 log = logging.getLogger(__name__)
@@ -128,11 +129,8 @@ async def _serve(process: TrainerProcess, settings: Settings, runner: StepRunner
 
     async def workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
         database = await ready_database(settings, stack)
-        return [
-            training_worker(
-                client, process.pool, PostgresStepStore(database), InstrumentedTrainer(trainer, metrics), run_log
-            )
-        ]
+        store = PostgresStepStore(database, ConversationCache(settings.conversation_cache_bytes))
+        return [training_worker(client, process.pool, store, InstrumentedTrainer(trainer, metrics), run_log)]
 
     watching = asyncio.create_task(trainer.watch_ranks())
     try:

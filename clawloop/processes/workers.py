@@ -60,6 +60,7 @@ from db.training.gate import PostgresGateStore
 from db.training.probes import PostgresProbeStore
 from db.training.steps import PostgresStepStore
 from db.training.work_flag import PostgresWorkStore
+from db.turns.conversation_cache import ConversationCache
 from db.turns.files import PostgresFileStore
 from workflows import names
 from workflows.registered import WORKFLOWS
@@ -129,7 +130,8 @@ def _orchestrator_workers(
 ) -> list[Worker]:
     idle = timedelta(minutes=settings.session_idle_minutes)
     work = TrainingNotifier(PostgresWorkStore(database), TemporalTrainingNotifier(client, links=page_links(settings)))
-    step_store, publishing_store = PostgresStepStore(database), PostgresPublishingStore(database)
+    conversations = ConversationCache(settings.conversation_cache_bytes)
+    step_store, publishing_store = PostgresStepStore(database, conversations), PostgresPublishingStore(database)
     engine_workflows = TemporalEngineNotifier(client, page_links(settings))
     sweeper = SweepActivities(
         PostgresSweepStore(database),
@@ -149,7 +151,8 @@ def _orchestrator_workers(
         ),
         canaries=Canaries(PostgresCanaryStore(database), work),
     )
-    ledger = ClosingActivities(PostgresClosingStore(database), PostgresJudgementStore(database), work, metrics)
+    judgements = PostgresJudgementStore(database, conversations)
+    ledger = ClosingActivities(PostgresClosingStore(database), judgements, work, metrics)
     steps = StepActivities(step_store)
     gate = GateActivities(PostgresGateStore(database))
     publishing = PublishingActivities(publishing_store, step_store, engine_workflows)
@@ -197,11 +200,12 @@ async def _judge_worker(
     judge = await stack.enter_async_context(judge_client(settings, now, metrics, PostgresFileStore(database)))
     renderer = await stack.enter_async_context(EngineRenderer(engine_endpoints(settings, now)))
     work = TrainingNotifier(PostgresWorkStore(database), TemporalTrainingNotifier(client, links=page_links(settings)))
-    judgements = PostgresJudgementStore(database)
+    conversations = ConversationCache(settings.conversation_cache_bytes)
+    judgements = PostgresJudgementStore(database, conversations)
     judging = JudgingActivities(judgements, judge, renderer, work, metrics)
     episodes = EpisodeJudgingActivities(judgements, PostgresEpisodeStore(database), judge, metrics)
     engines = await stack.enter_async_context(ProbeClient(now, engine_secret(settings)))
-    probing = ProbeActivities(PostgresProbeStore(database), engines, judge)
+    probing = ProbeActivities(PostgresProbeStore(database, conversations), engines, judge)
     return Worker(
         client,
         task_queue=names.JUDGE_QUEUE,

@@ -30,7 +30,7 @@ _CHAIN = text("""
 class ConversationCache:
     """
     Args:
-        cache_bytes: approximate limit of the cache: 256 MiB hold 1,000 conversations of 32,000 tokens.
+        cache_bytes: approximate limit of the cache, see `clawloop.settings.Settings.conversation_cache_mib`.
     """
 
     def __init__(self, cache_bytes: int = 256 * 2**20) -> None:
