@@ -16,7 +16,7 @@ fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 chosen=$(bash deploy/device.sh "$venv")
 device=${chosen%% *}
 pins=requirements/$device.txt
-extras=${EXTRAS-$device,train,tensorboard,local,test}
+extras=${EXTRAS-$device,train,tensorboard,local,browser,test}
 want="$extras $(cat "$pins" requirements/installer.txt requirements/override.txt pyproject.toml "$0" | sha256sum | cut -d' ' -f1)"
 if [ "$(cat "$venv/.installed" 2>/dev/null || true)" = "$want" ]; then
     exit 0

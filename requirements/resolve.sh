@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 common=$(mktemp)
 trap 'rm -f "$common"' EXIT
 resolve() {
-    .venv/bin/uv pip compile pyproject.toml --extra train --extra tensorboard --extra local --extra test --python-version 3.11 \
+    .venv/bin/uv pip compile pyproject.toml --extra train --extra tensorboard --extra local --extra browser --extra test --python-version 3.11 \
         --python-platform x86_64-manylinux_2_28 --no-header --no-annotate --quiet "$@"
 }
 

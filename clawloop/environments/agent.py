@@ -1,10 +1,10 @@
-"""Who plays: our own loop around one tool, or a command that is brought along; both in the sandbox."""
+"""Who plays: our own loop around tools, or a command that is brought along; both in the sandbox."""
 
 from __future__ import annotations
 
 import importlib.resources
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,28 @@ class AgentLoop:
 
     def files(self, prompt: str) -> dict[str, bytes]:
         """What `HARNESS` finds below /task."""
-        program = importlib.resources.files("clawloop.environments") / "inside" / "harness.py"
-        return {
-            "prompt.txt": prompt.encode(),
-            "harness.py": program.read_bytes(),
-            "harness.json": json.dumps(asdict(self)).encode(),
-        }
+        return _files(prompt, {**asdict(self), "tools": [self.tool]})
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLoop:
+    """The loop around a program that runs during the whole episode and answers the calls of several tools.
+
+    Args:
+        tools: as OpenAI's API describes them.
+        session: the program. It writes one line at its start and one for each line it reads, which is a call: JSON
+            objects, with `text`, and if need be with `picture`, a PNG in base64, or `ended`.
+        turns, max_tokens: as of `AgentLoop`.
+    """
+
+    tools: Sequence[dict[str, Any]]
+    session: Sequence[str]
+    turns: int
+    max_tokens: int
+
+    def files(self, prompt: str) -> dict[str, bytes]:
+        """What `HARNESS` finds below /task."""
+        return _files(prompt, {**asdict(self), "answer": None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +82,12 @@ class CommandHarness:
     @property
     def folders(self) -> dict[str, Path]:
         return {} if self.folder is None else {AGENT_FOLDER: self.folder.resolve()}
+
+
+def _files(prompt: str, config: Mapping[str, Any]) -> dict[str, bytes]:
+    program = importlib.resources.files("clawloop.environments") / "inside" / "harness.py"
+    return {
+        "prompt.txt": prompt.encode(),
+        "harness.py": program.read_bytes(),
+        "harness.json": json.dumps(config).encode(),
+    }

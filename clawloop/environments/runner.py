@@ -59,6 +59,7 @@ class SandboxRunner:
                 archive=task.start,
                 environment={**task.environment, **variables},
                 gateway=self._gateway,
+                limits=task.limits,
             )
         )
         return AgentRun(*_ending(result), result.artifact)

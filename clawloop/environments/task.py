@@ -11,6 +11,7 @@ from typing import Protocol
 
 from clawloop.episodes.kinds import ChosenKind, split_task_id
 from clawloop.errors import RecordUnusable
+from clawloop.sandboxes.bubblewrap import Limits
 
 
 class Split(StrEnum):
@@ -32,6 +33,7 @@ class EnvironmentTask:
         start: a tar archive of what the agent finds in /work; None: nothing.
         artifact_at: where the verifier finds what the agent left.
         folders: of this machine, read-only in the agent's sandbox, by where they are there.
+        limits: of the agent's sandbox.
     """
 
     id: str
@@ -46,6 +48,7 @@ class EnvironmentTask:
     start: bytes | None = None
     artifact_at: str = "/artifact"
     folders: Mapping[str, Path] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
 
 
 class Environment(Protocol):

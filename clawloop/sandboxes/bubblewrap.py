@@ -40,7 +40,8 @@ class Limits:
     """What a sandbox may use.
 
     Args:
-        memory_bytes: address space of each process.
+        memory_bytes: address space of each process; or, with `reserving`, the memory that it can write to: browsers
+            reserve far more than they use.
         processes: processes and threads at a time.
         disk_bytes: of /work and of /tmp each, which are in memory.
         cpu_seconds: of each process.
@@ -55,6 +56,7 @@ class Limits:
     open_files: int = 256
     output_bytes: int = 64 * 1024
     artifact_bytes: int = 8 * _MIB
+    reserving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +325,7 @@ def _fill(folder: Path, task: BoxTask, python: str) -> None:
         "output_bytes": limits.output_bytes,
         "artifact_bytes": limits.artifact_bytes,
         "limits": {
-            "RLIMIT_AS": limits.memory_bytes,
+            "RLIMIT_DATA" if limits.reserving else "RLIMIT_AS": limits.memory_bytes,
             "RLIMIT_NPROC": limits.processes,
             "RLIMIT_CPU": limits.cpu_seconds,
             "RLIMIT_FSIZE": limits.disk_bytes,

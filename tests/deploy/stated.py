@@ -12,7 +12,7 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parents[2]
 DEVICES = ("cpu", "cuda")
 # What `make setup` installs beside the device's own extra.
-EXTRAS = ("train", "tensorboard", "local", "test")
+EXTRAS = ("train", "tensorboard", "local", "browser", "test")
 
 
 def ranges(*extras: str) -> dict[str, Requirement]:

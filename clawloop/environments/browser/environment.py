@@ -1,0 +1,132 @@
+"""The environment `browser`: small pages in headless Chromium, which the agent reads as text and acts on by tools."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import random
+from typing import Any
+
+from clawloop.environments.agent import HARNESS, SessionLoop
+from clawloop.environments.browser.chromium import PLAYWRIGHT, REMEDY, Chromium
+from clawloop.environments.browser.kinds import KINDS, Scenario
+from clawloop.environments.browser.pages import SENT
+from clawloop.environments.task import EnvironmentTask, Split, parse_task_id, split_of
+from clawloop.errors import SandboxFailed, SetupError
+from clawloop.sandboxes.bubblewrap import BoxTask, Bubblewrap, Limits
+
+_MIB = 1024 * 1024
+# Chromium has a dozen processes with many threads; of each, 500 MiB were not enough to draw with.
+LIMITS = Limits(memory_bytes=1024 * _MIB, processes=256, disk_bytes=256 * _MIB, open_files=1024, reserving=True)
+# A start takes seconds, on a machine that does nothing else.
+_PROBE_SECONDS = 120.0
+_INSIDE = importlib.resources.files("clawloop.environments.browser") / "inside"
+
+
+def _tool(name: str, description: str, **arguments: dict[str, Any]) -> dict[str, Any]:
+    needed = [argument for argument, schema in arguments.items() if schema["type"] == "string"]
+    parameters = {"type": "object", "properties": arguments, "required": needed}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+_TEXT: dict[str, Any] = {"type": "string"}
+_REF: dict[str, Any] = {"type": "string", "description": "The element's ref in the newest snapshot, such as e5."}
+TOOLS = (
+    _tool("click", "Click an element; returns the page afterwards.", ref=_REF),
+    _tool(
+        "type",
+        "Replace the text of a field; returns the page afterwards.",
+        ref=_REF,
+        text=_TEXT,
+        enter={"type": "boolean", "description": "Press Enter afterwards."},
+    ),
+    _tool("select", "Choose an option of a list; returns the page afterwards.", ref=_REF, option=_TEXT),
+    _tool(
+        "scroll",
+        "Scroll an element; returns the page afterwards.",
+        ref=_REF,
+        direction={"type": "string", "enum": ["up", "down"]},
+    ),
+    _tool("done", "Say that the task is done."),
+)
+AGENT = SessionLoop(tools=TOOLS, session=(f"{PLAYWRIGHT}/node", "/task/session.cjs"), turns=20, max_tokens=512)
+
+
+class BrowserEnvironment:
+    """Satisfies `clawloop.environments.task.Environment`.
+
+    Args:
+        screenshots: the model gets a picture with each snapshot; turns with pictures are recorded, and not trained.
+    """
+
+    name = "browser"
+
+    def __init__(self, chromium: Chromium, screenshots: bool = False) -> None:
+        self._chromium = chromium
+        self._screenshots = screenshots
+
+    def task(self, task_id: str) -> EnvironmentTask:
+        made = generated_task(*parse_task_id(task_id))
+        return self.as_task(task_id, made)
+
+    def as_task(self, task_id: str, made: Scenario) -> EnvironmentTask:
+        config = {
+            **self._chromium.config,
+            "pages": {path: page.html for path, page in made.pages.items()},
+            "sent": SENT,
+            "pictures": self._screenshots,
+        }
+        return EnvironmentTask(
+            id=task_id,
+            files={
+                **AGENT.files(made.instruction),
+                "session.cjs": (_INSIDE / "session.cjs").read_bytes(),
+                "browser.json": json.dumps(config).encode(),
+            },
+            harness=HARNESS,
+            tests={
+                "expected.json": json.dumps(expected(made)).encode(),
+                "check.py": (_INSIDE / "check.py").read_bytes(),
+            },
+            verifier=("python3", "-I", "/task/check.py"),
+            # Twenty turns take minutes; the rest is for an engine that restarts meanwhile.
+            seconds=900.0,
+            folders=self._chromium.folders,
+            limits=LIMITS,
+        )
+
+    async def probe(self, sandboxes: Bubblewrap) -> None:
+        """
+        Raises:
+            SetupError: Chromium draws no page in a sandbox here.
+        """
+        task = self.task("train-0")
+        box = BoxTask("probe-browser", AGENT.session, _PROBE_SECONDS, task.files, task.folders, limits=LIMITS)
+        try:
+            done = await sandboxes.run(box)
+        except SandboxFailed as error:
+            raise SetupError(
+                f"{error}: everybody must be able to read the folders of Chromium and Playwright"
+            ) from None
+        if done.exit_code != 0:
+            why = " ".join(done.output.decode(errors="replace").split())[:300]
+            raise SetupError(
+                f"{self._chromium.path} draws no page in a sandbox: {why or 'it does not answer'}; {REMEDY}"
+            )
+
+
+def generated_task(split: Split, number: int) -> Scenario:
+    """The `number`-th task of a split: the kinds in turn, each with names and values of its own."""
+    kind = KINDS[number % len(KINDS)]
+    drawn = random.Random(f"browser {split} {number}")
+    while True:
+        task = kind(drawn)
+        # Without style and script: a page that looks different is the same task.
+        if split_of("\n".join([task.instruction, *(page.body for page in task.pages.values())])) is split:
+            return task
+
+
+def expected(task: Scenario) -> dict[str, Any]:
+    """What the session must have recorded: exactly one right post, or none and the right page."""
+    posts = [] if task.fields is None else [{"path": task.at, "fields": [list(pair) for pair in task.fields]}]
+    return {"sent": posts, "at": task.at}

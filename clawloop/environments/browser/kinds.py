@@ -1,0 +1,273 @@
+"""The kinds of browser tasks, in the manner of MiniWoB (arXiv 1802.08802). Each draws names and values, and says what
+its site must have been sent, once, and where the tab must be at the end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from clawloop.environments.browser.pages import Page, action, button, choice, escaped, field, form, ticks
+
+_NAMES = ("Ada", "Boris", "Chen", "Dana", "Emil", "Farah", "Grace", "Hugo", "Ines", "Jonas", "Kaia", "Leo", "Mira")
+_PLACES = ("Accra", "Bergen", "Cusco", "Delhi", "Essen", "Fukuoka", "Ghent", "Havana", "Izmir", "Jaipur", "Kyoto")
+_THINGS = ("Apple", "Basket", "Candle", "Drum", "Engine", "Feather", "Guitar", "Hammer", "Kettle", "Lamp", "Mirror")
+_WORDS = ("river", "stone", "cloud", "paper", "green", "music", "north", "silver", "window", "garden", "winter")
+_BUTTONS = ("Save", "Cancel", "Print", "Copy", "Share", "Rename", "Archive", "Refresh", "Export")
+_MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November")
+_FIELDS = {"City": "city", "First name": "first", "Company": "company", "Street": "street"}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call of the solution.
+
+    Args:
+        tool: `click`, `type`, `select` or `scroll`.
+        on: role and name of the element, as the page's snapshot shows them: `button "Save"`.
+        given: further arguments.
+    """
+
+    tool: str
+    on: str
+    given: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """
+    Args:
+        pages: by path; the tab begins at /.
+        fields: what must be posted, in this order; None: nothing.
+        at: the path of the tab at the end; if something is posted, where to.
+        solution: calls that do it.
+    """
+
+    instruction: str
+    pages: Mapping[str, Page]
+    fields: Sequence[tuple[str, str]] | None
+    at: str
+    solution: Sequence[Step]
+
+
+Kind = Callable[[random.Random], Scenario]
+
+
+def _step(tool: str, on: str, **given: str) -> Step:
+    return Step(tool, on, given)
+
+
+def _click(*names: str) -> list[Step]:
+    return [_step("click", f'button "{name}"') for name in names]
+
+
+def press(rng: random.Random) -> Scenario:
+    names = rng.sample(_BUTTONS, 5)
+    wanted = rng.choice(names)
+    pages = {"/": Page("Tools", form("/pressed", "".join(button(name) for name in names)))}
+    return Scenario(f"Press the button {wanted}.", pages, [("pressed", wanted)], "/pressed", _click(wanted))
+
+
+def write(rng: random.Random) -> Scenario:
+    labels = rng.sample(sorted(_FIELDS), 3)
+    wanted, text = rng.choice(labels), " ".join(rng.sample(_WORDS, 2))
+    body = "".join(field(label, _FIELDS[label]) for label in labels) + button("Send")
+    fields = [(_FIELDS[label], text if label == wanted else "") for label in labels] + [("pressed", "Send")]
+    solution = [_step("type", f'textbox "{wanted}"', text=text), *_click("Send")]
+    instruction = f'Write "{text}" into the field {wanted}, and press Send.'
+    return Scenario(instruction, {"/": Page("Address", form("/address", body))}, fields, "/address", solution)
+
+
+def choose(rng: random.Random) -> Scenario:
+    places, things = rng.sample(_PLACES, 5), rng.sample(_THINGS, 4)
+    place, thing = rng.choice(places[1:]), rng.choice(things[1:])
+    body = choice("Place", "place", places) + choice("Thing", "thing", things) + button("Order")
+    solution = [
+        _step("select", 'combobox "Place"', option=place),
+        _step("select", 'combobox "Thing"', option=thing),
+        *_click("Order"),
+    ]
+    fields = [("place", place), ("thing", thing), ("pressed", "Order")]
+    instruction = f"Choose {place} as the place and {thing} as the thing, and press Order."
+    return Scenario(instruction, {"/": Page("Order", form("/order", body))}, fields, "/order", solution)
+
+
+def check(rng: random.Random) -> Scenario:
+    options = rng.sample(_THINGS, 6)
+    wanted, before = rng.sample(options, 2), rng.sample(options, 1)
+    changed = [option for option in options if (option in wanted) != (option in before)]
+    solution = [*(_step("click", f'checkbox "{option}"') for option in changed), *_click("Pack")]
+    body = ticks("checkbox", "thing", options, before) + button("Pack")
+    fields = [*(("thing", option) for option in options if option in wanted), ("pressed", "Pack")]
+    instruction = f"Check {' and '.join(wanted)}, uncheck all others, and press Pack."
+    return Scenario(instruction, {"/": Page("Suitcase", form("/pack", body))}, fields, "/pack", solution)
+
+
+def pick(rng: random.Random) -> Scenario:
+    options = rng.sample(_NAMES, 5)
+    wanted = rng.choice(options)
+    solution = [_step("click", f'radio "{wanted}"'), *_click("Vote")]
+    body = ticks("radio", "for", options) + button("Vote")
+    pages = {"/": Page("Election", form("/vote", body))}
+    return Scenario(f"Vote for {wanted}.", pages, [("for", wanted), ("pressed", "Vote")], "/vote", solution)
+
+
+def date(rng: random.Random) -> Scenario:
+    day, month, year = rng.randint(1, 28), rng.randint(1, len(_MONTHS)), rng.randint(2027, 2031)
+    wanted, name = f"{year}-{month:02}-{day:02}", rng.choice(_NAMES)
+    body = field("Name", "name") + field("Day of arrival", "day", "date") + button("Book")
+    solution = [
+        _step("type", 'textbox "Name"', text=name),
+        _step("type", 'textbox "Day of arrival"', text=wanted),
+        *_click("Book"),
+    ]
+    instruction = f"Book for {name}, who arrives on {day} {_MONTHS[month - 1]} {year}. Dates are typed as YYYY-MM-DD."
+    fields = [("name", name), ("day", wanted), ("pressed", "Book")]
+    return Scenario(instruction, {"/": Page("Hotel", form("/book", body))}, fields, "/book", solution)
+
+
+def search(rng: random.Random) -> Scenario:
+    """Nothing is posted: a link leads to where the tab must be."""
+    titles = [f"{place} {thing.lower()}" for place in rng.sample(_PLACES, 5) for thing in rng.sample(_THINGS, 4)]
+    paths = {title: f"/items/{rng.randrange(10**8)}" for title in titles}
+    wanted = rng.choice(titles)
+    links = "".join(f'<li hidden><a href="{paths[title]}">{escaped(title)}</a></li>' for title in titles)
+    body = f"<div>{field('Search', 'q')}{action('Find', finds='found')}</div><ul id=found>{links}</ul>"
+    pages = {paths[title]: Page(title, "<p>In stock.</p>") for title in titles}
+    solution = [
+        _step("type", 'textbox "Search"', text=wanted),
+        *_click("Find"),
+        _step("click", f'link "{wanted}"'),
+    ]
+    instruction = f'Search for "{wanted}" and open its page.'
+    return Scenario(instruction, {"/": Page("Shop", body), **pages}, None, paths[wanted], solution)
+
+
+def steps(rng: random.Random) -> Scenario:
+    name, place, thing = rng.choice(_NAMES), rng.choice(_PLACES), rng.choice(_THINGS)
+    body = (
+        f"<fieldset><legend>1 of 3</legend>{field('Name', 'name')}{action('Next', shows='two')}</fieldset>"
+        f"<fieldset id=two hidden><legend>2 of 3</legend>{field('Place', 'place')}{action('Next', shows='three')}"
+        f"</fieldset><fieldset id=three hidden><legend>3 of 3</legend>{field('Gift', 'gift')}{button('Finish')}"
+        "</fieldset>"
+    )
+    solution = [
+        _step("type", 'textbox "Name"', text=name),
+        *_click("Next"),
+        _step("type", 'textbox "Place"', text=place),
+        *_click("Next"),
+        _step("type", 'textbox "Gift"', text=thing),
+        *_click("Finish"),
+    ]
+    fields = [("name", name), ("place", place), ("gift", thing), ("pressed", "Finish")]
+    instruction = f"Sign up: the name is {name}, the place {place}, the gift {thing}."
+    return Scenario(instruction, {"/": Page("Sign up", form("/signup", body))}, fields, "/signup", solution)
+
+
+def tab(rng: random.Random) -> Scenario:
+    titles, codes = rng.sample(_PLACES, 3), rng.sample(range(1000, 9999), 3)
+    chosen = rng.randrange(1, 3)
+    tabs = "".join(
+        f'<button type="button" role="tab" aria-controls="panel{number}" aria-selected="{str(number == 0).lower()}">'
+        f"{escaped(title)}</button>"
+        for number, title in enumerate(titles)
+    )
+    panels = "".join(
+        f'<div role="tabpanel" id="panel{number}" {"" if number == 0 else "hidden"}><p>Number {code}</p>'
+        f"{form('/call', button(f'Call {code}', 'call'))}</div>"
+        for number, code in enumerate(codes)
+    )
+    solution = [_step("click", f'tab "{titles[chosen]}"'), *_click(f"Call {codes[chosen]}")]
+    pages = {"/": Page("Offices", f"<div role=tablist>{tabs}</div>{panels}")}
+    instruction = f"Call the office in {titles[chosen]}."
+    return Scenario(instruction, pages, [("call", f"Call {codes[chosen]}")], "/call", solution)
+
+
+def dialog(rng: random.Random) -> Scenario:
+    names = rng.sample(_NAMES, 4)
+    wanted = rng.choice(names)
+    rows = "".join(f"<li>{escaped(name)} {action(f'Delete {name}', opens=f'd-{name}')}</li>" for name in names)
+    dialogs = "".join(
+        f'<dialog id="d-{name}" aria-label="Delete {name}?"><p>Delete {name}?</p>'
+        f"{form('/delete', f'<input type=hidden name=name value={name}>' + button('Yes, delete', 'sure'))}"
+        f"{action('No, keep', closes=f'd-{name}')}</dialog>"
+        for name in names
+    )
+    pages = {"/": Page("Contacts", f"<ul>{rows}</ul>{dialogs}")}
+    fields = [("name", wanted), ("sure", "Yes, delete")]
+    return Scenario(
+        f"Delete {wanted} from the contacts.", pages, fields, "/delete", _click(f"Delete {wanted}", "Yes, delete")
+    )
+
+
+def sort(rng: random.Random) -> Scenario:
+    things, prices = rng.sample(_THINGS, 5), rng.sample(range(5, 400), 5)
+    rising = rng.random() < 0.5
+    ordered = [thing for _, thing in sorted(zip(prices, things, strict=True), reverse=not rising)]
+    rows = "".join(
+        f"<tr><td>{thing}<input type=hidden name=row value={thing}></td><td>{price}</td></tr>"
+        for thing, price in zip(things, prices, strict=True)
+    )
+    table = (
+        f"<table><thead><tr><th>{action('Name')}</th><th>{action('Price')}</th></tr></thead>"
+        f"<tbody>{rows}</tbody></table>"
+    )
+    fields = [*(("row", thing) for thing in ordered), ("pressed", "Save order")]
+    first = "lowest" if rising else "highest"
+    instruction = f"Sort the table by price, the {first} first, and press Save order."
+    pages = {"/": Page("Stock", form("/sorted", table + button("Save order")))}
+    return Scenario(instruction, pages, fields, "/sorted", _click(*["Price"] * (1 if rising else 2), "Save order"))
+
+
+def count(rng: random.Random) -> Scenario:
+    things = rng.sample(_THINGS, 3)
+    wanted, number = rng.choice(things), rng.randint(2, 4)
+    rows = "".join(
+        f"<p>{field(thing, thing.lower(), more='value=0 readonly')}{action(f'Less {thing}', adds='-1')}"
+        f"{action(f'More {thing}', adds='1')}</p>"
+        for thing in things
+    )
+    fields = [(thing.lower(), str(number) if thing == wanted else "0") for thing in things] + [("pressed", "Buy")]
+    pages = {"/": Page("Basket", form("/buy", rows + button("Buy")))}
+    instruction = f"Buy {number} pieces of {wanted} and nothing else."
+    return Scenario(instruction, pages, fields, "/buy", _click(*[f"More {wanted}"] * number, "Buy"))
+
+
+def agree(rng: random.Random) -> Scenario:
+    name = rng.choice(_NAMES)
+    terms = "".join(f"<p>{number}. {' '.join(rng.sample(_WORDS, 8))}.</p>" for number in range(1, rng.randint(8, 12)))
+    body = (
+        f'<div class=long role=region aria-label="Terms" tabindex=0 data-unlocks=agree>{terms}</div>'
+        f"<label><input type=checkbox id=agree name=agree value=yes disabled> I agree</label>{field('Name', 'name')}"
+        + button("Join")
+    )
+    scroll = [_step("scroll", 'region "Terms"', direction="down")] * 4
+    solution = [
+        *scroll,
+        _step("click", 'checkbox "I agree"'),
+        _step("type", 'textbox "Name"', text=name),
+        *_click("Join"),
+    ]
+    fields = [("agree", "yes"), ("name", name), ("pressed", "Join")]
+    instruction = f"Join as {name}. The terms can be agreed to when they have been scrolled to their end."
+    return Scenario(instruction, {"/": Page("Club", form("/join", body))}, fields, "/join", solution)
+
+
+def mail(rng: random.Random) -> Scenario:
+    names, subjects = rng.sample(_NAMES, 4), rng.sample(_WORDS, 4)
+    does, wanted = rng.choice(("Archive", "Star", "Report")), rng.randrange(4)
+    rows = "".join(
+        f'<li aria-label="From {name}"><b>{name}</b>: about {subject} '
+        + form(f"/{number}", "".join(button(f"{word} {number}", "do") for word in ("Archive", "Star", "Report")))
+        + "</li>"
+        for number, (name, subject) in enumerate(zip(names, subjects, strict=True), 1)
+    )
+    asked, solved = f"{does} the mail from {names[wanted]}.", f"{does} {wanted + 1}"
+    pages = {"/": Page("Mail", f"<ul>{rows}</ul>")}
+    return Scenario(asked, pages, [("do", solved)], f"/{wanted + 1}", _click(solved))
+
+
+KINDS: tuple[Kind, ...] = (
+    *(press, write, choose, check, pick, date, search),
+    *(steps, tab, dialog, sort, count, agree, mail),
+)
