@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -170,8 +171,11 @@ def cache_salt(key: ApiKey, policy: Policy, limits: Limits) -> str | None:
     """
     if not limits.cache_per_key:
         return None
-    # Attempts at one task share their prompt, and the operator chose the task.
-    return f"episodes/{policy.id}" if key.episode is not None else str(key.id)
+    if key.episode is None:
+        return str(key.id)
+    # Attempts at one task share their prompt, and the operator chose the task. As a digest, because vLLM refuses salts
+    # with "/", "@" or a backslash, or longer than 128 characters.
+    return hashlib.sha256(f"episodes {policy.id}".encode()).hexdigest()
 
 
 def _engine_fields(fields: dict[str, Any], request: ChatRequest, policy: Policy) -> dict[str, Any]:

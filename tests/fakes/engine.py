@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -22,6 +23,8 @@ from starlette.routing import Route
 
 from tests.fakes.replies import Reply
 
+# What vLLM takes as `cache_salt`.
+SALT = re.compile(r"[^@/\\\0]{1,128}")
 WORDS = ["Hello", " there", ",", " friend", "."]
 PROMPT_IDS = [1, 2, 3]
 
@@ -75,8 +78,8 @@ class FakeEngine:
             await self.hold.wait()
         if self.verbatim is not None:
             return self._verbatim(body)
-        if self.models is not None and body["model"] not in self.models:
-            return _error(404, f"The model `{body['model']}` does not exist.", "NotFoundError", "model")
+        if (refusal := self._refusal(body)) is not None:
+            return refusal
         if self.script is not None:
             return self._scripted(body, self.script(body))
         word = _last_word(body["messages"])
@@ -98,6 +101,13 @@ class FakeEngine:
             self.aborted += 1
             return Response(status_code=499)  # never read
         return JSONResponse(_completion(body, word))
+
+    def _refusal(self, body: dict[str, Any]) -> Response | None:
+        if self.models is not None and body["model"] not in self.models:
+            return _error(404, f"The model `{body['model']}` does not exist.", "NotFoundError", "model")
+        if not SALT.fullmatch(body.get("cache_salt", "none")):
+            return _error(400, "Parameter 'cache_salt' must not contain '@', '/'.", "BadRequestError", "cache_salt")
+        return None
 
     def _scripted(self, body: dict[str, Any], reply: Reply) -> Response:
         number = next(self._numbers)
