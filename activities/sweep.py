@@ -17,13 +17,13 @@ from pydantic import BaseModel, ConfigDict
 from temporalio import activity
 
 from activities.episodes.upkeep import EpisodeUpkeep
-from activities.heartbeat import heartbeating
 from activities.notify import ConcurrentNotifier
 from activities.serving.reconcile import EngineReconciler
 from activities.serving.retention import Retention
 from activities.training.canaries import Canaries
 from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded
+from clawloop.heartbeat import heartbeating
 from clawloop.ids import FeedbackId, SessionId, TurnId
 
 log = logging.getLogger(__name__)

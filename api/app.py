@@ -11,6 +11,7 @@ from api import docs, feedback, health
 from api.admin import (
     comparison,
     engines,
+    environment_workers,
     erasure,
     export,
     files,
@@ -55,7 +56,7 @@ def create_app(make_services: MakeServices, allowed_hosts: frozenset[str] = froz
     app = FastAPI(title="Clawloop", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     chat = (route, completions, messages, responses)
     recorded = (export, imports, sessions, files, judging, history, erasure)
-    admin = (key_limits, engines, training, comparison, rollouts, probes, keys, ledger)
+    admin = (key_limits, engines, training, comparison, rollouts, environment_workers, probes, keys, ledger)
     for module in (*chat, feedback, models, health, docs, *recorded, *admin):
         app.include_router(module.router)
     for router in ROUTERS:

@@ -30,6 +30,7 @@ from api.recording.recorder import Recorder
 from api.ui.changes import Changes
 from api.ui.logins import Logins
 from clawloop.contracts.serving import Scope
+from clawloop.episodes.ports import Artifacts, EpisodeKeys
 from clawloop.operations.engines import EngineOperations
 from clawloop.operations.episodes import EpisodeReader
 from clawloop.operations.export import Exporter
@@ -83,6 +84,8 @@ class Services:
     rollout_operations: RolloutOperations
     episodes: EpisodeReader
     votes: VoteReader
+    episode_keys: EpisodeKeys
+    artifacts: Artifacts
     history: HistoryOperations
     engine_operations: EngineOperations
     key_operations: KeyOperations

@@ -38,7 +38,7 @@ CODES: dict[int, tuple[str, ...]] = {
     403: ("insufficient_scope", "origin_not_allowed"),
     404: ("model_not_found", "not_found"),
     408: ("upload_timeout",),
-    409: ("last_engine", "version_pinned", "recipe_conflict"),
+    409: ("episode_not_running", "last_engine", "version_pinned", "recipe_conflict"),
     413: ("body_too_large",),
     421: ("host_not_allowed",),
     429: ("rate_limit_exceeded", "too_many_structured_requests"),
@@ -113,7 +113,11 @@ _PROBLEM = {
 }
 _SCHEMES = {
     "chatKey": {"type": "http", "scheme": "bearer", "description": "An API key with the scope `chat`."},
-    "adminKey": {"type": "http", "scheme": "bearer", "description": "An API key with the scope `admin`."},
+    "adminKey": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "An API key with the scope `admin`, or `worker` for `/admin/v1/worker`.",
+    },
 }
 _TAGS = {
     "chat": "Chat in OpenAI's and Anthropic's wire formats, and the names of models.",

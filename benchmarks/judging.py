@@ -39,7 +39,8 @@ from clawloop.ids import ApiKeyId, SessionId, TurnId, new_turn_id
 from clawloop.local.services.postgres import running_postgres
 from clawloop.processes.bootstrap import prepare
 from clawloop.recipes.recipe import Recipe
-from clawloop.temporal.client import TemporalSessionNotifier, connect
+from clawloop.temporal.client import TemporalSessionNotifier
+from clawloop.temporal.plugin import connect
 from db.database import BACKGROUND_LIMIT, Database
 from db.serving.keys import PostgresKeyStore
 from db.training.recipes import set_recipe

@@ -26,7 +26,7 @@ from benchmarks.report import Figure, Ratio, Result
 from clawloop.local.services.postgres import running_postgres
 from clawloop.local.tiny_model import ensure_tiny_model
 from clawloop.processes.bootstrap import prepare
-from clawloop.temporal.client import connect
+from clawloop.temporal.plugin import connect
 from db.schema import migrate
 from tests.conftest import database_address, execute
 from tests.e2e.conftest import started_engine

@@ -7,7 +7,8 @@ from typing import TypedDict
 
 from temporalio.common import RetryPolicy
 
-from workflows.names import JUDGE_QUEUE, LEDGER_QUEUE, environment_queue, trainer_queue
+from clawloop.episodes.messages import environment_queue
+from workflows.names import JUDGE_QUEUE, LEDGER_QUEUE, trainer_queue
 
 # Errors that a retry cannot help, by the type names that cross Temporal.
 _PERMANENT = (

@@ -76,8 +76,3 @@ def rollout_group_workflow_id(group: RolloutGroupId) -> str:
 
 def rollouts_workflow_id(policy: str) -> str:
     return f"rollouts/{policy}"
-
-
-def environment_queue(environment: str) -> str:
-    """The queue of the workers that have this environment."""
-    return f"environment-{environment}"

@@ -14,19 +14,11 @@ from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
     from activities.episodes.ledger import EpisodeLedgerActivities
-    from activities.episodes.messages import (
-        REASON_LIMIT,
-        BeginEpisode,
-        EpisodeRan,
-        EpisodeVerified,
-        JudgeEpisode,
-        RunEpisode,
-        ScoreEpisode,
-        VerifyEpisode,
-    )
-    from activities.episodes.running import EnvironmentActivities
+    from activities.episodes.messages import BeginEpisode, JudgeEpisode, ScoreEpisode
     from activities.judging.episode_votes import EpisodeJudgingActivities
     from clawloop.contracts.episodes import Ending, EpisodeEnd, EpisodeState, GroupResult, GroupState, GroupTask
+    from clawloop.episodes.messages import REASON_LIMIT, EpisodeRan, EpisodeVerified, RunEpisode, VerifyEpisode
+    from clawloop.episodes.running import EnvironmentActivities
     from clawloop.ids import EpisodeId, RolloutGroupId
     from workflows import names
     from workflows.activity_options import JUDGE_EPISODE, STORE, run_in, verify_in

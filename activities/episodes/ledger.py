@@ -6,10 +6,11 @@ from datetime import timedelta
 
 from temporalio import activity
 
-from activities.episodes.messages import REASON_LIMIT, BeginEpisode, ScoreEpisode
+from activities.episodes.messages import BeginEpisode, ScoreEpisode
 from activities.episodes.ports import BatchNotifier, EpisodeStore, RolloutStore
-from activities.heartbeat import heartbeating
 from clawloop.contracts.episodes import EpisodeBegun, EpisodeEnd, GroupResult, GroupTask, NextGroups
+from clawloop.episodes.messages import REASON_LIMIT
+from clawloop.heartbeat import heartbeating
 from clawloop.ids import RolloutGroupId
 
 # An episode's key ends by itself after this, if nothing ends it before: longer than any episode may take.

@@ -1,4 +1,4 @@
-"""What the activities of episodes need from outside."""
+"""What the ledger's activities of episodes need from outside."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Protocol
 
 from clawloop.contracts.episodes import (
-    AgentRun,
     EpisodeBegun,
     EpisodeEnd,
     GroupResult,
@@ -15,46 +14,6 @@ from clawloop.contracts.episodes import (
     NextGroups,
 )
 from clawloop.ids import EpisodeId, RolloutGroupId
-
-
-class EpisodeKeys(Protocol):
-    async def key_of(self, episode: EpisodeId) -> str:
-        """The key of a running episode, for its agent that starts now.
-
-        Raises:
-            RecordUnusable: there is no such episode, it has ended, or an agent has used its key already: what that one
-                did is unknown, and no second agent continues it.
-            StoreUnavailable
-        """
-
-
-class EpisodeRunner(Protocol):
-    """Runs agents and verifiers, each in a sandbox of its own that is gone afterwards.
-
-    Both raise RecordUnusable if there is no such environment or task, and SandboxFailed if the sandbox itself did not
-    work.
-    """
-
-    async def run_agent(self, environment: str, task_id: str, episode: EpisodeId, key: str) -> AgentRun:
-        """Let the agent work on the task until it ends, or its limit is reached."""
-
-    async def verify(
-        self, environment: str, task_id: str, episode: EpisodeId, artifact: bytes
-    ) -> tuple[float | None, str]:
-        """The reward for what an agent left, or None and why there is none."""
-
-
-class Artifacts(Protocol):
-    """What agents left, by its digest."""
-
-    async def store(self, artifact: bytes) -> str:
-        """The artifact's SHA-256 in hex. Idempotent."""
-
-    async def load(self, sha256: str) -> bytes:
-        """
-        Raises:
-            RecordUnusable: it is not there, or damaged.
-        """
 
 
 class BatchNotifier(Protocol):

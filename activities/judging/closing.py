@@ -18,7 +18,6 @@ from dataclasses import replace
 
 from temporalio import activity
 
-from activities.heartbeat import heartbeating
 from activities.judging.messages import Closed, CloseSession
 from activities.judging.next_state_lookup import find_next_state
 from activities.judging.ports import ClosingStore, JudgingCounter, NoCounter, TurnContextStore
@@ -26,6 +25,7 @@ from activities.judging.turn_results import TRAINED_LIMIT, main_turn_result, wit
 from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import TurnOutcome
+from clawloop.heartbeat import heartbeating
 from clawloop.ids import TurnId
 from clawloop.judging.records import ClosingSession, SessionTurn, TurnDecision
 from clawloop.judging.voting import direct_vote

@@ -12,12 +12,12 @@ from typing import Protocol
 from temporalio import activity
 
 from activities.episodes.messages import EpisodeJudged, JudgeEpisode
-from activities.heartbeat import heartbeating
 from activities.judging.evaluation import Case, count_answers
 from activities.judging.next_state_lookup import find_next_state
 from activities.judging.ports import Judge, JudgementStore, JudgingCounter, NoCounter
 from activities.judging.vote_collector import VoteCollector
 from clawloop.contracts.turns import TurnOutcome
+from clawloop.heartbeat import heartbeating
 from clawloop.ids import EpisodeId, JudgementId, TurnId
 from clawloop.judging.voting import Verdict, majority
 

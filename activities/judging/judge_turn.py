@@ -11,7 +11,6 @@ import logging
 
 from temporalio import activity
 
-from activities.heartbeat import heartbeating
 from activities.judging.evaluation import Case, Evaluator, count_answers
 from activities.judging.messages import CollectDirectVote, Judged, JudgeTurn, JudgeTurns
 from activities.judging.next_state_lookup import find_next_state, judgeable_by
@@ -23,6 +22,7 @@ from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import ClawloopError, PermanentError
+from clawloop.heartbeat import heartbeating
 from clawloop.judging.plan import Action, JudgingPlan, plan_judging
 from clawloop.judging.records import FinalizedJudgement, JudgingContext, OpenJudgement, Relation, TurnContext
 from clawloop.samples.holdout import is_held_out

@@ -15,13 +15,13 @@ from datetime import timedelta
 
 from temporalio import activity
 
-from activities.heartbeat import heartbeating
 from activities.serving.messages import PROBLEM_LIMIT, EngineLoad, EngineReport, EngineUnload, EngineWatch
 from activities.serving.ports import EngineControl, PublishingStore
 from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import VersionRef
 from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import AdapterUnusable, EngineRejected, EngineUnavailable, RecordUnusable
+from clawloop.heartbeat import heartbeating
 from clawloop.ids import version_name
 
 # A version stays loaded this long after another took its place: conversations that began with it go on with it.

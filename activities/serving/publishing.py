@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 from temporalio import activity
 
-from activities.heartbeat import heartbeating
 from activities.serving.messages import Published, PublishVersion
 from activities.serving.ports import PublishingStore, PublishNotifier
 from activities.training.ports import StepStore
@@ -22,6 +21,7 @@ from clawloop.contracts.training import TrainingView
 from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import EngineUnavailable, SignalFailed
 from clawloop.gate.canary import version_for_all
+from clawloop.heartbeat import heartbeating
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ import logging
 
 from temporalio import activity
 
-from activities.heartbeat import heartbeating
 from activities.training.messages import REASON_LIMIT, DecideVersion, VersionDecided
 from activities.training.ports import GateStore
 from clawloop.contracts.training import CheckResult, GateCheck
 from clawloop.gate.probes import not_asked
+from clawloop.heartbeat import heartbeating
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from uuid import UUID
 from pydantic import ValidationError
 from temporalio import activity
 
-from activities.heartbeat import heartbeating
 from activities.judging.ports import Judge
 from activities.training.messages import REASON_LIMIT, ProbeProgress, ProbeResult, ProbeVersion, VersionProbed
 from activities.training.ports import ProbeEngines, ProbeStore
@@ -24,6 +23,8 @@ from clawloop.contracts.training import CheckResult, GateCheck
 from clawloop.errors import EngineRejected, EngineUnavailable, JudgeRefused, JudgeUnavailable
 from clawloop.gate.probe_content import is_right
 from clawloop.gate.probes import AnswerScores, ProbePair, ProbeScores, check_probes, not_asked
+
+from clawloop.heartbeat import heartbeating
 from clawloop.ids import TurnId
 from clawloop.judging.comparison import comparison_prompt, parse_choice, preference
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from temporalio import activity
 
-from activities.heartbeat import heartbeating
 from activities.training.messages import REASON_LIMIT, AbandonStep, ClaimBatch, QuarantineStep
 from activities.training.ports import StepStore
 from clawloop.contracts.training import Claim, StepState, TrainingView
 from clawloop.crash_points import CrashPoint, crash_point
+from clawloop.heartbeat import heartbeating
 
 
 class StepActivities:

@@ -16,7 +16,6 @@ from dataclasses import asdict
 
 from temporalio import activity
 
-from activities.heartbeat import heartbeating
 from activities.training.messages import REASON_LIMIT, StepDone, TrainStep
 from activities.training.ports import RunLog, StepStore, Trainer
 from clawloop.contracts.attempts import Attempts
@@ -39,6 +38,7 @@ from clawloop.errors import (
 )
 from clawloop.gate.numbers import check_numbers
 from clawloop.gate.replay import check_replay
+from clawloop.heartbeat import heartbeating
 
 log = logging.getLogger(__name__)
 

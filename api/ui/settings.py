@@ -8,6 +8,7 @@ from starlette.responses import Response
 from api.dependencies import Services, services_of
 from api.ui.logins import Login
 from api.ui.page import PageRoute, operator, policy_of, read_form, render_page, viewer
+from clawloop.contracts.serving import Scope
 from clawloop.errors import RecipeRejected, RequestRejected
 from clawloop.operations.precision import judge_precision
 from clawloop.operations.probes import MOST_PROBES, find_probe, read_probes
@@ -31,7 +32,7 @@ async def show(request: Request, policy: str | None = None) -> Response:
         recipe=toml_of(await services.training.recipe(chosen)),
         probes=await services.probes.all(chosen),
         keys=(await services.key_operations.list()).keys,
-        scopes=("chat", "read", "admin"),
+        scopes=[scope.value for scope in Scope],
         made=None,
         precision=await judge_precision(services.votes, chosen),
         note=None,

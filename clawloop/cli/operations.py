@@ -178,7 +178,7 @@ async def connect_temporal(settings: Settings) -> Client:
     if address is None:
         raise SignalFailed("no Temporal: set TEMPORAL_ADDRESS, or start `clawloop up` in another terminal")
     await _reach(address)
-    from clawloop.temporal.client import connect
+    from clawloop.temporal.plugin import connect
 
     return await connect(address, lazy=True)
 

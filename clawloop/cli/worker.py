@@ -186,7 +186,8 @@ def environment(
 ) -> None:
     """Run episodes and their verifiers in sandboxes on this machine; any number of processes."""
     from clawloop.environments.agent import CommandHarness
-    from clawloop.processes.environment import DEFAULT_ENVIRONMENTS, BrowserOptions, run_environment_worker
+    from clawloop.environments.choice import DEFAULT_ENVIRONMENTS, BrowserOptions
+    from clawloop.processes.environment import run_environment_worker
     from clawloop.telemetry.logs import configure_logging
 
     if harness is None and harness_folder is not None:

@@ -325,6 +325,21 @@ class RejudgeList(View):
     turns: Sequence[Rejudged]
 
 
+class EpisodeSecret(View):
+    """The key of an episode, for its agent."""
+
+    key: str
+
+
+class ArtifactStored(View):
+    """
+    Args:
+        digest: by which it is read again: its SHA-256, or where content is encrypted a keyed one.
+    """
+
+    digest: str
+
+
 class Broken(View):
     """A row that breaks an invariant."""
 

@@ -17,6 +17,7 @@ class Scope(StrEnum):
     CHAT = "chat"  # /v1
     ADMIN = "admin"  # /admin/v1 and the page
     READ = "read"  # the page, without any button
+    WORKER = "worker"  # /admin/v1/worker: what an environment worker without a database needs
 
 
 @dataclass(frozen=True, slots=True)

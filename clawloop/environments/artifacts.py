@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
+import shutil
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -13,22 +15,32 @@ from uuid import uuid4
 
 from clawloop.encryption.key_file import SETTING
 from clawloop.encryption.sealer import KEYED_BYTES, Sealer
-from clawloop.errors import RecordUnusable
+from clawloop.errors import DiskFull, RecordUnusable
+
+log = logging.getLogger(__name__)
+
+PRUNE_SECONDS = 3600.0
 
 
 class ArtifactFolder:
-    """Satisfies `activities.episodes.ports.Artifacts`.
+    """Satisfies `clawloop.episodes.ports.Artifacts`.
 
     Args:
+        min_free_bytes: left free on its disk.
         sealer: encrypts what is stored from now on, and names it by a keyed digest; None: nothing is encrypted.
     """
 
-    def __init__(self, folder: Path, sealer: Sealer | None = None) -> None:
+    def __init__(self, folder: Path, sealer: Sealer | None = None, min_free_bytes: int = 0) -> None:
         self._folder = folder
         self._sealer = sealer
+        self._min_free_bytes = min_free_bytes
 
     async def store(self, artifact: bytes) -> str:
-        """The artifact's digest in hex: its SHA-256, or a keyed one."""
+        """The artifact's digest in hex: its SHA-256, or a keyed one.
+
+        Raises:
+            DiskFull
+        """
         return await asyncio.to_thread(self._store, artifact)
 
     async def load(self, digest: str) -> bytes:
@@ -93,6 +105,8 @@ class ArtifactFolder:
 
     def _write(self, path: Path, stored: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(path.parent).free < self._min_free_bytes + len(stored):
+            raise DiskFull(f"{self._folder}: less than {self._min_free_bytes} bytes would stay free")
         # Of its own: two episodes that left the same are stored at the same moment.
         partial = path.with_suffix(f".{uuid4().hex}.tmp")
         partial.write_bytes(stored)
@@ -117,6 +131,17 @@ class ArtifactFolder:
 
     def _path(self, digest: str) -> Path:
         return self._folder / digest[:2] / f"{digest}.tar"
+
+
+async def prune_hourly(artifacts: ArtifactFolder, age: timedelta) -> None:
+    """Delete artifacts that nobody needs any more, now and each hour."""
+    while True:
+        try:
+            if removed := await artifacts.prune(age):
+                log.info("artifacts deleted", extra={"files": removed, "older_than_days": age.days})
+        except OSError as error:
+            log.warning("artifacts not deleted", extra={"why": str(error)})
+        await asyncio.sleep(PRUNE_SECONDS)
 
 
 def _is_keyed(digest: str) -> bool:

@@ -6,8 +6,6 @@ A task runs in our own sandbox, which has the host's /usr. Files of `environment
 
 from __future__ import annotations
 
-import io
-import tarfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clawloop.environments.agent import HARNESS, AgentLoop, CommandHarness
+from clawloop.environments.reward import packed
 from clawloop.environments.task import EnvironmentTask, Split, parse_task_id, split_of
 from clawloop.errors import RecordUnusable, SetupError
 
@@ -87,7 +86,7 @@ def environment_task(task_id: str, task: HarborTask, harness: CommandHarness | N
         verifier=("bash", "-c", _VERIFY),
         seconds=task.agent_seconds,
         verifier_seconds=task.verifier_seconds,
-        start=_archive(task.start),
+        start=packed(task.start),
         artifact_at="/work",
         verifier_environment=_VERIFIER_VARIABLES,
     )
@@ -194,13 +193,3 @@ def _files(folder: Path) -> dict[str, bytes]:
                 raise SetupError(f"{path} has more than {_FILE_BYTES} bytes")
             found[path.relative_to(folder).as_posix()] = path.read_bytes()
     return found
-
-
-def _archive(files: Mapping[str, bytes]) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        for path in sorted(files):
-            info = tarfile.TarInfo(path)
-            info.size = len(files[path])
-            archive.addfile(info, io.BytesIO(files[path]))
-    return packed.getvalue()

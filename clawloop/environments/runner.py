@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import math
 import os
 import tarfile
 from collections.abc import Mapping
 
-from clawloop.contracts.episodes import REWARD_LIMIT, AgentRun, Ending
+from clawloop.contracts.episodes import AgentRun, Ending
+from clawloop.environments.reward import read_reward
 from clawloop.environments.task import Environment, EnvironmentTask
 from clawloop.errors import RecordUnusable, SandboxFailed
 from clawloop.ids import EpisodeId
@@ -21,12 +20,10 @@ ENDINGS = {
     4: Ending.TRUNCATED_TOKENS,
     os.EX_TEMPFAIL: Ending.INFRASTRUCTURE,
 }
-_REWARD_FILE = "reward.txt"
-_REWARD_BYTES = 100
 
 
 class SandboxRunner:
-    """Satisfies `activities.episodes.ports.EpisodeRunner`.
+    """Satisfies `clawloop.episodes.ports.EpisodeRunner`.
 
     Args:
         gateway: host and port of the gateway.
@@ -107,19 +104,8 @@ def reward_of(result: BoxResult, task: EnvironmentTask) -> tuple[float | None, s
     if result.exit_code != 0:
         return None, f"the verifier failed with exit code {result.exit_code}"
     try:
-        with tarfile.open(fileobj=io.BytesIO(result.artifact)) as archive:
-            file = archive.extractfile(_REWARD_FILE)
-            written = b"" if file is None else file.read(_REWARD_BYTES + 1)
+        return read_reward(result.artifact)
     except (KeyError, tarfile.TarError) as error:
         if result.problem is not None:
             raise SandboxFailed(result.problem) from error
         return None, "the verifier wrote no reward.txt"
-    try:
-        reward = float(written.decode("ascii"))
-    except ValueError:
-        return None, "the verifier's reward.txt does not hold one number"
-    if not math.isfinite(reward):
-        return None, "the verifier's reward is not finite"
-    if abs(reward) > REWARD_LIMIT:
-        return None, f"the verifier's reward {reward:g} is not between -{REWARD_LIMIT:g} and {REWARD_LIMIT:g}"
-    return reward, ""

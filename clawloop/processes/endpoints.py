@@ -38,6 +38,18 @@ def temporal_address(settings: Settings) -> str | None:
     return None if addresses is None else addresses.temporal_address
 
 
+def required_temporal_address(settings: Settings) -> str:
+    """As `temporal_address`.
+
+    Raises:
+        SetupError: no Temporal is configured.
+    """
+    address = temporal_address(settings)
+    if address is None:
+        raise SetupError("no Temporal: set TEMPORAL_ADDRESS, or start `clawloop up` in another terminal")
+    return address
+
+
 def gateway_url(settings: Settings) -> str:
     """URL of the gateways of the last `clawloop up` on this data folder, else the one at which `up` starts them."""
     addresses = read_runtime_file(settings.data)

@@ -18,7 +18,7 @@ from activities.serving.ports import EngineControl
 from clawloop.contracts.training import VersionRef
 from clawloop.errors import EngineUnavailable, SignalFailed
 from clawloop.processes.database import ready_database, require_database
-from clawloop.processes.endpoints import engine_secret, page_links
+from clawloop.processes.endpoints import engine_secret, page_links, required_temporal_address
 from clawloop.processes.worker_process import GRACE, LOOPBACK, run_workers
 from clawloop.serving.adapters import VllmControl
 from clawloop.settings import Settings
@@ -73,11 +73,12 @@ async def run_agent(
 
     await run_workers(
         f"engine {engine_id}",
-        settings,
+        required_temporal_address(settings),
         create_workers,
         health_port,
         health_host=health_host,
         registry=metrics.registry,
+        crash_points=settings.crash_points,
     )
 
 

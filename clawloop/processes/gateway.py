@@ -31,6 +31,7 @@ from api.ui.changes import Changes
 from api.ui.logins import Logins
 from clawloop.contracts.serving import Engine
 from clawloop.crash_points import CrashPoint, arm_crash_points, crash_point
+from clawloop.environments.artifacts import ArtifactFolder, prune_hourly
 from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.operations.export import Exporter
 from clawloop.operations.keys import KeyOperations
@@ -53,7 +54,8 @@ from clawloop.serving.rotation import Rotation
 from clawloop.settings import Settings
 from clawloop.telemetry.metrics import GatewayMetrics
 from clawloop.telemetry.tracing import tracing
-from clawloop.temporal.client import TemporalSessionNotifier, connect
+from clawloop.temporal.client import TemporalSessionNotifier
+from clawloop.temporal.plugin import connect
 from clawloop.temporal.rollouts_notifier import TemporalRolloutsNotifier
 from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from clawloop.temporal.watch import TemporalWatch
@@ -270,6 +272,10 @@ async def gateway_services(
     )
     stack.callback(crash_point, CrashPoint.GATEWAY_SHUTDOWN)
     key_store = PostgresKeyStore(database)
+    episodes = PostgresEpisodeStore(background)
+    artifacts = ArtifactFolder(settings.data / "artifacts", sealer, settings.min_free_disk_bytes)
+    pruning = asyncio.create_task(prune_hourly(artifacts, timedelta(days=settings.artifact_days)))
+    stack.callback(pruning.cancel)
     engine_operations = engine_operations_on(background, settings)
     keys = KeyRing(key_store)
     links = workflow_links(settings)
@@ -290,8 +296,10 @@ async def gateway_services(
         training_operations=operations.training,
         session_operations=operations.sessions,
         rollout_operations=operations.rollouts,
-        episodes=PostgresEpisodeStore(background),
         votes=PostgresVoteReader(background),
+        episodes=episodes,
+        episode_keys=episodes,
+        artifacts=artifacts,
         history=history,
         engine_operations=engine_operations,
         overview=Overview(

@@ -27,6 +27,7 @@ from clawloop.contracts.progress import StatusCallback
 from clawloop.contracts.training import StepBatch, TrainedStep
 from clawloop.errors import ClawloopError, PermanentError, TrainerUnavailable, TransientError
 from clawloop.processes.database import ready_database, require_database
+from clawloop.processes.endpoints import required_temporal_address
 from clawloop.processes.parent_death import end_with_parent
 from clawloop.processes.process_exit import exit_process
 from clawloop.processes.worker_process import GRACE, LOOPBACK, run_workers
@@ -136,11 +137,12 @@ async def _serve(process: TrainerProcess, settings: Settings, runner: StepRunner
     try:
         await run_workers(
             "trainer",
-            settings,
+            required_temporal_address(settings),
             workers,
             process.health_port,
             health_host=process.health_host,
             registry=metrics.registry,
+            crash_points=settings.crash_points,
             broken=trainer.broken,
         )
     finally:

@@ -11,6 +11,7 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeAlias
 
 from aiohttp import web
@@ -20,11 +21,9 @@ from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from clawloop.crash_points import arm_crash_points
-from clawloop.errors import SetupError, TrainerUnavailable
-from clawloop.processes.endpoints import temporal_address
-from clawloop.settings import Settings
+from clawloop.errors import TrainerUnavailable
 from clawloop.telemetry.tracing import tracing
-from clawloop.temporal.client import connect
+from clawloop.temporal.plugin import connect
 
 log = logging.getLogger(__name__)
 
@@ -40,31 +39,30 @@ CreateWorkers: TypeAlias = Callable[[Client, AsyncExitStack], Awaitable[list[Wor
 
 async def run_workers(
     name: str,
-    settings: Settings,
+    address: str,
     create_workers: CreateWorkers,
     health_port: int,
     *,
     health_host: str = LOOPBACK,
     registry: CollectorRegistry,
     broken: asyncio.Event | None = None,
+    crash_points: Path | None = None,
 ) -> None:
     """Run Temporal workers until SIGINT or SIGTERM, or until `broken` is set.
 
     Args:
         name: for logs and errors.
+        address: of Temporal.
         health_port: of `/healthz`, `/readyz` and `/metrics`; 0 serves none.
         health_host: the address they are served on.
         registry: metrics of `/metrics`.
         broken: set by a worker that needs a new process.
+        crash_points: the folder of `clawloop.crash_points`, for tests.
 
     Raises:
-        SetupError: no Temporal is configured.
         TrainerUnavailable: `broken` was set.
     """
-    arm_crash_points(settings.crash_points)
-    address = temporal_address(settings)
-    if address is None:
-        raise SetupError("no Temporal: set TEMPORAL_ADDRESS, or start `clawloop up` in another terminal")
+    arm_crash_points(crash_points)
     stop, broken = asyncio.Event(), broken or asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

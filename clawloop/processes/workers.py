@@ -33,7 +33,7 @@ from clawloop.adapters.folder import AdapterFolder
 from clawloop.contracts.serving import Directory
 from clawloop.errors import SignalFailed, StoreUnavailable
 from clawloop.processes.database import ready_database, require_database
-from clawloop.processes.endpoints import engine_secret, page_links
+from clawloop.processes.endpoints import engine_secret, page_links, required_temporal_address
 from clawloop.processes.holding import Holding
 from clawloop.processes.judge import engine_endpoints, judge_client
 from clawloop.processes.worker_process import GRACE, LOOPBACK, RETRY_SECONDS, run_workers
@@ -108,11 +108,12 @@ async def run_worker(role: Role, settings: Settings, health_port: int, health_ho
 
     await run_workers(
         role,
-        settings,
+        required_temporal_address(settings),
         create_workers,
         health_port,
         health_host=health_host,
         registry=metrics.registry,
+        crash_points=settings.crash_points,
         broken=broken,
     )
 

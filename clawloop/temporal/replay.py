@@ -11,7 +11,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Replayer
 
 from clawloop.errors import SignalFailed
-from clawloop.temporal.client import ClawloopPlugin
+from clawloop.temporal.plugin import ClawloopPlugin
 from workflows.registered import WORKFLOWS
 
 # The SDK prints a whole protocol message around it.

@@ -69,8 +69,8 @@ _LEAST_LEFT = timedelta(minutes=30)
 
 
 class PostgresEpisodeStore:
-    """Implements `EpisodeStore` and `EpisodeKeys` of `activities.episodes.ports` and `EpisodeTurns` of
-    `activities.judging.episode_votes`; also reads for people."""
+    """Implements `EpisodeStore` of `activities.episodes.ports`, `EpisodeKeys` of `clawloop.episodes.ports` and
+    `EpisodeTurns` of `activities.judging.episode_votes`; also reads for people."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

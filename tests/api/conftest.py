@@ -29,6 +29,7 @@ from api.ui.changes import Changes
 from api.ui.logins import Logins
 from clawloop.contracts.serving import ApiKey, Directory, Engine, Policy, Scope
 from clawloop.contracts.turns import TurnRecord
+from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.operations.engines import EngineOperations
 from clawloop.operations.export import Exporter
 from clawloop.operations.history import HistoryOperations, HistoryTurn
@@ -58,7 +59,7 @@ from tests.fakes.key_store import FakeKeyStore
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.notifier import FakeNotifier, FakeOperatorNotifier
 from tests.fakes.probe_store import FakeProbeStore
-from tests.fakes.rollouts_store import FakeEpisodeReader, FakeRolloutsStore
+from tests.fakes.rollouts_store import FakeEpisodeKeys, FakeEpisodeReader, FakeRolloutsStore
 from tests.fakes.session_store import FakeSessionStore
 from tests.fakes.training_store import FakeTrainingStore
 from tests.fakes.turn_store import FakeTurnStore
@@ -82,6 +83,7 @@ class Gateway:
     rollouts: FakeRolloutsStore
     episodes: FakeEpisodeReader
     stored: StoredBytes
+    episode_keys: FakeEpisodeKeys
 
     @property
     def engine(self) -> FakeEngine:
@@ -136,7 +138,7 @@ async def running_gateway(
     admin_key = keys.add("default", frozenset({Scope.ADMIN}))
     spool = Spool(folder / "spool", spool_bytes)
     metrics, training = GatewayMetrics(), FakeTrainingStore(ledger)
-    rollouts, episodes = FakeRolloutsStore(), FakeEpisodeReader()
+    rollouts, episodes, episode_keys = FakeRolloutsStore(), FakeEpisodeReader(), FakeEpisodeKeys()
     created: list[Services] = []
     counts: list[StoredBytes] = []
 
@@ -177,6 +179,8 @@ async def running_gateway(
                     rollout_operations=RolloutOperations(rollouts, rollouts),
                     episodes=episodes,
                     votes=FakeVoteReader(),
+                    episode_keys=episode_keys,
+                    artifacts=ArtifactFolder(folder / "artifacts"),
                     history=HistoryOperations(FakeHistoryStore(history), FakeHistoryJudge(), training, operations),
                     logins=Logins(key_ring, keys),
                     key_maker=keys,
@@ -221,6 +225,7 @@ async def running_gateway(
             rollouts,
             episodes,
             counts[0],
+            episode_keys,
         )
 
 

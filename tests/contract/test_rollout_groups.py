@@ -9,8 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from activities.episodes.ports import EpisodeKeys, EpisodeStore
+from activities.episodes.ports import EpisodeStore
 from clawloop.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, EpisodeState, GroupState
+from clawloop.episodes.ports import EpisodeKeys
 from clawloop.errors import RecordUnusable
 from clawloop.ids import EpisodeId, RolloutGroupId
 from db.database import Database

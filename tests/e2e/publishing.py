@@ -16,8 +16,8 @@ import psycopg
 from activities.serving.messages import PublishVersion
 from activities.serving.publishing import PublishingActivities
 from clawloop.contracts.training import VersionRef
-from clawloop.temporal.client import connect
 from clawloop.temporal.engine_notifier import TemporalEngineNotifier
+from clawloop.temporal.plugin import connect
 from db.database import BACKGROUND_LIMIT, Database
 from db.serving.publishing import PostgresPublishingStore
 from db.training.steps import PostgresStepStore

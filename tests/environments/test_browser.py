@@ -18,7 +18,7 @@ from clawloop.environments.browser.kinds import KINDS
 from clawloop.environments.browser.scripted import next_message, reference
 from clawloop.environments.task import Split
 from clawloop.errors import RecordUnusable, SetupError
-from clawloop.processes.environment import DEFAULT_ENVIRONMENTS, BrowserOptions, choose
+from clawloop.environments.choice import DEFAULT_ENVIRONMENTS, BrowserOptions, choose
 
 SNAPSHOT = """
 - generic [ref=e2]:

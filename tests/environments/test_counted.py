@@ -10,14 +10,14 @@ from prometheus_client import CollectorRegistry
 from clawloop.contracts.episodes import AgentRun, Ending
 from clawloop.errors import SandboxFailed
 from clawloop.ids import EpisodeId
-from clawloop.processes.environment import CountedRunner
+from clawloop.processes.environment_queue import CountedRunner
 from clawloop.telemetry.metrics import EnvironmentMetrics, TrainerMetrics
 
 EPISODE = EpisodeId(uuid4())
 
 
 class Runner:
-    """Satisfies `activities.episodes.ports.EpisodeRunner`; without a key its sandbox fails."""
+    """Satisfies `clawloop.episodes.ports.EpisodeRunner`; without a key its sandbox fails."""
 
     def __init__(self, metrics: EnvironmentMetrics) -> None:
         self._registry = metrics.registry

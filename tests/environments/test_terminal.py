@@ -13,6 +13,7 @@ import pytest
 
 from clawloop.contracts.episodes import Ending
 from clawloop.environments.check import Checked, check_task
+from clawloop.environments.choice import choose
 from clawloop.environments.harbor import BASH, HarborEnvironment, HarborTask, read_task
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import Split
@@ -22,7 +23,6 @@ from clawloop.episodes.kinds import KINDS as KINDS_OF
 from clawloop.episodes.kinds import ChosenKind
 from clawloop.errors import RecordUnusable, SetupError
 from clawloop.ids import new_episode_id
-from clawloop.processes.environment import choose
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
 from tests.environments.scripted_model import bash_call, model

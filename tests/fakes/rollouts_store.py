@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from clawloop.contracts.episodes import EpisodeView, GroupView, RolloutsPlan, RolloutsState, RolloutsView
-from clawloop.errors import NotFound, SignalFailed
+from clawloop.errors import NotFound, RecordUnusable, SignalFailed
 from clawloop.ids import EpisodeId, RolloutGroupId
 
 
@@ -41,6 +41,22 @@ class FakeRolloutsStore:
         if not self.available:
             raise SignalFailed("the fake is set to be unavailable")
         self.notified.append(policy)
+
+
+@dataclass
+class FakeEpisodeKeys:
+    """Satisfies `clawloop.episodes.ports.EpisodeKeys`.
+
+    Attributes:
+        running: keys of episodes that no agent has played.
+    """
+
+    running: dict[EpisodeId, str] = field(default_factory=dict)
+
+    async def key_of(self, episode: EpisodeId) -> str:
+        if episode not in self.running:
+            raise RecordUnusable(f"episode {episode} does not run, or its key ends soon")
+        return self.running[episode]
 
 
 @dataclass

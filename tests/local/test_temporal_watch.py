@@ -9,7 +9,7 @@ from clawloop.cli.operations import TemporalProbe
 from clawloop.local.checks import choose_port
 from clawloop.operations.overview import NO_TEMPORAL
 from clawloop.settings import Settings
-from clawloop.temporal.client import connect
+from clawloop.temporal.plugin import connect
 from clawloop.temporal.watch import AWAY, TemporalWatch
 
 

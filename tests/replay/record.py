@@ -21,7 +21,8 @@ from temporalio.testing import WorkflowEnvironment
 from activities.judging.messages import JudgeTurn
 from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested
 from clawloop.ids import new_feedback_id, new_turn_id
-from clawloop.temporal.client import connect, register_search_attributes
+from clawloop.temporal.client import register_search_attributes
+from clawloop.temporal.plugin import connect
 from tests.replay import engine_paths, rollout_paths, training_paths
 from tests.workflows.conftest import Conversation, ScriptedActivities, until, working
 

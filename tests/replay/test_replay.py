@@ -10,7 +10,7 @@ from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
-from clawloop.temporal.client import ClawloopPlugin
+from clawloop.temporal.plugin import ClawloopPlugin
 from tests.replay import engine_paths, rollout_paths, training_paths
 from tests.replay.record import HISTORIES, PATHS
 from workflows import names

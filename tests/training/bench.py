@@ -22,7 +22,7 @@ from activities.training.gate import GateActivities
 from activities.training.messages import DecideVersion, StepDone, TrainStep
 from clawloop.contracts.training import StepBatch, StepState, TrainedStep
 from clawloop.processes.trainer import TrainerProcess
-from clawloop.temporal.client import connect
+from clawloop.temporal.plugin import connect
 from clawloop.training.progress import ignore_status
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.step_runner import StepRunner

@@ -20,7 +20,7 @@ from typing import Any
 from clawloop.contracts.progress import Pace, StatusCallback
 from clawloop.contracts.training import GateCheck, StepBatch, StepState, TrainedStep
 from clawloop.processes.trainer import TrainerProcess, training_worker
-from clawloop.temporal.client import connect
+from clawloop.temporal.plugin import connect
 from clawloop.training.step_runner import StepRunner
 from clawloop.training.threaded_trainer import ThreadedTrainer
 from db.database import BACKGROUND_LIMIT, Database

@@ -11,8 +11,8 @@ import pytest
 from temporalio.testing import ActivityEnvironment
 from temporalio.worker import WorkerConfig
 
-from activities.heartbeat import heartbeating
-from clawloop.temporal.client import ClawloopPlugin, connect
+from clawloop.heartbeat import heartbeating
+from clawloop.temporal.plugin import ClawloopPlugin, connect
 from workflows import activity_options
 
 

@@ -12,7 +12,7 @@ from activities.judging.messages import WHY_LIMIT
 from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRecorded, TurnResult
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SessionId, new_feedback_id, new_turn_id
-from clawloop.temporal.client import PAYLOAD_WARN_BYTES
+from clawloop.temporal.plugin import PAYLOAD_WARN_BYTES
 from workflows.state import INBOX_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState
 
 

@@ -11,8 +11,8 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from clawloop.contracts.training import OperatorAction, OperatorChange
 from clawloop.errors import SignalFailed
-from clawloop.temporal.client import connect
 from clawloop.temporal.deadline import temporal_deadline
+from clawloop.temporal.plugin import connect
 from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 
 

@@ -19,7 +19,8 @@ from activities.judging.messages import Closed, CloseSession, CollectDirectVote,
 from clawloop.contracts.sessions import SessionFacts, TurnRecorded, TurnResult
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SessionId, TurnId, new_turn_id
-from clawloop.temporal.client import TemporalSessionNotifier, connect, register_search_attributes
+from clawloop.temporal.client import TemporalSessionNotifier, register_search_attributes
+from clawloop.temporal.plugin import connect
 from workflows import names
 from workflows.page_links import PageLinks
 from workflows.session import SessionWorkflow

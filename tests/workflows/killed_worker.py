@@ -22,7 +22,7 @@ from clawloop.judging.records import StoredVote
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
-from clawloop.temporal.client import connect
+from clawloop.temporal.plugin import connect
 from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from db.database import BACKGROUND_LIMIT, Database
 from db.judging.judgements import PostgresJudgementStore

@@ -12,8 +12,9 @@ from temporalio.worker import Worker
 
 from activities.episodes.ledger import EpisodeLedgerActivities
 from activities.episodes.messages import EpisodeJudged, JudgeEpisode
-from activities.episodes.running import EnvironmentActivities
 from clawloop.contracts.episodes import AgentRun, Ending, GroupResult, GroupState, NewGroup, NextGroups
+from clawloop.episodes.messages import environment_queue
+from clawloop.episodes.running import EnvironmentActivities
 from clawloop.errors import JudgeRefused
 from clawloop.ids import EpisodeId, RolloutGroupId, new_rollout_group_id
 from tests.fakes.episode_store import FakeEpisodeStore
@@ -116,7 +117,7 @@ async def working(client: Client, store: FakeEpisodeStore, runner: ScriptedRunne
         ledger.settle_group,
         ledger.next_groups,
     ]
-    queue = names.environment_queue("tool-call")
+    queue = environment_queue("tool-call")
     async with (
         Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[RolloutsWorkflow, RolloutGroupWorkflow]),
         Worker(client, task_queue=names.LEDGER_QUEUE, activities=calls),

@@ -9,7 +9,7 @@ import pytest
 from temporalio.client import Client
 
 from clawloop.ids import TurnId, new_turn_id
-from clawloop.temporal.client import PAYLOAD_WARN_BYTES
+from clawloop.temporal.plugin import PAYLOAD_WARN_BYTES
 from tests.workflows.conftest import Conversation, ScriptedActivities, until
 
 

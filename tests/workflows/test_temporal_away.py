@@ -21,7 +21,8 @@ from clawloop.ids import turn_id_of
 from clawloop.local.checks import choose_port
 from clawloop.local.services import temporal_server
 from clawloop.processes.bootstrap import prepare
-from clawloop.temporal.client import TemporalSessionNotifier, connect, register_search_attributes
+from clawloop.temporal.client import TemporalSessionNotifier, register_search_attributes
+from clawloop.temporal.plugin import connect
 from db.sweep import PostgresSweepStore
 from tests.e2e.gateway import RealGateway, running_gateway
 from tests.fakes.engine import fake_engine

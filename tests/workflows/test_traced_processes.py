@@ -20,7 +20,7 @@ from temporalio.worker import Worker
 
 from clawloop.contracts.serving import Scope
 from clawloop.recipes.recipe import Recipe
-from clawloop.temporal.client import connect
+from clawloop.temporal.plugin import connect
 from db.database import Database
 from db.serving.directory import ensure_policy
 from db.serving.engines import add_engine

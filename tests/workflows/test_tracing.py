@@ -13,7 +13,8 @@ from temporalio.worker import Worker
 
 from clawloop.contracts.sessions import SessionFacts, TurnRecorded
 from clawloop.telemetry.tracing import span
-from clawloop.temporal.client import TemporalSessionNotifier, connect
+from clawloop.temporal.client import TemporalSessionNotifier
+from clawloop.temporal.plugin import connect
 from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from tests.judging.conftest import BINARY, Bench, bench, binary_bench, judge, set_recipe
 from tests.spans import everything_said, kept_spans, named, trace_of

@@ -6,9 +6,9 @@ import logging
 
 from temporalio import activity
 
-from activities.episodes.messages import REASON_LIMIT, EpisodeRan, EpisodeVerified, RunEpisode, VerifyEpisode
-from activities.episodes.ports import Artifacts, EpisodeKeys, EpisodeRunner
-from activities.heartbeat import heartbeating
+from clawloop.episodes.messages import REASON_LIMIT, EpisodeRan, EpisodeVerified, RunEpisode, VerifyEpisode
+from clawloop.episodes.ports import Artifacts, EpisodeKeys, EpisodeRunner
+from clawloop.heartbeat import heartbeating
 
 log = logging.getLogger(__name__)
 

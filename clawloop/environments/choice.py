@@ -1,0 +1,85 @@
+"""Which environments a worker runs, from its options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from clawloop.environments.agent import CommandHarness
+from clawloop.environments.browser.chromium import Chromium
+from clawloop.environments.browser.environment import BrowserEnvironment
+from clawloop.environments.harbor import HarborEnvironment
+from clawloop.environments.swe.environment import SweEnvironment
+from clawloop.environments.task import Environment
+from clawloop.environments.terminal.environment import TerminalEnvironment
+from clawloop.environments.tool_call.environment import ToolCallEnvironment
+from clawloop.errors import SetupError
+
+# What a worker runs that is told nothing, and all; a browser takes memory, and is not everywhere.
+DEFAULT_ENVIRONMENTS = (SweEnvironment.name, TerminalEnvironment.name, ToolCallEnvironment.name)
+ENVIRONMENTS = (BrowserEnvironment.name, *DEFAULT_ENVIRONMENTS)
+
+
+@dataclass(frozen=True, slots=True)
+class BrowserOptions:
+    """Of the environment `browser`, see `Chromium.find` and `BrowserEnvironment`."""
+
+    chromium: Path | None = None
+    screenshots: bool = False
+
+
+def choose(
+    names: Sequence[str],
+    tasks: Sequence[Path] = (),
+    harness: CommandHarness | None = None,
+    browser: BrowserOptions = BrowserOptions(),
+) -> dict[str, Environment]:
+    """
+    Raises:
+        SetupError: no environment has this name, two have the same, a task directory is unusable, the environment
+            takes no other harness, or its browser is missing.
+    """
+    chosen: dict[str, Environment] = {}
+    for name in names:
+        chosen[name] = _ours(name, harness, browser)
+    for folder in tasks:
+        environment = HarborEnvironment.read(folder, harness)
+        if environment.name in ENVIRONMENTS or environment.name in chosen:
+            raise SetupError(
+                f"--tasks {folder}: there is an environment {environment.name!r} already; rename the folder"
+            )
+        chosen[environment.name] = environment
+    return chosen
+
+
+def _ours(name: str, harness: CommandHarness | None, browser: BrowserOptions) -> Environment:
+    if name == SweEnvironment.name:
+        return SweEnvironment(harness)
+    if name == TerminalEnvironment.name:
+        return TerminalEnvironment(harness)
+    if name not in ENVIRONMENTS:
+        raise SetupError(f"there is no environment {name!r}: there is {', '.join(ENVIRONMENTS)}")
+    if harness is not None:
+        raise SetupError(f"--harness: {name} has its own; give --environment terminal or swe, or --tasks")
+    if name == BrowserEnvironment.name:
+        return BrowserEnvironment(Chromium.find(browser.chromium), browser.screenshots)
+    return ToolCallEnvironment()
+
+
+def gateway_address(url: str) -> tuple[str, int]:
+    """Host and port of the gateway's URL.
+
+    Raises:
+        SetupError: it is no `http://HOST:PORT`.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+        parts = None
+    if parts is None or parts.scheme != "http" or not host:
+        raise SetupError(f"--gateway must be http://HOST:PORT, not {url!r}: sandboxes reach the gateway without TLS")
+    return host, port or 80

@@ -1,0 +1,56 @@
+"""What crosses Temporal between a rollout group and the worker of its environment: ids, scores and reasons.
+
+Open workflows and saved histories hold them: new fields must be optional.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from clawloop.contracts.episodes import Ending
+from clawloop.ids import EpisodeId
+
+REASON_LIMIT = 300
+
+
+def environment_queue(environment: str) -> str:
+    """The queue of the workers that have this environment. Open workflows hold the value, so it never changes."""
+    return f"environment-{environment}"
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class RunEpisode(Message):
+    episode: EpisodeId
+    environment: str
+    task: str
+
+
+class EpisodeRan(Message):
+    """
+    Args:
+        artifact_sha256: of what the agent left.
+    """
+
+    ending: Ending
+    reason: str
+    artifact_sha256: str | None = None
+
+
+class VerifyEpisode(Message):
+    episode: EpisodeId
+    environment: str
+    task: str
+    artifact_sha256: str
+
+
+class EpisodeVerified(Message):
+    """
+    Args:
+        reward: None if the verifier gave none.
+    """
+
+    reward: float | None
+    reason: str = ""

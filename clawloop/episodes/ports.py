@@ -1,0 +1,48 @@
+"""What the worker of an environment needs from outside."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from clawloop.contracts.episodes import AgentRun
+from clawloop.ids import EpisodeId
+
+
+class EpisodeKeys(Protocol):
+    async def key_of(self, episode: EpisodeId) -> str:
+        """The key of a running episode, for its agent that starts now.
+
+        Raises:
+            RecordUnusable: there is no such episode, it has ended, or an agent has used its key already: what that one
+                did is unknown, and no second agent continues it.
+            StoreUnavailable
+        """
+
+
+class EpisodeRunner(Protocol):
+    """Runs agents and verifiers, each in a sandbox of its own that is gone afterwards.
+
+    Both raise RecordUnusable if there is no such environment or task, and SandboxFailed if the sandbox itself did not
+    work.
+    """
+
+    async def run_agent(self, environment: str, task_id: str, episode: EpisodeId, key: str) -> AgentRun:
+        """Let the agent work on the task until it ends, or its limit is reached."""
+
+    async def verify(
+        self, environment: str, task_id: str, episode: EpisodeId, artifact: bytes
+    ) -> tuple[float | None, str]:
+        """The reward for what an agent left, or None and why there is none."""
+
+
+class Artifacts(Protocol):
+    """What agents left, by its digest."""
+
+    async def store(self, artifact: bytes) -> str:
+        """The artifact's SHA-256 in hex. Idempotent."""
+
+    async def load(self, sha256: str) -> bytes:
+        """
+        Raises:
+            RecordUnusable: it is not there, or damaged.
+        """

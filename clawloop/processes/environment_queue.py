@@ -1,0 +1,75 @@
+"""The Temporal workers of environments, their metrics, and what dead ones left on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from clawloop.contracts.episodes import AgentRun
+from clawloop.episodes.messages import environment_queue
+from clawloop.episodes.ports import EpisodeRunner
+from clawloop.episodes.running import EnvironmentActivities
+from clawloop.errors import PermanentError, TransientError
+from clawloop.ids import EpisodeId
+from clawloop.processes.worker_process import GRACE
+from clawloop.sandboxes.folders import BoxFolders
+from clawloop.telemetry.metrics import EnvironmentMetrics
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 60.0
+
+
+class CountedRunner:
+    """A runner with metrics. Satisfies `activities.episodes.ports.EpisodeRunner`."""
+
+    def __init__(self, runner: EpisodeRunner, metrics: EnvironmentMetrics) -> None:
+        self._runner = runner
+        self._metrics = metrics
+
+    async def run_agent(self, environment: str, task_id: str, episode: EpisodeId, key: str) -> AgentRun:
+        began = time.perf_counter()
+        with self._metrics.sandboxes.track_inprogress():
+            try:
+                run = await self._runner.run_agent(environment, task_id, episode, key)
+            except (PermanentError, TransientError) as error:
+                self._metrics.episodes.labels(environment, type(error).__name__).inc()
+                raise
+        self._metrics.episodes.labels(environment, run.ending.value).inc()
+        self._metrics.episode_seconds.labels(environment).observe(time.perf_counter() - began)
+        return run
+
+    async def verify(
+        self, environment: str, task_id: str, episode: EpisodeId, artifact: bytes
+    ) -> tuple[float | None, str]:
+        with self._metrics.sandboxes.track_inprogress():
+            try:
+                reward, reason = await self._runner.verify(environment, task_id, episode, artifact)
+            except (PermanentError, TransientError) as error:
+                self._metrics.verified.labels(environment, type(error).__name__).inc()
+                raise
+        self._metrics.verified.labels(environment, "no reward" if reward is None else "rewarded").inc()
+        return reward, reason
+
+
+def environment_worker(client: Client, name: str, activities: EnvironmentActivities, episodes: int) -> Worker:
+    """The worker of one environment's queue."""
+    return Worker(
+        client,
+        task_queue=environment_queue(name),
+        activities=[activities.run_episode, activities.verify_episode],
+        max_concurrent_activities=episodes,
+        graceful_shutdown_timeout=GRACE,
+    )
+
+
+async def sweep_sandboxes(folders: BoxFolders) -> None:
+    """Remove what sandboxes of killed workers left on this machine, now and each minute."""
+    while True:
+        if removed := await asyncio.to_thread(folders.sweep):
+            log.warning("swept sandboxes of dead workers", extra={"folders": removed})
+        await asyncio.sleep(SWEEP_SECONDS)
