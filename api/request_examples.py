@@ -27,6 +27,7 @@ REQUEST_EXAMPLES: dict[str, JsonValue] = {
     },
     "POST /admin/v1/engines": {"url": "http://127.0.0.1:8101", "require_guard": False},
     "POST /admin/v1/engines/{engine}/drain": {"undo": False, "force": False},
+    "PUT /admin/v1/worker/artifacts/{digest}": "",  # an archive without files
     "POST /admin/v1/keys": {"scopes": ["chat"], "name": "my agent", "policy": "default"},
     "PUT /admin/v1/keys/{prefix}/limits": {"requests_per_minute": 60, "tokens_per_minute": 100_000, "concurrency": 4},
     "POST /admin/v1/training/pause": {"reason": "On holiday until Monday."},

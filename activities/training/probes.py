@@ -23,7 +23,6 @@ from clawloop.contracts.training import CheckResult, GateCheck
 from clawloop.errors import EngineRejected, EngineUnavailable, JudgeRefused, JudgeUnavailable
 from clawloop.gate.probe_content import is_right
 from clawloop.gate.probes import AnswerScores, ProbePair, ProbeScores, check_probes, not_asked
-
 from clawloop.heartbeat import heartbeating
 from clawloop.ids import TurnId
 from clawloop.judging.comparison import comparison_prompt, parse_choice, preference

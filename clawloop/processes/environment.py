@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from datetime import timedelta
 from pathlib import Path
 
 from temporalio.client import Client
 from temporalio.worker import Worker
 
 from clawloop.environments.agent import CommandHarness
-from clawloop.environments.artifacts import ArtifactFolder, prune_hourly
 from clawloop.environments.browser.environment import BrowserEnvironment
 from clawloop.environments.choice import BrowserOptions, choose, gateway_address
 from clawloop.environments.runner import SandboxRunner
 from clawloop.episodes.running import EnvironmentActivities
+from clawloop.processes.artifacts import open_artifacts
 from clawloop.processes.database import ready_database, require_database, sealer_of
 from clawloop.processes.endpoints import required_temporal_address
 from clawloop.processes.environment_queue import CountedRunner, environment_worker, sweep_sandboxes
@@ -67,10 +66,8 @@ async def run_environment_worker(
 
     async def create_workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
         database = await ready_database(settings, stack)
-        artifacts = ArtifactFolder(settings.data / "artifacts", sealer)
-        kept = timedelta(days=settings.artifact_days)
-        for upkeep in (sweep_sandboxes(folders), prune_hourly(artifacts, kept)):
-            stack.callback(asyncio.create_task(upkeep).cancel)
+        artifacts = open_artifacts(settings, sealer, stack)
+        stack.callback(asyncio.create_task(sweep_sandboxes(folders)).cancel)
         runner = CountedRunner(SandboxRunner(sandboxes, environments, address), metrics)
         activities = EnvironmentActivities(PostgresEpisodeStore(database), runner, artifacts)
         return [environment_worker(client, name, activities, episodes) for name in environments]

@@ -31,13 +31,13 @@ from api.ui.changes import Changes
 from api.ui.logins import Logins
 from clawloop.contracts.serving import Engine
 from clawloop.crash_points import CrashPoint, arm_crash_points, crash_point
-from clawloop.environments.artifacts import ArtifactFolder, prune_hourly
 from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.operations.export import Exporter
 from clawloop.operations.keys import KeyOperations
 from clawloop.operations.overview import Overview
 from clawloop.operations.ports import OperatorNotifier, RolloutsNotifier, SessionWorkflows
 from clawloop.operations.reading import Reading
+from clawloop.processes.artifacts import open_artifacts
 from clawloop.processes.database import open_database, sealer_of
 from clawloop.processes.draining_server import CUT_SECONDS, DrainingServer
 from clawloop.processes.encryption import compare_keys, require_marked_keys, write_mark
@@ -272,13 +272,8 @@ async def gateway_services(
     )
     stack.callback(crash_point, CrashPoint.GATEWAY_SHUTDOWN)
     key_store = PostgresKeyStore(database)
-    episodes = PostgresEpisodeStore(background)
-    artifacts = ArtifactFolder(settings.data / "artifacts", sealer, settings.min_free_disk_bytes)
-    pruning = asyncio.create_task(prune_hourly(artifacts, timedelta(days=settings.artifact_days)))
-    stack.callback(pruning.cancel)
     engine_operations = engine_operations_on(background, settings)
-    keys = KeyRing(key_store)
-    links = workflow_links(settings)
+    keys, links = KeyRing(key_store), workflow_links(settings)
     key_uses = PostgresKeyUses(background)
     stored = await stack.enter_async_context(StoredBytes(key_uses, settings.key_stored_mib))
     return Services(
@@ -297,9 +292,9 @@ async def gateway_services(
         session_operations=operations.sessions,
         rollout_operations=operations.rollouts,
         votes=PostgresVoteReader(background),
-        episodes=episodes,
-        episode_keys=episodes,
-        artifacts=artifacts,
+        episodes=PostgresEpisodeStore(background),
+        episode_keys=PostgresEpisodeStore(background),
+        artifacts=open_artifacts(settings, sealer, stack, settings.min_free_disk_bytes),
         history=history,
         engine_operations=engine_operations,
         overview=Overview(

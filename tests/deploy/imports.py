@@ -15,6 +15,8 @@ from clawloop.processes.install_check import TOP_LEVEL_NAMES
 from tests.deploy.stated import EXTRAS, ROOT, ranges
 
 PACKAGES = ("clawloop", *TOP_LEVEL_NAMES)
+# In Python environments of their own, never in ours.
+ELSEWHERE = ("verifiers",)
 
 
 @cache
@@ -39,7 +41,7 @@ def modules_of(folder: str) -> frozenset[str]:
 def imported(folders: Iterable[str]) -> set[str]:
     """Distributions that files in these folders import from: of a namespace that several share, those we state."""
     modules = set[str]().union(*map(modules_of, folders))
-    foreign = modules - set(sys.stdlib_module_names) - {*PACKAGES, "tests", "benchmarks"}
+    foreign = modules - set(sys.stdlib_module_names) - {*PACKAGES, "tests", "benchmarks", *ELSEWHERE}
     stated = set(ranges(*EXTRAS))
     found = [[canonicalize_name(name) for name in distributions()[module]] for module in foreign]
     return {name for names in found for name in (stated.intersection(names) or names[:1])}

@@ -16,9 +16,9 @@ from clawloop.environments.browser.chromium import Chromium
 from clawloop.environments.browser.environment import TOOLS, BrowserEnvironment, expected, generated_task
 from clawloop.environments.browser.kinds import KINDS
 from clawloop.environments.browser.scripted import next_message, reference
+from clawloop.environments.choice import DEFAULT_ENVIRONMENTS, BrowserOptions, choose
 from clawloop.environments.task import Split
 from clawloop.errors import RecordUnusable, SetupError
-from clawloop.environments.choice import DEFAULT_ENVIRONMENTS, BrowserOptions, choose
 
 SNAPSHOT = """
 - generic [ref=e2]:

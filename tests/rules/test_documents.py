@@ -88,11 +88,11 @@ def test_every_setting_is_documented_and_no_other() -> None:
         settings.add(str(alias.choices[0]) if isinstance(alias, AliasChoices) else f"CLAWLOOP_{name.upper()}")
     assert {_codes(row[0])[0] for row in _rows(_section(OPERATING, "## Settings"))} == settings
     named = {name for text in TEXT.values() for name in re.findall(r"\bCLAWLOOP_[A-Z_]+", text)}
-    # Files of their own inside the engine, which read its environment themselves.
+    # Programs of their own, inside the engine and in foreign environments, which read their variables themselves.
     guard = {
         name
-        for file in ("engine_guard.py", "engine_log.py")
-        for name in re.findall(r'"(CLAWLOOP_[A-Z_]+)"', (ROOT / "clawloop/serving" / file).read_text("utf-8"))
+        for file in ("serving/engine_guard.py", "serving/engine_log.py", "cli/remote_environment.py")
+        for name in re.findall(r'"(CLAWLOOP_[A-Z_]+)"', (ROOT / "clawloop" / file).read_text("utf-8"))
     }
     assert named - settings - guard == set()
     assert guard - named == set()

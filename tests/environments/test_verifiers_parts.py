@@ -1,0 +1,225 @@
+"""What of the plug for verifiers needs no verifiers: endings and rewards, the relay, options of the program."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from clawloop.cli.remote_environment import _parser, worker_of
+from clawloop.contracts.episodes import Ending
+from clawloop.environments.task import Split
+from clawloop.environments.verifiers import outcome
+from clawloop.environments.verifiers.loading import split_tasks
+from clawloop.environments.verifiers.outcome import kept_reward, outcome_of, unanswered
+from clawloop.environments.verifiers.relay import SESSION_HEADER, KeyRelay
+from clawloop.errors import SetupError
+
+
+@pytest.fixture(autouse=True)
+def _some_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcome, "version", lambda name: "0.4.0")
+
+
+def trace(stop: str = "agent_completed", *, status: int | None = None, **changes: Any) -> SimpleNamespace:
+    """What is read of a trace of verifiers."""
+    failed = stop.endswith("error")
+    errors = [SimpleNamespace(type="SomeError", status_code=status)] if failed else []
+    rewards = {"right": SimpleNamespace(value=2.0), "short": SimpleNamespace(value=-0.5)}
+    values = {
+        "agent": SimpleNamespace(name="agent"),
+        "stop_condition": stop,
+        "ok": not failed,
+        "errors": errors,
+        "last_error": errors[-1] if errors else None,
+        "rewards": rewards,
+        "reward": 1.5,
+        "metrics": {"turns": 2.0},
+        "is_truncated": False,
+    }
+    return SimpleNamespace(**(values | changes))
+
+
+def episode(*traces: SimpleNamespace, ok: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(traces=list(traces), ok=ok, errors=[])
+
+
+@pytest.mark.parametrize(
+    ("run", "ending"),
+    [
+        (trace(), Ending.COMPLETED),
+        (trace("a_stop_of_the_task"), Ending.COMPLETED),
+        (trace("max_turns"), Ending.TRUNCATED_TURNS),
+        (trace("max_output_tokens"), Ending.TRUNCATED_TOKENS),
+        (trace(is_truncated=True), Ending.TRUNCATED_TOKENS),
+        (trace("agent_timeout"), Ending.TRUNCATED_TIME),
+    ],
+)
+def test_a_run_that_ended_is_rewarded_by_its_environment(run: SimpleNamespace, ending: Ending) -> None:
+    found = outcome_of(episode(run), "agent")
+    assert (found.ending, found.reason) == (ending, "")
+    assert kept_reward(found.artifact) == (1.5, "")
+
+
+@pytest.mark.parametrize(
+    ("run", "ending"),
+    [
+        (trace("provider_error", status=400), Ending.AGENT_ERROR),
+        (trace("provider_error", status=503), Ending.INFRASTRUCTURE),
+        (trace("provider_error"), Ending.INFRASTRUCTURE),
+        (trace("harness_error"), Ending.AGENT_ERROR),
+        (trace("sandbox_error"), Ending.INFRASTRUCTURE),
+        (trace("task_error"), Ending.INFRASTRUCTURE),
+        (trace("error"), Ending.INFRASTRUCTURE),
+        (trace("setup_timeout"), Ending.INFRASTRUCTURE),
+    ],
+)
+def test_a_run_that_failed_has_no_reward_which_is_not_0(run: SimpleNamespace, ending: Ending) -> None:
+    found = outcome_of(episode(run, ok=False), "agent")
+    assert found.ending is ending
+    reward, why = kept_reward(found.artifact)
+    assert reward is None
+    assert why
+
+
+def test_scoring_that_failed_leaves_the_run_completed_and_without_a_reward() -> None:
+    failed = trace(ok=False, errors=[SimpleNamespace(type="TaskError", status_code=None)])
+    found = outcome_of(episode(failed, ok=False), "agent")
+    assert found.ending is Ending.COMPLETED
+    assert kept_reward(found.artifact) == (None, "not scored: TaskError")
+    unscored = outcome_of(episode(trace(rewards={"right": None})), "agent")
+    assert kept_reward(unscored.artifact) == (None, "the environment gave no reward right")
+    assert kept_reward(outcome_of(episode(trace(reward=float("nan"))), "agent").artifact)[0] is None
+
+
+def test_only_one_run_of_the_policy_can_be_rewarded() -> None:
+    judge = trace(agent=SimpleNamespace(name="judge"), reward=0.0)
+    assert kept_reward(outcome_of(episode(judge, trace()), "agent").artifact) == (1.5, "")
+    twice = outcome_of(episode(trace(), trace()), "agent")
+    assert kept_reward(twice.artifact) == (None, "the policy played 2 times in one episode, which has one reward")
+    assert outcome_of(episode(judge), "agent").ending is Ending.INFRASTRUCTURE
+
+
+def test_an_episode_that_hung_and_an_artifact_that_is_none_have_reasons() -> None:
+    assert kept_reward(unanswered(90.0).artifact) == (None, "it did not end in 90 s")
+    assert kept_reward(b"") == (None, "what was kept of the episode cannot be read")
+
+
+def test_tasks_are_split_by_what_they_hold_and_not_by_their_place() -> None:
+    def task(n: int, place: int) -> SimpleNamespace:
+        def dump(*, mode: str, exclude: set[str], exclude_none: bool) -> dict[str, Any]:
+            held = {"prompt": f"task {n}", "idx": place}
+            return {name: value for name, value in held.items() if name not in exclude}
+
+        return SimpleNamespace(n=n, data=SimpleNamespace(model_dump=dump))
+
+    one, other = split_tasks(task(n, n) for n in range(50)), split_tasks(task(n, 99 - n) for n in range(50))
+    assert {split: [t.n for t in tasks] for split, tasks in one.items()} == {
+        split: [t.n for t in tasks] for split, tasks in other.items()
+    }
+    assert len(one[Split.TRAIN]) > len(one[Split.TEST]) > 0
+
+
+@asynccontextmanager
+async def gateway(answers: list[int]) -> AsyncIterator[tuple[str, list[str]]]:
+    """Answers requests with these statuses in turn, then 200; yields its URL and the keys that it saw."""
+    keys: list[str] = []
+
+    async def chat(request: web.Request) -> web.Response:
+        keys.append(request.headers["Authorization"])
+        status = answers.pop(0) if answers else 200
+        return web.json_response({"said": (await request.json())["n"]}, status=status)
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        host, port = runner.addresses[0][:2]
+        yield f"http://{host}:{port}", keys
+    finally:
+        await runner.cleanup()
+
+
+async def test_the_relay_gives_each_rollout_the_key_of_its_episode_and_waits_for_the_gateway() -> None:
+    async with gateway([503, 429]) as (url, keys), aiohttp.ClientSession() as client:
+        relay = KeyRelay(url)
+        async with relay.serving() as base:
+            relay.admit("one", "ce_1")
+            relay.admit("two", "ce_2")
+            for trace_id in ("one", "two"):
+                headers = {SESSION_HEADER: trace_id, "Authorization": "Bearer EMPTY"}
+                async with client.post(f"{base}/v1/chat/completions", json={"n": trace_id}, headers=headers) as answer:
+                    assert (answer.status, await answer.json()) == (200, {"said": trace_id})
+            relay.dismiss("one")
+            for refused in ({SESSION_HEADER: "one"}, {}):
+                async with client.post(f"{base}/v1/chat/completions", json={"n": 1}, headers=refused) as answer:
+                    assert answer.status == 401
+    assert keys == ["Bearer ce_1"] * 3 + ["Bearer ce_2"]
+
+
+async def test_the_relay_gives_up_after_a_while_and_passes_refusals_at_once() -> None:
+    relay = KeyRelay("http://127.0.0.1:9", patience_seconds=0.2)
+    async with gateway([400, 503]) as (url, keys), aiohttp.ClientSession() as client:
+        for target, statuses in ((relay, [503]), (KeyRelay(url, patience_seconds=0), [400, 503])):
+            async with target.serving() as base, asyncio.timeout(60):
+                target.admit("t", "k")
+                for status in statuses:
+                    headers = {SESSION_HEADER: "t"}
+                    async with client.post(f"{base}/v1/chat/completions", json={"n": 1}, headers=headers) as answer:
+                        assert answer.status == status
+    assert len(keys) == 2
+
+
+VARIABLES = {"CLAWLOOP_WORKER_KEY": "key", "TEMPORAL_ADDRESS": "host:7233"}
+
+
+def options(*arguments: str) -> argparse.Namespace:
+    return _parser().parse_args(arguments)
+
+
+def test_an_environment_of_verifiers_is_known_by_its_name(tmp_path: Path) -> None:
+    table = tmp_path / "env.toml"
+    table.write_text('[env.agent.runtime]\ntype = "docker"\n')
+    worker = worker_of(options("--verifiers", "owner/gsm8k@0.3", "--verifiers-config", str(table)), VARIABLES)
+    assert worker.verifiers["gsm8k"].taskset == "owner/gsm8k@0.3"
+    assert worker.verifiers["gsm8k"].block == {"agent": {"runtime": {"type": "docker"}}}
+    assert (worker.temporal, worker.sandboxed) == ("host:7233", {})
+    assert "key" not in repr(worker).split("gateway")[0]
+    assert set(worker_of(options("--verifiers", "gsm8k", "--name", "sums"), VARIABLES).verifiers) == {"sums"}
+    assert set(worker_of(options("--environment", "swe"), VARIABLES).sandboxed) == {"swe"}
+
+
+def test_each_documented_command_and_table_is_understood(tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^CLAWLOOP_WORKER_KEY=KEY clawloop-environment (.+)$", text, re.MULTILINE)
+    assert len(commands) > 1
+    for command in commands:
+        options(*command.split())
+    [table] = re.findall(r"```toml\n(.+?)```", text, re.DOTALL)
+    (tmp_path / "env.toml").write_text(table)
+    worker = worker_of(options("--verifiers", "harbor", "--verifiers-config", str(tmp_path / "env.toml")), VARIABLES)
+    assert worker.verifiers["harbor"].block["agent"] == {"runtime": {"type": "docker"}}
+
+
+def test_wrong_options_are_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "wrong.toml").write_text("[harness]\n")
+    for arguments, message in (
+        (("--verifiers", "swe"), "already: give another --name"),
+        (("--verifiers", "x", "--verifiers-config", str(tmp_path / "wrong.toml")), r"no table \[env\]"),
+        (("--verifiers", "x", "--verifiers-config", str(tmp_path / "none.toml")), "cannot be read"),
+        (("--verifiers", "x", "--gateway", "ftp://h"), "--gateway must be"),
+        (("--tasks", str(tmp_path)), "no task directories"),
+    ):
+        with pytest.raises(SetupError, match=message):
+            worker_of(options(*arguments), VARIABLES)
