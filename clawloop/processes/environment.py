@@ -18,7 +18,7 @@ from clawloop.episodes.running import EnvironmentActivities
 from clawloop.processes.artifacts import open_artifacts
 from clawloop.processes.database import ready_database, require_database, sealer_of
 from clawloop.processes.endpoints import required_temporal_address
-from clawloop.processes.environment_queue import CountedRunner, environment_worker, sweep_sandboxes
+from clawloop.processes.environment_queue import CountedRunner, environment_worker, sweep_left_behind
 from clawloop.processes.worker_process import run_workers
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
@@ -67,7 +67,7 @@ async def run_environment_worker(
     async def create_workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
         database = await ready_database(settings, stack)
         artifacts = open_artifacts(settings, sealer, stack)
-        stack.callback(asyncio.create_task(sweep_sandboxes(folders)).cancel)
+        stack.callback(asyncio.create_task(sweep_left_behind(folders.sweep)).cancel)
         runner = CountedRunner(SandboxRunner(sandboxes, environments, address), metrics)
         activities = EnvironmentActivities(PostgresEpisodeStore(database), runner, artifacts)
         return [environment_worker(client, name, activities, episodes) for name in environments]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from temporalio.client import Client
 from temporalio.worker import Worker
@@ -16,7 +17,6 @@ from clawloop.episodes.running import EnvironmentActivities
 from clawloop.errors import PermanentError, TransientError
 from clawloop.ids import EpisodeId
 from clawloop.processes.worker_process import GRACE
-from clawloop.sandboxes.folders import BoxFolders
 from clawloop.telemetry.metrics import EnvironmentMetrics
 
 log = logging.getLogger(__name__)
@@ -67,9 +67,13 @@ def environment_worker(client: Client, name: str, activities: EnvironmentActivit
     )
 
 
-async def sweep_sandboxes(folders: BoxFolders) -> None:
-    """Remove what sandboxes of killed workers left on this machine, now and each minute."""
+async def sweep_left_behind(sweep: Callable[[], int]) -> None:
+    """Remove what killed workers left on this machine, now and each minute.
+
+    Args:
+        sweep: returns how many folders it removed.
+    """
     while True:
-        if removed := await asyncio.to_thread(folders.sweep):
-            log.warning("swept sandboxes of dead workers", extra={"folders": removed})
+        if removed := await asyncio.to_thread(sweep):
+            log.warning("swept what dead workers left", extra={"folders": removed})
         await asyncio.sleep(SWEEP_SECONDS)

@@ -17,12 +17,13 @@ from clawloop.environments.choice import gateway_address
 from clawloop.environments.gateway import WorkerGateway
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import Environment
+from clawloop.environments.verifiers.leftovers import sweep_rollouts
 from clawloop.environments.verifiers.loading import VerifiersOptions, load
 from clawloop.environments.verifiers.relay import KeyRelay
 from clawloop.environments.verifiers.runner import VerifiersRunner
 from clawloop.episodes.ports import EpisodeRunner
 from clawloop.episodes.running import EnvironmentActivities
-from clawloop.processes.environment_queue import CountedRunner, environment_worker, sweep_sandboxes
+from clawloop.processes.environment_queue import CountedRunner, environment_worker, sweep_left_behind
 from clawloop.processes.worker_process import run_workers
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
@@ -66,9 +67,11 @@ async def run_remote_worker(worker: RemoteWorker) -> None:
         await gateway.check()
         runners: dict[str, EpisodeRunner] = {}
         if sandboxes is not None:
-            stack.callback(asyncio.create_task(sweep_sandboxes(folders)).cancel)
+            stack.callback(asyncio.create_task(sweep_left_behind(folders.sweep)).cancel)
             address = gateway_address(worker.gateway)
             runners |= {name: SandboxRunner(sandboxes, {name: one}, address) for name, one in worker.sandboxed.items()}
+        if loaded:
+            stack.callback(asyncio.create_task(sweep_left_behind(sweep_rollouts)).cancel)
         for name, environment in loaded.items():
             serving = VerifiersRunner.serving(environment, KeyRelay(worker.gateway))
             runners[name] = await stack.enter_async_context(serving)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 from aiohttp import web
 
@@ -19,6 +22,7 @@ from clawloop.cli.remote_environment import _parser, worker_of
 from clawloop.contracts.episodes import Ending
 from clawloop.environments.task import Split
 from clawloop.environments.verifiers import outcome
+from clawloop.environments.verifiers.leftovers import WORKING_FOLDERS, sweep_rollouts
 from clawloop.environments.verifiers.loading import split_tasks
 from clawloop.environments.verifiers.outcome import kept_reward, outcome_of, unanswered
 from clawloop.environments.verifiers.relay import SESSION_HEADER, KeyRelay
@@ -179,6 +183,41 @@ async def test_the_relay_gives_up_after_a_while_and_passes_refusals_at_once() ->
                     async with client.post(f"{base}/v1/chat/completions", json={"n": 1}, headers=headers) as answer:
                         assert answer.status == status
     assert len(keys) == 2
+
+
+_KILLED = """
+import subprocess, sys, time
+from pathlib import Path
+from clawloop.environments.verifiers.leftovers import RolloutNotes
+with RolloutNotes.open(Path(sys.argv[1])) as notes:
+    notes.begun("a"); notes.begun("b"); notes.ended("b")
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    print(child.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_what_a_killed_worker_left_is_removed_and_what_a_living_one_has_is_not(tmp_path: Path) -> None:
+    working = tmp_path / "home" / WORKING_FOLDERS
+    for rollout in ("a", "b", "of another"):
+        (working / rollout).mkdir(parents=True)
+    command = [sys.executable, "-c", _KILLED, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        program = psutil.Process(int(worker.stdout.readline()))
+        try:
+            assert sweep_rollouts(tmp_path, tmp_path / "home") == 0
+            assert program.is_running()
+            worker.kill()
+            worker.wait()
+            assert sweep_rollouts(tmp_path, tmp_path / "home") == 1
+            program.wait(30)
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                program.kill()
+            worker.kill()
+    assert sorted(path.name for path in working.iterdir()) == ["b", "of another"]
+    assert list(tmp_path.glob("clawloop-*")) == []
 
 
 VARIABLES = {"CLAWLOOP_WORKER_KEY": "key", "TEMPORAL_ADDRESS": "host:7233"}

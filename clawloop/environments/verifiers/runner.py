@@ -9,6 +9,7 @@ from typing import Any
 
 from clawloop.contracts.episodes import AgentRun
 from clawloop.environments.task import parse_task_id
+from clawloop.environments.verifiers.leftovers import RolloutNotes
 from clawloop.environments.verifiers.loading import LoadedEnvironment
 from clawloop.environments.verifiers.outcome import kept_reward, outcome_of, unanswered
 from clawloop.environments.verifiers.relay import KeyRelay
@@ -22,10 +23,11 @@ class VerifiersRunner:
     Task `train-N` is the N-th of the training tasks, and after the last the first again; `test-N` likewise.
     """
 
-    def __init__(self, loaded: LoadedEnvironment, relay: KeyRelay, context: Any) -> None:
+    def __init__(self, loaded: LoadedEnvironment, relay: KeyRelay, context: Any, notes: RolloutNotes) -> None:
         self._loaded = loaded
         self._relay = relay
         self._context = context
+        self._notes = notes
 
     @classmethod
     @asynccontextmanager
@@ -33,10 +35,12 @@ class VerifiersRunner:
         """A runner, while the environment's shared servers and the relay to the gateway run."""
         import verifiers.v1 as vf
 
-        async with relay.serving() as url, loaded.env.serving():
-            # The key is the relay's matter.
-            client = vf.EvalClientConfig(base_url=f"{url}/v1", api_key_var="CLAWLOOP_EPISODE")
-            yield cls(loaded, relay, vf.ModelContext(model="policy", client=client, sampling=vf.SamplingConfig()))
+        with RolloutNotes.open() as notes:
+            async with relay.serving() as url, loaded.env.serving():
+                # The key is the relay's matter.
+                client = vf.EvalClientConfig(base_url=f"{url}/v1", api_key_var="CLAWLOOP_EPISODE")
+                context = vf.ModelContext(model="policy", client=client, sampling=vf.SamplingConfig())
+                yield cls(loaded, relay, context, notes)
 
     async def run_agent(self, environment: str, task_id: str, episode: EpisodeId, key: str) -> AgentRun:
         [slot] = self._loaded.env.slots(self._task(task_id))
@@ -44,6 +48,7 @@ class VerifiersRunner:
 
         def begun(trace: Any) -> None:
             traces.append(trace.id)
+            self._notes.begun(trace.id)
             self._relay.admit(trace.id, key)
 
         try:
@@ -54,6 +59,7 @@ class VerifiersRunner:
         finally:
             for trace in traces:
                 self._relay.dismiss(trace)
+                self._notes.ended(trace)
         return outcome_of(done, self._loaded.role)
 
     async def verify(
