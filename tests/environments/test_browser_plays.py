@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -23,7 +26,11 @@ from clawloop.errors import SetupError
 from clawloop.ids import new_episode_id
 from clawloop.sandboxes.bubblewrap import BoxTask, Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
+from tests.api.conftest import Gateway, gateway, shared_gateway
 from tests.environments.scripted_model import model
+from tests.fakes.replies import Reply as EngineReply
+
+__all__ = ["gateway", "shared_gateway"]
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -98,6 +105,39 @@ async def test_agents_that_cheat_get_nothing_and_are_told_their_errors(environme
     assert await play(environment, 0, reply) == (Ending.COMPLETED, 0.0)
     assert len(answers) == len(CHEATS) - 1
     assert [answer for answer in answers if not answer.startswith("error: ")] == answers[10:11]  # it scrolled
+
+
+async def test_two_agents_with_one_task_play_at_once_and_each_turn_is_recorded_for_its_episode(
+    environment: BrowserEnvironment, gateway: Gateway
+) -> None:
+    solution, gave_up = generated_task(Split.TRAIN, 1).solution, list[str]()
+
+    def answer(body: dict[str, Any]) -> EngineReply:
+        if len(body["messages"]) == 1 and not gave_up:
+            gave_up.append("one")
+            return EngineReply(text="I cannot do this.")
+        function = next_message(solution, body["messages"])["tool_calls"][0]["function"]
+        return EngineReply(calls=[(function["name"], json.loads(function["arguments"]))])
+
+    gateway.engine.script = answer
+    url = urlsplit(gateway.url)
+    assert url.hostname is not None
+    assert url.port is not None
+    sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders())
+    runner = SandboxRunner(sandboxes, {"browser": environment}, (url.hostname, url.port))
+    keys = [gateway.keys.add_episode("default", datetime.now(UTC) + timedelta(hours=1)) for _ in range(2)]
+
+    async def episode(number: int) -> tuple[Ending, float | None]:
+        key, secret = keys[number]
+        assert key.episode is not None
+        run = await runner.run_agent("browser", "train-1", key.episode, secret)
+        return run.ending, (await runner.verify("browser", "train-1", key.episode, run.artifact))[0]
+
+    played = await asyncio.gather(episode(0), episode(1))
+    assert sorted(played) == [(Ending.COMPLETED, 0.0), (Ending.COMPLETED, 1.0)]
+    turns = [turn.episode_id for turn in await gateway.recorded(4)]
+    right, wrong = (keys[played.index((Ending.COMPLETED, reward))][0].episode for reward in (1.0, 0.0))
+    assert (turns.count(right), turns.count(wrong)) == (3, 1)
 
 
 async def session(environment: BrowserEnvironment, pages: dict[str, str], drive: str) -> tuple[str, int]:
@@ -180,6 +220,11 @@ async def test_a_browser_that_does_not_start_is_no_failure_of_the_agent_and_refu
     sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders())
     with pytest.raises(SetupError, match=r"/usr/bin/\w+ draws no page in a sandbox"):
         await environment.probe(sandboxes)
+    if os.geteuid() == 0:  # sandboxes have users of their own, who do not see this folder
+        hidden = tmp_path / "chromium"
+        hidden.touch()
+        with pytest.raises(SetupError, match="everybody must be able to read the folders"):
+            await BrowserEnvironment(Chromium.find(hidden)).probe(sandboxes)
 
 
 async def test_chromium_draws_pages_here_and_models_that_see_get_them_as_pictures() -> None:

@@ -16,8 +16,8 @@ from clawloop.errors import SandboxFailed, SetupError
 from clawloop.sandboxes.bubblewrap import BoxTask, Bubblewrap, Limits
 
 _MIB = 1024 * 1024
-# Chromium has a dozen processes with many threads; of each, 500 MiB were not enough to draw with.
-LIMITS = Limits(memory_bytes=1024 * _MIB, processes=256, disk_bytes=256 * _MIB, open_files=1024, reserving=True)
+# Nine processes, whose threads count each. With 512 MiB it drew nothing on two cores, and more cores have more threads.
+LIMITS = Limits(memory_bytes=2048 * _MIB, processes=512, disk_bytes=256 * _MIB, open_files=1024, reserving=True)
 # A start takes seconds, on a machine that does nothing else.
 _PROBE_SECONDS = 120.0
 _INSIDE = importlib.resources.files("clawloop.environments.browser") / "inside"
