@@ -122,6 +122,24 @@ def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
     return total
 
 
+def cpu_by_part(parts: Mapping[str, str]) -> dict[str, float]:
+    """CPU time of this process and of what it has started, by part.
+
+    Args:
+        parts: a part's name, and what its command line holds; the first that fits. What fits none is not counted.
+    """
+    root = psutil.Process()
+    seconds = dict.fromkeys(parts, 0.0)
+    for one in (root, *root.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            command = " ".join(one.cmdline())
+            part = next((name for name, held in parts.items() if held in command), None)
+            if part is not None:
+                times = one.cpu_times()
+                seconds[part] += times.user + times.system
+    return seconds
+
+
 def resident_megabytes(process: subprocess.Popen[bytes]) -> float:
     root = psutil.Process(process.pid)
     return float(sum(one.memory_info().rss for one in (root, *root.children(recursive=True)))) / 2**20
