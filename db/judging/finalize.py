@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Text, bindparam, func, select, text, update
+from psycopg.rows import namedtuple_row
+from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.training import UNTAKEN, SampleState
@@ -18,6 +20,7 @@ from clawloop.ids import FeedbackId, JudgementId, TurnId
 from clawloop.judging.records import Ballot, FinalizedJudgement, Relation
 from clawloop.samples.rewards import with_reward
 from db.content import content_of
+from db.database import raw_connection
 from db.exact_json import storable
 from db.judging.rewards import finalize_by_outcome, finalize_group, mean_before
 from db.tables import FeedbackRow, JudgementRow, PolicyRow, SessionRow, TurnRow
@@ -26,29 +29,30 @@ from db.training.samples import SamplePlace, insert_sample, sample_place, supers
 from db.training.work_flag import refresh_work_flag
 
 # All that finalizing depends on. One statement: each costs a judge worker more CPU than it costs PostgreSQL.
-_FACTS = text("""
-    SELECT j.turn_id, j.shown_by, j.verdict, own.outcome, after.outcome AS after,
+_FACTS = """
+    SELECT j.id AS judgement, ss.policy, j.turn_id, j.shown_by, j.verdict, own.outcome, after.outcome AS after,
         own.session_id, own.group_id, r.content,
         (SELECT s.state FROM samples s WHERE s.judgement_id = j.id) AS sample,
         (SELECT array_agg(s.state) FROM samples s WHERE s.turn_id = j.turn_id AND s.judgement_id <> j.id)
             AS other_samples,
         votes.indices, votes.scores, given.applied, given.unapplied
-    FROM judgements j JOIN turns own ON own.id = j.turn_id JOIN sessions ss ON ss.id = own.session_id
+    FROM unnest(%s::uuid[], %s::text[]) AS asked(judgement, kind)
+        JOIN judgements j ON j.id = asked.judgement
+        JOIN turns own ON own.id = j.turn_id JOIN sessions ss ON ss.id = own.session_id
         JOIN policies p ON p.id = ss.policy LEFT JOIN recipes r ON r.hash = p.recipe_hash
         LEFT JOIN turns after ON after.id = j.shown_by
         CROSS JOIN LATERAL (
             SELECT array_agg(v.index ORDER BY v.index) AS indices, array_agg(v.score ORDER BY v.index) AS scores
-            FROM votes v WHERE v.judgement_id = j.id AND v.kind = :kind) votes
+            FROM votes v WHERE v.judgement_id = j.id AND v.kind = asked.kind) votes
         CROSS JOIN LATERAL (
             SELECT array_agg(f.id) FILTER (WHERE f.applied_at IS NOT NULL) AS applied,
                 array_agg(f.id) FILTER (WHERE f.applied_at IS NULL) AS unapplied
             FROM feedback f WHERE f.turn_id = j.turn_id) given
-    WHERE j.id = :judgement
-""").bindparams(bindparam("kind", type_=Text))
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class _Locked:
+class Locked:
     """A judgement as it is while policy and judgement are locked.
 
     Attributes:
@@ -58,7 +62,6 @@ class _Locked:
         votes: the stored votes of the asked kind, by index.
     """
 
-    policy: PolicyRow
     turn_id: TurnId
     verdict: int | None
     place: SamplePlace
@@ -77,15 +80,15 @@ async def finalize_judgement(
 ) -> str | None:
     """See `activities.judging.ports.JudgementStore.finalize`."""
     ballot = finalized.ballot
-    locked = await _lock(connection, judgement, None if ballot is None else ballot.kind)
-    turn_id, policy = locked.turn_id, locked.policy.id
+    policy_row, locked = await _lock(connection, judgement, None if ballot is None else ballot.kind)
+    turn_id, policy = locked.turn_id, policy_row.id
     new_feedback = locked.unapplied & set(feedback_ids)
-    if _is_settled(locked, ballot, feedback_ids):
+    if is_settled(locked, ballot, feedback_ids):
         return None
     if locked.other_samples & {*UNTAKEN}:
         await supersede_others(connection, judgement, turn_id, finalized.why)
     own = finalized.reward
-    mean = await mean_before(connection, locked.policy, locked.verdict or 0, finalized.verdict.verdict or 0)
+    mean = await mean_before(connection, policy_row, locked.verdict or 0, finalized.verdict.verdict or 0)
     if finalized.relation is Relation.MEAN and finalized.verdict.verdict and own is not None and mean.count:
         finalized = with_reward(finalized, mean.relative(own), f"mean before {mean.total / mean.count:+.2f}")
     hint = None if finalized.hint.text is None else storable(finalized.hint.text)
@@ -119,7 +122,7 @@ async def finalize_judgement(
     return policy if await refresh_work_flag(connection, policy) else None
 
 
-def _is_settled(locked: _Locked, ballot: Ballot | None, feedback_ids: Sequence[FeedbackId]) -> bool:
+def is_settled(locked: Locked, ballot: Ballot | None, feedback_ids: Sequence[FeedbackId]) -> bool:
     """Whether nothing may be written any more: a step has or had a sample of the turn.
 
     Raises:
@@ -140,7 +143,7 @@ def _is_settled(locked: _Locked, ballot: Ballot | None, feedback_ids: Sequence[F
     return not new_feedback and bool(locked.other_samples - {*UNTAKEN, SampleState.EXPIRED})
 
 
-async def _lock(connection: AsyncConnection, judgement: JudgementId, kind: str | None) -> _Locked:
+async def _lock(connection: AsyncConnection, judgement: JudgementId, kind: str | None) -> tuple[PolicyRow, Locked]:
     """Lock the policy and the judgement, and read what finalizing it depends on.
 
     Args:
@@ -159,19 +162,36 @@ async def _lock(connection: AsyncConnection, judgement: JudgementId, kind: str |
         raise RecordUnusable(f"judgement {judgement} was erased")
     policy = await lock_policy(connection, policy_id)
     await connection.execute(select(JudgementRow.id).where(JudgementRow.id == judgement).with_for_update())
+    facts = (await raw_connection(connection)).cursor(row_factory=namedtuple_row)
     # A statement of its own: it sees what was committed while this transaction waited for the locks.
-    row = (await connection.execute(_FACTS, {"judgement": judgement, "kind": kind})).first()
+    await facts.execute(*facts_of([judgement], [kind]))
+    return policy, locked_of(judgement, await facts.fetchone())
+
+
+def facts_of(judgements: Sequence[JudgementId], kinds: Sequence[str | None]) -> tuple[str, list[object]]:
+    """The statement that reads the rows of `locked_of`, and its parameters.
+
+    Args:
+        kinds: of each judgement, of the votes that are read.
+    """
+    return _FACTS, [list(judgements), list(kinds)]
+
+
+def locked_of(judgement: JudgementId, row: Any | None) -> Locked:
+    """
+    Raises:
+        RecordUnusable: the turn, the one that holds its next state, or with that the judgement was erased.
+    """
     if row is None:
         raise RecordUnusable(f"judgement {judgement} was erased")
     turn_id = TurnId(row.turn_id)
     require_content(turn_id, row.outcome)
     if row.shown_by is not None:
         require_content(TurnId(row.shown_by), row.after)
-    return _Locked(
-        policy=policy,
+    return Locked(
         turn_id=turn_id,
         verdict=row.verdict,
-        place=sample_place(policy_id, row),
+        place=sample_place(row.policy, row),
         sample=row.sample,
         other_samples=frozenset(row.other_samples or ()),
         votes=dict(zip(row.indices or (), row.scores or (), strict=True)),

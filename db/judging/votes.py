@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import Text, bindparam, select, text
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.ids import JudgementId
@@ -18,6 +18,7 @@ from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.records import DIRECT, VOTES, OpenJudgement, StoredHint, StoredVote
 from db.content import ContentCodec, content_of
 from db.content_rows import answer_row
+from db.database import raw_connection
 from db.exact_json import storable
 from db.tables import HintRow, VoteRow
 from db.training.recipes import recipe_by_hash
@@ -26,77 +27,94 @@ _CHOICES: tuple[Vote, ...] = (1, 0, -1)
 _IMPOSSIBLE = -9999.0  # how vLLM writes −∞, which JSON has no number for
 
 # An erasure of one of them waits until the answer is inserted. Locked by id, in the order of erasures.
-_LOCK_TURNS = text("""
-    SELECT t.id FROM judgements j JOIN turns t ON t.id IN (j.turn_id, j.shown_by) WHERE j.id = :judgement_id
+_LOCK_TURNS = """
+    SELECT t.id FROM turns t WHERE t.id IN (
+        SELECT unnest(ARRAY[j.turn_id, j.shown_by]) FROM judgements j WHERE j.id = ANY(%b::uuid[]))
     ORDER BY t.id FOR KEY SHARE OF t
-""")
+"""
 # Nothing is inserted if the turn, or the one that holds its next state, was erased; nor a vote after the verdict was
 # decided: a verdict always agrees with its stored votes. A vote that is being inserted delays the decision. Only a
-# direct vote may come later: a closing asks for it where the votes cancelled out.
-_INSERT_VOTES = text("""
+# direct vote may come later: a closing asks for it where the votes cancelled out. Judgements are locked by id, as a
+# decision locks them.
+_INSERT_VOTES = """
     INSERT INTO votes (judgement_id, kind, index, raw, score)
-    SELECT j.id, :kind, a.index, a.raw, a.score
-    FROM judgements j JOIN turns t ON t.id = j.turn_id LEFT JOIN turns b ON b.id = j.shown_by,
-        unnest(CAST(:indices AS int[]), CAST(:raws AS text[]), CAST(:scores AS int[])) AS a(index, raw, score)
-    WHERE j.id = :judgement_id AND t.outcome <> 'erased' AND (b.id IS NULL OR b.outcome <> 'erased')
-        AND (j.decided_at IS NULL OR (:kind = 'direct' AND j.verdict IS NOT NULL))
-    FOR KEY SHARE OF j ON CONFLICT DO NOTHING
-""").bindparams(bindparam("kind", type_=Text))
-_INSERT_HINTS = text("""
+    SELECT j.id, a.kind, a.index, a.raw, a.score
+    FROM unnest(%b::uuid[], %b::text[], %b::int[], %b::text[], %s::int[]) AS a(judgement_id, kind, index, raw, score)
+        JOIN judgements j ON j.id = a.judgement_id
+        JOIN turns t ON t.id = j.turn_id LEFT JOIN turns b ON b.id = j.shown_by
+    WHERE t.outcome <> 'erased' AND (b.id IS NULL OR b.outcome <> 'erased')
+        AND (j.decided_at IS NULL OR (a.kind = 'direct' AND j.verdict IS NOT NULL))
+    ORDER BY j.id FOR KEY SHARE OF j ON CONFLICT DO NOTHING
+"""
+_INSERT_HINTS = """
     INSERT INTO hints (judgement_id, kind, index, raw, accepted, text)
-    SELECT j.id, :kind, a.index, a.raw, a.accepted, a.text
-    FROM judgements j JOIN turns t ON t.id = j.turn_id LEFT JOIN turns b ON b.id = j.shown_by,
-        unnest(CAST(:indices AS int[]), CAST(:raws AS text[]), CAST(:accepted AS bool[]), CAST(:texts AS text[]))
-            AS a(index, raw, accepted, text)
-    WHERE j.id = :judgement_id AND t.outcome <> 'erased' AND (b.id IS NULL OR b.outcome <> 'erased')
-    FOR KEY SHARE OF j ON CONFLICT DO NOTHING
-""").bindparams(bindparam("kind", type_=Text))
+    SELECT j.id, a.kind, a.index, a.raw, a.accepted, a.text
+    FROM unnest(%b::uuid[], %b::text[], %b::int[], %b::text[], %s::bool[], %s::text[])
+            AS a(judgement_id, kind, index, raw, accepted, text)
+        JOIN judgements j ON j.id = a.judgement_id
+        JOIN turns t ON t.id = j.turn_id LEFT JOIN turns b ON b.id = j.shown_by
+    WHERE t.outcome <> 'erased' AND (b.id IS NULL OR b.outcome <> 'erased')
+    ORDER BY j.id FOR KEY SHARE OF j ON CONFLICT DO NOTHING
+"""
+
+Votes: TypeAlias = tuple[JudgementId, str, Sequence[StoredVote]]
+"""Votes of one judgement and kind."""
+Hints: TypeAlias = tuple[JudgementId, str, Sequence[StoredHint]]
+"""Likewise for hints."""
 
 
-async def insert_votes(
-    connection: AsyncConnection, judgement: JudgementId, kind: str, votes: Sequence[StoredVote]
-) -> None:
-    """Insert votes. Idempotent: the first one of its kind and index counts."""
+async def insert_votes(connection: AsyncConnection, votes: Sequence[Votes]) -> None:
+    """Insert votes of any number of judgements. Idempotent: the first one of its kind and index counts."""
     content = content_of(connection)
-    rows = {
-        "judgement_id": judgement,
-        "kind": kind,
-        "indices": [index for index, _, _ in votes],
-        "raws": [
-            content.write_text(storable(raw), "votes.raw", answer_row(judgement, kind, index))
-            for index, raw, _ in votes
-        ],
-        "scores": [vote for _, _, vote in votes],
-    }
-    await connection.execute(_LOCK_TURNS, {"judgement_id": judgement})
-    await connection.execute(_INSERT_VOTES, rows)
+    rows = [
+        (
+            judgement,
+            kind,
+            index,
+            content.write_text(storable(raw), "votes.raw", answer_row(judgement, kind, index)),
+            vote,
+        )
+        for judgement, kind, several in votes
+        for index, raw, vote in several
+    ]
+    await _insert(connection, _INSERT_VOTES, rows)
+
+
+async def insert_hints(connection: AsyncConnection, hints: Sequence[Hints]) -> None:
+    """Insert hints of any number of judgements. Idempotent: the first one of its kind and index counts."""
+    content = content_of(connection)
+    rows: list[tuple[Any, ...]] = []
+    for judgement, kind, several in hints:
+        for index, raw, hint in several:
+            place = answer_row(judgement, kind, index)
+            said = None if hint is None or hint.text is None else storable(hint.text)
+            stored = content.write_text(storable(raw), "hints.raw", place)
+            accepted = None if hint is None else hint.accepted
+            rows.append((judgement, kind, index, stored, accepted, content.write_text(said, "hints.text", place)))
+    await _insert(connection, _INSERT_HINTS, rows)
+
+
+async def _insert(connection: AsyncConnection, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """
+    Args:
+        statement: takes a list of each column of `rows`, of which the first is the judgement.
+    """
+    if not rows:
+        return
+    raw = await raw_connection(connection)
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    async with raw.pipeline():
+        await raw.execute(_LOCK_TURNS, [columns[0]])
+        await raw.execute(statement, columns)
 
 
 async def insert_direct_vote(
     connection: AsyncConnection, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
 ) -> Mapping[Vote, float]:
     """Insert a direct vote; the first one counts, and is returned."""
-    await insert_votes(connection, judgement, DIRECT, [(0, direct_to_text(logprobs), vote)])
+    await insert_votes(connection, [(judgement, DIRECT, [(0, direct_to_text(logprobs), vote)])])
     raw = await _direct(connection, judgement)
     return logprobs if raw is None else direct_from_text(raw)
-
-
-async def insert_hints(
-    connection: AsyncConnection, judgement: JudgementId, kind: str, hints: Sequence[StoredHint]
-) -> None:
-    """Insert hints. Idempotent: the first one of its kind and index counts."""
-    content = content_of(connection)
-    rows: dict[str, Any] = {"judgement_id": judgement, "kind": kind}
-    rows |= {name: [] for name in ("indices", "raws", "accepted", "texts")}
-    for index, raw, hint in hints:
-        place = answer_row(judgement, kind, index)
-        said = None if hint is None or hint.text is None else storable(hint.text)
-        rows["indices"].append(index)
-        rows["raws"].append(content.write_text(storable(raw), "hints.raw", place))
-        rows["accepted"].append(None if hint is None else hint.accepted)
-        rows["texts"].append(content.write_text(said, "hints.text", place))
-    await connection.execute(_LOCK_TURNS, {"judgement_id": judgement})
-    await connection.execute(_INSERT_HINTS, rows)
 
 
 async def read_open(

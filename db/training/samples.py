@@ -92,6 +92,11 @@ def sample_place(policy: str, row: Any) -> SamplePlace:
     return SamplePlace(policy, SessionId(row.session_id), None if row.group_id is None else TurnId(row.group_id), share)
 
 
+def is_place_held_out(place: SamplePlace) -> bool:
+    """Whether a turn's sample is held out."""
+    return is_held_out(place.policy, place.group_id or place.session_id, place.held_out_share)
+
+
 async def _read_place(connection: AsyncConnection, turn_id: TurnId) -> SamplePlace:
     query = (
         select(SessionRow.policy, TurnRow.session_id, TurnRow.group_id, RecipeRow.content)
@@ -121,7 +126,7 @@ async def insert_sample(
         place: of the turn, where the caller has read it already.
     """
     place = place or await _read_place(connection, turn_id)
-    held_out = is_held_out(place.policy, place.group_id or place.session_id, place.held_out_share)
+    held_out = is_place_held_out(place)
     hinted = None if hinted_prompt_ids is None else ids_to_bytes(hinted_prompt_ids)
     values = {
         "state": SampleState.HELD_OUT if held_out else SampleState.FRESH,

@@ -6,10 +6,14 @@ discarded when the turn was erased.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from cachetools import LRUCache
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import TurnId
 from db.content import ContentCodec, content_of
 from db.exact_json import exact_json
@@ -64,8 +68,27 @@ class ConversationCache:
         self.put(turn_id, conversation)
         return conversation
 
+    async def of_row(self, connection: AsyncConnection, row: Mapping[str, Any]) -> Conversation:
+        """The conversation of a turn whose row was read: as `load`, and without a query if its parent's is cached.
 
-def _continued(parent: Conversation | None, row: RowMapping, content: ContentCodec) -> Conversation:
+        Args:
+            row: with the columns that say what the turn adds to its parent, and its outcome.
+        """
+        turn_id = TurnId(row["id"])
+        if row["outcome"] == TurnOutcome.ERASED:
+            self.discard(turn_id)
+        if (cached := self._cache.get(turn_id)) is not None:
+            return cached
+        shares = row["messages_kept"] > 0 or bool(row["prompt_shared"])
+        parent = self._cache.get(TurnId(row["parent_turn_id"])) if shares else None
+        if shares and parent is None:
+            return await self.load(connection, turn_id)
+        conversation = _continued(parent, row, content_of(connection))
+        self.put(turn_id, conversation)
+        return conversation
+
+
+def _continued(parent: Conversation | None, row: RowMapping | Mapping[str, Any], content: ContentCodec) -> Conversation:
     turn = row["id"]
     added = content.read_json(row["messages_added"], "turns.messages_added", turn)
     stored = Delta(

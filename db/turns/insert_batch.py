@@ -25,6 +25,7 @@ from db.turns.batch_sessions import ERASED, Entry, assign_sessions, columns_of
 from db.turns.conversation_cache import ConversationCache
 from db.turns.prepared_turn import PreparedTurn
 from db.turns.reparent import reparent_late_turns
+from db.turns.session_lookup import CANDIDATES
 
 # Inserts the new sessions and locks all until the end of the transaction, but not for turns that are stored already.
 # A late turn from before an erasure does not reopen its session, and its client's value is gone.
@@ -42,12 +43,6 @@ _LOCK_SESSIONS = f"""
         last_turn_at = greatest(excluded.last_turn_at, sessions.last_turn_at),
         external_id = CASE WHEN {_ALIVE} THEN coalesce(sessions.external_id, excluded.external_id) END
     RETURNING id, erased_at
-"""
-_CANDIDATES = """
-    SELECT r.n, t.id, t.kind, t.response_digest, t.reply_digest
-    FROM unnest(%b::int[], %b::uuid[], %b::bytea[], %b::uuid[]) AS r(n, session_id, digest, before)
-    JOIN turns t ON t.session_id = r.session_id AND t.response_digest = r.digest AND t.id < r.before
-    ORDER BY t.id
 """
 # What makes a turn not an ordinary one: it is stored already, it repeats or continues a turn erased since it began
 # (prefix hashes outlive an erasure), or turns are stored that may continue it.
@@ -116,7 +111,7 @@ async def _lock_sessions(raw: Raw, entries: Sequence[Entry]) -> list[Entry]:
             digests |= found | content.find_digests(request.lookup.replies)
             replies += [(entry.n, entry.session, stored, entry.prepared.first_choice) for stored in found]
         if replies:
-            candidates = await raw.execute(_CANDIDATES, columns_of(replies, 4))
+            candidates = await raw.execute(CANDIDATES, columns_of(replies, 4))
         special = await raw.execute(_SPECIAL, _special_parameters(entries))
     erased_at: dict[SessionId, datetime | None] = dict(await locks.fetchall())
     by_place = {entry.n: entry for entry in entries}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import RowMapping, select
@@ -38,9 +39,16 @@ async def read_turn(
         return None
     if row["outcome"] == TurnOutcome.ERASED:
         conversations.discard(turn_id)
-    conversation = await conversations.load(connection, turn_id)
+    return stored_turn(row, await conversations.load(connection, turn_id), content_of(connection))
+
+
+def stored_turn(row: RowMapping | Mapping[str, Any], conversation: Conversation, content: ContentCodec) -> StoredTurn:
+    """
+    Args:
+        row: the turn's columns, `policy` and `api_key_id` of its session, and `tools` of its list.
+    """
     return StoredTurn(
-        record=_record(row, conversation, content_of(connection)),
+        record=_record(row, conversation, content),
         session_id=SessionId(row["session_id"]),
         parent_turn_id=_turn_id(row["parent_turn_id"]),
         outcome=TurnOutcome(row["outcome"]),
@@ -53,7 +61,7 @@ def evidence_from(stored: dict[str, Any]) -> SessionEvidence:
     return SessionEvidence(SessionSource(stored["source"]), stored["value"], tuple(stored["narrowing"]))
 
 
-def _record(row: RowMapping, conversation: Conversation, content: ContentCodec) -> TurnRecord:
+def _record(row: RowMapping | Mapping[str, Any], conversation: Conversation, content: ContentCodec) -> TurnRecord:
     response_ids = None if conversation.response_ids is None else bytes_to_ids(conversation.response_ids)
     logprobs = content.read_bytes(row["logprobs"], "turns.logprobs", row["id"])
     tools = row["tools"]

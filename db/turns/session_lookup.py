@@ -5,6 +5,9 @@ Reads only: a result stays right while the caller holds the lock on the session'
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -13,7 +16,8 @@ from clawloop.ids import SessionId, TurnId
 from clawloop.turns.conversation import KnownPrefix, choose_session
 from clawloop.turns.identify import named_session_id
 from clawloop.turns.parents import Candidate, find_parent
-from db.content import content_of
+from db.content import ContentCodec, content_of
+from db.database import Raw
 from db.tables import PrefixRole, TurnRow
 from db.turns.prepared_turn import Request
 
@@ -31,6 +35,14 @@ _KNOWN_PREFIXES = text("""
         ORDER BY turn_id DESC LIMIT 16) AS p
     JOIN turns t ON t.id = p.turn_id
 """)
+
+# Of many requests at once; `n` is the request's place.
+CANDIDATES = """
+    SELECT r.n, t.id, t.kind, t.response_digest, t.reply_digest
+    FROM unnest(%b::int[], %b::uuid[], %b::bytea[], %b::uuid[]) AS r(n, session_id, digest, before)
+    JOIN turns t ON t.session_id = r.session_id AND t.response_digest = r.digest AND t.id < r.before
+    ORDER BY t.id
+"""
 
 
 async def find_session(connection: AsyncConnection, request: Request) -> SessionId | None:
@@ -81,3 +93,27 @@ async def parent_candidates(connection: AsyncConnection, session: SessionId, req
         )
         for row in await connection.execute(query.order_by(TurnRow.id))
     ]
+
+
+async def candidates_of_many(
+    raw: Raw, content: ContentCodec, requests: Sequence[tuple[SessionId, Request]]
+) -> list[list[Candidate]]:
+    """`parent_candidates` of stored turns' requests and their sessions, in one statement.
+
+    Args:
+        requests: each with the turn that it became, in `before`.
+    """
+    candidates: list[list[Candidate]] = [[] for _ in requests]
+    digests: dict[bytes, bytes] = {}  # by their stored forms
+    rows: list[tuple[Any, ...]] = []
+    for n, (session, request) in enumerate(requests):
+        found = content.find_digests(request.replies)
+        digests |= found | content.find_digests(request.lookup.replies)
+        rows += [(n, session, stored, request.before) for stored in found]
+    if rows:
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        for n, turn_id, kind, response, reply in await (await raw.execute(CANDIDATES, columns)).fetchall():
+            # One that no request holds stays in its stored form, and equals none of the requests'.
+            known = digests.get(reply) or reply
+            candidates[n].append(Candidate(TurnId(turn_id), TurnKind(kind), digests[response], known))
+    return candidates
