@@ -22,6 +22,7 @@ from clawloop.errors import (
     EngineAnswerUnusable,
     EngineBroke,
     EngineRejected,
+    EnginesBusy,
     EngineUnavailable,
     NotFound,
     RequestRejected,
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 # An engine restarts within about a minute; PostgreSQL and Temporal within seconds.
 ENGINE_RETRY_SECONDS = 10
+# By then some of the replies that are being written have ended.
+BUSY_RETRY_SECONDS = 30
 STORE_RETRY_SECONDS = 2
 TEMPORAL_RETRY_SECONDS = 5
 # nginx's status for a client that disconnected before it was answered.
@@ -164,8 +167,7 @@ def to_problem(error: ClawloopError) -> Problem:
         case EngineRejected():
             return _from_engine(error)
         case EngineUnavailable():
-            message = f"No model server can answer now: {error}. Try again in {ENGINE_RETRY_SECONDS} s."
-            return Problem(503, message, "engine_unavailable", retry_after=str(ENGINE_RETRY_SECONDS))
+            return _no_engine(error)
         case EngineBroke():
             return Problem(502, f"The model server broke off: {error}. Send the request again.", "engine_broke")
         case EngineAnswerUnusable():
@@ -178,6 +180,18 @@ def to_problem(error: ClawloopError) -> Problem:
             return Problem(503, message, "temporal_unavailable", retry_after=str(TEMPORAL_RETRY_SECONDS))
         case _:
             return Problem(500, "Internal error in the gateway; its log has the details.", "internal_error")
+
+
+def _no_engine(error: EngineUnavailable) -> Problem:
+    if isinstance(error, EnginesBusy):
+        message = (
+            f"The model servers have as many chats as they may: {error.limit} choices at once on each for one gateway. "
+            f"No place became free for this request within {error.seconds:.0f} s. Try again in {BUSY_RETRY_SECONDS} s; "
+            "an operator sets the bound with `CLAWLOOP_ENGINE_CHATS`."
+        )
+        return Problem(429, message, "engines_busy", retry_after=str(BUSY_RETRY_SECONDS))
+    message = f"No model server can answer now: {error}. Try again in {ENGINE_RETRY_SECONDS} s."
+    return Problem(503, message, "engine_unavailable", retry_after=str(ENGINE_RETRY_SECONDS))
 
 
 def _from_engine(error: EngineRejected) -> Problem:

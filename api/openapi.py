@@ -41,7 +41,7 @@ CODES: dict[int, tuple[str, ...]] = {
     409: ("episode_not_running", "last_engine", "version_pinned", "recipe_conflict"),
     413: ("body_too_large",),
     421: ("host_not_allowed",),
-    429: ("rate_limit_exceeded", "too_many_structured_requests"),
+    429: ("engines_busy", "rate_limit_exceeded", "too_many_structured_requests"),
     431: ("headers_too_large",),
     500: ("internal_error",),
     502: ("engine_broke", "engine_answer_unusable"),

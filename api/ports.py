@@ -105,7 +105,7 @@ class Engines(Protocol):
         body: bytes,
         path: str = "/v1/chat/completions",
         trace: Mapping[str, str] | None = None,
-        sending: Callable[[], Awaitable[None]] | None = None,
+        sending: Callable[[str], Awaitable[None]] | None = None,
     ) -> AbstractAsyncContextManager[Answer]:
         """Send a request to an engine that has the version; leaving the context ends the request there.
 
@@ -114,12 +114,13 @@ class Engines(Protocol):
         Args:
             path: the engine's route.
             trace: headers by which traces are joined.
-            sending: awaited each time an engine was found, before the request is sent to it.
+            sending: awaited with the id of each engine that was found, before the request is sent to it.
 
         Raises:
             EngineRejected: the engine answered with an error.
             EngineBroke: the engine died before it answered.
             EngineUnavailable: no engine could take the request in time.
+            EnginesBusy: those that could have as many chats as they may.
         """
 
     def mark_missing(self, engine_id: str, route: RouteKey) -> None:

@@ -29,6 +29,7 @@ ClawloopError
     ├── StoreUnavailable        PostgreSQL did not answer in time
     │   └── StoreContended      another transaction holds a row that is needed
     ├── EngineUnavailable       no engine could take the request in time
+    │   └── EnginesBusy         those that could have as many chats as they may
     ├── EngineBroke             an engine failed in the middle of an answer
     ├── JudgeUnavailable        a judge did not answer, or asked for a later retry
     ├── SandboxFailed           a sandbox itself did not work, whatever ran in it
@@ -290,6 +291,20 @@ class StoreContended(StoreUnavailable):
 
 class EngineUnavailable(TransientError):
     """No engine could take the request in time; the client gets a Retry-After."""
+
+
+class EnginesBusy(EngineUnavailable):
+    """Every engine that could take the request has as many choices of chats as it may.
+
+    Args:
+        limit: choices on one engine, of one gateway.
+        seconds: how long the request has waited.
+    """
+
+    def __init__(self, limit: int, seconds: float):
+        super().__init__(f"no place among {limit} became free within {seconds:.0f} s")
+        self.limit = limit
+        self.seconds = seconds
 
 
 class EngineBroke(TransientError):

@@ -92,6 +92,9 @@ class ChatBounds(BaseModel):
     structured_requests: PositiveInt = 4
     """Requests of one key that may wait for their grammar at once. The engine compiles on half of its cores."""
 
+    structured_requests_together: PositiveInt = 4
+    """Those of all keys, on one engine. Judges wait behind them for up to 10 s each, however many keys there are."""
+
 
 class Settings(BaseSettings):
     """Settings of every process."""
@@ -119,6 +122,11 @@ class Settings(BaseSettings):
 
     engines: Annotated[tuple[str, ...], NoDecode] = ()
     """URLs of vLLM servers, separated by commas. Empty: `clawloop up` runs one."""
+
+    engine_chats: PositiveInt | None = None
+    """Choices of chats that one gateway has in flight on one engine; more wait for their turn, the key with the fewest
+    first. What all gateways leave of an engine's `--max-num-seqs` stays free for the judge, the gate and probes, which
+    share it. None: `clawloop up` leaves an eighth of its engines free; on engines of your own there is no bound."""
 
     engine_secret: SecretStr | None = None
     """Sent to engines as `Authorization: Bearer …`: the secret of their guard, or of vLLM's `--api-key`. None: none."""

@@ -92,7 +92,12 @@ class PreparedChat:
 
     def route(self, version: int) -> RouteKey:
         model = version_name(self.policy.id, version, self.policy.base_model)
-        return RouteKey(policy=self.policy.id, version=version, model=model, affinity=self.affinity)
+        return RouteKey(self.policy.id, version, model, self.affinity, self.owner, len(self.turn_ids))
+
+    @property
+    def owner(self) -> str:
+        """Whose turn it is when requests wait for an engine: a key's, or that of all episodes of a policy."""
+        return _owner(self.key, self.policy)
 
     def engine_body(self, version: int) -> bytes:
         own: dict[str, JsonValue] = {"model": self.route(version).model}
@@ -176,6 +181,10 @@ def cache_salt(key: ApiKey, policy: Policy, limits: Limits) -> str | None:
     # Attempts at one task share their prompt, and the operator chose the task. As a digest, because vLLM refuses salts
     # with "/", "@" or a backslash, or longer than 128 characters.
     return hashlib.sha256(f"episodes {policy.id}".encode()).hexdigest()
+
+
+def _owner(key: ApiKey, policy: Policy) -> str:
+    return f"episodes {policy.id}" if key.episode is not None else str(key.id)
 
 
 def _engine_fields(fields: dict[str, Any], request: ChatRequest, policy: Policy) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from clawloop.errors import (
     ClawloopError,
     EngineBroke,
     EngineRejected,
+    EnginesBusy,
     EngineUnavailable,
     RequestRejected,
 )
@@ -218,11 +219,11 @@ class ChatExchange(Response):
                 if self._headers_sent or attempt == ATTEMPTS:
                     raise
 
-    async def _before_sending(self, slot: AsyncExitStack, body_bytes: int) -> None:
+    async def _before_sending(self, slot: AsyncExitStack, body_bytes: int, engine: str) -> None:
         """Wait for a place for the request's grammar, which a request that waits for an engine does not take up."""
         await slot.aclose()  # of an engine that broke off
         if self._chat.has_grammar:
-            await slot.enter_async_context(self._services.grammar_slots.slot(self._chat.key.id))
+            await slot.enter_async_context(self._services.grammar_slots.slot(self._chat.key.id, engine))
         self._meter.sending(body_bytes)
 
     async def _send_stream(self, answer: Answer, send: Send, grammar_slot: AsyncExitStack) -> None:
@@ -386,7 +387,8 @@ class ChatExchange(Response):
 
 def _is_refusal(error: ClawloopError) -> bool:
     """No engine accepted the request, so there is no turn to record."""
-    return isinstance(error, RequestRejected) or (isinstance(error, EngineRejected) and 400 <= error.status < 500)
+    refused = isinstance(error, EngineRejected) and 400 <= error.status < 500
+    return refused or isinstance(error, RequestRejected | EnginesBusy)
 
 
 def _body_event(content: bytes, *, more: bool) -> AsgiMessage:

@@ -148,9 +148,13 @@ class RouteKey:
     Args:
         model: the version's name on the engine.
         affinity: requests with the same value go to the same healthy engine, for its prefix cache.
+        owner: whose request it is; owners get places on engines in turn.
+        choices: sequences that the engine is to sample; 0: none.
     """
 
     policy: str
     version: int
     model: str
     affinity: str
+    owner: str = ""
+    choices: int = 0

@@ -48,6 +48,19 @@ SMALL_GPU = Serving(seqs=64, batched_tokens=2048)
 """What vLLM takes for smaller GPUs, and fewer requests, since each needs room for the vocabulary."""
 
 
+CHATS_LEAVE = 8
+"""Of so many sequences chats leave one free: judgements of a few turns at once, the gate's and probes' questions."""
+
+
+def chats_of_gateway(seqs: int, gateways: int) -> int:
+    """Sequences of an engine that each of so many gateways may use for chats, so that all leave an eighth free.
+
+    A fixed share of each, because connections are spread over gateways by the kernel, and no chat waits for another
+    process.
+    """
+    return max(1, (seqs - -(-seqs // CHATS_LEAVE)) // gateways)
+
+
 def on_cpu(max_model_len: int) -> Serving:
     """A prompt is read whole there: `clawloop.layout.on_cpu` says why."""
     return Serving(seqs=64, batched_tokens=max_model_len, block_tokens=128)

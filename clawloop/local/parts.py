@@ -74,6 +74,7 @@ class Deployment:
         temporal_ui, page: addresses of Temporal's UI and of the page; None if not known.
         gateway: URL of the gateways on this machine; None if not known.
         context_tokens: the longest context of the engines started here.
+        engine_chats: CLAWLOOP_ENGINE_CHATS of each gateway; None: no bound.
         encryption_key_file: CLAWLOOP_ENCRYPTION_KEY_FILE.
     """
 
@@ -99,6 +100,7 @@ class Deployment:
     encryption_key_file: Path | None = None
     gateway: str | None = None
     context_tokens: int | None = None
+    engine_chats: int | None = None
 
 
 def numbered(name: str, number: int, count: int) -> str:
@@ -196,6 +198,8 @@ def _gateway(
     command += [f"--allowed-host={host}" for host in deployment.allowed_hosts]
     # It asks the judge too, to compare stored verdicts.
     variables = _with_judge(deployment, environment) | _settings(deployment)
+    if deployment.engine_chats is not None:
+        variables.setdefault("CLAWLOOP_ENGINE_CHATS", str(deployment.engine_chats))
     launch = Launch(tuple(command), variables, pass_fds=(listener.fileno(),))
     return Part(
         name=name,

@@ -13,7 +13,7 @@ from clawloop.local import checks, parts
 from clawloop.local.keys_file import ensure_engine_secret
 from clawloop.local.model_layout import ModelOptions, lay_out
 from clawloop.local.parts import LOOPBACK, JudgeEngine
-from clawloop.local.services.vllm import GUARD_SECRET, EngineOptions, ModelFacts, read_model
+from clawloop.local.services.vllm import GUARD_SECRET, EngineOptions, ModelFacts, max_num_seqs, read_model
 from clawloop.local.supervision.part import Part
 from clawloop.recipes.recipe import Recipe
 from clawloop.training.model.families import read_family
@@ -27,6 +27,7 @@ class PlannedModels:
         engines: all parts that are vLLM, the judge's too.
         urls: of the engines that serve policies.
         base_model: the name by which they serve it.
+        seqs: sequences that each of them computes at once.
         judge: None: there is no judge engine.
         trained_model: folder of the base weights; None: no trainer.
     """
@@ -35,6 +36,7 @@ class PlannedModels:
     engines: tuple[Part, ...]
     urls: tuple[str, ...]
     base_model: str
+    seqs: int
     judge: JudgeEngine | None
     trained_model: Path | None
 
@@ -81,6 +83,7 @@ def plan_models(
     count = sum(process.role is Role.ENGINE for process in serving)
     engines: list[Part] = []
     urls: dict[Role, list[str]] = {Role.ENGINE: [], Role.JUDGE: []}
+    seqs: list[int] = []
     for number, process in enumerate(serving):
         # One after another from the port that was asked for.
         asked = engine_port and engine_port + number
@@ -89,6 +92,8 @@ def plan_models(
         name = parts.JUDGE_ENGINE if judges else parts.numbered(parts.ENGINE, number, count)
         guarded = {**process.environment, GUARD_SECRET: secret, "CLAWLOOP_ENGINE_ADAPTERS": str(adapters)}
         engine = EngineOptions(port, process.arguments, guarded, wanted.engine_arguments)
+        if not judges:
+            seqs.append(max_num_seqs(engine))
         where = ", ".join(layout.devices[gpu].name for gpu in process.gpus) or "CPU"
         engines.append(parts.vllm(name, judging if judges else served, engine, where, environment))
         urls[process.role].append(f"http://{LOOPBACK}:{port}")
@@ -97,6 +102,7 @@ def plan_models(
         engines=tuple(engines),
         urls=tuple(urls[Role.ENGINE]),
         base_model=model.name,
+        seqs=min(seqs),
         judge=next((JudgeEngine(url, judging.name, secret) for url in urls[Role.JUDGE]), None),
         trained_model=model.path if wanted.train else None,
     )

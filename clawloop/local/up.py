@@ -18,6 +18,7 @@ from pathlib import Path
 
 from clawloop.encryption.key_file import SETTING
 from clawloop.errors import SetupError
+from clawloop.layout.engine import chats_of_gateway
 from clawloop.layout.table import overview
 from clawloop.local import checks, parts
 from clawloop.local.keys_file import read_keys, write_keys
@@ -229,6 +230,7 @@ def _deployment(options: UpOptions, plan: Plan, keys: Mapping[str, str]) -> Depl
         temporal_ui=options.environment.get("CLAWLOOP_TEMPORAL_UI") or plan.temporal_ui,
         encryption_key_file=_key_file(options.environment),
         context_tokens=None if models is None else models.layout.max_model_len,
+        engine_chats=None if models is None else chats_of_gateway(models.seqs, options.gateways),
     )
 
 

@@ -248,7 +248,11 @@ async def gateway_services(
         return directory.snapshot.engines
 
     rotation = Rotation(
-        current_engines, hold_seconds=options.hold_seconds, hold_limit=options.hold_limit, held=metrics.held
+        current_engines,
+        hold_seconds=options.hold_seconds,
+        hold_limit=options.hold_limit,
+        held=metrics.held,
+        places=settings.engine_chats,
     )
     engines = await stack.enter_async_context(ChatEngines(rotation, current_engines, secret=engine_secret(settings)))
     metrics.engines_healthy.set_function(lambda: len(engines.healthy()))
@@ -320,7 +324,7 @@ async def gateway_services(
         metrics=metrics,
         metrics_pages=GatewayPages(metrics.registry, options.name, options.health_port, options.peers),
         limits=options.limits,
-        grammar_slots=GrammarSlots(options.limits.chat.structured_requests),
+        grammar_slots=GrammarSlots.of(options.limits.chat),
         key_limits=KeyLimiter(gateways=1 + len(options.peers), stored=stored),
         key_uses=key_uses,
         exporter=Exporter(PostgresExportStore(background)),

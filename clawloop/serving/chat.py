@@ -105,8 +105,9 @@ class ChatEngines:
 
     async def __aenter__(self) -> ChatEngines:
         self._client = aiohttp.ClientSession(
-            # No limit on connections: the engine has the better queue. It closes an idle connection after 5 s
-            # (uvicorn's default); reusing one at that moment would look like a dead engine.
+            # No limit on connections: where chats are bounded the rotation does it, and else the engine has the better
+            # queue. It closes an idle connection after 5 s (uvicorn's default); reusing one at that moment would look
+            # like a dead engine.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
             timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS, total=None),
             auto_decompress=False,
@@ -140,7 +141,7 @@ class ChatEngines:
         body: bytes,
         path: str = "/v1/chat/completions",
         trace: Mapping[str, str] | None = None,
-        sending: Callable[[], Awaitable[None]] | None = None,
+        sending: Callable[[str], Awaitable[None]] | None = None,
     ) -> AsyncIterator[EngineAnswer]:
         headers = {"Content-Type": "application/json", **(trace or {})}
         engine, response = await self._open(route, body, path, headers, sending)
@@ -161,7 +162,7 @@ class ChatEngines:
         finally:
             # Makes vLLM abort an unfinished request; after a finished one the connection stays open.
             response.close()
-            self._rotation.release(engine)
+            self._rotation.release(engine, owner=route.owner, choices=route.choices)
 
     async def _open(
         self,
@@ -169,26 +170,28 @@ class ChatEngines:
         body: bytes,
         path: str,
         headers: Mapping[str, str],
-        sending: Callable[[], Awaitable[None]] | None,
+        sending: Callable[[str], Awaitable[None]] | None,
     ) -> tuple[Engine, aiohttp.ClientResponse]:
         failed: str | None = None
         for attempt in range(1, ATTEMPTS + 1):
-            engine = await self._rotation.acquire(route.policy, route.version, route.affinity, failed)
+            engine = await self._rotation.acquire(
+                route.policy, route.version, route.affinity, failed, owner=route.owner, choices=route.choices
+            )
             try:
                 if sending is not None:
-                    await sending()
+                    await sending(engine.id)
                 return engine, await self._post(engine, body, path, headers)
             except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
                 # No byte came back: the request can go to another engine, or wait until this one is up again.
                 failed = engine.id
-                self._rotation.release(engine)
                 self._rotation.mark(engine.id, healthy=False)
+                self._rotation.release(engine, owner=route.owner, choices=route.choices)
                 log.warning(
                     "engine unreachable",
                     extra={"engine_id": engine.id, "why": _describe(error), "attempt": attempt},
                 )
             except BaseException:
-                self._rotation.release(engine)
+                self._rotation.release(engine, owner=route.owner, choices=route.choices)
                 raise
         raise EngineUnavailable(f"{ATTEMPTS} engines in a row broke off before they answered")
 

@@ -38,6 +38,11 @@ class Endpoint:
     api_key: str | None = None
 
 
+BEFORE_CHATS = {"priority": -1}
+"""In a request to an engine of ours: it precedes those of chats, which have 0 and may not say otherwise.
+
+Engines that were started without `--scheduling-policy priority` ignore it (vllm 0.32)."""
+
 Endpoints = Callable[[str], Sequence[Endpoint]]
 """The servers of a policy now; may be empty."""
 

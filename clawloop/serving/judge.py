@@ -18,7 +18,7 @@ from clawloop.judging.parsing import Vote
 from clawloop.judging.prompts import HINT_LIMIT, AnswerForm, JudgeAnswer, JudgePrompt
 from clawloop.judging.voting import choice_logprobs
 from clawloop.recipes.recipe import JudgeForm
-from clawloop.serving.endpoints import Endpoints, JsonClient, NoReply, Reply
+from clawloop.serving.endpoints import BEFORE_CHATS, Endpoints, JsonClient, NoReply, Reply
 from clawloop.serving.judge_pictures import PictureReader, with_pictures
 from clawloop.serving.thinking_probe import ThinkingProbe
 
@@ -67,6 +67,7 @@ class JudgeClient:
         endpoints: the judge's servers.
         form: how it answers unless a recipe says; GRAMMAR only for vLLM, which then allows nothing but an answer. None:
             it is vLLM, and is asked whether its model thinks: then FREE, else GRAMMAR.
+        with_chats: the servers are our own engines, which answer chats too.
         seconds: time limit of one request.
         clock: gets the duration of each request.
         pictures: reads the images of evidence, for a judge that sees; None: it does not, and reads what they are.
@@ -77,6 +78,7 @@ class JudgeClient:
         endpoints: Endpoints,
         form: AnswerForm | None,
         *,
+        with_chats: bool = False,
         seconds: float = ANSWER_SECONDS,
         clock: RequestClock | None = None,
         pictures: PictureReader | None = None,
@@ -85,6 +87,7 @@ class JudgeClient:
         self._clock = clock
         self._endpoints = endpoints
         self._form = form
+        self._added = BEFORE_CHATS if with_chats else {}
         self._thinking = ThinkingProbe(endpoints)
         self._client = JsonClient(seconds)
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
@@ -184,6 +187,7 @@ class JudgeClient:
 
     async def _request(self, policy: str, prompt: JudgePrompt, n: int, temperature: float, **others: object) -> Reply:
         body: dict[str, Any] = {"messages": prompt.messages, "temperature": temperature, "max_tokens": FREE_TOKENS}
+        body |= self._added
         if n > 1:
             body["n"] = n
         if prompt.structured_outputs is not None:

@@ -13,7 +13,7 @@ from clawloop.contracts.serving import Directory
 from clawloop.errors import EngineRejected, EngineUnavailable
 from clawloop.families.thinking import switched
 from clawloop.ids import version_name
-from clawloop.serving.endpoints import Endpoint, JsonClient, NoReply
+from clawloop.serving.endpoints import BEFORE_CHATS, Endpoint, JsonClient, NoReply
 
 # A busy CPU engine answers a prompt of 4,096 tokens within this.
 ANSWER_SECONDS = 110.0
@@ -55,6 +55,7 @@ class ProbeClient:
             "temperature": 0.0,
             "max_tokens": max_tokens,
             "chat_template_kwargs": switched(False),
+            **BEFORE_CHATS,
         }
         if content.tools:
             body["tools"] = [dict(tool) for tool in content.tools]

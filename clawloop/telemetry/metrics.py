@@ -51,7 +51,9 @@ class GatewayMetrics:
             "clawloop_gateway_requests_in_flight", "Chat requests being answered", registry=self.registry
         )
         self.held = Gauge(
-            "clawloop_gateway_requests_held", "Requests that wait for a healthy engine", registry=self.registry
+            "clawloop_gateway_requests_held",
+            "Requests that wait for a healthy engine, or a place on one",
+            registry=self.registry,
         )
         self.turns = Counter(
             "clawloop_gateway_turns_total",

@@ -119,6 +119,8 @@ async def running_gateway(
     engines: Sequence[FakeEngine],
     limits: Limits | None = None,
     hold_seconds: float = 5.0,
+    places: int | None = None,
+    place_seconds: float = 30.0,
     active: int = 0,
     versions: frozenset[int] = frozenset(),
     spool_bytes: int = 10**8,
@@ -148,7 +150,12 @@ async def running_gateway(
             stack.callback(spool.close)
             cache = await stack.enter_async_context(DirectoryCache(directory))
             rotation = Rotation(
-                lambda: cache.snapshot.engines, hold_seconds=hold_seconds, hold_limit=2, held=metrics.held
+                lambda: cache.snapshot.engines,
+                hold_seconds=hold_seconds,
+                hold_limit=2,
+                held=metrics.held,
+                places=places,
+                place_seconds=place_seconds,
             )
             chat_engines = await stack.enter_async_context(
                 ChatEngines(rotation, lambda: cache.snapshot.engines, probe_seconds=0.05)
@@ -198,7 +205,7 @@ async def running_gateway(
                     metrics=metrics,
                     metrics_pages=GatewayPages(metrics.registry, None, 0, ()),
                     limits=limits or Limits(),
-                    grammar_slots=GrammarSlots((limits or Limits()).chat.structured_requests, wait_seconds=0.2),
+                    grammar_slots=GrammarSlots.of((limits or Limits()).chat, wait_seconds=0.2),
                     key_limits=KeyLimiter(stored=stored),
                     key_uses=keys,
                     exporter=Exporter(FakeExportStore(turns)),

@@ -198,10 +198,10 @@ def test_names_that_a_header_cannot_hold_are_dropped_without_a_word() -> None:
 
 
 async def test_a_client_that_leaves_does_not_free_its_slot_while_the_engine_compiles() -> None:
-    slots, key = GrammarSlots(1, wait_seconds=0.05, compile_seconds=1), new_api_key_id()
+    slots, key = GrammarSlots(1, 8, wait_seconds=0.05, compile_seconds=1), new_api_key_id()
 
     async def leave() -> None:
-        async with slots.slot(key):
+        async with slots.slot(key, "e0"):
             await asyncio.sleep(60)
 
     leaving = asyncio.create_task(leave())
@@ -209,22 +209,22 @@ async def test_a_client_that_leaves_does_not_free_its_slot_while_the_engine_comp
     leaving.cancel()
     await asyncio.wait([leaving])
     with pytest.raises(RequestRejected, match="wait for their grammar"):
-        async with slots.slot(key):
+        async with slots.slot(key, "e0"):
             pass
     await asyncio.sleep(1)  # by now it is compiled
-    async with slots.slot(key):
+    async with slots.slot(key, "e0"):
         pass
 
 
 async def test_a_slot_is_held_no_longer_than_a_grammar_takes() -> None:
-    slots, key = GrammarSlots(1, wait_seconds=5, compile_seconds=0.05), new_api_key_id()
-    async with slots.slot(key), slots.slot(key):  # as two answers that are not streamed
+    slots, key = GrammarSlots(1, 8, wait_seconds=5, compile_seconds=0.05), new_api_key_id()
+    async with slots.slot(key, "e0"), slots.slot(key, "e0"):  # as two answers that are not streamed
         pass
-    impatient = GrammarSlots(1, wait_seconds=0.05, compile_seconds=60)
+    impatient = GrammarSlots(1, 8, wait_seconds=0.05, compile_seconds=60)
     for _ in range(2):  # freed once at its end, not twice
-        async with impatient.slot(key):
+        async with impatient.slot(key, "e0"):
             with pytest.raises(RequestRejected):
-                async with impatient.slot(key):
+                async with impatient.slot(key, "e0"):
                     pass
 
 
@@ -263,7 +263,7 @@ async def test_a_request_that_waits_for_an_engine_holds_no_place_for_its_grammar
         held = asyncio.create_task(client.post(PATH, json=structured))
         registry = gateway.services.metrics.registry
         await until(lambda: registry.get_sample_value("clawloop_gateway_requests_held") == 1)
-        async with gateway.services.grammar_slots.slot((await gateway.only_key()).id):
+        async with gateway.services.grammar_slots.slot((await gateway.only_key()).id, "e0"):
             pass  # the only place of the key is free
         engine.healthy = True
         assert (await held).status_code == 200

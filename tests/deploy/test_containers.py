@@ -16,6 +16,7 @@ from clawloop.cli.main import app
 from clawloop.families.chat_format import ChatFormat
 from clawloop.families.thinking import Thinking
 from clawloop.layout import plan as layouts
+from clawloop.layout.engine import chats_of_gateway
 from clawloop.layout.parts import Process, Role
 from clawloop.local.services.vllm import EngineOptions, ModelFacts, launch
 from clawloop.settings import Settings
@@ -35,6 +36,8 @@ MACHINES: dict[str, tuple[int, ...] | None] = {
     "kubernetes cuda": (80, 80),
 }
 MEMORY = 256
+# In both; `test_compose` and `test_kubernetes` have the number.
+GATEWAYS = 2
 TRAINERS_OWN = {"PYTORCH_ALLOC_CONF", "MALLOC_MMAP_THRESHOLD_", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"}
 REFERENCED = {"MODEL_NAME", "POD_NAME", "CLAWLOOP_MODEL", "TOOL_CHOICE", "TOOL_PARSER", "REASONING_PARSER"} | {
     "MAX_LORAS",
@@ -116,6 +119,11 @@ def test_every_command_line_parses(containers: list[Container]) -> None:
         while isinstance(command, typer.core.TyperGroup):
             command = command.commands[words.pop(0)]
         command.make_context(container.name, words)  # raises a usage error
+
+
+def test_gateways_leave_sequences_of_the_engine_for_the_judge(containers: list[Container]) -> None:
+    share = chats_of_gateway(int(engine_of(containers).option("--max-num-seqs")), GATEWAYS)
+    assert the(containers, "gateway").environment["CLAWLOOP_ENGINE_CHATS"] == str(share)
 
 
 def test_every_variable_is_a_setting(containers: list[Container]) -> None:

@@ -156,6 +156,7 @@ def test_disruption_budgets_allow_drains(resources: list[Resource]) -> None:
             assert makers[name]["spec"]["replicas"] > budget["spec"]["minAvailable"]
     # A pool has one trainer; a budget for it would block drains.
     assert makers.keys() - of_kind(resources, "PodDisruptionBudget").keys() == {"trainer"}
+    assert makers["gateway"]["spec"]["replicas"] == 2
     assert makers["trainer"]["spec"]["replicas"] == 1
     assert makers["trainer"]["spec"]["strategy"] == {"type": "Recreate"}
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -167,6 +168,21 @@ def test_up_passes_allowed_hosts_to_the_gateway(tmp_path: Path) -> None:
         listener.bind(("0.0.0.0", 0))
         for gateway in parts.gateways(deployment, listener, 2, {}):
             assert gateway.prepare().command[-2:] == ("--allowed-host=clawloop.lan", "--allowed-host=box")
+
+
+def test_up_gives_each_gateway_its_share_of_an_engine_and_a_persons_own_comes_first(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path, "postgresql://x/y", "127.0.0.1:1", (), "tiny", (), {}, engine_chats=28)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        given = [
+            parts.gateways(each, listener, 1, environment)[0].prepare().environment.get("CLAWLOOP_ENGINE_CHATS")
+            for each, environment in (
+                (deployment, {}),
+                (deployment, {"CLAWLOOP_ENGINE_CHATS": "9"}),
+                (replace(deployment, engine_chats=None), {}),
+            )
+        ]
+    assert given == ["28", "9", None]
 
 
 def test_gateway_and_judge_worker_ask_the_judge_engine_that_is_started_here(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from clawloop.local.services.vllm import (
     EngineOptions,
     ModelFacts,
     launch,
+    max_num_seqs,
     progress,
     read_model,
 )
@@ -50,6 +51,7 @@ def test_flags_of_every_engine() -> None:
     assert command[3:6] == (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
     given = flags(command)
     assert given["--lora-target-modules"] == list(LORA_TARGETS)
+    assert given["--scheduling-policy"] == ["priority"]
     assert given["--served-model-name"] == ["Qwen3-4B"]
     assert given["--host"] == ["127.0.0.1"]
     assert given["--generation-config"] == ["vllm"]
@@ -61,7 +63,8 @@ def test_flags_of_every_engine() -> None:
 
 def test_an_engine_without_adapters_has_no_targets_for_them() -> None:
     judge = plan(request(shapes.QWEN3_4B, (80, 80, 80), judge=(2,))).processes[1]
-    assert "--lora-target-modules" not in launch(QWEN3_4B, EngineOptions(8100, judge.arguments), {}).command
+    command = launch(QWEN3_4B, EngineOptions(8100, judge.arguments), {}).command
+    assert not {"--lora-target-modules", "--scheduling-policy"} & set(command)
 
 
 def test_an_engine_with_a_secret_is_guarded_and_the_secret_is_not_on_its_command_line() -> None:
@@ -75,6 +78,9 @@ def test_an_engine_with_a_secret_is_guarded_and_the_secret_is_not_on_its_command
 def test_a_persons_arguments_come_last_and_win() -> None:
     further = ("--max-num-seqs=8", "--enforce-eager")
     assert launch(QWEN3_4B, replace(OPTIONS, further=further), {}).command[-2:] == further
+    assert max_num_seqs(replace(OPTIONS, further=further)) == 8
+    assert max_num_seqs(replace(OPTIONS, further=("--max-num-seqs", "9"))) == 9
+    assert str(max_num_seqs(OPTIONS)) == flags(PLANNED)["--max-num-seqs"][0]
 
 
 def test_without_guard_sampling_generation_config_is_not_overridden() -> None:

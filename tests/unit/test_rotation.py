@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from clawloop.contracts.serving import Engine
-from clawloop.errors import EngineUnavailable
+from clawloop.errors import EnginesBusy, EngineUnavailable
 from clawloop.serving.rotation import AFFINITY_SLACK, MISSING_SECONDS, Rotation
 
 
@@ -126,3 +126,37 @@ async def test_requests_of_one_policy_do_not_take_all_places_of_another() -> Non
     for task in waiting:
         task.cancel()
     await asyncio.wait(waiting)
+
+
+async def test_chats_wait_where_they_have_their_places_and_what_needs_none_does_not() -> None:
+    held = Gauge("held", "held", registry=CollectorRegistry())
+    engines = [_engine("a"), _engine("b")]
+    rotation = Rotation(
+        lambda: engines, hold_seconds=1, hold_limit=2, held=held, places=AFFINITY_SLACK, place_seconds=0.05
+    )
+    for engine in engines:
+        rotation.mark(engine.id, healthy=True)
+
+    async def ask(owner: str, choices: int = 1) -> Engine:
+        return await rotation.acquire("default", 0, "session", owner=owner, choices=choices)
+
+    # Home first, although it is the busier one; then the other one; and never more.
+    got = [(await ask("x")).id for _ in range(2 * AFFINITY_SLACK)]
+    assert sorted(Counter(got).values()) == [AFFINITY_SLACK, AFFINITY_SLACK]
+    assert len(set(got[:AFFINITY_SLACK])) == 1
+    with pytest.raises(EnginesBusy, match=f"among {AFFINITY_SLACK} "):
+        await ask("x")
+    await rotation.acquire("default", 0, "session")  # as a request for token ids
+    waiting = asyncio.create_task(ask("y"))
+    await asyncio.sleep(0)
+    rotation.release(engines[1], owner="x", choices=1)
+    assert (await waiting).id == "b"
+    # An engine that is out of rotation gives its places to nobody; when it is back it does.
+    waiting = asyncio.create_task(ask("y"))
+    await asyncio.sleep(0)
+    rotation.mark("a", healthy=False)
+    rotation.release(engines[0], owner="x", choices=1)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    rotation.mark("a", healthy=True)
+    assert (await waiting).id == "a"

@@ -100,11 +100,19 @@ def launch(model: ModelFacts, options: EngineOptions, environment: Mapping[str, 
         command += ["--middleware", "clawloop.serving.engine_guard.EngineGuard"]
     if "--enable-lora" in options.planned:
         command += ["--lora-target-modules", *LORA_TARGETS]
+        # Judges, which share the engine with chats, come first, and where memory ends a chat is put off, not they.
+        command += ["--scheduling-policy", "priority"]
     # Log-probs at the temperature of the request, not at 1.
     command += ["--logprobs-mode", "processed_logprobs"]
     if options.guard_sampling:
         command += ["--generation-config", "vllm"]
     return Launch((*command, *options.further), _environment({**environment, **options.environment}))
+
+
+def max_num_seqs(options: EngineOptions) -> int:
+    """How many sequences the engine computes at once: its last `--max-num-seqs`, which a person may have given."""
+    words = [part for word in (*options.planned, *options.further) for part in word.split("=", 1)]
+    return int(words[len(words) - words[::-1].index("--max-num-seqs")])
 
 
 def progress(line: str) -> str | None:

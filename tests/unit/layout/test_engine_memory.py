@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from clawloop.layout import engine
-from clawloop.layout.engine import LARGE_GPU, SMALL_GPU, Serving
+from clawloop.layout.engine import LARGE_GPU, SMALL_GPU, Serving, chats_of_gateway
 from clawloop.layout.model_shape import KvShape
 from clawloop.layout.parts import MIB
 from tests.unit.layout.shapes import QWEN3_4B, SMALL, request
@@ -66,3 +66,11 @@ def test_graphs_are_counted_by_batch_size() -> None:
 def test_on_a_cpu_the_vocabulary_is_packed_twice_whether_it_is_one_matrix_or_two() -> None:
     assert engine.packed_vocabulary(SMALL, 2) == 2 * 1000 * 8 * 2
     assert engine.packed_vocabulary(replace(SMALL, tied=False), 2) == 2 * 1000 * 8 * 2
+
+
+@pytest.mark.parametrize(
+    ("seqs", "gateways", "each"),
+    [(64, 1, 56), (64, 2, 28), (256, 2, 112), (64, 3, 18), (9, 1, 7), (1, 1, 1), (4, 8, 1)],
+)
+def test_gateways_together_leave_an_eighth_of_an_engine_free(seqs: int, gateways: int, each: int) -> None:
+    assert chats_of_gateway(seqs, gateways) == each

@@ -1,0 +1,108 @@
+"""A bound on what several owners have on one engine at once, and a fair order for what waits.
+
+Next is the owner that holds least there and elsewhere, and of several such the one that waits longest. So a key with a
+thousand requests delays the first one of another key until the next place is free, and no longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    number: int
+    amount: int
+    takes: Callable[[str], bool]
+    place: asyncio.Future[str]
+
+
+class Places:
+    """
+    Args:
+        limit: places on each engine. A request that wants more takes all, when no other has any.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._used: Counter[str] = Counter()
+        self._held: Counter[str] = Counter()  # by owner
+        self._waiting: dict[str, deque[_Waiting]] = {}  # by owner, none of them empty
+        self._arrived = 0
+
+    def is_free(self, engine: str, amount: int) -> bool:
+        """Whether a request may take its places at once: there are enough, and nobody waits."""
+        return not self._waiting and self._has_room(engine, amount)
+
+    def take(self, engine: str, owner: str, amount: int) -> None:
+        amount = min(amount, self.limit)
+        self._used[engine] += amount
+        self._held[owner] += amount
+
+    def give_back(self, engine: str, owner: str, amount: int) -> None:
+        amount = min(amount, self.limit)
+        self._used[engine] -= amount
+        self._held[owner] -= amount
+        if not self._held[owner]:
+            del self._held[owner]
+        self.hand_out(engine)
+
+    async def wait(
+        self, engines: Iterable[str], owner: str, amount: int, takes: Callable[[str], bool], seconds: float | None
+    ) -> str:
+        """Wait for places; the engine on which the request has them then.
+
+        Args:
+            engines: those that the request could use now.
+            takes: whether it could use an engine, asked when that has a free place.
+            seconds: None: however long it takes.
+
+        Raises:
+            TimeoutError: it got none in time.
+        """
+        self._arrived += 1
+        waiting = _Waiting(self._arrived, amount, takes, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(owner, deque()).append(waiting)
+        for engine in engines:  # those who wait may be waiting for another one
+            self.hand_out(engine)
+        try:
+            async with asyncio.timeout(seconds):
+                return await waiting.place
+        except (asyncio.CancelledError, TimeoutError):
+            if waiting.place.done() and not waiting.place.cancelled():
+                self.give_back(waiting.place.result(), owner, amount)  # it came in the same moment
+            else:
+                self._leave(owner, waiting)
+            raise
+
+    def hand_out(self, engine: str) -> None:
+        """Give the engine's free places to those who are next."""
+        order = [(self._held[owner], line[0].number, owner) for owner, line in self._waiting.items()]
+        heapify(order)
+        while order and self._has_room(engine, 1):
+            _, _, owner = heappop(order)
+            first = self._waiting[owner][0]
+            if not first.place.done():
+                if not first.takes(engine):
+                    continue
+                if not self._has_room(engine, first.amount):
+                    return  # for who wants several places the next ones are kept
+                self.take(engine, owner, first.amount)
+                first.place.set_result(engine)
+            self._leave(owner, first)
+            if owner in self._waiting:
+                heappush(order, (self._held[owner], self._waiting[owner][0].number, owner))
+
+    def _has_room(self, engine: str, amount: int) -> bool:
+        return self._used[engine] + min(amount, self.limit) <= self.limit
+
+    def _leave(self, owner: str, waiting: _Waiting) -> None:
+        line = self._waiting.get(owner)
+        if line is not None and waiting in line:
+            line.remove(waiting)
+            if not line:
+                del self._waiting[owner]
