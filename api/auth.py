@@ -47,6 +47,7 @@ class KeyRing:
         self._cache: OrderedDict[bytes, tuple[float, ApiKey]] = OrderedDict()
         self._lookups: dict[bytes, asyncio.Task[ApiKey | None]] = {}
         self._signing_secret: bytes | None = None
+        self._signing_secret_read_at = 0.0
         self._free_lookups = asyncio.BoundedSemaphore(_LOOKUPS)
 
     async def require(self, headers: Headers, *scopes: Scope) -> ApiKey:
@@ -146,13 +147,20 @@ class KeyRing:
         until = time.monotonic() + retry_seconds
         while True:
             try:
-                if self._signing_secret is None and is_episode_key(secret):
-                    self._signing_secret = await self._store.signing_secret()
+                if is_episode_key(secret):
+                    await self._read_signing_secret()
                 return await self._store.authenticate(secret)
             except StoreUnavailable:
                 if time.monotonic() >= until:
                     raise
                 await asyncio.sleep(_RETRY_INTERVAL_SECONDS)
+
+    async def _read_signing_secret(self) -> None:
+        """Read it again now and then: an operator may have replaced it."""
+        now = time.monotonic()
+        if self._signing_secret is None or now - self._signing_secret_read_at >= FRESH_SECONDS:
+            self._signing_secret = await self._store.signing_secret()
+            self._signing_secret_read_at = now
 
     def _forget_lookup(self, digest: bytes, task: asyncio.Task[ApiKey | None]) -> None:
         del self._lookups[digest]

@@ -131,6 +131,10 @@ class Settings(BaseSettings):
     engine_secret: SecretStr | None = None
     """Sent to engines as `Authorization: Bearer …`: the secret of their guard, or of vLLM's `--api-key`. None: none."""
 
+    engine_secret_file: Path | None = None
+    """A file with one such secret a line: the first is sent, the guards of engines accept all. It is read again when it
+    was changed. None: that of the engines that `clawloop up` starts."""
+
     model: Path | None = None
     """Folder of the base model, for the trainer. `clawloop up` gives the trainer the model that it serves."""
 

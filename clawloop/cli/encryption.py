@@ -32,8 +32,13 @@ def make_key(
     from clawloop.encryption.key_file import SETTING, add_key, make_keys
 
     if add:
-        typer.echo(f"{file} has {add_key(file)} keys; the new one encrypts once all processes are started again.")
-        typer.echo("Then run `clawloop encryption rotate`, and remove the old ones when it has nothing left to do.")
+        typer.echo(
+            f"{file} has {add_key(file)} keys. Processes that read this file encrypt with the new one from now on;"
+        )
+        typer.echo(
+            "copy it to where others read it. Then run `clawloop encryption rotate`, and remove the old ones when it"
+        )
+        typer.echo("has nothing left to do.")
         return
     make_keys(file)
     typer.echo(f"{file} has a key. Keep a copy elsewhere: without it nobody can read what it encrypts.")

@@ -8,7 +8,7 @@ import typer
 
 from clawloop.cli.operations import with_engines
 from clawloop.cli.show import show_json, show_table
-from clawloop.cli.terminal import AsJson, Data
+from clawloop.cli.terminal import AsJson, Data, fail, settings_of
 from clawloop.errors import StateConflict
 
 if TYPE_CHECKING:
@@ -48,6 +48,30 @@ def add_engine(
     for line in added.warnings:
         typer.echo(line, err=True)
     typer.echo(f"{added.engine.id} is {added.engine.url}.")
+
+
+@engine_app.command("renew-secret")
+def renew_secret(
+    finish: Annotated[
+        bool, typer.Option("--finish", help="Remove the old ones, which engines accepted until now.")
+    ] = False,
+    data: Data = None,
+) -> None:
+    """Put a new secret of the engines' guards before the old one, while everything runs."""
+    from clawloop.local.keys_file import renew_engine_secret
+    from clawloop.processes.endpoints import engine_secret_file
+
+    settings = settings_of(data)
+    path = settings.engine_secret_file or engine_secret_file(settings.data)
+    if settings.engine_secret is not None:
+        fail("CLAWLOOP_ENGINE_SECRET is fixed for each process: use CLAWLOOP_ENGINE_SECRET_FILE in its place")
+    count = renew_engine_secret(path, finish=finish)
+    if finish:
+        typer.echo(f"Engines accept the first secret of {path} alone.")
+    else:
+        typer.echo(
+            f"{path} has {count} secrets: the first is sent, engines accept all. End the old ones with --finish."
+        )
 
 
 @engine_app.command("drain")

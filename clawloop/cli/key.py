@@ -81,6 +81,16 @@ def show_keys(data: Data = None, as_json: AsJson = False) -> None:
         show_facts(kept)
 
 
+@key_app.command("renew-signing")
+def renew_signing(data: Data = None) -> None:
+    """Have a new secret sign the keys of the next episodes; keys that were handed out end with their episodes."""
+    from clawloop.cli.terminal import with_database
+    from db.serving.keys import PostgresKeyStore
+
+    with_database(data, lambda database: PostgresKeyStore(database).drop_signing_secret())
+    typer.echo("The next episode's key is signed with a new secret.")
+
+
 @key_app.command("revoke")
 def revoke_key(
     prefix: Annotated[str, typer.Argument(help="The key's public part or its beginning, or its name.")],

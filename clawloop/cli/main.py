@@ -141,7 +141,7 @@ def migrate(
     typer.echo("The database has this version's schema.")
     if base_model is not None:
         aliases = alias or [base_model.rsplit("/", 1)[-1].lower()]
-        secret = engine_secret(settings)
+        secret = engine_secret(settings)()
         content = codec_of(settings.encryption_key_file)
         silent = asyncio.run(
             create_default_policy(url, base_model, aliases, engine or [], settings.model, secret, content)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from hashlib import blake2b
 from pathlib import Path
 
@@ -29,6 +30,9 @@ HEAD_BYTES = len(_VERSION) + KEY_ID_BYTES
 OVERHEAD = HEAD_BYTES + _NONCE_BYTES + _TAG_BYTES
 """34: not a multiple of 4, by which sealed token ids are told from plain ones."""
 
+LOOK_SECONDS = 1.0
+"""So late a running process seals by a key that was put first."""
+
 KEYED_BYTES = 33
 """Length of a keyed digest: of no plain one, by which they are told apart."""
 
@@ -36,8 +40,8 @@ KEYED_BYTES = 33
 class Sealer:
     """
     Args:
-        path: the key file; it is read again when a value has a key that it lacked, so that a key may be added while
-            everything runs.
+        path: the key file; it is read again when it was changed, and at once when a value has a key that it lacked, so
+            that keys may be added and removed while everything runs.
 
     Raises:
         SetupError: as `read_keys`.
@@ -45,17 +49,19 @@ class Sealer:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._looked_at = time.monotonic()
         self._read_at = _changed_at(path)
         self._use(read_keys(path))
 
     @property
     def head(self) -> bytes:
         """What each value begins with that is sealed now."""
-        return self._head
+        return self._first()[0]
 
     def seal(self, content: bytes, place: str) -> bytes:
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        return self._head + nonce + self._ciphers[self._head].encrypt(nonce, content, place.encode())
+        head, cipher = self._first()
+        return head + nonce + cipher.encrypt(nonce, content, place.encode())
 
     def open(self, sealed: bytes, place: str) -> bytes:
         """
@@ -87,8 +93,15 @@ class Sealer:
 
     def _use(self, keys: Keys) -> None:
         self._digests = keys.digests
-        self._ciphers = {_head_of(key): AESGCM(key) for key in keys.keys}
-        self._head = _head_of(keys.keys[0])
+        self._ciphers = {_head_of(key): AESGCM(key) for key in keys.keys}  # the first key's first
+
+    def _first(self) -> tuple[bytes, AESGCM]:
+        """The first key of the file, as it is now or was a moment ago."""
+        now = time.monotonic()
+        if now - self._looked_at > LOOK_SECONDS:
+            self._looked_at = now
+            self._read_again()
+        return next(iter(self._ciphers.items()))
 
     def _read_again(self) -> None:
         changed_at = _changed_at(self._path)

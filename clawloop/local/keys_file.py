@@ -33,17 +33,27 @@ def write_keys(path: Path, keys: Mapping[str, str]) -> None:
     _write_private(path, f"{json.dumps(dict(keys), indent=2)}\n")
 
 
-def ensure_engine_secret(data: Path) -> str:
-    """The secret of the engines that `clawloop up` starts on this folder, made once."""
+def ensure_engine_secret(data: Path) -> Path:
+    """The file with the secrets of the engines that `clawloop up` starts on this folder, made once."""
     path = engine_secret_file(data)
+    if not path.exists():
+        _write_private(path, f"{secrets.token_urlsafe(32)}\n")
+    return path
+
+
+def renew_engine_secret(path: Path, *, finish: bool) -> int:
+    """Put a new secret before the others, or remove all but the first; how many there are now.
+
+    Raises:
+        SetupError: the file cannot be read or written.
+    """
     try:
-        return path.read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        secret = secrets.token_urlsafe(32)
+        before = path.read_text(encoding="utf-8").split()
+        now = before[:1] if finish else [secrets.token_urlsafe(32), *before]
+        _write_private(path, "".join(f"{secret}\n" for secret in now))
     except OSError as error:
-        raise SetupError(f"{path} cannot be read ({error}): correct it, or delete it to create a new one") from error
-    _write_private(path, f"{secret}\n")
-    return secret
+        raise SetupError(f"cannot change {path}: {error.strerror}") from error
+    return len(now)
 
 
 def _write_private(path: Path, content: str) -> None:

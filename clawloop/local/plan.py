@@ -16,10 +16,11 @@ from clawloop.local.parts import LOOPBACK
 from clawloop.local.planned_models import PlannedModels, model_in, plan_models
 from clawloop.local.services.postgres import EmbeddedPostgres
 from clawloop.local.services.temporal_server import Ports
-from clawloop.local.services.vllm import GUARD_SECRET, ModelFacts, read_model
+from clawloop.local.services.vllm import GUARD_SECRET, GUARD_SECRETS, ModelFacts, read_model
 from clawloop.local.supervision.part import Part
 from clawloop.local.tiny_model import ensure_tiny_model
 from clawloop.recipes.recipe import Recipe
+from clawloop.serving.engine_secret import SecretFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ async def plan_parts(options: UpOptions) -> Plan:
     if options.engines:
         _require_no_layout(options.models)
         # No agent and no trainer here: agents run beside the engines, and the trainer where the model folder is.
-        base_model = await checks.require_engines(options.engines, options.environment.get(GUARD_SECRET))
+        base_model = await checks.require_engines(options.engines, _engine_secret(options.environment))
         engines = options.engines
         names = ["vllm"] if len(engines) == 1 else [f"vllm {n}" for n in range(1, len(engines) + 1)]
         external.extend(ExternalPart(name, url) for name, url in zip(names, engines, strict=True))
@@ -138,6 +139,20 @@ async def plan_parts(options: UpOptions) -> Plan:
         base_model=base_model,
         models=models,
     )
+
+
+def _engine_secret(environment: Mapping[str, str]) -> str | None:
+    """
+    Raises:
+        SetupError: the file of secrets cannot be read.
+    """
+    file = environment.get(GUARD_SECRETS)
+    if environment.get(GUARD_SECRET) or not file:
+        return environment.get(GUARD_SECRET)
+    try:
+        return SecretFile(Path(file))()
+    except OSError as error:
+        raise SetupError(f"{GUARD_SECRETS}: cannot read {file}: {error.strerror}") from error
 
 
 def _require_no_layout(models: ModelOptions) -> None:

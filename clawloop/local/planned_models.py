@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,14 @@ from clawloop.local import checks, parts
 from clawloop.local.keys_file import ensure_engine_secret
 from clawloop.local.model_layout import ModelOptions, lay_out
 from clawloop.local.parts import LOOPBACK, JudgeEngine
-from clawloop.local.services.vllm import GUARD_SECRET, EngineOptions, ModelFacts, max_num_seqs, read_model
+from clawloop.local.services.vllm import (
+    GUARD_SECRET,
+    GUARD_SECRETS,
+    EngineOptions,
+    ModelFacts,
+    max_num_seqs,
+    read_model,
+)
 from clawloop.local.supervision.part import Part
 from clawloop.recipes.recipe import Recipe
 from clawloop.training.model.families import read_family
@@ -61,7 +69,7 @@ def plan_models(
 ) -> PlannedModels:
     """
     Args:
-        data: holds the engines' secret, and the adapters that they may load.
+        data: holds the engines' secrets, and the adapters that they may load.
         recipe: as for `lay_out`.
         environment: of all parts.
         engine_port: of the first engine, others follow; 0 takes free ones.
@@ -79,7 +87,9 @@ def plan_models(
         raise SetupError(f"{option} and CLAWLOOP_JUDGE_URL name two judges: leave one out")
     layout = lay_out(wanted, model.path, recipe, environment)
     serving = [process for process in layout.processes if process.role in (Role.ENGINE, Role.JUDGE)]
-    secret, adapters = environment.get(GUARD_SECRET) or ensure_engine_secret(data), (data / "adapters").resolve()
+    guards, adapters = _guards(environment, data), (data / "adapters").resolve()
+    # Its clients are started here too, and know it from their environment: it changes with each start.
+    judge_secret = environment.get(GUARD_SECRET) or secrets.token_urlsafe(32)
     count = sum(process.role is Role.ENGINE for process in serving)
     engines: list[Part] = []
     urls: dict[Role, list[str]] = {Role.ENGINE: [], Role.JUDGE: []}
@@ -90,7 +100,8 @@ def plan_models(
         port = checks.choose_port("vLLM", LOOPBACK, asked, "--engine-port")
         judges = process.role is Role.JUDGE
         name = parts.JUDGE_ENGINE if judges else parts.numbered(parts.ENGINE, number, count)
-        guarded = {**process.environment, GUARD_SECRET: secret, "CLAWLOOP_ENGINE_ADAPTERS": str(adapters)}
+        guard = {GUARD_SECRET: judge_secret} if judges else guards
+        guarded = {**process.environment, **guard, "CLAWLOOP_ENGINE_ADAPTERS": str(adapters)}
         engine = EngineOptions(port, process.arguments, guarded, wanted.engine_arguments)
         if not judges:
             seqs.append(max_num_seqs(engine))
@@ -103,9 +114,16 @@ def plan_models(
         urls=tuple(urls[Role.ENGINE]),
         base_model=model.name,
         seqs=min(seqs),
-        judge=next((JudgeEngine(url, judging.name, secret) for url in urls[Role.JUDGE]), None),
+        judge=next((JudgeEngine(url, judging.name, judge_secret) for url in urls[Role.JUDGE]), None),
         trained_model=model.path if wanted.train else None,
     )
+
+
+def _guards(environment: Mapping[str, str], data: Path) -> dict[str, str]:
+    """The variable that gives engines their secrets: the operator's own, or a file that is made once."""
+    if secret := environment.get(GUARD_SECRET):
+        return {GUARD_SECRET: secret}
+    return {GUARD_SECRETS: environment.get(GUARD_SECRETS) or str(ensure_engine_secret(data).resolve())}
 
 
 def model_in(folder: Path, chat: ChatOptions | None = None) -> ModelFacts:

@@ -10,6 +10,7 @@ from pathlib import Path
 from clawloop.errors import SetupError
 from clawloop.operations.workflow_links import WorkflowLinks
 from clawloop.processes.runtime_file import read_runtime_file
+from clawloop.serving.engine_secret import Secret, SecretFile, no_secret
 from clawloop.settings import Settings
 from workflows.page_links import PageLinks
 
@@ -70,22 +71,25 @@ def page_links(settings: Settings) -> PageLinks:
     return PageLinks(settings.page)
 
 
-def engine_secret(settings: Settings) -> str | None:
-    """The secret for engines: CLAWLOOP_ENGINE_SECRET, else that of the engine that `clawloop up` guards, else None.
+def engine_secret(settings: Settings) -> Secret:
+    """The secret for engines: CLAWLOOP_ENGINE_SECRET, else that of CLAWLOOP_ENGINE_SECRET_FILE, else that of `clawloop
+    up`'s engines, else none.
 
     Raises:
         SetupError: the file that holds it cannot be read.
     """
     if settings.engine_secret is not None:
-        return settings.engine_secret.get_secret_value()
+        given = settings.engine_secret.get_secret_value()
+        return lambda: given
+    path = settings.engine_secret_file or engine_secret_file(settings.data)
+    if path != settings.engine_secret_file and not path.exists():
+        return no_secret
     try:
-        return engine_secret_file(settings.data).read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        return None
+        return SecretFile(path)
     except OSError as error:
-        raise SetupError(f"cannot read {engine_secret_file(settings.data)}: {error.strerror}") from error
+        raise SetupError(f"cannot read {path}: {error.strerror}") from error
 
 
 def engine_secret_file(data: Path) -> Path:
-    """Where `clawloop up` keeps the secret of the engine that it starts."""
+    """Where `clawloop up` keeps the secrets of the engines that it starts."""
     return data / "engine-secret"

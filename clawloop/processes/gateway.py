@@ -387,7 +387,7 @@ async def _require_key_beyond_loopback(settings: Settings, listener: socket.sock
     if listener.family not in (socket.AF_INET, socket.AF_INET6):  # a Unix socket: the file's permissions guard it
         return
     host = listener.getsockname()[0]
-    if _is_loopback(host):
+    if ipaddress.ip_address(host).is_loopback:
         return
     database = open_database(settings)
     try:
@@ -398,7 +398,3 @@ async def _require_key_beyond_loopback(settings: Settings, listener: socket.sock
             )
     finally:
         await database.close()
-
-
-def _is_loopback(host: str) -> bool:
-    return ipaddress.ip_address(host).is_loopback

@@ -21,7 +21,7 @@ def engine_endpoints(settings: Settings, directory: Callable[[], Directory]) -> 
     def endpoints(policy_id: str) -> list[Endpoint]:
         now = directory()
         names = [policy.base_model for policy in now.policies if policy.id == policy_id]
-        return [Endpoint(engine.url, name, secret) for name in names for engine in now.engines if not engine.draining]
+        return [Endpoint(engine.url, name, secret()) for name in names for engine in now.engines if not engine.draining]
 
     return endpoints
 

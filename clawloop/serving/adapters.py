@@ -21,6 +21,7 @@ from clawloop.adapters.digest import check_version
 from clawloop.contracts.training import VersionRef
 from clawloop.errors import AdapterUnusable, EngineRejected, EngineUnavailable
 from clawloop.serving.endpoints import bearer
+from clawloop.serving.engine_secret import Secret, no_secret
 
 # The agent runs on the engine's machine.
 CONNECT_SECONDS = 2.0
@@ -56,10 +57,10 @@ class VllmControl:
     Args:
         url: of the engine.
         adapters: the folder that `VersionRef.path` is relative to; the engine must see it at the same path.
-        secret: sent as Bearer; None: the engine needs none.
+        secret: sent as Bearer.
     """
 
-    def __init__(self, url: str, adapters: Path, secret: str | None = None) -> None:
+    def __init__(self, url: str, adapters: Path, secret: Secret = no_secret) -> None:
         self._url = url
         self._secret = secret
         self._adapters = adapters.resolve()
@@ -68,7 +69,7 @@ class VllmControl:
     async def __aenter__(self) -> VllmControl:
         # uvicorn closes an idle connection after 5 s; reusing one at that moment would look like a dead engine.
         connector = aiohttp.TCPConnector(keepalive_timeout=3)
-        self._session = aiohttp.ClientSession(connector=connector, headers=bearer(self._secret))
+        self._session = aiohttp.ClientSession(connector=connector)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -227,6 +228,7 @@ class VllmControl:
     @property
     def _client(self) -> aiohttp.ClientSession:
         assert self._session is not None, "used outside its context"
+        self._session.headers.update(bearer(self._secret()))
         return self._session
 
 

@@ -18,6 +18,7 @@ import orjson
 from clawloop.contracts.serving import Engine, RouteKey
 from clawloop.errors import EngineBroke, EngineRejected, EngineUnavailable
 from clawloop.serving.endpoints import bearer
+from clawloop.serving.engine_secret import Secret, no_secret
 from clawloop.serving.events import event_data
 from clawloop.serving.rotation import Rotation
 
@@ -83,7 +84,7 @@ class ChatEngines:
         rotation: chooses the engine of a request; gets the results of health probes.
         engines: the engines now in the directory.
         probe_seconds: interval between probes of an engine's `/health`.
-        secret: sent to engines as Bearer; None: they need none.
+        secret: sent to engines as Bearer.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class ChatEngines:
         engines: Callable[[], Sequence[Engine]],
         *,
         probe_seconds: float = 1.0,
-        secret: str | None = None,
+        secret: Secret = no_secret,
     ) -> None:
         self._secret = secret
         self._rotation = rotation
@@ -111,7 +112,6 @@ class ChatEngines:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
             timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS, total=None),
             auto_decompress=False,
-            headers=bearer(self._secret),
         )
         self._probe_loop = asyncio.create_task(self._probe_engines())
         return self
@@ -143,7 +143,7 @@ class ChatEngines:
         trace: Mapping[str, str] | None = None,
         sending: Callable[[str], Awaitable[None]] | None = None,
     ) -> AsyncIterator[EngineAnswer]:
-        headers = {"Content-Type": "application/json", **(trace or {})}
+        headers = {"Content-Type": "application/json", **(trace or {}), **bearer(self._secret())}
         engine, response = await self._open(route, body, path, headers, sending)
         try:
             if response.status != 200:

@@ -3,9 +3,11 @@
 vLLM takes it as `--middleware clawloop.serving.engine_guard.EngineGuard`. This file needs no other package, so a stock
 image of vLLM takes it too: mount it into a folder on PYTHONPATH, `--middleware engine_guard.EngineGuard`.
 
-It reads three variables of the engine's environment:
+It reads these variables of the engine's environment:
 
-- `CLAWLOOP_ENGINE_SECRET`: what every request but `GET /health` must send as `Authorization: Bearer …`. Required.
+- `CLAWLOOP_ENGINE_SECRET`: what every request but `GET /health` must send as `Authorization: Bearer …`.
+- `CLAWLOOP_ENGINE_SECRET_FILE`: a file with one such secret a line, all of which are accepted; it is read again when it
+  was changed. It or the variable above is required.
 - `CLAWLOOP_ENGINE_ADAPTERS`: the only folder that adapters are loaded from. Without it no adapter can be loaded.
 - `CLAWLOOP_ENGINE_HOSTS`: host names that the engine answers to, separated by commas, besides addresses and localhost.
 """
@@ -54,8 +56,10 @@ class EngineGuard:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._secret = os.environ.get("CLAWLOOP_ENGINE_SECRET", "").encode()
-        if not self._secret:
+        self._secrets = _Secrets(
+            os.environ.get("CLAWLOOP_ENGINE_SECRET", ""), os.environ.get("CLAWLOOP_ENGINE_SECRET_FILE", "")
+        )
+        if not self._secrets.now():
             raise RuntimeError("CLAWLOOP_ENGINE_SECRET is not set: the engine would answer to everyone")
         adapters = os.environ.get("CLAWLOOP_ENGINE_ADAPTERS")
         self._adapters = None if not adapters else Path(adapters).resolve()
@@ -87,7 +91,8 @@ class EngineGuard:
             return 421, "This engine does not answer to this host name. Allow it in CLAWLOOP_ENGINE_HOSTS."
         if route == _OPEN:
             return None
-        if not hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + self._secret):
+        given = headers.get(b"authorization", b"")
+        if not any(hmac.compare_digest(given, b"Bearer " + secret) for secret in self._secrets.now()):
             return 401, "This engine answers to Clawloop alone: send its CLAWLOOP_ENGINE_SECRET as Bearer."
         if route not in _ROUTES:
             return 403, f"Clawloop does not use {scope['method']} {scope['path']}, so this engine does not answer it."
@@ -110,6 +115,27 @@ class EngineGuard:
         if not inside or not isinstance(name, str):
             return 403, f"Adapters are loaded from {self._adapters} alone."
         return None
+
+
+class _Secrets:
+    """The secret of the environment, and those of a file as it is now."""
+
+    def __init__(self, own: str, file: str) -> None:
+        self._own = [own.encode()] if own else []
+        self._file = Path(file) if file else None
+        self._seen: tuple[int, int, int] | None = None
+        self._listed: list[bytes] = []
+
+    def now(self) -> list[bytes]:
+        if self._file is not None:
+            try:
+                state = self._file.stat()
+                if (seen := (state.st_mtime_ns, state.st_ino, state.st_size)) != self._seen:
+                    lines = self._file.read_bytes().splitlines()
+                    self._listed, self._seen = [line.strip() for line in lines if line.strip()], seen
+            except OSError:
+                pass  # somebody replaces it; those of before are still valid
+        return self._own + self._listed
 
 
 async def _read(receive: Receive) -> bytes | None:

@@ -14,6 +14,7 @@ from clawloop.errors import EngineRejected, EngineUnavailable
 from clawloop.families.thinking import switched
 from clawloop.ids import version_name
 from clawloop.serving.endpoints import BEFORE_CHATS, Endpoint, JsonClient, NoReply
+from clawloop.serving.engine_secret import Secret
 
 # A busy CPU engine answers a prompt of 4,096 tokens within this.
 ANSWER_SECONDS = 110.0
@@ -26,12 +27,10 @@ class ProbeClient:
 
     Args:
         directory: policies and engines of now.
-        secret: the engines'; None: they need none.
+        secret: the engines'.
     """
 
-    def __init__(
-        self, directory: Callable[[], Directory], secret: str | None, *, seconds: float = ANSWER_SECONDS
-    ) -> None:
+    def __init__(self, directory: Callable[[], Directory], secret: Secret, *, seconds: float = ANSWER_SECONDS) -> None:
         self._directory = directory
         self._secret = secret
         self._client = JsonClient(seconds)
@@ -76,7 +75,7 @@ class ProbeClient:
         now = self._directory()
         base = next((each.base_model for each in now.policies if each.id == policy), None)
         return [
-            Endpoint(engine.url, version_name(policy, version, base), self._secret)
+            Endpoint(engine.url, version_name(policy, version, base), self._secret())
             for engine in now.engines
             if base is not None and not engine.draining
             if version == 0 or version in engine.versions.get(policy, frozenset())

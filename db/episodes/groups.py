@@ -145,7 +145,12 @@ class PostgresEpisodeStore:
             raise RecordUnusable(f"episode {episode} does not run, or its key ends soon")
         if await connection.scalar(select(TurnRow.id).where(TurnRow.episode_id == episode).limit(1)) is not None:
             raise RecordUnusable(f"episode {episode} has turns already: another agent ran")
-        return sign(EpisodeKey(episode, row.policy, row.expires_at), await signing_secret(connection))
+        token = sign(EpisodeKey(episode, row.policy, row.expires_at), await signing_secret(connection))
+        # Nobody has used it yet, and the secret may be another one than when the episode began.
+        digest = hashlib.sha256(token.encode()).digest()
+        of_episode = update(ApiKeyRow).where(ApiKeyRow.episode_id == episode, ApiKeyRow.secret_sha256 != digest)
+        await connection.execute(of_episode.values(secret_sha256=digest))
+        return token
 
     @transaction
     async def end_episode(self, connection: AsyncConnection, end: EpisodeEnd) -> None:

@@ -1,10 +1,10 @@
-"""The secret that episode keys are signed with: made once, read by every gateway and worker."""
+"""The secret that episode keys are signed with, read by every gateway and worker; made where there is none."""
 
 from __future__ import annotations
 
 import secrets
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -23,3 +23,8 @@ async def signing_secret(connection: AsyncConnection) -> bytes:
         await connection.execute(new.on_conflict_do_nothing())
         secret = (await connection.execute(query)).scalar_one()
     return secret
+
+
+async def drop_signing_secret(connection: AsyncConnection) -> None:
+    """Have a new one made for the next episode. Keys that were handed out stay valid: PostgreSQL has their SHA-256."""
+    await connection.execute(delete(SigningKeyRow).where(SigningKeyRow.name == _NAME))

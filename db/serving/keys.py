@@ -23,7 +23,7 @@ from clawloop.episodes.keys import is_episode_key
 from clawloop.errors import SetupError
 from clawloop.ids import ApiKeyId, EpisodeId, new_api_key_id
 from db.database import Database, transaction
-from db.episodes.signing import signing_secret
+from db.episodes.signing import drop_signing_secret, signing_secret
 from db.exact_json import storable
 from db.tables import ApiKeyRow, PolicyRow
 
@@ -47,6 +47,11 @@ class PostgresKeyStore:
     @transaction
     async def signing_secret(self, connection: AsyncConnection) -> bytes:
         return await signing_secret(connection)
+
+    @transaction
+    async def drop_signing_secret(self, connection: AsyncConnection) -> None:
+        """Have a new secret made for keys of the next episodes; gateways read it within half a minute of their use."""
+        await drop_signing_secret(connection)
 
     @transaction
     async def _authenticate(self, connection: AsyncConnection, prefix: str, secret: str) -> ApiKey | None:

@@ -72,7 +72,7 @@ async def probing(learning: PostgresLearning, machine: Machine, loaded: set[int]
             (Policy(POLICY, "tiny", (), 0, {}),), (Engine("e1", url, {POLICY: frozenset(loaded)}, draining=False),)
         )
         async with (
-            ProbeClient(lambda: directory, "secret") as engines,
+            ProbeClient(lambda: directory, lambda: "secret") as engines,
             JudgeClient(lambda policy: [Endpoint(url, "tiny")], AnswerForm.GRAMMAR) as judge,
         ):
             yield ProbeActivities(PostgresProbeStore(learning.database), engines, judge)

@@ -318,3 +318,23 @@ async def test_turns_of_an_episode_after_an_image_give_no_sample(postgres_learni
     found = await outcomes(learning, episodes[0].id)
     assert [outcome for outcome, _ in found] == ["sampled", "not_trainable", "not_trainable"]
     assert all(why.startswith("not trainable: image in the prompt") for _, why in found[1:])
+
+
+async def test_a_new_secret_signs_the_next_keys_and_those_handed_out_stay_valid(
+    postgres_learning: PostgresLearning,
+) -> None:
+    learning = postgres_learning
+    store, keys = PostgresEpisodeStore(learning.database), PostgresKeyStore(learning.database)
+    group = new_group(3)
+    await store.make_group(group)
+    first, begun = [await store.begin_episode(group.id, place, 1, LIFETIME) for place in range(2)]
+    handed_out, before = await store.key_of(first.id), await keys.signing_secret()
+    await keys.drop_signing_secret()
+    after = await keys.signing_secret()
+    assert after != before
+    assert await keys.authenticate(handed_out) is not None
+    # One that began before and is handed out now.
+    late = await store.key_of(begun.id)
+    assert await keys.authenticate(late) is not None
+    assert await store.key_of(begun.id) == late
+    assert (verify(late, before), verify(late, after) is not None) == (None, True)

@@ -23,11 +23,13 @@ class FakeKeyStore:
         available: False makes every call raise StoreUnavailable.
         lookups: how often `authenticate` was called.
         stored: bytes of each key.
+        signing: the secret of keys of episodes.
     """
 
     def __init__(self) -> None:
         self.available = True
         self.lookups = 0
+        self.signing = SIGNING_SECRET
         self._entries: dict[str, KeyEntry] = {}  # by secret
         self._episodes: dict[str, ApiKey] = {}  # by secret
         self._limits: dict[str, KeyLimits] = {}  # by prefix
@@ -46,7 +48,7 @@ class FakeKeyStore:
         """Add an episode's key."""
         episode = new_episode_id()
         key = ApiKey(ApiKeyId(episode), policy, frozenset({Scope.CHAT}), episode, expires_at)
-        secret = sign(EpisodeKey(episode, policy, expires_at), SIGNING_SECRET)
+        secret = sign(EpisodeKey(episode, policy, expires_at), self.signing)
         self._episodes[secret] = key
         return key, secret
 
@@ -55,7 +57,7 @@ class FakeKeyStore:
 
     async def signing_secret(self) -> bytes:
         self._require_available()
-        return SIGNING_SECRET
+        return self.signing
 
     async def authenticate(self, secret: str) -> ApiKey | None:
         self.lookups += 1

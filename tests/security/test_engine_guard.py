@@ -14,8 +14,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from clawloop.local.keys_file import renew_engine_secret
 from clawloop.serving import engine_guard
 from clawloop.serving.engine_guard import EngineGuard
+from clawloop.serving.engine_secret import SecretFile
 
 SECRET = "s3cret"
 USED = [
@@ -169,6 +171,37 @@ def test_an_engine_without_a_secret_does_not_start(adapters: Path, monkeypatch: 
     monkeypatch.setenv("CLAWLOOP_ENGINE_SECRET", "")
     with pytest.raises(RuntimeError, match="CLAWLOOP_ENGINE_SECRET"):
         EngineGuard(Starlette())
+
+
+async def test_secrets_of_a_file_are_changed_while_the_engine_runs(
+    adapters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "secrets"
+    file.write_text("old\n")
+    monkeypatch.delenv("CLAWLOOP_ENGINE_SECRET")
+    monkeypatch.setenv("CLAWLOOP_ENGINE_SECRET_FILE", str(file))
+    transport = httpx.ASGITransport(EngineGuard(Starlette(routes=[Route("/v1/models", _echo)])))
+    sent = SecretFile(file)
+
+    async def accepted() -> list[str]:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            tried = {
+                secret: await client.get("/v1/models", headers={"Authorization": f"Bearer {secret}"})
+                for secret in ("old", sent() or "", "")
+            }
+        return sorted(secret for secret, answer in tried.items() if answer.status_code == 200)
+
+    assert await accepted() == ["old"]
+    assert renew_engine_secret(file, finish=False) == 2
+    new = sent()
+    assert new != "old"
+    assert await accepted() == sorted(["old", str(new)])
+    file.rename(tmp_path / "elsewhere")  # as while it is replaced
+    assert await accepted() == sorted(["old", str(new)])
+    (tmp_path / "elsewhere").rename(file)
+    assert renew_engine_secret(file, finish=True) == 1
+    assert await accepted() == [new]
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_stock_image_can_run_the_file_alone() -> None:

@@ -93,6 +93,20 @@ async def test_an_episodes_key_never_seen_is_accepted_while_the_store_is_away() 
         await ring.require(bearer(sign(unseen, SIGNING_SECRET)), Scope.ADMIN)
 
 
+async def test_a_signing_secret_that_was_replaced_signs_no_key_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FakeKeyStore()
+    ring = KeyRing(store, retry_seconds=0)
+    await ring.require(bearer(store.add_episode("default", datetime.now(UTC) + HOUR)[1]), Scope.CHAT)
+    store.signing = b"another secret"
+    monkeypatch.setattr("api.auth.FRESH_SECONDS", 0.0)  # half a minute later
+    await ring.require(bearer(store.add_episode("default", datetime.now(UTC) + HOUR)[1]), Scope.CHAT)
+    store.available = False
+    unseen = EpisodeKey(new_episode_id(), "default", datetime.now(UTC) + HOUR)
+    with pytest.raises(StoreUnavailable):
+        await ring.require(bearer(sign(unseen, SIGNING_SECRET)), Scope.CHAT)
+    assert (await ring.require(bearer(sign(unseen, store.signing)), Scope.CHAT)).episode == unseen.episode
+
+
 async def test_a_gateway_that_never_read_the_signing_secret_cannot_check_a_key() -> None:
     store = FakeKeyStore()
     _, secret = store.add_episode("default", datetime.now(UTC) + HOUR)

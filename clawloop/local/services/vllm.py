@@ -20,8 +20,9 @@ from clawloop.processes.install_check import how_to_install
 from clawloop.serving import engine_log
 
 HOST = "127.0.0.1"
-# An engine with this variable is guarded.
+# An engine with one of these variables is guarded.
 GUARD_SECRET = "CLAWLOOP_ENGINE_SECRET"
+GUARD_SECRETS = "CLAWLOOP_ENGINE_SECRET_FILE"
 # Without this list vLLM wraps lm_head too, and concurrent `prompt_logprobs` requests crash the engine.
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _PROGRESS = (
@@ -96,7 +97,7 @@ def launch(model: ModelFacts, options: EngineOptions, environment: Mapping[str, 
     command += ["--model", str(model.path), "--served-model-name", model.name]
     command += ["--host", HOST, "--port", str(options.port)]
     command += options.planned
-    if GUARD_SECRET in options.environment:
+    if {GUARD_SECRET, GUARD_SECRETS} & options.environment.keys():
         command += ["--middleware", "clawloop.serving.engine_guard.EngineGuard"]
     if "--enable-lora" in options.planned:
         command += ["--lora-target-modules", *LORA_TARGETS]
