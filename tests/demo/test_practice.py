@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from clawloop.cli.up import prepare_deployment
+from clawloop.demo.admin_client import EpisodeSummary
 from clawloop.demo.practice import practise as practice
 from clawloop.demo.practice.measure import HeldOut, while_served
-from clawloop.demo.practice.practise import PracticeOptions, practise
+from clawloop.demo.practice.practise import PracticeOptions, none_completed, practise
 from clawloop.demo.practice.toys import toy_of
 from clawloop.local import up
 from clawloop.local.plan import UpOptions
@@ -62,6 +63,26 @@ async def test_a_served_version_is_measured() -> None:
         return True
 
     assert await while_served(measured(), is_served, 0.01) == HeldOut(3, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("endings", "told"),
+    [
+        (
+            {"agent_error": 30, "truncated_time": 2},
+            "none of the first 32 episodes was completed, most ended as agent_error",
+        ),
+        ({"agent_error": 31}, None),
+        ({"agent_error": 90, "completed": 1}, None),
+        ({None: 40}, None),
+    ],
+)
+def test_a_run_without_one_completed_episode_says_so(endings: dict[str | None, int], told: str | None) -> None:
+    """An engine that refused every episode's request once kept a demo going for its forty minutes, without a word."""
+    found = none_completed(
+        [EpisodeSummary("g", "settled", ending, None) for ending, count in endings.items() for _ in range(count)]
+    )
+    assert found is None if told is None else str(found).startswith(told)
 
 
 @pytest.mark.long

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clawloop.contracts.episodes import EpisodeState
+from clawloop.contracts.episodes import Ending, EpisodeState
 from clawloop.contracts.serving import Scope
 from clawloop.contracts.training import TrainingState
-from clawloop.demo.admin_client import AdminClient
+from clawloop.demo.admin_client import AdminClient, EpisodeSummary
 from clawloop.demo.demo_folder import demo_folder
 from clawloop.demo.practice.measure import measure_held_out, while_served
 from clawloop.demo.practice.recipe import GROUP_SIZE
@@ -44,6 +44,8 @@ BARREN_GROUPS = 200
 _CONTEXT_TOKENS = 2048
 _AT_A_TIME = 4
 _POLL_SECONDS = 1.0
+# So many episodes of the model that solves a third of the tasks, none completed: something else is wrong.
+_HOPELESS = 4 * GROUP_SIZE
 # Groups in flight when a run ends: each has a few seconds to go.
 _END_SECONDS = 180.0
 
@@ -183,6 +185,8 @@ class _Run:
             rollouts = await self.admin.rollouts(_policy(self.seed))
             if rollouts.paused:
                 return rollouts.reason
+            if not status.version and (why := none_completed(await self.admin.episodes(_policy(self.seed)))):
+                return why
             await asyncio.sleep(_POLL_SECONDS)
         return None
 
@@ -231,6 +235,17 @@ class _Run:
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began
+
+
+def none_completed(episodes: Sequence[EpisodeSummary]) -> str | None:
+    """Why there is nothing to learn from, e.g. because an engine refuses what the gateway sends; None if there is."""
+    endings = Counter(episode.ending for episode in episodes if episode.ending is not None)
+    if endings.total() < _HOPELESS or endings[Ending.COMPLETED]:
+        return None
+    most = endings.most_common(1)[0][0]
+    return (
+        f"none of the first {endings.total()} episodes was completed, most ended as {most}: see the logs of the parts"
+    )
 
 
 def _policy(seed: int) -> str:
