@@ -41,11 +41,13 @@ def run_user(options: argparse.Namespace, recipe: Recipe, seed: int, method: Met
     totals = RunTotals(
         interactions=loop.interactions,
         failed=0,
-        versions=len(loop.versions) - 1,
+        versions=loop.step,
         steps=loop.step,
         seconds=time.perf_counter() - began,
         flipped_at=options.interactions // 2 if options.flip else None,
         stopped=loop.stopped,
+        rejected=sum(step.rejected is not None for step in loop.steps),
+        probed=sum(step.right is not None for step in loop.steps),
     )
     report = asdict(report_run(plan, run, evaluations, totals, 0.0))
     return {
@@ -78,12 +80,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def line_of(one: Mapping[str, Any]) -> str:
     """What is printed of a user's line."""
     run = one["run"]
-    rejected = sum(step["rejected"] is not None for step in one["gate"])
     again = "" if run["flipped_at"] is None else f", again after {run['relearned_after']}"
     parts = [
         f"seed {run['seed']} {run['method']}: 90 % after {run['interactions_to_90']}{again}",
         f"match {run['match_after']:.0%}, held {run['match_held']}, exact at least {run['exact_least']:.0%}",
-        f"{run['versions']} versions, {rejected} rejected, {run['seconds']:.0f} s, stopped: {run['stopped']}",
+        f"{run['versions']} versions, {run['rejected']} rejected, {run['seconds']:.0f} s, stopped: {run['stopped']}",
     ]
     return ", ".join(parts)
 

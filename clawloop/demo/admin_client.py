@@ -11,7 +11,7 @@ from uuid import UUID
 
 import aiohttp
 
-from clawloop.contracts.training import TrainingState
+from clawloop.contracts.training import CheckName, CheckResult, TrainingState
 from clawloop.demo.openai_client import PATIENCE_SECONDS
 from clawloop.errors import SetupError
 
@@ -109,6 +109,19 @@ class EpisodeSummary:
     reward: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class TrainedVersions:
+    """
+    Args:
+        rejected: the gate found them worse than their parent.
+        probed: they were asked the gate's probes.
+    """
+
+    count: int
+    rejected: int
+    probed: int
+
+
 class AdminClient:
     """A client of the admin API. Use as an async context manager.
 
@@ -152,10 +165,16 @@ class AdminClient:
             head=body["head"],
         )
 
-    async def count_trained_versions(self, policy: str) -> int:
-        """Return the number of versions after version 0."""
+    async def trained_versions(self, policy: str) -> TrainedVersions:
+        """Count the versions after version 0."""
         body = await self._get(f"/admin/v1/policies/{policy}/versions", {})
-        return sum(version["n"] > 0 for version in body["versions"])
+        trained = [version for version in body["versions"] if version["n"] > 0]
+        checks = [{check["name"]: check for check in version.get("gate", [])} for version in trained]
+        return TrainedVersions(
+            len(trained),
+            rejected=sum(any(check["result"] == CheckResult.FAILED for check in each.values()) for each in checks),
+            probed=sum(bool(each.get(CheckName.PROBES, {}).get("figures", {}).get("asked")) for each in checks),
+        )
 
     async def served_models(self) -> set[str]:
         """Return the names of all models that the key's policy can chat with now, each loaded version among them."""

@@ -146,10 +146,13 @@ class Experiment:
             stopped: why the run ended early; None if it did not.
         """
         await self._mean_reward()  # counts the steps of the last turns
+        trained = await self.admin.trained_versions(self.run.policy)
         return RunTotals(
             interactions=self._interactions,
             failed=self.client.failed,
-            versions=await self.admin.count_trained_versions(self.run.policy),
+            versions=trained.count,
+            rejected=trained.rejected,
+            probed=trained.probed,
             steps=len(self._steps),
             seconds=time.monotonic() - self._started,
             flipped_at=self._flipped_at,

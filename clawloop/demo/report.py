@@ -59,6 +59,7 @@ class RunReport:
         paced, measure_every: as in `Plan`.
         stopped: why the run ended early; None if it did not.
         faults: parts killed during the run, with how often; empty without `--faults`.
+        rejected: trained versions that the gate rejected; probed: those that were asked the gate's probes.
         evaluations: in order; the first is of version 0.
     """
 
@@ -82,6 +83,8 @@ class RunReport:
     measure_every: int
     stopped: str | None
     faults: dict[str, int] = field(default_factory=dict, kw_only=True)  # absent from reports of earlier releases
+    rejected: int = field(default=0, kw_only=True)  # likewise
+    probed: int = field(default=0, kw_only=True)  # likewise
     evaluations: tuple[Evaluation, ...]
 
 
@@ -104,6 +107,8 @@ class RunTotals:
     flipped_at: int | None = None
     stopped: str | None = None
     faults: Mapping[str, int] = field(default_factory=dict)
+    rejected: int = 0
+    probed: int = 0
 
 
 def report_run(
@@ -141,6 +146,8 @@ def report_run(
         stopped=totals.stopped,
         evaluations=tuple(_round(evaluation) for evaluation in evaluated),
         faults=dict(totals.faults),
+        rejected=totals.rejected,
+        probed=totals.probed,
     )
 
 

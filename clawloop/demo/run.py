@@ -18,6 +18,7 @@ from clawloop.demo.experiment import ExperimentBoard, PolicyAccess, run_experime
 from clawloop.demo.faults import FaultInjector
 from clawloop.demo.location import model_path
 from clawloop.demo.plan import Plan, PlannedRun
+from clawloop.demo.probes import demo_probes
 from clawloop.demo.recipes import demo_recipe
 from clawloop.demo.report import Evaluation, RunReport, RunTotals, report_run
 from clawloop.demo.report_formats import as_json, summary_line
@@ -31,11 +32,13 @@ from clawloop.local.plan import UpOptions
 from clawloop.local.supervision.supervisor import Supervisor
 from clawloop.local.up import Prepare, Started
 from clawloop.local.up import run as run_up
+from clawloop.operations.probes import MOST_PROBES
 from clawloop.processes.database import codec_of
 from db.database import BACKGROUND_LIMIT, Database
 from db.serving.directory import ensure_policy
 from db.serving.keys import PostgresKeyStore
 from db.training.measured import PostgresMeasurements
+from db.training.probes import PostgresProbeStore
 from db.training.recipes import ensure_recipe
 
 BASE_MODEL = "clawloop-demo"
@@ -192,7 +195,7 @@ class _Demo:
 
 
 async def _insert_policies(deployment: Deployment, runs: Sequence[PlannedRun]) -> dict[PlannedRun, str]:
-    """Insert a policy with its recipe for each run; return its API key, which has all scopes.
+    """Insert a policy with its recipe and the gate's probes for each run; return its API key, which has all scopes.
 
     A policy for each run lets all runs share one engine start without learning from each other.
 
@@ -206,6 +209,7 @@ async def _insert_policies(deployment: Deployment, runs: Sequence[PlannedRun]) -
         for run in runs:
             await ensure_policy(database, run.policy, deployment.base_model, [])
             await ensure_recipe(database, run.policy, demo_recipe(run.method))
+            await PostgresProbeStore(database).add(run.policy, demo_probes(), MOST_PROBES)
             _, keys[run] = await store.create_key(run.policy, frozenset(Scope), name=f"demo, user {run.seed}")
     finally:
         await database.close()

@@ -19,7 +19,7 @@ RUN = PlannedRun(4, Method.OPD)
 PLAN = Plan((RUN,), 64, paced=True)
 KEYS = ["seed", "method", "interactions", "match_before", "match_after", "interactions_to_90", "match_held"]
 KEYS += ["exact_rate", "exact_least", "requests_failed", "versions", "steps", "seconds", "seconds_setup", "flipped_at"]
-KEYS += ["relearned_after", "paced", "measure_every", "stopped", "faults"]
+KEYS += ["relearned_after", "paced", "measure_every", "stopped", "faults", "rejected", "probed"]
 
 
 def evaluated(*matches: float) -> list[Evaluation]:

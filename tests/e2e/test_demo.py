@@ -12,43 +12,44 @@ from typing import Any
 import psutil
 import pytest
 
-from clawloop.demo.report import GOAL
-
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(5700)]
 
 # A run takes 3 minutes on two idle cores, and ten times that where others take them.
 MAX_SECONDS = 1800
-# One miss may be chance: the judge is wrong about every twelfth of the user's wordings. Three in a row are a fault.
-SEEDS = (1, 2, 3)
+# Each of them has to reach the bars.
+SEEDS = (1, 2)
 # Lowest share of right content in 60 answers of any version; 0.82 to 1.0 was measured with six seeds over twice as many
 # interactions.
 MIN_EXACT = 0.75
 
 
-def test_it_learns_a_hidden_preference_in_64_interactions_without_a_failed_request(tmp_path: Path) -> None:
-    reports = []
-    for seed in SEEDS:
-        reports.append(_run(tmp_path, seed))
-        if reports[-1]["match_after"] >= GOAL and reports[-1]["exact_least"] >= MIN_EXACT:
-            break
-    report = reports[-1]
-    assert report["match_after"] >= GOAL, reports
-    assert 0.2 <= report["match_before"] <= 0.85
-    assert 0 < report["interactions_to_90"] <= 64
-    assert report["exact_least"] >= MIN_EXACT, reports
+def test_it_learns_hidden_preferences_in_64_interactions_without_a_failed_request(tmp_path: Path) -> None:
+    reports = _run(tmp_path)
+    assert [report["seed"] for report in reports] == list(SEEDS)
+    for report in reports:
+        assert (report["method"], report["interactions"], report["requests_failed"]) == ("combined", 64, 0)
+        assert 0.2 <= report["match_before"] <= 0.85
+        # The last version's is 60 sampled answers; that it was reached is what cannot be chance.
+        assert report["interactions_to_90"] is not None, report
+        assert 0 < report["interactions_to_90"] <= 64
+        assert report["exact_least"] >= MIN_EXACT, report
+        assert 3 <= report["steps"] <= report["versions"]
+        # The gate asked each version its probes on the engine.
+        assert report["probed"] == report["versions"], report
+        assert report["stopped"] is None
     assert (tmp_path / "demo-report.png").read_bytes().startswith(b"\x89PNG")
 
 
-def _run(folder: Path, seed: int) -> dict[str, Any]:
-    """Run a demo and check what holds for every run; returns its report."""
+def _run(folder: Path) -> list[dict[str, Any]]:
+    """Run a demo and check what holds for every run; returns the reports of its users."""
     command = [
         sys.executable,
         "-m",
         "clawloop.cli.main",
         "demo",
         "run",
-        "--seed",
-        str(seed),
+        "--seeds",
+        ",".join(map(str, SEEDS)),
         "--data",
         "data",
         "--json",
@@ -64,9 +65,7 @@ def _run(folder: Path, seed: int) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     assert report == json.loads((folder / "demo-report.json").read_text())
-    assert (report["seed"], report["method"], report["interactions"]) == (seed, "combined", 64)
-    assert report["requests_failed"] == 0
-    assert 3 <= report["versions"] <= report["steps"]
     assert not (folder / "data" / "demo").exists()
     assert [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(folder)] == []
-    return report
+    reports: list[dict[str, Any]] = report["runs"]
+    return reports
