@@ -10,7 +10,8 @@ from clawloop.demo.plan import Plan, plan
 from clawloop.demo.recipes import Method, demo_recipe
 from clawloop.demo.world import Axis
 from clawloop.errors import SetupError
-from clawloop.recipes.recipe import load_recipe
+from clawloop.processes.bootstrap import DEFAULT_RECIPE
+from clawloop.recipes.recipe import Optimiser, load_recipe
 
 
 def planned(
@@ -82,22 +83,23 @@ def test_a_flip_names_axes_and_has_more_interactions(flip: str | None, axes: tup
     assert planned(flip=flip, interactions=16).interactions == 16
 
 
-def test_methods_differ_in_signals_loss_terms_and_pace() -> None:
+def test_methods_differ_in_signals_and_advantages_alone() -> None:
     recipes = {method: demo_recipe(method) for method in Method}
     assert len({recipe.hash for recipe in recipes.values()}) == 3
     assert not recipes[Method.BINARY].train.uses_hints
     assert recipes[Method.OPD].train.advantage.verdict_weight == 0
     assert recipes[Method.COMBINED].signal.hints
     assert recipes[Method.COMBINED].signal.verdicts
-    differing = {"advantage": None, "distillation": None, "loss": None}
-    alike = [
-        recipe.train.model_copy(
-            update=differing
-            | {"optimiser": recipe.train.optimiser.model_copy(update={"epochs": 1, "lr": 1.0, "grad_clip": 1.0})}
-        )
-        for recipe in recipes.values()
-    ]
+    alike = [recipe.train.model_copy(update={"advantage": None}) for recipe in recipes.values()]
     assert alike[0] == alike[1] == alike[2]
+
+
+def test_the_demos_recipe_is_the_default_at_another_pace() -> None:
+    demo, default = demo_recipe(Method.COMBINED), DEFAULT_RECIPE
+    assert (demo.signal, demo.gate) == (default.signal, default.gate)
+    train = demo.train
+    pace = {"batch_samples": train.batch_samples, "lora": train.lora, "optimiser": Optimiser(lr=train.optimiser.lr)}
+    assert default.train.model_copy(update=pace) == train
 
 
 def test_the_combined_recipe_is_deploy_recipes_demo_toml() -> None:

@@ -139,7 +139,7 @@ def _parts(recipe: Recipe) -> Iterator[str]:
             yield ", times min(2, π_0/μ)"
             yield "ρ = π_θ/π_0, π_0 as the step began"
     if share := advantage.spare_unlikely:
-        yield f"A < 0 times {1 - share:g} + {share:g}·μ"
+        yield "A < 0 times μ" if share == 1 else f"A < 0 times {1 - share:g} + {share:g}·μ"
     if loss.distillation:
         yield _distillation(recipe)
     if loss.kl:

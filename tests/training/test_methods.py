@@ -138,8 +138,9 @@ def test_every_methods_loss_reaches_the_adapter(qwen3: Path) -> None:
     samples = batch_of("combined", load(qwen3))
     both = [sample for sample in samples if sample.reward and sample.hinted_prompt_ids]
     assert len(both) > 1
-    # Some differ in the reward alone, which is not the step's.
-    methods = {unclipped(method).hash: method for method in METHODS}
+    # Some differ in the reward alone, which is not the step's, or in its pace.
+    terms = {method: unclipped(method) for method in METHODS}
+    methods = {(str(train.advantage), str(train.loss), str(train.distillation)): name for name, train in terms.items()}
     assert len(methods) >= 5
     found = {method: gradients_of_step(qwen3, both, unclipped(method))[0] for method in methods.values()}
     for one, other in combinations(found, 2):

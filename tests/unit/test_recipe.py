@@ -15,6 +15,7 @@ import pytest
 from clawloop.errors import RecipeRejected
 from clawloop.recipes import checks
 from clawloop.recipes.recipe import (
+    Advantage,
     Distillation,
     Gate,
     Loss,
@@ -71,7 +72,8 @@ def test_a_stored_recipe_is_read_back_unchanged(path: Path) -> None:
 
 def test_the_combined_recipe_is_the_default() -> None:
     combined = next(load_recipe(path) for path in RECIPES if path.stem == "combined")
-    assert combined == Recipe(name="combined", gate=Gate(held_out=0.1))
+    spared = Train(advantage=Advantage(spare_unlikely=1.0))
+    assert combined == Recipe(name="combined", train=spared, gate=Gate(held_out=0.1))
     assert (combined.train.uses_rewards, combined.train.uses_hints) == (True, True)
 
 
@@ -101,12 +103,12 @@ def test_the_hash_stays_the_same_from_release_to_release() -> None:
 
 HASHES = {
     "binary": ("c4d1161f154d", "fd7cee4d920a"),
-    "combined": ("09831064e1ff", "8fa6a3fdbfe3"),
-    "demo": ("a236480086b9", "5c9c443e74c3"),
+    "combined": ("09831064e1ff", "aefa5e91334e"),
+    "demo": ("09831064e1ff", "e10357498491"),
     "grpo": ("10c695f3a74b", "fd7cee4d920a"),
     "opd": ("7cd8aaa264db", "a9acdce32769"),
     "outcome_process": ("d5ee047811a8", "fd7cee4d920a"),
-    "quantised": ("09831064e1ff", "5eb0179bcc83"),
+    "quantised": ("09831064e1ff", "694a8aa12a02"),
     "topk": ("7cd8aaa264db", "1e686e779aa8"),
 }
 
