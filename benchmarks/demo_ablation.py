@@ -1,4 +1,4 @@
-"""Compares settings of a recipe on the demo's learning loop: the table "Ablations" in docs/learning.md.
+"""Compares settings of a recipe on the demo's learning loop, user by user.
 
 Each variant changes one setting of the demo's recipe and meets the same users; differences are paired by user, with
 Student's 95 % intervals of their mean. Lines are appended for each user, so a run that was stopped goes on.
@@ -26,13 +26,14 @@ VARIANTS: Mapping[str, Sequence[str]] = {
     "as it is": [],
     "opd_clip 1": ["train.advantage.opd_clip=1"],
     "opd_clip 4": ["train.advantage.opd_clip=4"],
-    "w_opd 0": ["train.advantage.teacher_weight=0"],
+    "w_opd 0, no hints": ["train.advantage.teacher_weight=0", "signal.hints=false"],
     "w_opd 0.5": ["train.advantage.teacher_weight=0.5"],
     "w_opd 2": ["train.advantage.teacher_weight=2"],
     "kl 0": ["train.loss.kl=0"],
     "kl 0.1": ["train.loss.kl=0.1"],
     "baseline mean": ["signal.baseline=mean"],
-    "spare_unlikely 0.8": ["train.advantage.spare_unlikely=0.8"],
+    "spare_unlikely 0": ["train.advantage.spare_unlikely=0"],
+    "spare_unlikely 0.5": ["train.advantage.spare_unlikely=0.5"],
     "reverse divergence 0.2": _DISTILLED,
     "forward divergence 0.2": [*_DISTILLED, "train.distillation.divergence=forward"],
 }
