@@ -32,6 +32,7 @@ PROGRAMS = {
     "encryption": "CPU, time and bytes of a recorded turn, encrypted and not",
     "page": "the page and REST with 10,000 sessions, one of 2,000 turns",
     "provenance": "how often text that a tool printed becomes a hint or flips a vote",
+    "rollouts": "episodes of verifiers alone and through rollouts; what kills lose, double or leave behind",
     "low-precision": "trainer and vLLM in float32, bfloat16 and four bits: memory, log-probs side by side",
 }
 # These print their figures; their options are their own.

@@ -1,0 +1,298 @@
+"""Episodes of one environment of verifiers and one stub engine: by verifiers alone, and through rollouts.
+
+The same tasks, harness and engine, as many episodes in flight. Through rollouts means: gateway, PostgreSQL, Temporal's
+development server, orchestrator, and the worker in a Python environment of its own. Rewards are all equal, so that no
+group makes samples and nothing waits for training. Then processes are killed by `kill -9` and started again while
+episodes run, and the ledger says what was lost or done twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+import psycopg
+
+from benchmarks.processes import LOOPBACK, cpu_seconds, free_port, module, running, running_temporal, wait_for
+from benchmarks.report import Figure, Ratio, Result
+from clawloop.contracts.serving import Scope
+from clawloop.local.services.postgres import running_postgres
+from clawloop.processes.bootstrap import prepare
+from db.database import BACKGROUND_LIMIT, Database
+from db.serving.keys import PostgresKeyStore
+from tests.environments.foreign_python import FOREIGN, foreign_python
+
+SIZE = 8
+_ENVIRONMENT = "vf_sums"
+# Rollouts would pause after so many groups without a sample.
+_NEVER = 2**31 - 1
+_ENDED_SECONDS = 600.0
+_DONE = "SELECT count(*) FROM episodes WHERE state = 'scored'"
+_PLACES = """
+    SELECT count(*) AS places, count(*) FILTER (WHERE scored = 0) AS lost,
+        count(*) FILTER (WHERE finished > 1 OR most_sessions > 1) AS doubled, sum(attempts) AS attempts
+    FROM (
+        SELECT e.group_id, e.place, count(*) AS attempts,
+            count(*) FILTER (WHERE e.state = 'scored') AS scored,
+            count(*) FILTER (WHERE e.state IN ('ended', 'scored', 'unscored')) AS finished,
+            max((SELECT count(DISTINCT t.session_id) FROM turns t WHERE t.episode_id = e.id)) AS most_sessions
+        FROM episodes e JOIN rollout_groups g ON g.id = e.group_id WHERE g.created_at >= %s GROUP BY 1, 2) p
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tokens", type=int, default=128, help="of each reply, two of them an episode")
+    parser.add_argument("--milliseconds", type=float, default=20.0, help="of a token")
+    parser.add_argument("--in-flight", type=int, default=16, help="episodes at a time, a multiple of 8")
+    parser.add_argument("--rounds", type=int, default=None, help="default: 2; 1 with --quick")
+    parser.add_argument("--kills", type=int, default=None, help="default: 10; 2 with --quick")
+
+
+@dataclass
+class Part:
+    """A process that can be killed and started again."""
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    ready: str
+    variables: Mapping[str, str]
+    stack: ExitStack
+    process: subprocess.Popen[bytes] = field(init=False)
+
+    def start(self) -> None:
+        self.process = self.stack.enter_context(running(self.command, self.log, self.variables))
+        wait_for(self.ready, self.process, self.log)
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """
+    Args:
+        cpu: seconds of each process for an episode.
+    """
+
+    per_second: float
+    cpu: Mapping[str, float]
+    in_flight: int
+
+
+def run(options: argparse.Namespace) -> Result:
+    if options.in_flight % SIZE:
+        raise SystemExit(f"--in-flight must be a multiple of {SIZE}")
+    rounds, kills = options.rounds or (1 if options.quick else 2), options.kills
+    kills = (2 if options.quick else 10) if kills is None else kills
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        folder = Path(scratch)
+        installed = foreign_python(folder / "wheel")
+        engine = f"http://{LOOPBACK}:{(port := free_port())}"
+        command = module("benchmarks.episode_engine", port, options.tokens, options.milliseconds)
+        stub = stack.enter_context(running(command, folder / "engine.log"))
+        wait_for(f"{engine}/health", stub, folder / "engine.log")
+        system = System(folder, installed, engine, options.in_flight, stack)
+        alone: list[Measured] = []
+        through: list[Measured] = []
+        for _ in range(rounds):
+            alone.append(_alone(installed, engine, options.in_flight, folder))
+            through.append(system.measured())
+        killed = system.killed(kills, random.Random(options.seed)) if kills else {}
+    rows = [_row("verifiers alone", one) for one in alone] + [_row("through rollouts", one) for one in through]
+    speed, cpu = (
+        [median(one.per_second for one in case) for case in (through, alone)],
+        [median(sum(one.cpu.values()) for one in case) for case in (through, alone)],
+    )
+    ratios = {
+        "episodes/s, through rollouts to alone": Ratio(speed[0] / speed[1], "higher", 0.9),
+        "CPU of an episode, through rollouts to alone": Ratio(cpu[0] / cpu[1], "lower"),
+    }
+    ratios |= {f"{name} after {kills} kills": Ratio(float(killed[name]), "lower", 0.0) for name in _FAULTS if killed}
+    raw = {f"CPU s an episode, {name}": [one.cpu[name] for one in through] for name in through[0].cpu}
+    raw |= {name: [float(number)] for name, number in killed.items()}
+    return Result(rows, ratios, raw)
+
+
+_FAULTS = ("lost", "doubled", "left behind")
+
+
+def _row(case: str, one: Measured) -> dict[str, Figure]:
+    return {
+        "case": case,
+        "in flight": one.in_flight,
+        "episodes/s": one.per_second,
+        "CPU ms an episode": 1000 * sum(one.cpu.values()),
+        "of which the worker": 1000 * one.cpu["worker"],
+    }
+
+
+def _foreign_variables(home: Path) -> dict[str, str]:
+    home.mkdir(exist_ok=True)
+    return {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": str(FOREIGN), "OMP_NUM_THREADS": "1"}
+
+
+def _alone(installed: Path, engine: str, in_flight: int, folder: Path) -> Measured:
+    """What ends between the first and the last as many as are in flight, when all places are taken."""
+    program = Path(__file__).with_name("verifiers_alone.py")
+    command = [str(installed / "python"), str(program), engine, str(6 * in_flight), str(in_flight)]
+    done = subprocess.run(
+        command, env=_foreign_variables(folder / "alone"), capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"verifiers alone failed: {done.stderr[-2000:]}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    if set(found["rewards"]) != {2.0}:
+        raise RuntimeError(f"verifiers alone gave rewards {set(found['rewards'])}")
+    first, last = in_flight, 5 * in_flight
+    ended, cpu = found["ended"], found["cpu"]
+    episodes = last - first
+    return Measured(episodes / (ended[last] - ended[first]), {"worker": (cpu[last] - cpu[first]) / episodes}, in_flight)
+
+
+class System:
+    """All of Clawloop that episodes need, with its worker in a Python environment of its own."""
+
+    def __init__(self, folder: Path, installed: Path, engine: str, in_flight: int, stack: ExitStack) -> None:
+        self._in_flight = in_flight
+        self._home = folder / "home"
+        self._postgres = stack.enter_context(running_postgres(folder / "postgres"))
+        self._url = self._postgres.url
+        temporal = stack.enter_context(running_temporal(folder / "temporal"))
+        keys = asyncio.run(prepare(self._url, "tiny", [], [engine], {}))
+        self._admin = {"Authorization": f"Bearer {keys['admin']}"}
+        port, data = free_port(), folder / "data"
+        data.mkdir()
+        ours = {"DATABASE_URL": self._url, "TEMPORAL_ADDRESS": temporal, "CLAWLOOP_DATA": str(data)}
+        foreign = _foreign_variables(self._home) | {"CLAWLOOP_WORKER_KEY": asyncio.run(_worker_key(self._url))}
+        self._gateway = f"http://{LOOPBACK}:{port}"
+        health = {name: free_port() for name in ("orchestrator", "worker")}
+        commands = {
+            "gateway": module("clawloop.cli.main", "gateway", "--port", port),
+            "orchestrator": module(
+                "clawloop.cli.main", "worker", "orchestrator", "--health-port", health["orchestrator"]
+            ),
+            "worker": [
+                *(str(installed / "clawloop-environment"), "--verifiers", _ENVIRONMENT, "--gateway", self._gateway),
+                *("--temporal", temporal, "--episodes", str(in_flight), "--health-port", str(health["worker"])),
+            ],
+        }
+        self.parts: dict[str, Part] = {}
+        for name, command in commands.items():
+            ready = f"{self._gateway}/readyz" if name == "gateway" else f"http://{LOOPBACK}:{health[name]}/readyz"
+            variables = foreign if name == "worker" else ours
+            self.parts[name] = Part(name, command, folder / f"{name}.log", ready, variables, stack)
+            self.parts[name].start()
+
+    def measured(self) -> Measured:
+        """Four times as many episodes as are in flight, while all places are taken."""
+        self._start()
+        self._wait_for_episodes(self._count(_DONE) + self._in_flight)
+        began, before, cpu = time.monotonic(), self._count(_DONE), self._cpu()
+        most = self._wait_for_episodes(before + 4 * self._in_flight)
+        episodes, seconds = self._count(_DONE) - before, time.monotonic() - began
+        spent = {name: (after - cpu[name]) / episodes for name, after in self._cpu().items()}
+        self._end()
+        return Measured(episodes / seconds, spent, most)
+
+    def killed(self, kills: int, chance: random.Random) -> dict[str, int]:
+        """Kill a process every few seconds while episodes run; what the ledger says afterwards."""
+        since = self._value("SELECT now()")
+        self._start()
+        for number in range(kills):
+            time.sleep(chance.uniform(2.0, 8.0))
+            part = self.parts[("worker", "orchestrator", "worker", "gateway")[number % 4]]
+            part.kill()
+            part.start()
+        self._end()
+        with psycopg.connect(self._url) as connection:
+            row = connection.execute(_PLACES, (since,)).fetchone()
+        assert row is not None
+        places, lost, doubled, attempts = row
+        self.parts["worker"].process.send_signal(signal.SIGTERM)
+        self.parts["worker"].process.wait(60)
+        left = [*(self._home / ".cache/verifiers/runtimes/subprocess").glob("*")]
+        left += Path(tempfile.gettempdir()).glob("clawloop-rollouts-*")
+        return {"places": places, "attempts": int(attempts), "lost": lost, "doubled": doubled, "left behind": len(left)}
+
+    def _start(self) -> None:
+        plan = {"environment": _ENVIRONMENT, "size": SIZE, "groups": self._in_flight // SIZE, "barren": _NEVER}
+        self._ask("POST", "/admin/v1/rollouts/start", plan)
+
+    def _end(self) -> None:
+        """Until all groups are settled."""
+        self._ask("POST", "/admin/v1/rollouts/pause", {"reason": "measured"})
+        deadline = time.monotonic() + _ENDED_SECONDS
+        while self._count("SELECT count(*) FROM rollout_groups WHERE state = 'open'"):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"groups are open {_ENDED_SECONDS:g} s after the pause")
+            time.sleep(0.2)
+
+    def _wait_for_episodes(self, count: int) -> int:
+        """Until so many are scored; the most that ran at the same time."""
+        deadline, most = time.monotonic() + _ENDED_SECONDS, 0
+        while self._count(_DONE) < count:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self._count(_DONE)} episodes instead of {count} in {_ENDED_SECONDS:g} s")
+            most = max(most, self._count("SELECT count(*) FROM episodes WHERE state = 'running'"))
+            time.sleep(0.2)
+        return most
+
+    def _cpu(self) -> dict[str, float]:
+        found = {name: cpu_seconds(part.process) for name, part in self.parts.items()}
+        return found | {"PostgreSQL and Temporal": _services_cpu()}
+
+    def _ask(self, method: str, path: str, body: Mapping[str, object]) -> None:
+        httpx.request(method, f"{self._gateway}{path}", json=body, headers=self._admin, timeout=60).raise_for_status()
+
+    def _count(self, query: str) -> int:
+        return int(self._value(query))
+
+    def _value(self, query: str) -> Any:
+        with psycopg.connect(self._url) as connection:
+            row = connection.execute(query.encode()).fetchone()
+        assert row is not None
+        return row[0]
+
+
+def _services_cpu() -> float:
+    """Of all children of this process that are neither Python nor measured by themselves."""
+    import psutil
+
+    total = 0.0
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if "python" not in child.name() and "clawloop" not in child.name():
+                times = child.cpu_times()
+                total += times.user + times.system
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+async def _worker_key(url: str) -> str:
+    database = Database(url, BACKGROUND_LIMIT)
+    try:
+        return (await PostgresKeyStore(database).create_key("default", {Scope.WORKER}, "worker"))[1]
+    finally:
+        await database.close()
+
+
+if __name__ == "__main__":
+    sys.exit("python -m benchmarks rollouts")
