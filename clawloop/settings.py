@@ -174,6 +174,10 @@ class Settings(BaseSettings):
     judge_images: bool = False
     """The judge sees: it gets the images of conversations themselves, not only what they are."""
 
+    judge_learns: bool = False
+    """The judge at `judge_url` is a policy of this Clawloop, asked through its gateway, and learns: its votes on turns
+    of episodes are rewarded by whether they agree with the outcome."""
+
     chat_bounds: ChatBounds = ChatBounds()
     """The largest chat request; each bound by itself, e.g. `CLAWLOOP_CHAT_BOUNDS__TOOLS=2000`."""
 

@@ -32,15 +32,29 @@ class RolloutsNotifier(Protocol):
         """
 
 
+class JudgedVotes(Protocol):
+    async def reward_votes(self) -> int:
+        """Make samples of a learning judge's votes whose rollout group is settled; the number of samples.
+
+        Raises:
+            StoreUnavailable
+        """
+
+
 class EpisodeUpkeep:
-    def __init__(self, turns: LateTurns, rollouts: RunningRollouts, notifier: RolloutsNotifier) -> None:
+    def __init__(
+        self, turns: LateTurns, rollouts: RunningRollouts, notifier: RolloutsNotifier, votes: JudgedVotes
+    ) -> None:
+        self._votes = votes
         self._turns = turns
         self._rollouts = rollouts
         self._notifier = notifier
 
     async def sweep(self) -> int:
-        """End late turns and notify the workflows of running rollouts; the number of turns."""
+        """End late turns, reward judges that learn and notify the workflows of running rollouts; the number of late
+        turns."""
         late = await self._turns.end_late_turns()
+        await self._votes.reward_votes()
         for policy in await self._rollouts.running():
             await self._notifier.rollouts_changed(policy)
         return late

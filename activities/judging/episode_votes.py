@@ -41,11 +41,22 @@ class EpisodeTurns(Protocol):
 
 
 class EpisodeJudgingActivities:
-    """On the queue `judge`."""
+    """On the queue `judge`.
+
+    Args:
+        judge_learns: note where a gateway recorded its votes.
+    """
 
     def __init__(
-        self, store: JudgementStore, turns: EpisodeTurns, judge: Judge, counts: JudgingCounter | None = None
+        self,
+        store: JudgementStore,
+        turns: EpisodeTurns,
+        judge: Judge,
+        counts: JudgingCounter | None = None,
+        *,
+        judge_learns: bool = False,
     ) -> None:
+        self._judge_learns = judge_learns
         self._store = store
         self._turns = turns
         self._judge = judge
@@ -70,7 +81,15 @@ class EpisodeJudgingActivities:
             return False
         case = Case(context, state)
         judgement = await self._store.open(*case.key)
-        collector = VoteCollector(self._store, self._judge, case.record, case.evidence, judgement, None)
+        collector = VoteCollector(
+            self._store,
+            self._judge,
+            case.record,
+            case.evidence,
+            judgement,
+            None,
+            notes_replies=self._judge_learns,
+        )
         if judgement.recipe.signal.votes == "direct":
             verdict = await collector.direct_vote()
             count_answers(self._counts, "vote", [verdict.verdict])

@@ -10,6 +10,7 @@ from activities.judging.ports import Judge, JudgementStore
 from activities.judging.vote_collector import VoteCollector
 from clawloop.ids import JudgementId, TurnId, new_judgement_id
 from clawloop.judging.parsing import Vote
+from clawloop.judging.prompts import JudgeReply
 from clawloop.judging.records import OpenJudgement, StoredHint, StoredVote
 from clawloop.judging.voting import Verdict, majority
 from clawloop.recipes.recipe import Recipe
@@ -49,6 +50,9 @@ class _Forgetful:
     """Satisfies `activities.judging.ports.AnswerStore` and keeps nothing."""
 
     async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> None:
+        pass
+
+    async def note_replies(self, judgement: JudgementId, replies: Mapping[int, JudgeReply]) -> None:
         pass
 
     async def store_direct_vote(

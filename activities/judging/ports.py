@@ -12,7 +12,7 @@ from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import Message, TurnOutcome, TurnRecord
 from clawloop.ids import FeedbackId, JudgementId, SessionId, TurnId
 from clawloop.judging.parsing import Vote
-from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt
+from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt, JudgeReply
 from clawloop.judging.records import (
     ClosingSession,
     FinalizedJudgement,
@@ -40,6 +40,9 @@ class AnswerStore(Protocol):
 
     async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> None:
         """Insert votes in one transaction. Idempotent: the first of an index counts, and none after the decision."""
+
+    async def note_replies(self, judgement: JudgementId, replies: Mapping[int, JudgeReply]) -> None:
+        """Note where the gateway that the judge was asked through recorded stored votes, by their index."""
 
     async def store_direct_vote(
         self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote

@@ -41,6 +41,7 @@ class _Question(Generic[Answer]):
     make_prompt: Callable[..., JudgePrompt]
     parse: Callable[[str, JudgePrompt], Answer | None]
     store: Callable[[Sequence[tuple[int, str, Answer | None]]], Awaitable[None]]
+    note: Callable[[Mapping[int, JudgeAnswer]], Awaitable[None]]
 
 
 class VoteCollector:
@@ -48,6 +49,7 @@ class VoteCollector:
 
     Args:
         give_up: why no judge is asked; None: ask.
+        notes_replies: note where a gateway recorded the votes, so that the judge can learn from them.
 
     Attributes:
         problems: why answers are missing, without any text of the questions.
@@ -61,7 +63,10 @@ class VoteCollector:
         evidence: Evidence,
         judgement: OpenJudgement,
         give_up: str | None,
+        *,
+        notes_replies: bool = False,
     ) -> None:
+        self._notes_replies = notes_replies
         self._store = store
         self._judge = judge
         self._turn = turn
@@ -76,7 +81,8 @@ class VoteCollector:
             JudgeUnavailable: the answers so far are stored.
         """
         store = partial(self._store.store_votes, self._judgement.id)
-        return await self._collect(_Question[Vote](self._judgement.votes, vote_prompt, parse_vote, store))
+        question = _Question[Vote](self._judgement.votes, vote_prompt, parse_vote, store, self._note_replies)
+        return await self._collect(question)
 
     async def hints(self, kind: str, evidence: Evidence) -> list[HintVote | None]:
         """
@@ -91,7 +97,8 @@ class VoteCollector:
             return hint_prompt(turn_id, evidence, form, budgets)
 
         store = partial(self._store.store_hints, self._judgement.id, kind)
-        return await self._collect(_Question[HintVote](self._judgement.hints, prompt, parse_hint, store))
+        question = _Question[HintVote](self._judgement.hints, prompt, parse_hint, store, _note_nothing)
+        return await self._collect(question)
 
     async def direct_vote(self) -> Verdict:
         """The verdict of one direct vote; NO_DIRECT_VOTE if there is none.
@@ -128,11 +135,11 @@ class VoteCollector:
                 ask = partial(self._ask_with_prompt, n=len(missing))
                 prompt, raws = await self._ask_within_limits(question.make_prompt, form, ask)
                 # A judge may give fewer answers than asked for; surplus ones are discarded.
-                parsed = [
-                    (index, raw.text, _parsed(question, raw, prompt)) for index, raw in zip(missing, raws, strict=False)
-                ]
+                given = dict(zip(missing, raws, strict=False))
+                parsed = [(index, raw, _parsed(question, raw, prompt)) for index, raw in given.items()]
                 if readable := [one for one in parsed if one[2] is not None]:
-                    await question.store(readable)
+                    await question.store([(index, raw.text, answer) for index, raw, answer in readable])
+                    await question.note({index: raw for index, raw, _ in readable})
                     answers |= {index: answer for index, _, answer in readable}
                 for index in missing:
                     if index not in answers:
@@ -140,6 +147,7 @@ class VoteCollector:
                         answers[index] = _parsed(question, raw, prompt)
                         cut += raw.cut
                         await question.store([(index, raw.text, answers[index])])
+                        await question.note({index: raw})
             except JudgeRefused as error:
                 self._note(str(error))
             if cut:
@@ -169,9 +177,18 @@ class VoteCollector:
         temperature = self._judgement.recipe.signal.judge_temperature
         return await self._judge.answers(self._turn.policy, prompt, n, temperature)
 
+    async def _note_replies(self, answers: Mapping[int, JudgeAnswer]) -> None:
+        replies = {index: raw.reply for index, raw in answers.items() if raw.reply is not None}
+        if replies and self._notes_replies:
+            await self._store.note_replies(self._judgement.id, replies)
+
     def _note(self, problem: str) -> None:
         if problem not in self.problems:
             self.problems.append(problem)
+
+
+async def _note_nothing(_: Mapping[int, JudgeAnswer]) -> None:
+    """Hints are not learned from."""
 
 
 def _parsed(question: _Question[Answer], raw: JudgeAnswer, prompt: JudgePrompt) -> Answer | None:

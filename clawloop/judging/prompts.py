@@ -53,15 +53,30 @@ class AnswerForm(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class JudgeReply:
+    """Where a gateway of Clawloop, which relayed a judge's answer, recorded it.
+
+    Args:
+        first: turn of the request's first answer, which names all of them.
+        choice: which of them it is, from 0.
+    """
+
+    first: TurnId
+    choice: int
+
+
+@dataclass(frozen=True, slots=True)
 class JudgeAnswer:
     """A judge's answer as it came.
 
     Args:
         cut: its limit of tokens ended it; where a model thinks for too long, `text` may be empty.
+        reply: None: nothing that we know of recorded it.
     """
 
     text: str
     cut: bool = False
+    reply: JudgeReply | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ from db.database import Database
 from db.episodes.groups import PostgresEpisodeStore
 from db.episodes.rollouts import PostgresRolloutStore
 from db.judging.closing import PostgresClosingStore
+from db.judging.judge_samples import PostgresJudgeSampleStore
 from db.judging.judgements import PostgresJudgementStore
 from db.serving.directory import PostgresDirectoryStore
 from db.serving.publishing import PostgresPublishingStore
@@ -148,7 +149,10 @@ def _orchestrator_workers(
         reconciler=EngineReconciler(publishing_store, engine_workflows),
         counter=metrics,
         episodes=EpisodeUpkeep(
-            PostgresEpisodeStore(database), PostgresRolloutStore(database), TemporalRolloutsNotifier(client)
+            PostgresEpisodeStore(database),
+            PostgresRolloutStore(database),
+            TemporalRolloutsNotifier(client),
+            PostgresJudgeSampleStore(database),
         ),
         canaries=Canaries(PostgresCanaryStore(database), work),
     )
@@ -204,7 +208,9 @@ async def _judge_worker(
     conversations = ConversationCache(settings.conversation_cache_bytes)
     judgements = PostgresJudgementStore(database, conversations)
     judging = JudgingActivities(judgements, judge, renderer, work, metrics)
-    episodes = EpisodeJudgingActivities(judgements, PostgresEpisodeStore(database), judge, metrics)
+    episodes = EpisodeJudgingActivities(
+        judgements, PostgresEpisodeStore(database), judge, metrics, judge_learns=settings.judge_learns
+    )
     engines = await stack.enter_async_context(ProbeClient(now, engine_secret(settings)))
     probing = ProbeActivities(PostgresProbeStore(database, conversations), engines, judge)
     return Worker(

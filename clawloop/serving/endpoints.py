@@ -54,12 +54,14 @@ class Reply:
         body: None if it is not a JSON object, or larger than `ANSWER_LIMIT_BYTES`.
         too_large: it is larger than `ANSWER_LIMIT_BYTES`.
         retry_after_seconds: of the Retry-After header, bounded; None if there is none that can be read.
+        recorded: a gateway of Clawloop answered, which records what it relays.
     """
 
     status: int
     body: dict[str, Any] | None
     too_large: bool
     retry_after_seconds: float | None
+    recorded: bool = False
 
 
 class NoReply(Exception):
@@ -129,6 +131,7 @@ async def _reply(response: aiohttp.ClientResponse) -> Reply:
         body if isinstance(body, dict) else None,
         too_large=False,
         retry_after_seconds=_retry_after(response.headers.get("Retry-After")),
+        recorded="X-Clawloop-Version" in response.headers,
     )
 
 

@@ -14,8 +14,9 @@ from typing import Any, Protocol, TypeVar
 
 from clawloop.errors import JudgeRefused, JudgeUnavailable
 from clawloop.families.thinking import Thinking, switched
+from clawloop.ids import turn_id_of
 from clawloop.judging.parsing import Vote
-from clawloop.judging.prompts import HINT_LIMIT, AnswerForm, JudgeAnswer, JudgePrompt
+from clawloop.judging.prompts import HINT_LIMIT, AnswerForm, JudgeAnswer, JudgePrompt, JudgeReply
 from clawloop.judging.voting import choice_logprobs
 from clawloop.recipes.recipe import JudgeForm
 from clawloop.serving.endpoints import BEFORE_CHATS, Endpoints, JsonClient, NoReply, Reply
@@ -258,9 +259,18 @@ def _read(reply: Reply) -> list[JudgeAnswer]:
     try:
         choices = (reply.body or {})["choices"]
         contents = [(choice["message"].get("content"), choice.get("finish_reason")) for choice in choices]
+        indices = [choice.get("index", at) for at, choice in enumerate(choices)]
     except (KeyError, TypeError, AttributeError):
         raise JudgeUnavailable("the judge's answer is no chat completion") from None
-    return [JudgeAnswer(text if isinstance(text, str) else "", why == "length") for text, why in contents]
+    first = turn_id_of(str((reply.body or {}).get("id"))) if reply.recorded else None
+    return [
+        JudgeAnswer(
+            text if isinstance(text, str) else "",
+            why == "length",
+            JudgeReply(first, index) if first is not None and type(index) is int else None,
+        )
+        for (text, why), index in zip(contents, indices, strict=True)
+    ]
 
 
 def _is_too_long(reply: Reply) -> bool:

@@ -150,7 +150,7 @@ async def _turns(connection: AsyncConnection, episodes: Sequence[Any]) -> dict[E
         try:
             added = content.read_json(row.messages_added, "turns.messages_added", row.id)
             unseen[episode] += [kind for kind in unseen_parts(added) if kind not in unseen[episode]]
-            why = _why_not_trainable(row, unseen[episode], content)
+            why = turn_not_trainable(row, unseen[episode], content)
         except ContentUnreadable as error:
             why = f"{PREFIX}{error}"
         turn = EpisodeTurn(TurnId(row.id), why, row.expected, judgement)
@@ -158,7 +158,16 @@ async def _turns(connection: AsyncConnection, episodes: Sequence[Any]) -> dict[E
     return turns
 
 
-def _why_not_trainable(row: Any, unseen: Sequence[str], content: ContentCodec) -> str | None:
+def turn_not_trainable(row: Any, unseen: Sequence[str], content: ContentCodec) -> str | None:
+    """Why the turn cannot be trained; None if it can.
+
+    Args:
+        row: with the turn's columns as `_TURNS` names them.
+        unseen: what of its request the trainer cannot read.
+
+    Raises:
+        ContentUnreadable
+    """
     response = None if row.response_tokens is None else range(row.response_tokens)
     logprobs = content.read_bytes(row.logprobs, "turns.logprobs", row.id)
     tools = row.tools

@@ -17,6 +17,7 @@ from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.ids import FeedbackId, JudgementId, SessionId, TurnId
 from clawloop.judging.parsing import Vote
+from clawloop.judging.prompts import JudgeReply
 from clawloop.judging.records import (
     VOTES,
     FinalizedJudgement,
@@ -32,7 +33,7 @@ from db.judging.contexts import read_contexts
 from db.judging.finalize import finalize_judgement
 from db.judging.finalize_together import Finalizing, finalize_together
 from db.judging.opening import Opening, lock_turn, open_judgement, open_judgements
-from db.judging.votes import Hints, Votes, insert_direct_vote, insert_hints, insert_votes, read_open
+from db.judging.votes import Hints, Votes, insert_direct_vote, insert_hints, insert_votes, note_replies, read_open
 from db.tables import JudgementRow, SampleRow, TurnRow
 from db.training.samples import read_trained_turns
 from db.turns.conversation_cache import ConversationCache
@@ -114,6 +115,12 @@ class PostgresJudgementStore:
 
     async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> None:
         await self._voting.run((judgement, VOTES, votes))
+
+    @transaction
+    async def note_replies(
+        self, connection: AsyncConnection, judgement: JudgementId, replies: Mapping[int, JudgeReply]
+    ) -> None:
+        await note_replies(connection, judgement, replies)
 
     @transaction
     async def store_direct_vote(

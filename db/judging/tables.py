@@ -47,7 +47,15 @@ class VoteRow(Base):
     """One raw answer of a judge; requested once."""
 
     __tablename__ = "votes"
-    __table_args__ = (CheckConstraint("score BETWEEN -1 AND 1", name="score"),)
+    __table_args__ = (
+        CheckConstraint("score BETWEEN -1 AND 1", name="score"),
+        CheckConstraint("(asked_turn IS NULL) = (asked_choice IS NULL)", name="asked"),
+        Index(
+            "votes_unrewarded_idx",
+            "judgement_id",
+            postgresql_where=text("asked_turn IS NOT NULL AND rewarded_at IS NULL"),
+        ),
+    )
 
     judgement_id: Mapped[UUID] = mapped_column(ForeignKey("judgements.id"), primary_key=True)
     kind: Mapped[str] = mapped_column(primary_key=True)
@@ -55,6 +63,10 @@ class VoteRow(Base):
     raw: Mapped[str]
     score: Mapped[int | None]  # None: the answer cannot be parsed
     answered_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    # Where a gateway recorded it: the first turn of the request, and which of its answers. It may be stored later.
+    asked_turn: Mapped[UUID | None]
+    asked_choice: Mapped[int | None]
+    rewarded_at: Mapped[datetime | None]  # the judge was rewarded for it
 
 
 class HintRow(Base):

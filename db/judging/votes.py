@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.ids import JudgementId
 from clawloop.judging.parsing import HintVote, Vote
+from clawloop.judging.prompts import JudgeReply
 from clawloop.judging.records import DIRECT, VOTES, OpenJudgement, StoredHint, StoredVote
 from db.content import ContentCodec, content_of
 from db.content_rows import answer_row
@@ -56,6 +57,13 @@ _INSERT_HINTS = """
     WHERE t.outcome <> 'erased' AND (b.id IS NULL OR b.outcome <> 'erased')
     ORDER BY j.id FOR KEY SHARE OF j ON CONFLICT DO NOTHING
 """
+
+_NOTE = text("""
+    UPDATE votes SET asked_turn = n.first, asked_choice = n.choice
+    FROM unnest(CAST(:indices AS int[]), CAST(:firsts AS uuid[]), CAST(:choices AS int[])) AS n(index, first, choice)
+    WHERE votes.judgement_id = :judgement AND votes.kind = :kind AND votes.index = n.index
+        AND votes.asked_turn IS NULL
+""")
 
 Votes: TypeAlias = tuple[JudgementId, str, Sequence[StoredVote]]
 """Votes of one judgement and kind."""
@@ -106,6 +114,18 @@ async def _insert(connection: AsyncConnection, statement: str, rows: Sequence[tu
     async with raw.pipeline():
         await raw.execute(_LOCK_TURNS, [columns[0]])
         await raw.execute(statement, columns)
+
+
+async def note_replies(connection: AsyncConnection, judgement: JudgementId, replies: Mapping[int, JudgeReply]) -> None:
+    """Note where a gateway recorded stored votes. Idempotent: the first place noted counts."""
+    rows = {
+        "judgement": judgement,
+        "kind": VOTES,
+        "indices": list(replies),
+        "firsts": [reply.first for reply in replies.values()],
+        "choices": [reply.choice for reply in replies.values()],
+    }
+    await connection.execute(_NOTE, rows)
 
 
 async def insert_direct_vote(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +38,7 @@ class FakeJudge:
         leaving: ends requests that hang, so that the server can stop.
         requests: bodies of all questions, in order.
         says: gives the answer instead, from the body and the question.
+        records: the judge is behind a gateway, which records these answers and gives the id of its reply.
         direct: log-probs of the first token where they are asked for; None: not reported.
         prompt_ids, hinted_ids: the ids /tokenize returns for a prompt without and with a hint.
         context_tokens: the limit of a chat that /tokenize returns.
@@ -66,6 +67,7 @@ class FakeJudge:
     sees: bool = True
     gate: asyncio.Event = field(default_factory=_open)
     says: Callable[[dict[str, Any], str], str] | None = None
+    records: Callable[[list[str]], Awaitable[str]] | None = None
     direct: dict[str, float] | None = field(default_factory=lambda: {"1": -0.2, "-": -2.0, "0": -3.0})
 
     def asked(self, what: str) -> list[dict[str, Any]]:
@@ -100,13 +102,19 @@ class FakeJudge:
             return JSONResponse({"error": {"message": "reasoning_config is not configured", "code": 400}}, 400)
         if "logprobs" in body:
             return JSONResponse(_first_token(self.direct))
+        return await self._answers(body, question)
+
+    async def _answers(self, body: dict[str, Any], question: str) -> Response:
         n = 1 if self.mode == "one" else body.get("n", 1)
         answer = _completion([self._answer(body, question) for _ in range(n)])
         for choice in answer["choices"]:
             if self.cut > 0:
                 choice["finish_reason"] = "length"
                 self.cut -= 1
-        return JSONResponse(answer)
+        if self.records is None:
+            return JSONResponse(answer)
+        answer["id"] = await self.records([choice["message"]["content"] for choice in answer["choices"]])
+        return JSONResponse(answer, headers={"X-Clawloop-Version": "0"})
 
     def _answer(self, body: dict[str, Any], question: str) -> str:
         if self.says is not None:

@@ -31,7 +31,7 @@ from clawloop.recipes.recipe import Recipe
 from clawloop.samples.fallback import FallbackSample
 from clawloop.samples.rewards import Member, decide_by_outcome, decide_group, wait_for_outcome, with_reward
 from db.turns.prepared_turn import PreparedTurn
-from tests.fakes.judgement import Closed, FakeJudgement, new_sample_state
+from tests.fakes.judgement import Closed, FakeJudgement, NotesNothing, new_sample_state
 from tests.fakes.turn_facts import above
 from tests.fakes.turn_store import FakeTurnStore
 
@@ -39,7 +39,7 @@ _BY_OUTCOME = "outcome_process"
 _OPEN = (None, *UNTAKEN)
 
 
-class FakeJudgementStore:
+class FakeJudgementStore(NotesNothing):
     """Satisfies `activities.judging.ports.JudgementStore` and `ClosingStore`.
 
     Attributes:

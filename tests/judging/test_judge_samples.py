@@ -1,0 +1,134 @@
+"""A judge that is a policy of its own: from its recorded votes to samples that a step of it claims."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from activities.episodes.messages import JudgeEpisode
+from activities.judging.episode_votes import EpisodeJudgingActivities
+from clawloop.contracts.serving import Scope
+from clawloop.contracts.training import StepState
+from clawloop.contracts.turns import TurnRecord
+from clawloop.ids import SessionId, new_turn_id, response_id
+from clawloop.judging.prompts import AnswerForm
+from clawloop.recipes.recipe import Recipe
+from clawloop.serving.endpoints import Endpoint
+from clawloop.serving.judge import JudgeClient
+from db.episodes.groups import PostgresEpisodeStore
+from db.invariants import violations
+from db.judging.judge_samples import PostgresJudgeSampleStore
+from db.serving.directory import ensure_policy
+from db.serving.keys import PostgresKeyStore
+from db.training.recipes import ensure_recipe
+from db.training.steps import PostgresStepStore
+from tests.judging.conftest import JUDGE_SECONDS, Bench, set_recipe, with_signal
+from tests.judging.test_episode_votes import begin, settle
+from tests.records import turn_record
+
+JUDGE = "judge"
+# Its own rewards are of chats: they must not replace what a vote was worth when the session closes.
+GROUP = {
+    "name": "judge",
+    "signal": {"reward": "group", "hints": False, "at_least_one": False},
+    "train": {"batch_samples": 12, "advantage": {"teacher_weight": 0.0}},
+}
+RECIPE = Recipe.model_validate(GROUP)
+STATES = "SELECT state, reward FROM samples WHERE policy = 'judge' ORDER BY id"
+
+
+async def record_answers(bench: Bench) -> list[TurnRecord]:
+    """Have the judge answer as a gateway does that relays the policy `judge`; the turns that it has recorded."""
+    await ensure_policy(bench.database, JUDGE, "tiny", [])
+    key, _ = await PostgresKeyStore(bench.database).create_key(JUDGE, frozenset({Scope.CHAT}), "judge")
+    recorded: list[TurnRecord] = []
+
+    async def record(texts: list[str]) -> str:
+        ids = [new_turn_id() for _ in texts]
+        for choice, (turn_id, text) in enumerate(zip(ids, texts, strict=True)):
+            turn = turn_record(
+                f"question {ids[0]}",
+                turn_id=turn_id,
+                group_id=ids[0] if len(ids) > 1 else None,
+                choice=choice,
+                api_key_id=key.id,
+                policy=JUDGE,
+                response={"role": "assistant", "content": text},
+            )
+            await bench.turns.insert(turn)
+            recorded.append(turn)
+        return response_id(ids[0])
+
+    bench.judge.records = record
+    return recorded
+
+
+async def practise(bench: Bench, votes: tuple[int, int], *, learns: bool = True) -> None:
+    """A settled group of an episode that succeeded and one that failed, with the judge's vote on all turns of each."""
+    await set_recipe(bench, with_signal(reward="outcome_process"))
+    await ensure_recipe(bench.database, JUDGE, RECIPE)
+    bench.execute("UPDATE policies SET recipe_hash = %s WHERE id = 'judge'", RECIPE.hash)
+    group, episodes = await begin(bench, 2)
+    endpoint = Endpoint(bench.judge.url, "tiny")
+    async with JudgeClient(lambda _: [endpoint], AnswerForm.FREE, seconds=JUDGE_SECONDS) as judge:
+        store = PostgresEpisodeStore(bench.database)
+        activities = EpisodeJudgingActivities(bench.judgements, store, judge, bench.metrics, judge_learns=learns)
+        for episode, vote in zip(episodes, votes, strict=True):
+            bench.judge.votes = [vote]
+            await activities.judge_episode(JudgeEpisode(episode=episode.id))
+        assert await PostgresJudgeSampleStore(bench.database).reward_votes() == 0  # the group is open
+    await settle(bench, group, episodes, [1.0, 0.0])
+
+
+async def test_a_judge_that_praises_everything_learns_which_praise_was_wrong(bench: Bench) -> None:
+    recorded = await record_answers(bench)
+    await practise(bench, (1, 1))
+    store = PostgresJudgeSampleStore(bench.database)
+    assert await store.reward_votes() == 12  # two judged turns of each episode, three votes on each
+    assert await store.reward_votes() == 0
+    for session in bench.rows("SELECT id FROM sessions WHERE policy = 'judge'"):
+        await bench.close(SessionId(session["id"]))
+    rows = bench.rows(STATES)
+    assert [row["state"] for row in rows] == ["fresh"] * 12
+    assert sorted(row["reward"] for row in rows) == pytest.approx([-1.0] * 6 + [1.0] * 6)
+    [first] = bench.rows("SELECT outcome, outcome_detail AS why FROM turns WHERE id = %s", recorded[0].turn_id)
+    why = "vote +1, mean +1.00, episode a success: consistency +2.00, advantage +1.00 among 12 votes"
+    assert (first["outcome"], first["why"]) == ("sampled", why)
+    steps = PostgresStepStore(bench.database)
+    assert (await steps.claim(JUDGE, 1)).state is StepState.CLAIMED
+    batch = await steps.batch(JUDGE, 1)
+    ids = [row["id"] for row in bench.rows("SELECT id FROM samples WHERE policy = 'judge'")]
+    assert [sample.sample_id for sample in batch.samples] == sorted(ids)
+    assert await violations(bench.database) == []
+
+
+async def test_a_judge_that_is_right_has_nothing_to_learn(bench: Bench) -> None:
+    await record_answers(bench)
+    await practise(bench, (1, -1))
+    assert await PostgresJudgeSampleStore(bench.database).reward_votes() == 0
+    outcomes = "SELECT t.outcome, count(*) AS turns FROM turns t JOIN sessions s ON s.id = t.session_id"
+    found = bench.rows(f"{outcomes} WHERE s.policy = 'judge' GROUP BY t.outcome")
+    assert found == [{"outcome": "undecided", "turns": 12}]
+    assert await violations(bench.database) == []
+
+
+async def test_nothing_is_learned_unless_the_judge_is_said_to_learn(bench: Bench) -> None:
+    await record_answers(bench)
+    await practise(bench, (1, 1), learns=False)
+    assert await PostgresJudgeSampleStore(bench.database).reward_votes() == 0
+    assert bench.rows(STATES) == []
+
+
+async def test_a_policy_that_judges_itself_gets_no_samples_for_it(bench: Bench) -> None:
+    async def record(texts: list[str]) -> str:
+        turns = [turn_record(f"{number} {text}", api_key_id=bench.key) for number, text in enumerate(texts)]
+        first = turns[0].turn_id
+        for choice, turn in enumerate(turns):
+            await bench.turns.insert(replace(turn, group_id=first, choice=choice))
+        return response_id(first)
+
+    bench.judge.records = record
+    await practise(bench, (1, 1))
+    assert await PostgresJudgeSampleStore(bench.database).reward_votes() == 0
+    assert bench.rows("SELECT count(*) AS waiting FROM votes WHERE rewarded_at IS NULL") == [{"waiting": 0}]
