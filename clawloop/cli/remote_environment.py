@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import sys
 import tomllib
@@ -34,6 +35,8 @@ def main() -> None:
     try:
         worker = worker_of(_parser().parse_args(), os.environ)
         configure_logging(secrets=[worker.key])
+        # It has two lines for each rollout, and may quote a task.
+        logging.getLogger("verifiers").setLevel(logging.WARNING)
         asyncio.run(run_remote_worker(worker))
     except ClawloopError as error:
         sys.exit(f"{PROGRAM}: {error}")
