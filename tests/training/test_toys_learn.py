@@ -15,7 +15,8 @@ HELD_OUT = [f"test-{number}" for number in range(96)]
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # a minute of a core each, and a machine may be busy with other things
 @pytest.mark.parametrize(
-    ("environment", "steps", "gain", "reached"), [("tool-call", 16, 0.25, 0.65), ("terminal", 12, 0.15, 0.4)]
+    ("environment", "steps", "gain", "reached"),
+    [("tool-call", 16, 0.25, 0.65), ("terminal", 12, 0.15, 0.4), ("swe", 6, 0.15, 0.45)],
 )
 def test_some_steps_teach_it(environment: str, steps: int, gain: float, reached: float, tmp_path: Path) -> None:
     before, after = practise(
