@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 
 @dataclass(slots=True, eq=False)
@@ -19,6 +19,7 @@ class _Waiting:
     amount: int
     takes: Callable[[str], bool]
     place: asyncio.Future[str]
+    keeps: str | None = None  # the one engine whose free places are kept until they are enough for it
 
 
 class Places:
@@ -77,25 +78,42 @@ class Places:
                 self.give_back(waiting.place.result(), owner, amount)  # it came in the same moment
             else:
                 self._leave(owner, waiting)
+                if waiting.keeps is not None:
+                    self.hand_out(waiting.keeps)
             raise
 
     def hand_out(self, engine: str) -> None:
         """Give the engine's free places to those who are next."""
-        order = [(self._held[owner], line[0].number, owner) for owner, line in self._waiting.items()]
-        heapify(order)
+        order: list[tuple[int, int, str, _Waiting]] = []
+        for owner in self._waiting:
+            self._queue(order, owner, engine)
+        kept: set[str] = set()
         while order and self._has_room(engine, 1):
-            _, _, owner = heappop(order)
-            first = self._waiting[owner][0]
-            if not first.place.done():
-                if not first.takes(engine):
-                    continue
-                if not self._has_room(engine, first.amount):
-                    return  # for who wants several places the next ones are kept
-                self.take(engine, owner, first.amount)
-                first.place.set_result(engine)
+            _, _, owner, first = heappop(order)
+            if not self._has_room(engine, first.amount):
+                first.keeps = engine  # for who wants several places the next ones are kept, on this engine alone
+                break
+            self.take(engine, owner, first.amount)
+            first.place.set_result(engine)
             self._leave(owner, first)
-            if owner in self._waiting:
-                heappush(order, (self._held[owner], self._waiting[owner][0].number, owner))
+            if first.keeps not in (None, engine):
+                kept.add(first.keeps)
+            self._queue(order, owner, engine)
+        for other in kept:
+            self.hand_out(other)
+
+    def _queue(self, order: list[tuple[int, int, str, _Waiting]], owner: str, engine: str) -> None:
+        """Add the owner's first request that could go to the engine."""
+        for waiting in self._waiting.get(owner, ()):
+            if not waiting.place.done() and waiting.takes(engine) and self._may_take(waiting, engine):
+                heappush(order, (self._held[owner], waiting.number, owner, waiting))
+                return
+
+    def _may_take(self, waiting: _Waiting, engine: str) -> bool:
+        """Not if another engine's places are kept for it, unless it could go to this one at once."""
+        if waiting.keeps in (None, engine) or self._has_room(engine, waiting.amount):
+            return True
+        return not waiting.takes(waiting.keeps)
 
     def _has_room(self, engine: str, amount: int) -> bool:
         return self._used[engine] + min(amount, self.limit) <= self.limit

@@ -142,3 +142,56 @@ async def test_a_free_engine_is_not_kept_for_who_cannot_use_it() -> None:
     only_a.cancel()
     with suppress(asyncio.CancelledError):
         await only_a
+
+
+async def test_who_wants_several_places_keeps_those_of_one_engine_only() -> None:
+    places = Places(3)
+    for engine in ("a", "b"):
+        places.take(engine, "long", 1)
+    large = asyncio.create_task(places.wait(["a", "b"], "large", 3, _any, 60))
+    await _settled()
+    # One engine empties for it; the other one has two places for the others.
+    got = [await places.wait(["a", "b"], f"small {n}", 1, _any, 60) for n in range(2)]
+    assert got == ["b", "b"]
+    assert not large.done()
+    places.give_back("a", "long", 1)
+    assert await large == "a"
+
+
+async def test_an_engine_that_empties_first_is_taken_and_the_kept_one_given_back() -> None:
+    places = Places(2)
+    for engine in ("a", "b"):
+        places.take(engine, "long", 1)
+    large = asyncio.create_task(places.wait(["a", "b"], "large", 2, _any, 60))
+    await _settled()
+    small = asyncio.create_task(places.wait(["a"], "small", 1, lambda engine: engine == "a", 60))
+    await _settled()
+    assert not small.done()  # the place on a is kept
+    places.give_back("b", "long", 1)
+    assert await large == "b"
+    assert await small == "a"
+
+
+async def test_an_engine_that_was_kept_is_free_again_when_the_request_leaves() -> None:
+    places = Places(2)
+    places.take("a", "long", 1)
+    large = asyncio.create_task(places.wait(["a"], "large", 2, _any, 60))
+    await _settled()
+    small = asyncio.create_task(places.wait(["a"], "small", 1, _any, 60))
+    await _settled()
+    assert not small.done()
+    large.cancel()
+    assert await small == "a"
+
+
+async def test_a_request_that_no_engine_can_take_delays_no_other_of_its_owner() -> None:
+    places = Places(1)
+    places.take("a", "x", 1)
+    stale = asyncio.create_task(places.wait(["a"], "one", 1, lambda engine: engine == "gone", 60))
+    current = asyncio.create_task(places.wait(["a"], "one", 1, _any, 60))
+    await _settled()
+    places.give_back("a", "x", 1)
+    assert await current == "a"
+    stale.cancel()
+    with suppress(asyncio.CancelledError):
+        await stale
