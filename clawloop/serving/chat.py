@@ -143,7 +143,7 @@ class ChatEngines:
         trace: Mapping[str, str] | None = None,
         sending: Callable[[str], Awaitable[None]] | None = None,
     ) -> AsyncIterator[EngineAnswer]:
-        headers = {"Content-Type": "application/json", **(trace or {}), **bearer(self._secret())}
+        headers = {"Content-Type": "application/json", **(trace or {})}
         engine, response = await self._open(route, body, path, headers, sending)
         try:
             if response.status != 200:
@@ -197,8 +197,10 @@ class ChatEngines:
 
     async def _post(self, engine: Engine, body: bytes, path: str, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         assert self._client is not None, "used outside its context"
+        # The secret of now: the request may have waited minutes for a place.
+        sent = {**headers, **bearer(self._secret())}
         # A conversation goes to the engine that was set, and nowhere that the engine names.
-        return await self._client.post(f"{engine.url}{path}", data=body, headers=headers, allow_redirects=False)
+        return await self._client.post(f"{engine.url}{path}", data=body, headers=sent, allow_redirects=False)
 
     async def _probe_engines(self) -> None:
         while True:

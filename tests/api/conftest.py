@@ -43,6 +43,7 @@ from clawloop.processes.gateway_pages import GatewayPages
 from clawloop.recipes.recipe import Recipe
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.directory import DirectoryCache
+from clawloop.serving.engine_secret import Secret, no_secret
 from clawloop.serving.rotation import Rotation
 from clawloop.settings import WhenStorageIsFull
 from clawloop.telemetry.metrics import GatewayMetrics
@@ -121,6 +122,7 @@ async def running_gateway(
     hold_seconds: float = 5.0,
     places: int | None = None,
     place_seconds: float = 30.0,
+    secret: Secret = no_secret,
     active: int = 0,
     versions: frozenset[int] = frozenset(),
     spool_bytes: int = 10**8,
@@ -158,7 +160,7 @@ async def running_gateway(
                 place_seconds=place_seconds,
             )
             chat_engines = await stack.enter_async_context(
-                ChatEngines(rotation, lambda: cache.snapshot.engines, probe_seconds=0.05)
+                ChatEngines(rotation, lambda: cache.snapshot.engines, probe_seconds=0.05, secret=secret)
             )
             notifications = await stack.enter_async_context(NotificationQueue(notifier, turns, sessions, metrics))
             recorder = await stack.enter_async_context(

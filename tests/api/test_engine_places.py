@@ -47,6 +47,22 @@ async def test_a_request_counts_by_its_choices(tmp_path: Path, engine: FakeEngin
         assert (await further).status_code == 200
 
 
+async def test_a_request_that_waited_is_sent_with_the_secret_of_now(tmp_path: Path, engine: FakeEngine) -> None:
+    secrets = ["old"]
+    async with (
+        running_gateway(tmp_path, engines=[engine], places=1, secret=lambda: secrets[-1]) as gateway,
+        gateway.client() as client,
+    ):
+        engine.hold = asyncio.Event()
+        asked = [asyncio.create_task(client.post(PATH, json=chat_body())) for _ in range(2)]
+        held = gateway.services.metrics.registry
+        await until(lambda: held.get_sample_value("clawloop_gateway_requests_held") == 1)
+        secrets.append("new")
+        engine.hold.set()
+        assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
+    assert engine.authorizations == ["Bearer old", "Bearer new"]
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_request_that_gets_no_place_is_refused_by_name_and_leaves_no_turn(
     stream: bool, tmp_path: Path, engine: FakeEngine

@@ -34,7 +34,8 @@ class FakeEngine:
     """
     Attributes:
         requests: bodies in order of arrival.
-        traces: the `traceparent` header of each chat request, or None.
+        authorizations: the `Authorization` header of each chat request, or None.
+        traces: likewise, the `traceparent` header.
         aborted: requests, streamed or not, whose connection was closed before their end.
         healthy: the answer of /health.
         models: model names it serves; None serves all.
@@ -47,6 +48,7 @@ class FakeEngine:
 
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
+    authorizations: list[str | None] = field(default_factory=list)
     traces: list[str | None] = field(default_factory=list)
     aborted: int = 0
     healthy: bool = True
@@ -61,6 +63,7 @@ class FakeEngine:
 
     def reset(self) -> None:
         self.requests.clear()
+        self.authorizations.clear()
         self.traces.clear()
         self.aborted = 0
         self.delay_seconds = 0.0
@@ -73,6 +76,7 @@ class FakeEngine:
     async def chat(self, request: Request) -> Response:
         body = json.loads(await request.body())
         self.requests.append(body)
+        self.authorizations.append(request.headers.get("authorization"))
         self.traces.append(request.headers.get("traceparent"))
         if self.hold is not None:
             await self.hold.wait()
