@@ -132,10 +132,11 @@ def _tests(
 ) -> list[tuple[str, str, int, int]]:
     """What there is evidence on: the fault, the other version, and how many probes say worse and better."""
     tests = [("looping or empty answers", _PARENT, *_differ(scores, lambda answer: answer.broken))] if scores else []
+    lost, gained = _lost_and_gained([(bool(each.right_parent), bool(each.right)) for each in checked])
     if checked:
-        counts = _lost_and_gained([(bool(each.right_parent), bool(each.right)) for each in checked])
-        tests.append(("wrong content", _PARENT, *counts))
-    if beside_base := [each for each in checked if each.right_base is not None]:
+        tests.append(("wrong content", _PARENT, lost, gained))
+    # What its parents lost before must not reject a version that loses nothing, or nobody could win it back.
+    if lost > gained and (beside_base := [each for each in checked if each.right_base is not None]):
         counts = _lost_and_gained([(bool(each.right_base), bool(each.right)) for each in beside_base])
         tests.append(("wrong content", "the base model", *counts))
     if with_tools:

@@ -57,6 +57,8 @@ def test_small_losses_of_many_versions_add_up_beside_the_base_model() -> None:
     assert check.figures["parent_right"] == pytest.approx(52 / 56)
     assert check.figures["base_right"] == 1.0
     assert checks_of([*kept, *[lost_before] * 4, lost_now]).result is CheckResult.PASSED
+    won_back = ProbePair(CHECKED, FINE, FINE, False, True, right_base=True)
+    assert checks_of([*kept, *[lost_before] * 7, *[won_back] * 3]).result is CheckResult.PASSED
     gained = ProbePair(CHECKED, FINE, FINE, True, True, right_base=False)
     assert checks_of([*kept, *[lost_before] * 4, *[lost_now] * 2, *[gained] * 4]).result is CheckResult.PASSED
 
