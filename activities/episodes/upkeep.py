@@ -51,10 +51,10 @@ class EpisodeUpkeep:
         self._notifier = notifier
 
     async def sweep(self) -> int:
-        """End late turns, reward judges that learn and notify the workflows of running rollouts; the number of late
+        """End late turns, notify the workflows of running rollouts and reward judges that learn; the number of late
         turns."""
         late = await self._turns.end_late_turns()
-        await self._votes.reward_votes()
         for policy in await self._rollouts.running():
             await self._notifier.rollouts_changed(policy)
+        await self._votes.reward_votes()
         return late

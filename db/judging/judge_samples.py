@@ -15,8 +15,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.episodes.curriculum import SUCCESS
+from clawloop.errors import ContentUnreadable
 from clawloop.ids import RolloutGroupId, TurnId, new_judgement_id, new_sample_id
 from clawloop.recipes.recipe import Recipe
+from clawloop.samples.eligibility import PREFIX
 from clawloop.samples.holdout import is_held_out
 from clawloop.samples.judge_rewards import CastVote, RewardedVote, reward_votes
 from db.arrays import ID_BYTES
@@ -103,6 +105,10 @@ async def _cast_votes(connection: AsyncConnection, group: RolloutGroupId, judge:
     for row in (await connection.execute(_VOTES, {"group": group, "judge": judge})).all():
         if row.judged_by not in weights:
             weights[row.judged_by] = (await recipe_by_hash(connection, row.judged_by)).signal.process_weight
+        try:
+            why = turn_not_trainable(row, [], content_of(connection))
+        except ContentUnreadable as error:  # of one turn, which must not keep the others' votes
+            why = f"{PREFIX}{error}"
         votes.append(
             CastVote(
                 turn=TurnId(row.id),
@@ -110,7 +116,7 @@ async def _cast_votes(connection: AsyncConnection, group: RolloutGroupId, judge:
                 mean_vote=row.expected,
                 succeeded=row.reward >= SUCCESS,
                 process_weight=weights[row.judged_by],
-                not_trainable=turn_not_trainable(row, [], content_of(connection)),
+                not_trainable=why,
             )
         )
     return votes

@@ -103,6 +103,16 @@ async def test_a_judge_that_praises_everything_learns_which_praise_was_wrong(ben
     assert await violations(bench.database) == []
 
 
+async def test_a_damaged_turn_keeps_no_other_vote_from_teaching(bench: Bench) -> None:
+    recorded = await record_answers(bench)
+    await practise(bench, (1, 1))
+    bench.execute("UPDATE turns SET sampling = '\"?\"' WHERE id = %s", recorded[0].turn_id)
+    assert await PostgresJudgeSampleStore(bench.database).reward_votes() == 11
+    [damaged] = bench.rows("SELECT outcome, outcome_detail AS why FROM turns WHERE id = %s", recorded[0].turn_id)
+    assert damaged["outcome"] == "not_trainable"
+    assert "neither plain nor encrypted" in damaged["why"]
+
+
 async def test_a_judge_that_is_right_has_nothing_to_learn(bench: Bench) -> None:
     await record_answers(bench)
     await practise(bench, (1, -1))
