@@ -173,7 +173,7 @@ async def _start_gateways_and_workers(
     board.say(f"page         {url}/ui")
     if plan.temporal_ui is not None:
         board.say(f"Temporal UI  {plan.temporal_ui}")
-        board.say("             every user of this machine can read it")
+        board.say("             every user of this machine can read and change it")
     for scope, secret in keys.items():
         if secret != stored_keys.get(scope):
             board.say(f"{scope} key".ljust(13) + secret)

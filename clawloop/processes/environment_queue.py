@@ -25,7 +25,7 @@ SWEEP_SECONDS = 60.0
 
 
 class CountedRunner:
-    """A runner with metrics. Satisfies `activities.episodes.ports.EpisodeRunner`."""
+    """A runner with metrics. Satisfies `clawloop.episodes.ports.EpisodeRunner`."""
 
     def __init__(self, runner: EpisodeRunner, metrics: EnvironmentMetrics) -> None:
         self._runner = runner

@@ -99,7 +99,7 @@ def test_it_starts_everything_restarts_killed_parts_and_stops(tmp_path: Path, en
         gateway = running.line(r"gateway +(http://127\.0\.0\.1:\d+)/v1$").group(1)
         assert running.line(r"page +(http://\S+)/ui$").group(1) == gateway
         ui = running.line(r"Temporal UI +(http://\S+)").group(1)
-        running.line("every user of this machine can read it$")
+        running.line("every user of this machine can read and change it$")
         running.line("chat key +ck-1$")
         running.line("admin key +ak-1$")
         running.line("start 1 of Qwen3-4B as ")
