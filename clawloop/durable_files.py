@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -17,3 +21,40 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """For one process at a time: of two that change a file in it at once, neither must lose what the other wrote.
+
+    Raises:
+        OSError: the folder cannot be opened.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def replace_content(path: Path, content: str) -> None:
+    """Replace a file's content atomically. Whoever could read the file still can, and nobody else.
+
+    Raises:
+        OSError: the file is not there, or cannot be written for its owner; then it is as before.
+    """
+    owned = path.stat()
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chown(partial, owned.st_uid, owned.st_gid)
+        partial.chmod(owned.st_mode & 0o777)
+        partial.replace(path)
+        sync_folder(path.parent)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import fcntl
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from clawloop.durable_files import sync_folder
+from clawloop.durable_files import locked_folder, replace_content, sync_folder
 from clawloop.errors import SetupError
 
 SETTING = "CLAWLOOP_ENCRYPTION_KEY_FILE"
@@ -83,41 +80,20 @@ def add_key(path: Path) -> int:
         SetupError: the file is none, or cannot be written.
     """
     path = path.resolve()  # a link stays one
-    with _locked(path):
-        before = read_keys(path)
-        lines = path.read_text(encoding="ascii").splitlines()
-        first = next(n for n, line in enumerate(lines) if line.split()[:1] == [_KEY])
-        partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-        _write(partial, [*lines[:first], _new_key(), *lines[first:]])
-        try:
-            owned = path.stat()
-            os.chown(partial, owned.st_uid, owned.st_gid)
-            partial.chmod(owned.st_mode & 0o777)
-            partial.replace(path)
-            sync_folder(path.parent)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise SetupError(f"cannot write {path} for its owner: {error.strerror}") from None
-        return len(before.keys) + 1
+    try:
+        with locked_folder(path.parent):
+            before = read_keys(path)
+            lines = path.read_text(encoding="ascii").splitlines()
+            first = next(n for n, line in enumerate(lines) if line.split()[:1] == [_KEY])
+            replace_content(path, "\n".join([*lines[:first], _new_key(), *lines[first:]]) + "\n")
+            return len(before.keys) + 1
+    except OSError as error:
+        raise SetupError(f"cannot write {path} for its owner: {error.strerror}") from None
 
 
 def key_id(key: bytes) -> bytes:
     """What names a key in each value that it encrypts, and in the comment of its line."""
     return blake2b(key, digest_size=KEY_ID_BYTES, person=b"clawloop-key-id").digest()
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """The folder of a file, for one process at a time: two that change the file at once must not lose a key."""
-    try:
-        folder = os.open(path.parent, os.O_RDONLY)
-    except OSError as error:
-        raise SetupError(f"cannot write {path}: {error.strerror}") from None
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)
 
 
 def _write(path: Path, lines: list[str]) -> None:

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from clawloop.durable_files import locked_folder, replace_content
 from clawloop.errors import SetupError
 from clawloop.processes.endpoints import engine_secret_file
 
@@ -42,15 +43,20 @@ def ensure_engine_secret(data: Path) -> Path:
 
 
 def renew_engine_secret(path: Path, *, finish: bool) -> int:
-    """Put a new secret before the others, or remove all but the first; how many there are now.
+    """Put a new secret before the others, or remove all but the first; how many there are now. Whoever could read the
+    file still can.
 
     Raises:
-        SetupError: the file cannot be read or written.
+        SetupError: the file cannot be read or written, or holds none.
     """
+    path = path.resolve()  # a link stays one
     try:
-        before = path.read_text(encoding="utf-8").split()
-        now = before[:1] if finish else [secrets.token_urlsafe(32), *before]
-        _write_private(path, "".join(f"{secret}\n" for secret in now))
+        with locked_folder(path.parent):
+            before = path.read_text(encoding="utf-8").split()
+            if not before:
+                raise SetupError(f"{path} holds no secret: put that of the engines into it, one a line")
+            now = before[:1] if finish else [secrets.token_urlsafe(32), *before]
+            replace_content(path, "".join(f"{secret}\n" for secret in now))
     except OSError as error:
         raise SetupError(f"cannot change {path}: {error.strerror}") from error
     return len(now)

@@ -89,6 +89,8 @@ class JudgeClient:
         self._endpoints = endpoints
         self._form = form
         self._added = BEFORE_CHATS if with_chats else {}
+        # Another engine may have the secret, or this one will: its secret is being renewed.
+        self._retryable = _RETRYABLE | {401} if with_chats else _RETRYABLE
         self._thinking = ThinkingProbe(endpoints)
         self._client = JsonClient(seconds)
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
@@ -177,13 +179,13 @@ class JudgeClient:
             reply = await self._request(policy, prompt, n, temperature, **others)
         if n > 1 and _is_refused(reply):
             reply = await self._request(policy, prompt, 1, temperature, **others)  # the server may refuse `n`
-        _check(reply)
+        self._check(reply)
         return _read(reply)[:n]
 
     async def _distribution(self, policy: str, prompt: JudgePrompt) -> dict[Vote, float]:
         one_token = {"max_tokens": 1, "logprobs": True, "top_logprobs": TOP_LOGPROBS}
         reply = await self._request(policy, prompt, 1, 1.0, **one_token)
-        _check(reply)
+        self._check(reply)
         return _vote_logprobs(reply)
 
     async def _request(self, policy: str, prompt: JudgePrompt, n: int, temperature: float, **others: object) -> Reply:
@@ -201,6 +203,17 @@ class JudgeClient:
         except NoReply as error:
             raise JudgeUnavailable(f"the judge did not answer: {error}") from error
 
+    def _check(self, reply: Reply) -> None:
+        """
+        Raises:
+            JudgeUnavailable, JudgeRefused: the status is not 200.
+        """
+        if reply.status == 200:
+            return
+        if reply.status in self._retryable or reply.status >= 500:
+            raise JudgeUnavailable(f"the judge answered {reply.status}", retry_after_seconds=reply.retry_after_seconds)
+        raise JudgeRefused(f"the judge refused: {reply.status}", too_long=_is_too_long(reply))
+
 
 def _thinking_fields(prompt: JudgePrompt, thinking: Thinking) -> dict[str, Any]:
     """What a request to an engine of ours adds because its model can think."""
@@ -216,18 +229,6 @@ def _thinking_fields(prompt: JudgePrompt, thinking: Thinking) -> dict[str, Any]:
 
 def _is_refused(reply: Reply) -> bool:
     return reply.status in (400, 422) and not _is_too_long(reply)
-
-
-def _check(reply: Reply) -> None:
-    """
-    Raises:
-        JudgeUnavailable, JudgeRefused: the status is not 200.
-    """
-    if reply.status == 200:
-        return
-    if reply.status in _RETRYABLE or reply.status >= 500:
-        raise JudgeUnavailable(f"the judge answered {reply.status}", retry_after_seconds=reply.retry_after_seconds)
-    raise JudgeRefused(f"the judge refused: {reply.status}", too_long=_is_too_long(reply))
 
 
 def _vote_logprobs(reply: Reply) -> dict[Vote, float]:

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from clawloop.contracts.serving import Scope
+from clawloop.errors import ClawloopError, JudgeRefused, JudgeUnavailable
 from clawloop.judging.prompts import AnswerForm, JudgePrompt
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from tests.api.chat_requests import PATH, chat_body
 from tests.api.conftest import running_gateway, until
 from tests.fakes.engine import FakeEngine
+from tests.fakes.judge import fake_judge
 
 
 async def test_chats_of_all_keys_leave_places_and_a_second_key_comes_next(tmp_path: Path, engine: FakeEngine) -> None:
@@ -112,3 +114,17 @@ async def test_judges_precede_chats_on_our_engines_and_other_servers_get_no_fiel
     async with JudgeClient(here, AnswerForm.FREE, with_chats=with_chats) as judge:
         await judge.answers("default", prompt, 1, 0.6)
     assert engine.requests[-1].get("priority", 0) == (-1 if with_chats else 0)
+
+
+@pytest.mark.parametrize(("with_chats", "error"), [(True, JudgeUnavailable), (False, JudgeRefused)])
+async def test_engines_of_ours_that_refuse_the_secret_are_asked_again_by_judges(
+    with_chats: bool, error: type[ClawloopError]
+) -> None:
+    """While the secret is renewed another engine may have it, or this one in a moment."""
+    prompt = JudgePrompt([{"role": "user", "content": "hello"}], "mark", AnswerForm.FREE, None)
+    async with fake_judge() as engine:
+        engine.mode = "401"
+        endpoint = Endpoint(engine.url, "tiny")
+        async with JudgeClient(lambda _: [endpoint], AnswerForm.FREE, with_chats=with_chats) as judge:
+            with pytest.raises(error):
+                await judge.answers("default", prompt, 1, 0.6)

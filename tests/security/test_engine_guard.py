@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from clawloop.errors import SetupError
 from clawloop.local.keys_file import renew_engine_secret
 from clawloop.serving import engine_guard
 from clawloop.serving.engine_guard import EngineGuard
@@ -178,6 +181,7 @@ async def test_secrets_of_a_file_are_changed_while_the_engine_runs(
 ) -> None:
     file = tmp_path / "secrets"
     file.write_text("old\n")
+    file.chmod(0o600)
     monkeypatch.delenv("CLAWLOOP_ENGINE_SECRET")
     monkeypatch.setenv("CLAWLOOP_ENGINE_SECRET_FILE", str(file))
     transport = httpx.ASGITransport(EngineGuard(Starlette(routes=[Route("/v1/models", _echo)])))
@@ -202,6 +206,24 @@ async def test_secrets_of_a_file_are_changed_while_the_engine_runs(
     assert renew_engine_secret(file, finish=True) == 1
     assert await accepted() == [new]
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_renewing_a_secret_changes_neither_owner_nor_permissions_nor_a_link(tmp_path: Path) -> None:
+    real, link = tmp_path / "mounted" / "secret", tmp_path / "secret"
+    real.parent.mkdir()
+    real.write_text("old\n")
+    real.chmod(0o640)
+    owner = 10001 if os.getuid() == 0 else os.getuid()
+    os.chown(real, owner, -1)
+    link.symlink_to(real)
+    with ThreadPoolExecutor() as several:  # none of them loses what another one put
+        list(several.map(lambda _: renew_engine_secret(link, finish=False), range(8)))
+    assert len(real.read_text().split()) == 9
+    assert (link.is_symlink(), real.stat().st_uid, real.stat().st_mode & 0o777) == (True, owner, 0o640)
+    assert [file.name for file in real.parent.iterdir()] == ["secret"]
+    real.write_text("")
+    with pytest.raises(SetupError, match="holds no secret"):
+        renew_engine_secret(link, finish=True)
 
 
 def test_a_stock_image_can_run_the_file_alone() -> None:
