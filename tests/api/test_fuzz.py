@@ -21,6 +21,8 @@ pytestmark = pytest.mark.slow  # hundreds of requests per operation
 CHAT = "/v1/chat/completions"
 # Lines are sent as they are generated, JSON or not.
 schemathesis.serializer.alias("application/x-ndjson", "text/plain")
+# Bytes, an archive or not.
+schemathesis.serializer.alias("application/x-tar", "application/octet-stream")
 
 
 @pytest.fixture(scope="module")
