@@ -27,8 +27,12 @@ from tests.training.methods import LIMITS, METHODS, batch_of, train_part
 IDENTITY = BaseIdentity(name="tiny", fingerprint="same in all runs")
 
 
+# No recipe goes through its batch more than once, and users' may.
+TWICE = "combined"
+
+
 def recipe_of(method: str) -> Train:
-    return train_part(method, lr=1e-3)
+    return train_part(method, lr=1e-3, epochs=2 if method == TWICE else 1)
 
 
 # Method and epoch: after the first the model in memory has moved, and still nothing of that may be on disk.
