@@ -177,7 +177,8 @@ def test_no_two_recipes_have_the_same_gradient_on_a_turn_with_verdict_and_hint()
         name: gradient_of(recipe.train, reward=reward_of(recipe.signal), hint=True) for name, recipe in RECIPES.items()
     }
     for one, other in combinations(found, 2):
-        if (one, other) != ("combined", "quantised"):  # the same where the engine computes as the trainer does
+        # `demo` differs by its pace, `quantised` where the engine does not compute as the trainer does.
+        if not {one, other} <= {"combined", "demo", "quantised"}:
             assert (found[one] - found[other]).abs().max().item() > 1e-3, (one, other)
 
 
