@@ -5,15 +5,14 @@ The processes of a sandbox die with the worker that started it; only its folder 
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from clawloop.sandboxes.owned_folders import abandoned_folders, owned_folder
 
 _PREFIX = "clawloop-box-"
 
@@ -40,32 +39,11 @@ class BoxFolders:
             name: what people who list the folders see: letters, digits and dashes are kept.
         """
         label = re.sub(r"[^A-Za-z0-9-]+", "-", name)[:40]
-        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{label}-", dir=self._root))
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with owned_folder(self._root, f"{_PREFIX}{label}-") as folder:
             (folder / "box").mkdir()
             (folder / "task").mkdir()
             yield BoxFolder(folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
 
     def sweep(self) -> int:
         """Remove the folders whose process is dead; returns how many."""
-        removed = 0
-        for folder in self._root.glob(f"{_PREFIX}*"):
-            try:
-                lock = os.open(folder / "lock", os.O_RDWR)
-            except OSError:  # being made, being removed, or another user's
-                continue
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            else:
-                shutil.rmtree(folder, ignore_errors=True)
-                removed += 1
-            finally:
-                os.close(lock)
-        return removed
+        return sum(1 for _ in abandoned_folders(self._root, _PREFIX))

@@ -6,7 +6,6 @@ names the folder in a variable that its programs inherit; so the next worker fin
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import signal
@@ -14,6 +13,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from clawloop.sandboxes.owned_folders import abandoned_folders, owned_folder
 
 VARIABLE = "CLAWLOOP_ROLLOUTS"
 _PREFIX = "clawloop-rollouts-"
@@ -35,17 +36,13 @@ class RolloutNotes:
         Args:
             root: an existing folder; None: the system's for temporary files.
         """
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root or tempfile.gettempdir()))
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        (folder / "rollouts").mkdir()
-        os.environ[VARIABLE] = str(folder)
-        try:
-            yield cls(folder)
-        finally:
-            os.environ.pop(VARIABLE, None)
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
+        with owned_folder(root or Path(tempfile.gettempdir()), _PREFIX) as folder:
+            (folder / "rollouts").mkdir()
+            os.environ[VARIABLE] = str(folder)
+            try:
+                yield cls(folder)
+            finally:
+                os.environ.pop(VARIABLE, None)
 
     def begun(self, trace: str) -> None:
         (self._folder / "rollouts" / trace).touch()
@@ -57,23 +54,11 @@ class RolloutNotes:
 def sweep_rollouts(root: Path | None = None, home: Path | None = None) -> int:
     """End programs of dead workers and remove their rollouts' folders; the number of workers."""
     swept = 0
-    for folder in (root or Path(tempfile.gettempdir())).glob(f"{_PREFIX}*"):
-        try:
-            lock = os.open(folder / "lock", os.O_RDWR)
-        except OSError:  # being made, being removed, or another user's
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue
-        else:
-            _end_programs(folder)
-            for note in (folder / "rollouts").glob("*"):
-                shutil.rmtree((home or Path.home()) / WORKING_FOLDERS / note.name, ignore_errors=True)
-            shutil.rmtree(folder, ignore_errors=True)
-            swept += 1
-        finally:
-            os.close(lock)
+    for folder in abandoned_folders(root or Path(tempfile.gettempdir()), _PREFIX):
+        _end_programs(folder)
+        for note in (folder / "rollouts").glob("*"):
+            shutil.rmtree((home or Path.home()) / WORKING_FOLDERS / note.name, ignore_errors=True)
+        swept += 1
     return swept
 
 
