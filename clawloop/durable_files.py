@@ -38,6 +38,19 @@ def locked_folder(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def create_private(path: Path, content: str) -> None:
+    """Create a file that its owner alone can read. Its name outlives a power cut after `sync_folder`.
+
+    Raises:
+        FileExistsError
+        OSError: it cannot be written.
+    """
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def replace_content(path: Path, content: str) -> None:
     """Replace a file's content atomically. Whoever could read the file still can, and nobody else.
 
@@ -47,10 +60,7 @@ def replace_content(path: Path, content: str) -> None:
     owned = path.stat()
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        create_private(partial, content)
         os.chown(partial, owned.st_uid, owned.st_gid)
         partial.chmod(owned.st_mode & 0o777)
         partial.replace(path)

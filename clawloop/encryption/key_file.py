@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from clawloop.durable_files import locked_folder, replace_content, sync_folder
+from clawloop.durable_files import create_private, locked_folder, replace_content, sync_folder
 from clawloop.errors import SetupError
 
 SETTING = "CLAWLOOP_ENCRYPTION_KEY_FILE"
@@ -98,10 +98,7 @@ def key_id(key: bytes) -> bytes:
 
 def _write(path: Path, lines: list[str]) -> None:
     try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-            file.write("\n".join(lines) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        create_private(path, "\n".join(lines) + "\n")
         sync_folder(path.parent)  # a key must outlive a power cut before it encrypts anything
     except FileExistsError:
         raise SetupError(f"{path} exists already: `clawloop encryption key --add` puts a new key into it") from None

@@ -6,12 +6,11 @@ The database stores only hashes of the keys, so `keys.json` is where a person ca
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from clawloop.durable_files import locked_folder, replace_content
+from clawloop.durable_files import create_private, locked_folder, replace_content
 from clawloop.errors import SetupError
 from clawloop.processes.endpoints import engine_secret_file
 
@@ -65,9 +64,5 @@ def renew_engine_secret(path: Path, *, finish: bool) -> int:
 def _write_private(path: Path, content: str) -> None:
     new_file = path.with_name(f"{path.name}.new")
     new_file.unlink(missing_ok=True)
-    new_file.touch(mode=0o600, exist_ok=False)
-    with new_file.open("w", encoding="utf-8") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    create_private(new_file, content)
     new_file.replace(path)

@@ -28,6 +28,7 @@ import psutil
 import psycopg
 from psycopg import sql
 
+from clawloop.durable_files import create_private
 from clawloop.errors import SetupError
 from clawloop.local.services.service_user import OWN_WORKING_DIRECTORY, ServiceUser, executable_by, service_user
 from clawloop.processes.install_check import how_to_install
@@ -225,11 +226,7 @@ class EmbeddedPostgres:
     def _write_password(self) -> None:
         unfinished = self._folder / "password.new"
         unfinished.unlink(missing_ok=True)
-        unfinished.touch(mode=0o600, exist_ok=False)
-        with unfinished.open("w") as file:
-            file.write(secrets.token_urlsafe(24))
-            file.flush()
-            os.fsync(file.fileno())
+        create_private(unfinished, secrets.token_urlsafe(24))
         unfinished.rename(self._password)
 
     def _remove_stale_pid_file(self) -> None:
