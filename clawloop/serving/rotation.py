@@ -27,6 +27,8 @@ HELD_SHARE = 0.75
 MISSING_SECONDS = 5.0
 # OpenAI's clients give a request up after so long; an engine's own queue would hold it for as long as the client waits.
 PLACE_SECONDS = 600.0
+# A request that waits for a place looks so often whether any engine could still take it.
+_LOOK_SECONDS = 1.0
 
 
 class Gauge(Protocol):
@@ -111,7 +113,7 @@ class Rotation:
             choices: sequences that the engine is to sample; 0: none, and no place is needed.
 
         Raises:
-            EngineUnavailable: no engine could take it within `hold_seconds`, or too many requests wait already.
+            EngineUnavailable: for `hold_seconds` no engine could take it, or too many requests wait already.
             EnginesBusy: the engines that could had no free place within `place_seconds`.
         """
         engine = self._choose(policy, version, affinity, avoid, choices)
@@ -143,13 +145,36 @@ class Rotation:
         ready = [engine.id for engine in self._ready(policy, version)]
 
         self._held.inc()
+        lost = asyncio.timeout(None)
         try:
-            chosen = await self._places.wait(ready, owner, choices, takes, self._place_seconds)
+            async with lost:
+                looking = asyncio.create_task(self._expire_when_lost(lost, policy, version))
+                try:
+                    chosen = await self._places.wait(ready, owner, choices, takes, self._place_seconds)
+                finally:
+                    looking.cancel()
         except TimeoutError:
+            if lost.expired():
+                raise self._no_engine() from None
             raise EnginesBusy(self._places.limit, self._place_seconds) from None
         finally:
             self._held.dec()
         return usable[chosen]
+
+    async def _expire_when_lost(self, lost: asyncio.Timeout, policy: str, version: int) -> None:
+        """End a wait for a place when for `hold_seconds` no engine could take the request."""
+        loop = asyncio.get_running_loop()
+        could = loop.time()
+        while True:
+            await asyncio.sleep(min(_LOOK_SECONDS, self._hold_seconds))
+            if self._ready(policy, version):
+                could = loop.time()
+            elif loop.time() - could >= self._hold_seconds:
+                lost.reschedule(loop.time())
+                return
+
+    def _no_engine(self) -> EngineUnavailable:
+        return EngineUnavailable(f"no engine could take the request in {self._hold_seconds:.0f} s")
 
     async def _wait(self, policy: str, version: int, affinity: str) -> Engine:
         waiting, own = self._waiting.total(), self._waiting[policy]
@@ -166,7 +191,7 @@ class Rotation:
                         return engine
                     await self._changed.wait()
         except TimeoutError:
-            raise EngineUnavailable(f"no engine could take the request in {self._hold_seconds:.0f} s") from None
+            raise self._no_engine() from None
         finally:
             self._waiting[policy] -= 1
             self._waiting += Counter()  # forgets policies of which none waits

@@ -160,3 +160,24 @@ async def test_chats_wait_where_they_have_their_places_and_what_needs_none_does_
     assert not waiting.done()
     rotation.mark("a", healthy=True)
     assert (await waiting).id == "a"
+
+
+async def test_a_chat_that_waits_for_a_place_is_told_when_no_engine_has_its_version_any_more() -> None:
+    held = Gauge("held", "held", registry=CollectorRegistry())
+    engines = [_engine("a", 1, 2)]
+    rotation = Rotation(lambda: engines, hold_seconds=0.1, hold_limit=2, held=held, places=1, place_seconds=60)
+    rotation.mark("a", healthy=True)
+    await rotation.acquire("default", 2, "session", owner="x", choices=1)
+    lost, waiting = [
+        asyncio.create_task(rotation.acquire("default", version, "session", owner="y", choices=1)) for version in (1, 2)
+    ]
+    await asyncio.sleep(0.15)
+    assert not lost.done()  # while an engine could take it, only its places bound the wait
+    engines[:] = [_engine("a", 2)]
+    async with asyncio.timeout(10):
+        with pytest.raises(EngineUnavailable, match="no engine could take") as refused:
+            await lost
+    assert not isinstance(refused.value, EnginesBusy)
+    assert not waiting.done()
+    rotation.release(engines[0], owner="x", choices=1)
+    assert (await waiting).id == "a"
