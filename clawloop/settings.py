@@ -95,6 +95,10 @@ class ChatBounds(BaseModel):
     structured_requests_together: PositiveInt = 4
     """Those of all keys, on one engine. Judges wait behind them for up to 10 s each, however many keys there are."""
 
+    blocked_seconds: Annotated[float, Field(gt=0)] = 120.0
+    """Seconds in all that a reply may wait for its client to read it; meanwhile it keeps its places on the engine. A
+    token takes about 220 bytes of a stream, so who reads 100 kbit/s takes 50 tokens a second, and lets none wait."""
+
 
 class Settings(BaseSettings):
     """Settings of every process."""

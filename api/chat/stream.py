@@ -1,8 +1,8 @@
 """Relays an engine's answer to the client and records each choice as a turn.
 
 Each chunk is sent as soon as it arrives, except the one that ends a choice: it waits until the turn is stored, so a
-choice that a client saw end is recorded. A client that disconnects, or reads nothing for a minute, ends the engine's
-request; the tokens up to then are recorded as an aborted turn.
+choice that a client saw end is recorded. A client that disconnects, reads nothing for a minute or too slowly in all,
+ends the engine's request; the tokens up to then are recorded as an aborted turn.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
 
 from api.chat.capture import Capture, ChoiceCapture, Chunk
+from api.chat.client_reading import ClientReading
 from api.chat.engine_chunk import ReadingAnswer, parse_chunk
 from api.chat.request import PreparedChat
 from api.chat.token_meter import TokenMeter
@@ -48,9 +49,9 @@ from clawloop.turns.identify import named_session_id
 
 log = logging.getLogger(__name__)
 
-# A client that reads nothing for this long sleeps or hangs, while its request occupies the engine.
-STALL_SECONDS = 60.0
 STALL_CHECK_SECONDS = 5.0
+# A client that reads too slowly has this long to take the error; its request holds no place on the engine by then.
+SLOW_SECONDS = 30.0
 # A stopping gateway waits this long for a client to take the error; the next one listens within seconds.
 STOP_SECONDS = 0.5
 STOP_RETRY_SECONDS = 2
@@ -91,7 +92,7 @@ class ChatExchange(Response):
         self._recorded: set[int] = set()
         self._headers_sent = False
         self._started = time.perf_counter()
-        self._sending_since: float | None = None
+        self._reading = ClientReading(services.limits.chat.blocked_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._path = scope["path"]
@@ -107,16 +108,20 @@ class ChatExchange(Response):
             traced.set(version=self._version, engine=self._engine_id, response_tokens=sampled)
 
     async def _serve(self, receive: Receive, send: Send) -> None:
-        stopped = False
+        stopped = slow = False
         with self._services.metrics.in_flight.track_inprogress():
             # Spawned, so that shutdown waits until the turn is stored.
-            answering = self._services.spawn(self._answer(self._timed(send)))
+            answering = self._services.spawn(self._answer(self._reading.timed(send)))
             watching = asyncio.create_task(_wait_for_disconnect(receive))
             tasks = {answering, watching}
             try:
                 while not (await asyncio.wait(tasks, timeout=STALL_CHECK_SECONDS, return_when=FIRST_COMPLETED))[0]:
-                    if self._client_stalls():
+                    if self._reading.stalls():
                         log.warning("answer cut: the client reads nothing", extra=self._log_fields())
+                        break
+                    if self._reading.is_too_slow():
+                        log.warning("answer cut: the client reads too slowly", extra=self._log_fields())
+                        slow = True
                         break
             except asyncio.CancelledError:
                 # The server stops: recorded as if the client had disconnected.
@@ -126,9 +131,12 @@ class ChatExchange(Response):
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
-        if stopped and answering.cancelled():
-            await self._say_stopped(send)
-        if not answering.cancelled() and (error := answering.exception()) is not None:
+        if answering.cancelled():
+            if stopped:
+                await self._say_stopped(send)
+            elif slow:
+                await self._say_cut(send, self._reading.too_slow(), SLOW_SECONDS)
+        elif (error := answering.exception()) is not None:
             raise error
 
     async def _say_stopped(self, send: Send) -> None:
@@ -137,23 +145,12 @@ class ChatExchange(Response):
             return
         message = "The gateway is being stopped. Send the request again."
         problem = Problem(503, message, "gateway_stopping", retry_after=str(STOP_RETRY_SECONDS))
+        await self._say_cut(send, problem, STOP_SECONDS)
+
+    async def _say_cut(self, send: Send, problem: Problem, seconds: float) -> None:
         with suppress(TimeoutError):  # of a client that reads nothing
-            async with asyncio.timeout(STOP_SECONDS):
+            async with asyncio.timeout(seconds):
                 await self._send_problem(send, problem)
-
-    def _timed(self, send: Send) -> Send:
-        """`send`, noting since when it waits for the client to read."""
-
-        async def timed(message: AsgiMessage) -> None:
-            self._sending_since = time.monotonic()
-            await send(message)
-            self._sending_since = None
-
-        return timed
-
-    def _client_stalls(self) -> bool:
-        since = self._sending_since
-        return since is not None and time.monotonic() - since > STALL_SECONDS
 
     async def _answer(self, send: Send) -> None:
         limits, key = self._services.key_limits, self._chat.key

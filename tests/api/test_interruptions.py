@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,8 +15,10 @@ import httpx
 import orjson
 import pytest
 
-from api.chat import stream
+from api.chat import client_reading, stream
+from api.dependencies import Limits
 from clawloop.contracts.turns import InsertedTurn, TurnRecord, TurnStatus
+from clawloop.settings import ChatBounds
 from tests.api.chat_requests import IDS, PATH, chat_body
 from tests.api.conftest import Gateway, running_gateway, until
 from tests.fakes.engine import FakeEngine
@@ -62,16 +67,10 @@ async def _disconnect_while_storing(gateway: Gateway, body: dict[str, Any]) -> N
 async def test_a_client_that_stops_reading_ends_the_engines_request(
     tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(client_reading, "STALL_SECONDS", 0.5)
     monkeypatch.setattr(stream, "STALL_CHECK_SECONDS", 0.1)
     async with running_gateway(tmp_path, engines=[engine]) as gateway:
-        address = urlsplit(gateway.url)
-        with socket.socket() as client:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.connect((address.hostname, address.port))
-            body = orjson.dumps(chat_body("ENDLESS", stream=True))
-            head = f"POST {PATH} HTTP/1.1\r\nHost: {address.netloc}\r\nAuthorization: Bearer {gateway.key}\r\n"
-            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        with _asking_for_an_endless_stream(gateway):
             (turn,) = await gateway.recorded(1)
             assert turn.status is TurnStatus.ABORTED
             assert len(turn.response_ids or []) > 1
@@ -79,6 +78,50 @@ async def test_a_client_that_stops_reading_ends_the_engines_request(
         # Other clients are still answered.
         async with gateway.client() as other:
             assert (await other.post(PATH, json=chat_body(stream=True))).text.endswith("data: [DONE]\n\n")
+
+
+@contextmanager
+def _asking_for_an_endless_stream(gateway: Gateway) -> Iterator[socket.socket]:
+    """The connection of a client that has asked, and has read nothing yet."""
+    address = urlsplit(gateway.url)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((address.hostname, address.port))
+        body = orjson.dumps(chat_body("ENDLESS", stream=True))
+        head = f"POST {PATH} HTTP/1.1\r\nHost: {address.netloc}\r\nAuthorization: Bearer {gateway.key}\r\n"
+        head += "Connection: close\r\n"
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        yield client
+
+
+@pytest.mark.slow
+async def test_a_client_that_reads_slowly_keeps_its_places_for_a_bounded_time(
+    tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "STALL_CHECK_SECONDS", 0.1)
+    limits = Limits(chat=ChatBounds(blocked_seconds=1))
+    async with running_gateway(tmp_path, engines=[engine], limits=limits, places=1) as gateway:
+        with _asking_for_an_endless_stream(gateway) as client:
+            read = bytearray()
+
+            def read_slowly() -> None:
+                while not gateway.turns.records:
+                    read.extend(client.recv(4096))
+                    time.sleep(0.002)
+                while more := client.recv(2**16):
+                    read.extend(more)
+
+            reading = asyncio.create_task(asyncio.to_thread(read_slowly))
+            # Its place is free again for others, whatever it reads by then.
+            async with gateway.client() as other:
+                answer = await other.post(PATH, json=chat_body())
+            assert answer.status_code == 200
+            await reading
+        turn = next(turn for turn in gateway.turns.records if turn.finish_reason is None)
+        assert turn.status is TurnStatus.ABORTED
+        assert len(turn.response_ids or []) > 1
+    events = [line for line in bytes(read).split(b"\n") if line.startswith(b"data: ")]
+    assert orjson.loads(events[-1].removeprefix(b"data: "))["error"]["code"] == "client_too_slow"
 
 
 @pytest.mark.slow
