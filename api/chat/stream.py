@@ -25,6 +25,7 @@ from starlette.types import Receive, Scope, Send
 from api.chat.capture import Capture, ChoiceCapture, Chunk
 from api.chat.client_reading import ClientReading
 from api.chat.engine_chunk import ReadingAnswer, parse_chunk
+from api.chat.grammar_slots import GrammarSlot
 from api.chat.request import PreparedChat
 from api.chat.token_meter import TokenMeter
 from api.dependencies import Services
@@ -188,8 +189,12 @@ class ChatExchange(Response):
             route = self._chat.route(self._version)
             try:
                 async with AsyncExitStack() as slot:
+                    grammar = None
+                    if self._chat.has_grammar:
+                        slots = self._services.grammar_slots
+                        grammar = await slot.enter_async_context(slots.slot(self._chat.key.id))
                     body, path = self._chat.engine_body(self._version), self._chat.engine_path
-                    sending = partial(self._before_sending, slot, len(body))
+                    sending = partial(self._before_sending, grammar, len(body))
                     with span("engine", "client", version=self._version, attempt=attempt) as traced:
                         trace = traced.headers() or self._trace
                         async with self._services.engines.open_chat(route, body, path, trace, sending) as answer:
@@ -216,11 +221,9 @@ class ChatExchange(Response):
                 if self._headers_sent or attempt == ATTEMPTS:
                     raise
 
-    async def _before_sending(self, slot: AsyncExitStack, body_bytes: int, engine: str) -> None:
-        """Wait for a place for the request's grammar, which a request that waits for an engine does not take up."""
-        await slot.aclose()  # of an engine that broke off
-        if self._chat.has_grammar:
-            await slot.enter_async_context(self._services.grammar_slots.slot(self._chat.key.id, engine))
+    async def _before_sending(self, grammar: GrammarSlot | None, body_bytes: int, engine: str) -> None:
+        if grammar is not None:
+            await grammar.on(engine)
         self._meter.sending(body_bytes)
 
     async def _send_stream(self, answer: Answer, send: Send, grammar_slot: AsyncExitStack) -> None:

@@ -201,7 +201,8 @@ async def test_a_client_that_leaves_does_not_free_its_slot_while_the_engine_comp
     slots, key = GrammarSlots(1, 8, wait_seconds=0.05, compile_seconds=1), new_api_key_id()
 
     async def leave() -> None:
-        async with slots.slot(key, "e0"):
+        async with slots.slot(key) as slot:
+            await slot.on("e0")
             await asyncio.sleep(60)
 
     leaving = asyncio.create_task(leave())
@@ -209,23 +210,54 @@ async def test_a_client_that_leaves_does_not_free_its_slot_while_the_engine_comp
     leaving.cancel()
     await asyncio.wait([leaving])
     with pytest.raises(RequestRejected, match="wait for their grammar"):
-        async with slots.slot(key, "e0"):
+        async with slots.slot(key):
             pass
     await asyncio.sleep(1)  # by now it is compiled
-    async with slots.slot(key, "e0"):
-        pass
+    async with slots.slot(key) as slot:
+        await slot.on("e0")
 
 
 async def test_a_slot_is_held_no_longer_than_a_grammar_takes() -> None:
     slots, key = GrammarSlots(1, 8, wait_seconds=5, compile_seconds=0.05), new_api_key_id()
-    async with slots.slot(key, "e0"), slots.slot(key, "e0"):  # as two answers that are not streamed
-        pass
+    async with slots.slot(key) as first:  # as two answers that are not streamed
+        await first.on("e0")
+        async with slots.slot(key) as second:
+            await second.on("e0")
     impatient = GrammarSlots(1, 8, wait_seconds=0.05, compile_seconds=60)
     for _ in range(2):  # freed once at its end, not twice
-        async with impatient.slot(key, "e0"):
+        async with impatient.slot(key) as slot:
+            await slot.on("e0")
             with pytest.raises(RequestRejected):
-                async with impatient.slot(key, "e0"):
+                async with impatient.slot(key):
                     pass
+
+
+async def test_a_slot_goes_with_its_request_to_the_next_engine() -> None:
+    slots, key, other = GrammarSlots(1, 1, wait_seconds=0.05, compile_seconds=60), new_api_key_id(), new_api_key_id()
+    async with slots.slot(key) as slot, slots.slot(other) as further:
+        await slot.on("e0")
+        await slot.on("e1")  # e0 broke off
+        with pytest.raises(RequestRejected):
+            await further.on("e1")
+        await further.on("e0")
+    async with slots.slot(key) as slot:
+        await slot.on("e1")
+
+
+async def test_time_does_not_run_for_a_request_while_those_before_it_wait_for_an_engine() -> None:
+    slots, key = GrammarSlots(1, 8, wait_seconds=0.2, compile_seconds=60), new_api_key_id()
+
+    async def ask() -> None:
+        async with slots.slot(key):
+            pass
+
+    async with slots.slot(key) as slot:
+        waiting = asyncio.create_task(ask())
+        await asyncio.sleep(0.5)
+        assert not waiting.done()
+        await slot.on("e0")
+        with pytest.raises(RequestRejected, match="wait for their grammar"):
+            await waiting
 
 
 async def test_a_key_holds_as_many_grammars_as_it_may_and_another_key_is_not_held(
@@ -251,19 +283,34 @@ async def test_a_key_holds_as_many_grammars_as_it_may_and_another_key_is_not_hel
         assert len(await gateway.recorded(4)) == 4
 
 
-async def test_a_request_that_waits_for_an_engine_holds_no_place_for_its_grammar(
-    tmp_path: Path, engine: FakeEngine
-) -> None:
+async def test_grammars_of_a_key_that_wait_for_an_engine_are_all_answered(tmp_path: Path, engine: FakeEngine) -> None:
     structured = chat_body(structured_outputs={"choice": ["a"]})
     engine.healthy = False
     async with (
         running_gateway(tmp_path, engines=[engine], limits=Limits(chat=BOUNDS), hold_seconds=30) as gateway,
         gateway.client() as client,
     ):
-        held = asyncio.create_task(client.post(PATH, json=structured))
+        asked = [asyncio.create_task(client.post(PATH, json=structured)) for _ in range(2)]
         registry = gateway.services.metrics.registry
         await until(lambda: registry.get_sample_value("clawloop_gateway_requests_held") == 1)
-        async with gateway.services.grammar_slots.slot((await gateway.only_key()).id, "e0"):
-            pass  # the only place of the key is free
+        await asyncio.sleep(0.5)  # longer than a request waits for the grammars before it
         engine.healthy = True
-        assert (await held).status_code == 200
+        assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
+
+
+async def test_grammars_of_a_key_that_wait_for_others_keep_no_place_on_the_engine(
+    tmp_path: Path, engine: FakeEngine
+) -> None:
+    structured = chat_body(structured_outputs={"choice": ["a"]})
+    limits = Limits(chat=BOUNDS)
+    async with running_gateway(tmp_path, engines=[engine], limits=limits, places=2, grammar_seconds=60) as gateway:
+        engine.hold = asyncio.Event()
+        async with gateway.client() as client, gateway.client(gateway.keys.add("default", {Scope.CHAT})) as other:
+            slow = [asyncio.create_task(client.post(PATH, json=structured)) for _ in range(3)]
+            await until(lambda: len(engine.requests) == 1)
+            waiting = gateway.services.grammar_slots._by_key
+            await until(lambda: sum(len(of_key._waiting) for of_key in waiting.values()) == 2)
+            plain = asyncio.create_task(other.post(PATH, json=chat_body()))
+            await until(lambda: len(engine.requests) == 2)
+            engine.hold.set()
+            assert {answer.status_code for answer in await asyncio.gather(*slow, plain)} == {200}
