@@ -30,6 +30,8 @@ _QUANTIFIER = re.compile(
 _OPTIONAL = 16
 # The engine writes out no more of one repetition.
 _WRITTEN_OUT = 256
+# Parts of messages whose data an engine turns into no token by its tokenizer.
+_FILES = ("image_url", "video_url", "audio_url", "input_audio")
 _COUNTED_TOKENS = ("logit_bias", "allowed_token_ids", "logprob_token_ids")
 
 
@@ -53,6 +55,34 @@ def check_bounds(body: dict[str, Any], bounds: ChatBounds) -> None:
         _check_texts(name, form)
         _check_form(name, form, bounds)
         check_references(name, form)
+
+
+def check_counted(body: dict[str, Any], bounds: ChatBounds) -> None:
+    """
+    Raises:
+        RequestRejected: its texts are longer than an engine may be asked to count.
+    """
+    for name in ("messages", "tools", "chat_template_kwargs"):
+        characters = 0
+        for key, value in _walk(_without_files(body.get(name))):
+            characters += len(key or "") + (len(value) if isinstance(value, str) else 0)
+        _require(characters, bounds.counted_characters, name, "characters of which to count the tokens")
+
+
+def _without_files(value: Any) -> Any:
+    """Messages without their images and files, which are no text."""
+    if not isinstance(value, list):
+        return value
+    return [
+        message | {"content": [part for part in message["content"] if not _is_file(part)]}
+        if isinstance(message, dict) and isinstance(message.get("content"), list)
+        else message
+        for message in value
+    ]
+
+
+def _is_file(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in _FILES
 
 
 def forced_forms(body: dict[str, Any]) -> list[tuple[str, Any]]:

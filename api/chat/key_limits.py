@@ -7,10 +7,11 @@ few requests may be refused a little early.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from cachetools import LRUCache
@@ -25,6 +26,8 @@ _MINUTE = 60.0
 _KEYS = 10_000
 # A chat ends within seconds or minutes: the client should look again soon, and not at once.
 _CONCURRENCY_RETRY_SECONDS = 2
+# How long a request to count tokens waits for those of its key before it; each takes a second or two at most.
+COUNT_SECONDS = 30.0
 
 
 class Bucket:
@@ -101,6 +104,7 @@ class KeyLimiter:
         self._gateways = gateways
         self._clock = clock
         self._keys: LRUCache[ApiKeyId, _Key] = LRUCache(_KEYS)
+        self._counting: LRUCache[ApiKeyId, asyncio.Lock] = LRUCache(_KEYS)
 
     @contextmanager
     def admit(self, key: ApiKey) -> Iterator[None]:
@@ -114,14 +118,37 @@ class KeyLimiter:
         if state is None:
             yield
             return
-        self._require(key, state)
-        if state.requests is not None:
-            state.requests.take(1, self._clock())
+        self._require(state)
+        most = key.limits.concurrency
+        if most is not None and state.in_flight >= max(1, math.ceil(most / self._gateways)):
+            raise _exceeded(f"use {most} chats at once", _CONCURRENCY_RETRY_SECONDS)
+        self._take_request(state)
         state.in_flight += 1
         try:
             yield
         finally:
             state.in_flight -= 1
+
+    @asynccontextmanager
+    async def admit_count(self, key: ApiKey) -> AsyncIterator[None]:
+        """One request to count tokens, while no other of this key is counted: an engine counts for one after the other.
+
+        Raises:
+            RequestRejected: 429; the key has used what it may, or many of its own are before this one.
+        """
+        counting = self._counting.setdefault(key.id, asyncio.Lock())
+        try:
+            async with asyncio.timeout(COUNT_SECONDS):
+                await counting.acquire()
+        except TimeoutError:
+            raise _exceeded("count the tokens of one request at a time", _CONCURRENCY_RETRY_SECONDS) from None
+        try:
+            if (state := self._state(key)) is not None:
+                self._require(state)
+                self._take_request(state)
+            yield
+        finally:
+            counting.release()
 
     def require_room(self, key: ApiKey) -> None:
         """
@@ -150,15 +177,16 @@ class KeyLimiter:
                 found[f"x-ratelimit-reset-{name}"] = f"{bucket.seconds_until(bucket.size, now):.3f}s"
         return found
 
-    def _require(self, key: ApiKey, state: _Key) -> None:
+    def _take_request(self, state: _Key) -> None:
+        if state.requests is not None:
+            state.requests.take(1, self._clock())
+
+    def _require(self, state: _Key) -> None:
         now = self._clock()
         for name, bucket, wanted in (("requests", state.requests, 1.0), ("tokens", state.tokens, 0.0)):
             if bucket is not None and bucket.level(now) < wanted:
                 wait = max(1, math.ceil(bucket.seconds_until(wanted, now)))
-                raise _exceeded(f"{bucket.limit} {name} a minute", wait)
-        most = key.limits.concurrency
-        if most is not None and state.in_flight >= max(1, math.ceil(most / self._gateways)):
-            raise _exceeded(f"{most} chats at once", _CONCURRENCY_RETRY_SECONDS)
+                raise _exceeded(f"use {bucket.limit} {name} a minute", wait)
 
     def _state(self, key: ApiKey) -> _Key | None:
         limits = key.limits
@@ -178,7 +206,7 @@ class KeyLimiter:
 
 def _exceeded(limit: str, wait_seconds: int) -> RequestRejected:
     return RequestRejected(
-        f"This key may use {limit}. Try again in {wait_seconds} s; an operator sets limits with `clawloop key limit`.",
+        f"This key may {limit}. Try again in {wait_seconds} s; an operator sets limits with `clawloop key limit`.",
         status=429,
         code="rate_limit_exceeded",
         retry_after=str(wait_seconds),

@@ -7,7 +7,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse
 
-from api.chat.bounds import check_bounds
 from api.chat.fields import refuse_internal
 from api.chat.request import prepare
 from api.chat.stream import ChatExchange
@@ -47,10 +46,10 @@ async def count_message_tokens(request: Request) -> JSONResponse:
     """How many tokens the prompt of a request has; nothing is recorded."""
     services, key, translated = await _read(request, CountTokensRequest)
     try:
-        check_bounds(translated.body, services.limits.chat)
+        count = await count_tokens(services, key, translated.body)
     except RequestRejected as error:
         raise translated.blame(error) from None
-    return JSONResponse({"input_tokens": await count_tokens(services, key, translated.body)})
+    return JSONResponse({"input_tokens": count})
 
 
 async def _read(request: Request, schema: type[CountTokensRequest]) -> tuple[Services, ApiKey, Translated]:

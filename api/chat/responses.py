@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse
 
-from api.chat.bounds import check_bounds
 from api.chat.fields import refuse_internal
 from api.chat.request import prepare
 from api.chat.stored import as_completion, conversation, instructions_of, stored_turn
@@ -57,10 +56,9 @@ async def count_input_tokens(request: Request) -> JSONResponse:
     """How many tokens the prompt of a request has; nothing is recorded."""
     services, key, _, translated = await _read(request)
     try:
-        check_bounds(translated.body, services.limits.chat)
+        count = await count_tokens(services, key, translated.body)
     except RequestRejected as error:
         raise translated.blame(error) from None
-    count = await count_tokens(services, key, translated.body)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
 
 

@@ -1,4 +1,8 @@
-"""How many tokens a request's prompt has, by the engine's own template."""
+"""How many tokens a request's prompt has, by the engine's own template.
+
+An engine splits all texts into tokens on one thread, which chats need too: what a key may have counted is bounded, and
+counted one after the other.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from api.chat.bounds import check_bounds, check_counted
 from api.chat.forced_tools import tools_for_engine
 from api.chat.models import resolve_model
 from api.dependencies import Services
@@ -19,9 +24,12 @@ async def count_tokens(services: Services, key: ApiKey, chat: dict[str, Any]) ->
     """The tokens of a chat request's prompt.
 
     Raises:
-        RequestRejected: the model's name stands for nothing, or `chat_template_kwargs` is no object.
+        RequestRejected: the model's name stands for nothing, `chat_template_kwargs` is no object, the request exceeds a
+            bound, or its key a limit.
         EngineAnswerUnusable, EngineBroke, EngineRejected, EngineUnavailable
     """
+    check_bounds(chat, services.limits.chat)
+    check_counted(chat, services.limits.chat)
     own = chat.get("chat_template_kwargs")
     if own is not None and not isinstance(own, dict):
         raise RequestRejected(
@@ -36,7 +44,10 @@ async def count_tokens(services: Services, key: ApiKey, chat: dict[str, Any]) ->
         # As vLLM fills it in for a chat.
         body["chat_template_kwargs"] = {"reasoning_effort": effort, "enable_thinking": effort != "none"} | (own or {})
     route = RouteKey(policy.id, 0, policy.base_model, affinity=str(key.id))
-    async with services.engines.open_chat(route, orjson.dumps(body), "/tokenize") as answer:
+    async with (
+        services.key_limits.admit_count(key),
+        services.engines.open_chat(route, orjson.dumps(body), "/tokenize") as answer,
+    ):
         raw = await answer.body()
     try:
         count = orjson.loads(raw)["count"]

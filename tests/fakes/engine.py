@@ -222,6 +222,8 @@ class FakeEngine:
     async def tokenize(self, request: Request) -> Response:
         body = json.loads(await request.body())
         self.requests.append(body)
+        if self.hold is not None:
+            await self.hold.wait()
         if self.verbatim is not None:
             return self._verbatim(body)
         words = sum(len(str(message.get("content")).split()) for message in body["messages"])

@@ -14,10 +14,15 @@ from starlette.types import Message, Receive, Scope, Send
 
 from api.auth import KeyRing
 from api.body_room import BodyRoom
-from clawloop.contracts.serving import ApiKey
+from api.chat import key_limits
+from api.chat.key_limits import KeyLimiter
+from api.dependencies import Limits
+from clawloop.contracts.serving import ApiKey, KeyLimits
 from clawloop.contracts.serving import Scope as KeyScope
 from clawloop.errors import RequestRejected
+from clawloop.ids import new_api_key_id
 from clawloop.processes.gateway import GatewayReadiness
+from clawloop.settings import ChatBounds
 from db.database import Database
 from db.schema import head
 from tests.api.chat_requests import PATH, chat_body
@@ -148,6 +153,73 @@ class SlowStore(FakeKeyStore):
         await self.gate.wait()
         self.running -= 1
         return await super().authenticate(secret)
+
+
+COUNTS: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x" * 2000}]}, "messages"),
+    ("/v1/messages/count_tokens", {"messages": chat_body()["messages"], "system": "x" * 2000}, "messages"),
+    (
+        "/v1/messages/count_tokens",
+        {"messages": chat_body()["messages"], "tools": [{"name": "a", "input_schema": {"x" * 2000: 1}}]},
+        "tools",
+    ),
+    (
+        "/v1/messages/count_tokens",
+        {"messages": chat_body()["messages"], "chat_template_kwargs": {"documents": ["x" * 2000]}},
+        "chat_template_kwargs",
+    ),
+    ("/v1/responses/input_tokens", {"input": "x" * 2000}, "input"),
+)
+
+
+@pytest.mark.parametrize(("path", "body", "field"), COUNTS)
+async def test_no_long_text_is_counted(path: str, body: dict[str, Any], field: str, tmp_path: Path) -> None:
+    limits = Limits(chat=ChatBounds(counted_characters=1999))
+    async with fake_engine() as engine, running_gateway(tmp_path, engines=[engine], limits=limits) as gateway:
+        async with gateway.client() as client:
+            headers = {"anthropic-version": "2023-06-01"}
+            answer = await client.post(path, json={"model": "policy"} | body, headers=headers)
+            assert answer.status_code == 400
+            assert f"`{field}`: " in answer.json()["error"]["message"]
+            assert "at most 1999 are accepted" in answer.json()["error"]["message"]
+            image = {"type": "base64", "media_type": "image/png", "data": "iVBORw0K" * 300}
+            content = [{"type": "text", "text": "What is it?"}, {"type": "image", "source": image}]
+            seen = {"model": "policy", "messages": [{"role": "user", "content": content}]}
+            assert (await client.post(COUNTS[0][0], json=seen, headers=headers)).status_code == 200
+        assert len(engine.requests) == 1
+
+
+async def test_a_key_counts_tokens_one_request_at_a_time_and_within_its_limit(tmp_path: Path) -> None:
+    path, body = "/v1/messages/count_tokens", {"model": "policy", "messages": chat_body()["messages"]}
+    headers = {"anthropic-version": "2023-06-01"}
+    async with fake_engine() as engine, running_gateway(tmp_path, engines=[engine]) as gateway:
+        engine.hold = asyncio.Event()
+        mine, other = (gateway.keys.add("default", {KeyScope.CHAT}) for _ in range(2))
+        await gateway.keys.set_limits(mine[: len("cl-00000000")], KeyLimits(requests_per_minute=1))
+        async with gateway.client(mine) as busy, gateway.client(other) as client:
+            many = [asyncio.create_task(busy.post(path, json=body, headers=headers)) for _ in range(5)]
+            await until(lambda: len(engine.requests) == 1)
+            one = asyncio.create_task(client.post(path, json=body, headers=headers))
+            await until(lambda: len(engine.requests) == 2)
+            assert not any(task.done() for task in many)
+            engine.hold.set()
+            assert (await one).status_code == 200
+            statuses = [answer.status_code for answer in await asyncio.gather(*many)]
+        assert sorted(statuses) == [200, 429, 429, 429, 429]
+        assert gateway.turns.records == []
+
+
+async def test_a_count_that_waits_too_long_for_others_of_its_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_limits, "COUNT_SECONDS", 0.05)
+    limiter = KeyLimiter()
+    mine = ApiKey(new_api_key_id(), "default", frozenset({KeyScope.CHAT}))
+    async with limiter.admit_count(mine):
+        with pytest.raises(RequestRejected, match="one request at a time") as refused:
+            async with limiter.admit_count(mine):
+                pass
+        assert (refused.value.status, refused.value.code) == (429, "rate_limit_exceeded")
+    async with limiter.admit_count(mine):
+        pass
 
 
 async def test_made_up_keys_leave_connections_to_others() -> None:
