@@ -36,8 +36,8 @@ from benchmarks.processes import (
 )
 from benchmarks.report import Figure, Ratio, Result
 from clawloop.contracts.sessions import SessionFacts, TurnRecorded
-from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnRecord
-from clawloop.ids import ApiKeyId, SessionId, TurnId, new_turn_id
+from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnRecord
+from clawloop.ids import ApiKeyId, TurnId, new_turn_id
 from clawloop.local.services.postgres import running_postgres
 from clawloop.processes.bootstrap import prepare
 from clawloop.recipes.recipe import Recipe
@@ -92,7 +92,7 @@ class Chats:
     notifier: TemporalSessionNotifier
     last: dict[str, TurnRecord] = field(default_factory=dict)
 
-    async def turn(self, session: str) -> tuple[TurnId, SessionId]:
+    async def turn(self, session: str) -> InsertedTurn:
         """Store the next turn of a session."""
         before = self.last.get(session)
         said: Message = {"role": "user", "content": f"{session}, once more please"}
@@ -103,12 +103,12 @@ class Chats:
         )
         inserted = await self.store.insert(record)
         self.last[session] = record
-        return inserted.turn_id, inserted.session_id
+        return inserted
 
-    async def signal(self, turn: TurnId, session: SessionId) -> None:
+    async def signal(self, turn: InsertedTurn) -> None:
         record = next(iter(self.last.values()))
-        facts = SessionFacts(session, record.policy, SessionSource.HEADER, record.started_at, 0)
-        await self.notifier.notify_turn(facts, TurnRecorded(turn, 0, False))
+        facts = SessionFacts(turn.session_id, record.policy, SessionSource.HEADER, record.started_at, 0)
+        await self.notifier.notify_turn(facts, TurnRecorded(turn.turn_id, 0, False, turn.opens_session))
 
     async def open(self, sessions: Sequence[str]) -> list[float]:
         """A first turn in each session; returns what each signal took."""
@@ -118,7 +118,7 @@ class Chats:
             async with limit:
                 stored = await self.turn(session)
                 began = time.perf_counter()
-                await self.signal(*stored)
+                await self.signal(stored)
                 return time.perf_counter() - began
 
         return list(await asyncio.gather(*map(one, sessions)))
@@ -221,10 +221,10 @@ async def _lone(chats: Chats, connection: psycopg.AsyncConnection[object], count
     took = []
     for number in range(count):
         session = f"lone-{size}-{number}"
-        judged, _ = await chats.turn(session)
+        judged = (await chats.turn(session)).turn_id
         second = await chats.turn(session)
         began = time.perf_counter()
-        await chats.signal(*second)
+        await chats.signal(second)
         await _judged(connection, [judged], pause=0.002)
         took.append(time.perf_counter() - began)
         await asyncio.sleep(LONE_PAUSE)
@@ -242,17 +242,17 @@ async def _together(
     for number in range(-(-count // 3)):
         session = f"many-{size}-{number}"
         turns = [await chats.turn(session) for _ in range(4)]
-        judged += [turn for turn, _ in turns[:-1]]
+        judged += [turn.turn_id for turn in turns[:-1]]
         signals += turns
     before = cpu_by_part(PARTS)
     began = time.perf_counter()
     limit = asyncio.Semaphore(AT_ONCE)
 
-    async def signal(turn: TurnId, session: SessionId) -> None:
+    async def signal(turn: InsertedTurn) -> None:
         async with limit:
-            await chats.signal(turn, session)
+            await chats.signal(turn)
 
-    await asyncio.gather(*(signal(*stored) for stored in signals))
+    await asyncio.gather(*map(signal, signals))
     await _judged(connection, judged, pause=0.1)
     seconds = time.perf_counter() - began
     return seconds, {part: spent - before[part] for part, spent in cpu_by_part(PARTS).items()}
@@ -281,7 +281,7 @@ async def _events_of_one_more(
     """Events that one more turn of a session that waits for nothing adds to its history."""
     before, _ = await _events(client, connection, session)
     judged = chats.last[session].turn_id
-    await chats.signal(*await chats.turn(session))
+    await chats.signal(await chats.turn(session))
     await _judged(connection, [judged], pause=0.02)
     await asyncio.sleep(1)  # its workflow has still to hear of it
     return (await _events(client, connection, session))[0] - before

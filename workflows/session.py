@@ -82,7 +82,12 @@ class SessionWorkflow(LongRunningWorkflow):
         self._state.known = [*self._state.known, turn.turn_id][-KNOWN_LIMIT:]
         self._state.announced += 1
         self._state.closes_again = False
-        self._enqueue(turn)
+        if turn.opens_session:
+            self._move_deadline()
+            self._follow(turn)
+            self._show()
+        else:
+            self._enqueue(turn)
 
     @workflow.signal(name=names.FEEDBACK_GIVEN)
     def feedback_given(self, feedback: FeedbackGiven) -> None:
@@ -112,8 +117,11 @@ class SessionWorkflow(LongRunningWorkflow):
         self._show()
 
     def _enqueue(self, message: SessionMessage) -> None:
-        self._deadline = workflow.now() + self._idle_time
+        self._move_deadline()
         self._state.carried.append(message)
+
+    def _move_deadline(self) -> None:
+        self._deadline = workflow.now() + self._idle_time
 
     def _mark_closes_again(self) -> None:
         # Workflows started before this patch wait for their deadline.

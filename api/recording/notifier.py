@@ -88,7 +88,8 @@ class NotificationQueue:
             since=record.started_at,
             version=record.version,
         )
-        self._enqueue(facts, TurnRecorded(record.turn_id, record.version, record.ends_session))
+        recorded = TurnRecorded(record.turn_id, record.version, record.ends_session, inserted.opens_session)
+        self._enqueue(facts, recorded)
 
     def add_feedback(self, stored: StoredFeedback) -> None:
         """Queue a notification of stored feedback."""

@@ -40,11 +40,16 @@ class SessionFacts:
 
 @dataclass(frozen=True, slots=True)
 class TurnRecorded:
-    """Notifies a session's workflow of a stored main turn."""
+    """Notifies a session's workflow of a stored main turn.
+
+    Args:
+        opens_session: the session began with it, so that it makes no turn judgeable. False where that is not known.
+    """
 
     turn_id: TurnId
     version: int
     ends_session: bool = False
+    opens_session: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,7 @@ class InsertedTurn:
 
     Args:
         duplicate: the turn was stored before; nothing was written.
+        opens_session: its session began with it: no turn was stored that it could make judgeable.
         erased: its session, or a turn it repeats or continues, was erased after it began: stored without its content.
     """
 
@@ -166,6 +167,7 @@ class InsertedTurn:
     parent_turn_id: TurnId | None
     duplicate: bool
     erased: bool = False
+    opens_session: bool = False
 
 
 @dataclass(frozen=True, slots=True)

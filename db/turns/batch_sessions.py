@@ -54,6 +54,7 @@ class Entry:
     Args:
         n: place in the batch.
         unmatched: neither a name nor an earlier turn identified the session.
+        opens_session: the session's row was inserted with this turn.
     """
 
     n: int
@@ -61,6 +62,7 @@ class Entry:
     session: SessionId
     unmatched: bool
     erased_at: datetime | None = None
+    opens_session: bool = False
     special: set[str] = field(default_factory=set)
     candidates: list[Candidate] = field(default_factory=list)
     parent: TurnId | None = None

@@ -28,7 +28,8 @@ from db.turns.reparent import reparent_late_turns
 from db.turns.session_lookup import CANDIDATES
 
 # Inserts the new sessions and locks all until the end of the transaction, but not for turns that are stored already.
-# A late turn from before an erasure does not reopen its session, and its client's value is gone.
+# A late turn from before an erasure does not reopen its session, and its client's value is gone. A row that this
+# statement inserted has no `xmax`; one that it updated has the lock's.
 _ALIVE = "(sessions.erased_at IS NULL OR excluded.last_turn_at > sessions.erased_at)"
 _LOCK_SESSIONS = f"""
     INSERT INTO sessions (id, policy, api_key_id, external_id, identified_by, state, last_turn_at)
@@ -42,7 +43,7 @@ _LOCK_SESSIONS = f"""
             THEN excluded.state ELSE sessions.state END,
         last_turn_at = greatest(excluded.last_turn_at, sessions.last_turn_at),
         external_id = CASE WHEN {_ALIVE} THEN coalesce(sessions.external_id, excluded.external_id) END
-    RETURNING id, erased_at
+    RETURNING id, erased_at, xmax = 0
 """
 # What makes a turn not an ordinary one: it is stored already, it repeats or continues a turn erased since it began
 # (prefix hashes outlive an erasure), or turns are stored that may continue it.
@@ -94,7 +95,13 @@ async def insert_batch(
     for entry in ordinary:
         if _LATE in entry.special:
             await reparent_late_turns(connection, conversations, entry.prepared, entry.session)
-        results[entry.n] = InsertedTurn(entry.prepared.record.turn_id, entry.session, entry.parent, duplicate=False)
+        results[entry.n] = InsertedTurn(
+            entry.prepared.record.turn_id,
+            entry.session,
+            entry.parent,
+            duplicate=False,
+            opens_session=entry.opens_session,
+        )
     return results
 
 
@@ -113,7 +120,9 @@ async def _lock_sessions(raw: Raw, entries: Sequence[Entry]) -> list[Entry]:
         if replies:
             candidates = await raw.execute(CANDIDATES, columns_of(replies, 4))
         special = await raw.execute(_SPECIAL, _special_parameters(entries))
-    erased_at: dict[SessionId, datetime | None] = dict(await locks.fetchall())
+    sessions: dict[SessionId, tuple[datetime | None, bool]] = {
+        session: (erased_at, is_new) for session, erased_at, is_new in await locks.fetchall()
+    }
     by_place = {entry.n: entry for entry in entries}
     for n, what in await special.fetchall():
         by_place[n].special.add(what)
@@ -124,9 +133,9 @@ async def _lock_sessions(raw: Raw, entries: Sequence[Entry]) -> list[Entry]:
             candidate = Candidate(TurnId(turn_id), TurnKind(kind), digests[response_digest], reply)
             by_place[n].candidates.append(candidate)
     # A turn stored by another transaction while this one waited for the session's lock is stored, too.
-    locked = [entry for entry in entries if entry.session in erased_at and _STORED not in entry.special]
+    locked = [entry for entry in entries if entry.session in sessions and _STORED not in entry.special]
     for entry in locked:
-        entry.erased_at = erased_at[entry.session]
+        entry.erased_at, entry.opens_session = sessions[entry.session]
     return locked
 
 

@@ -41,7 +41,7 @@ async def test_each_main_turn_is_notified_once_with_ids_and_marked(tmp_path: Pat
         await until(lambda: len(gateway.turns.announced) == 2)
     turns = [turn_id_of(response) for response in replies]
     assert [message for _, message in notifier.sent] == [
-        TurnRecorded(turns[0], 0, ends_session=False),  # type: ignore[arg-type]
+        TurnRecorded(turns[0], 0, ends_session=False, opens_session=True),  # type: ignore[arg-type]
         TurnRecorded(turns[1], 0, ends_session=True),  # type: ignore[arg-type]
     ]
     assert len({session.session_id for session, _ in notifier.sent}) == 1

@@ -126,6 +126,16 @@ async def test_parents_arrive_in_any_order_and_grouping_from_two_gateways(
         await assert_in_line(stores, line)
 
 
+@pytest.mark.parametrize("evidence", [named("opens"), BY_MESSAGES])
+async def test_only_the_turn_stored_first_opens_its_session(stores: Stores, evidence: SessionEvidence) -> None:
+    first, second, third = conversation(stores, "opened", 3, evidence)
+
+    inserted = [await stores.turns.insert(turn) for turn in (second, first, third)]
+
+    assert [turn.opens_session for turn in inserted] == [True, False, False]
+    assert len({turn.session_id for turn in inserted}) == 1
+
+
 async def test_a_turn_that_two_gateways_insert_at_once_is_stored_once(stores: Stores) -> None:
     records = [turn_record(f"{n}", api_key_id=stores.key, evidence=named(f"twice {n}")) for n in range(5)]
     both = await asyncio.gather(

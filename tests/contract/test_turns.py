@@ -318,6 +318,7 @@ async def test_inserting_a_turn_is_idempotent(stores: Stores) -> None:
 
     assert not inserted.duplicate
     assert again.duplicate
+    assert not again.opens_session
     assert (again.session_id, again.parent_turn_id) == (inserted.session_id, inserted.parent_turn_id)
 
 

@@ -71,7 +71,8 @@ class FakeTurnStore:
         self.records.append(record)
         self._prepared[record.turn_id] = prepared
         gone = record.turn_id in self.fates
-        self._inserted[record.turn_id] = InsertedTurn(record.turn_id, session, parent, duplicate=False, erased=gone)
+        opens = not gone and all(known.session_id != session for known in self._inserted.values())
+        self._inserted[record.turn_id] = InsertedTurn(record.turn_id, session, parent, False, gone, opens)
         self._reparent_late_turns(record.turn_id, session)
         return self._inserted[record.turn_id]
 
@@ -197,7 +198,7 @@ class FakeTurnStore:
             if inserted.session_id != session or turn_id <= late or (parent is not None and parent >= late):
                 continue
             if self._parent(session, self._prepared[turn_id].request) == late:
-                self._inserted[turn_id] = InsertedTurn(turn_id, session, late, duplicate=False)
+                self._inserted[turn_id] = replace(inserted, parent_turn_id=late)
 
 
 def bare(record: TurnRecord) -> TurnRecord:

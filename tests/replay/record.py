@@ -38,6 +38,14 @@ async def ended_by_the_client(client: Client, scripted: ScriptedActivities) -> C
     return talk
 
 
+async def opened(client: Client, scripted: ScriptedActivities) -> Conversation:
+    talk = Conversation(client)
+    await talk.say(opens=True, version=1)
+    await talk.say()
+    await talk.say(ends=True)
+    return talk
+
+
 async def late_older_turn(client: Client, scripted: ScriptedActivities) -> Conversation:
     talk = Conversation(client)
     older, newest = new_turn_id(), new_turn_id()
@@ -196,6 +204,7 @@ async def all_waiting_judged(client: Client, scripted: ScriptedActivities) -> Co
 
 PATHS: tuple[Scenario, ...] = (
     ended_by_the_client,
+    opened,
     late_older_turn,
     idle,
     told_twice_and_at_once,

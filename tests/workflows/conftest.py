@@ -144,9 +144,11 @@ class Conversation:
             names.session_workflow_id(self.session),
         )
 
-    async def say(self, *, version: int = 0, ends: bool = False, turn_id: TurnId | None = None) -> TurnId:
+    async def say(
+        self, *, version: int = 0, ends: bool = False, turn_id: TurnId | None = None, opens: bool = False
+    ) -> TurnId:
         turn_id = turn_id or new_turn_id()
-        await self.notifier.notify_turn(self.facts, TurnRecorded(turn_id, version, ends))
+        await self.notifier.notify_turn(self.facts, TurnRecorded(turn_id, version, ends, opens))
         return turn_id
 
     async def begin(self, **state: object) -> SessionHandle:

@@ -31,6 +31,26 @@ async def test_each_turn_is_handed_to_judging_once_and_the_end_closes_the_sessio
     assert (closing.session_id, closing.up_to) == (talk.session, last)
 
 
+async def test_the_turn_that_opens_a_session_starts_no_judging(client: Client, scripted: ScriptedActivities) -> None:
+    talk = Conversation(client)
+    await talk.say(opens=True, version=3)
+    description = await talk.handle.describe()
+    second = await talk.say()
+    await until(lambda: bool(scripted.judged))
+    last = await talk.say(ends=True)
+    await talk.handle.result()
+    assert sorted(ask.turn_id for ask in scripted.judged) == [second, last]
+    assert not description.raw_description.pending_activities
+
+
+async def test_a_session_may_end_with_the_turn_that_opens_it(client: Client, scripted: ScriptedActivities) -> None:
+    talk = Conversation(client)
+    only = await talk.say(opens=True, ends=True)
+    await talk.handle.result()
+    (closing,) = scripted.closed
+    assert (closing.up_to, scripted.judged) == (only, [])
+
+
 async def test_judging_never_blocks_later_turns_and_is_bounded(client: Client, scripted: ScriptedActivities) -> None:
     talk = Conversation(client)
     scripted.gate.clear()
