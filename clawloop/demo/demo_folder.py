@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +19,9 @@ from clawloop.errors import SetupError
 from clawloop.local.checks import lock_file, require_folder
 
 _ADDRESS_FILE = "demo.json"
+_LOGS = "logs"
+# What an error of a part tells people to read, and the file by which the next demo knows the folder.
+_LEFT_BY_FAILURES = (_LOGS, _ADDRESS_FILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Address:
 
 @contextmanager
 def demo_folder(data: Path, *, keep: bool) -> Iterator[Path]:
-    """Lock and empty `DATA/demo`, and remove it at the end unless `keep`.
+    """Lock and empty `DATA/demo`, and remove it at the end unless `keep`; if it ends in an error, its logs stay.
 
     Raises:
         SetupError: another demo uses the folder, it cannot be written to, or it has content that no demo made.
@@ -47,11 +50,15 @@ def demo_folder(data: Path, *, keep: bool) -> Iterator[Path]:
         _clear(folder)
         require_folder(folder)
         (folder / _ADDRESS_FILE).touch()
+        failed = False
         try:
             yield folder
+        except SetupError:
+            failed = True
+            raise
         finally:
             if not keep:
-                _clear(folder)
+                _clear(folder, but=_LEFT_BY_FAILURES if failed and (folder / _LOGS).is_dir() else ())
 
 
 def write_address(folder: Path, address: Address) -> None:
@@ -80,12 +87,22 @@ def read_address(data: Path) -> Address | None:
         raise SetupError(f"{path} cannot be read: give --url and --key") from error
 
 
-def _clear(folder: Path) -> None:
+def _clear(folder: Path, but: Collection[str] = ()) -> None:
+    """Args: but: names in the folder that stay, and so does the folder; none: it is removed."""
     if not folder.exists():
         return
     if any(folder.iterdir()) and not (folder / _ADDRESS_FILE).is_file():
         raise SetupError(f"{folder} was not made by a demo, and a demo would empty it: choose another folder: --data")
     try:
-        shutil.rmtree(folder)
+        if not but:
+            shutil.rmtree(folder)
+            return
+        for path in folder.iterdir():
+            if path.name in but:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
     except OSError as error:
         raise SetupError(f"cannot empty {folder}: {error.strerror}; choose another folder: --data") from error

@@ -99,7 +99,8 @@ async def run(options: UpOptions, board: Board, prepare: Prepare, use: Use | Non
             await supervisor.stop(parts.stop_order(supervisor.names))
             for number in _STOP_SIGNALS:
                 loop.remove_signal_handler(number)
-        board.say("stopped; the data stays in " + str(options.data))
+        # Who uses the parts decides what becomes of the folder.
+        board.say("stopped" if use is not None else f"stopped; the data stays in {options.data}")
 
 
 async def _start_and_supervise(

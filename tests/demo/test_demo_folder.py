@@ -26,6 +26,31 @@ def test_the_folder_starts_empty_and_is_removed(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
+def test_of_a_demo_that_fails_the_logs_stay_which_its_error_names_and_no_demo_minds_them(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+
+    def fail() -> None:
+        (folder / "models").mkdir()
+        (folder / "keys.json").touch()
+        (folder / "logs").mkdir()
+        (folder / "logs" / "postgres.log").write_text("no space left")
+        raise SetupError("postgres failed to start")
+
+    with pytest.raises(SetupError, match="postgres failed to start"), demo_folder(tmp_path, keep=False):
+        fail()
+    assert {path.name for path in folder.iterdir()} == {"demo.json", "logs"}
+    assert (folder / "logs" / "postgres.log").read_text() == "no space left"
+    with demo_folder(tmp_path, keep=False):
+        assert {path.name for path in folder.iterdir()} == {"demo.json"}
+    assert not folder.exists()
+
+
+def test_a_demo_that_fails_before_a_part_starts_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="in use"), demo_folder(tmp_path, keep=False):
+        raise SetupError("port 1 is in use")
+    assert not (tmp_path / "demo").exists()
+
+
 def test_a_kept_folder_stays_until_the_next_demo(tmp_path: Path) -> None:
     with demo_folder(tmp_path, keep=True) as folder:
         (folder / "old").touch()

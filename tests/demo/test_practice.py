@@ -117,3 +117,5 @@ async def test_a_model_that_learns_nothing_is_reported_as_such(tmp_path: Path, m
     assert json.loads((tmp_path / "demo-terminal.json").read_text())["runs"][0]["seed"] == 5
     assert any("version   0: success   0% of 3 held-out tasks" in line for line in board.said)
     assert not (tmp_path / "data" / "demo").exists()
+    # It once said that its data stays, of a folder that was gone.
+    assert board.said[-1] == "stopped"

@@ -21,6 +21,7 @@ from clawloop.demo.practice.report import Measured, PracticeReport, Totals, repo
 from clawloop.demo.practice.toy import Toy
 from clawloop.demo.run import model_in, parts_environment
 from clawloop.environments.runner import SandboxRunner
+from clawloop.errors import SetupError
 from clawloop.ids import version_name
 from clawloop.local.checks import require_disk, require_folder
 from clawloop.local.model_layout import ModelOptions
@@ -80,7 +81,8 @@ async def practise(options: PracticeOptions, board: Board, prepare: Prepare) -> 
     """Execute the runs and write the report; of an interrupted demo, the finished runs.
 
     Raises:
-        SetupError: a part cannot start or fails, or no sandboxes can be made here; all parts are stopped.
+        SetupError: a part cannot start or fails, no sandboxes can be made here, or no episode is completed; all parts
+            are stopped, and their logs stay.
     """
     require_folder(options.out)
     sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders())
@@ -133,7 +135,14 @@ class _Practice:
         for seed in self._options.seeds:
             async with AdminClient(started.gateway, self._keys[seed]) as admin:
                 run = _Run(
-                    toy.environment, seed, admin, runner, self._keys[seed], started.deployment.base_model, self._board
+                    toy.environment,
+                    seed,
+                    admin,
+                    runner,
+                    self._keys[seed],
+                    started.deployment.base_model,
+                    self._board,
+                    started.deployment.data,
                 )
                 self.reports.append(await run.execute(self._options))
                 write(self._options.out / toy.report, self.reports)
@@ -152,6 +161,7 @@ class _Run:
     key: str
     base_model: str
     board: Board
+    folder: Path
     measured: list[Measured] = field(default_factory=list)
     _began: float = 0.0
 
@@ -186,7 +196,7 @@ class _Run:
             if rollouts.paused:
                 return rollouts.reason
             if not status.version and (why := none_completed(await self.admin.episodes(_policy(self.seed)))):
-                return why
+                raise SetupError(f"{why}: see the logs in {self.folder / 'logs'}")
             await asyncio.sleep(_POLL_SECONDS)
         return None
 
@@ -243,9 +253,7 @@ def none_completed(episodes: Sequence[EpisodeSummary]) -> str | None:
     if endings.total() < _HOPELESS or endings[Ending.COMPLETED]:
         return None
     most = endings.most_common(1)[0][0]
-    return (
-        f"none of the first {endings.total()} episodes was completed, most ended as {most}: see the logs of the parts"
-    )
+    return f"none of the first {endings.total()} episodes was completed, most ended as {most}"
 
 
 def _policy(seed: int) -> str:
