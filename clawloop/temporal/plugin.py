@@ -17,7 +17,7 @@ from temporalio.converter import DataConverter
 from temporalio.envconfig import ClientConfig
 from temporalio.exceptions import ApplicationError
 from temporalio.plugin import SimplePlugin
-from temporalio.service import PayloadLimitsConfig
+from temporalio.service import KeepAliveConfig, PayloadLimitsConfig
 from temporalio.worker import (
     ActivityInboundInterceptor,
     ExecuteActivityInput,
@@ -47,6 +47,10 @@ PAYLOAD_WARN_BYTES = 64 * 1024
 # An activity beats at half its time-out; by default the SDK holds beats back for 0.8 of it (measured), and then a busy
 # machine that is late by a fifth loses the work.
 BEATS_APART = timedelta(seconds=0.5)
+
+# A client hears nothing of a silent connection (a peer that lost its network), so it asks. By the SDK's 30 and 15 s
+# a training step came 82 s late. Temporal's frontend closes connections that ask more often than every 10 s.
+_ASK_IF_ALIVE = KeepAliveConfig(interval_millis=15_000, timeout_millis=5_000)
 
 # Passed through the sandbox: each module holds only definitions and constants, so two runs may share it.
 PASSED_THROUGH = (
@@ -174,4 +178,6 @@ async def connect(address: str, *, lazy: bool = False) -> Client:
     config = ClientConfig.load_client_connect_config()
     config["target_host"] = address
     limits = PayloadLimitsConfig(payloads_warn_size=PAYLOAD_WARN_BYTES)
-    return await Client.connect(**config, plugins=[ClawloopPlugin()], payload_limits=limits, lazy=lazy)
+    return await Client.connect(
+        **config, plugins=[ClawloopPlugin()], payload_limits=limits, lazy=lazy, keep_alive_config=_ASK_IF_ALIVE
+    )

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 from temporalio.client import Client
+from temporalio.service import RPCError
 
 from activities.sweep import SweepActivities
 from clawloop.ids import turn_id_of
@@ -24,6 +26,7 @@ from clawloop.processes.bootstrap import prepare
 from clawloop.temporal.client import TemporalSessionNotifier, register_search_attributes
 from clawloop.temporal.plugin import connect
 from db.sweep import PostgresSweepStore
+from tests.chaos.proxy import Proxy
 from tests.e2e.gateway import RealGateway, running_gateway
 from tests.fakes.engine import fake_engine
 from tests.judging.conftest import Bench, bench, binary_bench, judge
@@ -109,6 +112,27 @@ async def test_chat_goes_on_and_is_judged_when_temporal_is_back(binary_bench: Be
     assert [turn.outcome for turn in turns] == ["sampled", "sampled", "sampled", "no_feedback"]
     assert all(turn.announced_at is not None for turn in turns)
     assert b.rows("SELECT state FROM sessions") == [{"state": "closed"}]
+
+
+@pytest.mark.slow
+async def test_a_silent_connection_is_replaced_before_a_step_is_a_minute_late(temporal_address: str) -> None:
+    async with Proxy(int(temporal_address.rpartition(":")[2]), choose_port("the proxy", "127.0.0.1", 0, "")) as proxy:
+        client = await connect(f"127.0.0.1:{proxy.port}")
+        assert await client.service_client.check_health()
+        proxy.silence()
+        silent_since = time.monotonic()
+        async with asyncio.timeout(60):
+            while not await _answers(client):
+                pass
+    # The SDK's default takes 45 s.
+    assert time.monotonic() - silent_since < 35
+
+
+async def _answers(client: Client) -> bool:
+    try:
+        return await client.service_client.check_health(retry=True)
+    except RPCError:
+        return False
 
 
 @pytest.mark.slow
