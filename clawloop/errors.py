@@ -27,7 +27,8 @@ ClawloopError
 └── TransientError              a retry may succeed
     ├── EncryptionKeyMissing    content whose key the file lacks: readable once the key is there
     ├── StoreUnavailable        PostgreSQL did not answer in time
-    │   └── StoreContended      another transaction holds a row that is needed
+    │   ├── StoreContended      another transaction holds a row that is needed
+    │   └── StoreTimedOut       a statement took PostgreSQL too long
     ├── EngineUnavailable       no engine could take the request in time
     │   └── EnginesBusy         those that could have as many chats as they may
     ├── EngineBroke             an engine failed in the middle of an answer
@@ -287,6 +288,10 @@ class StoreUnavailable(TransientError):
 
 class StoreContended(StoreUnavailable):
     """Another transaction holds a row that this one needs; a smaller transaction may need fewer."""
+
+
+class StoreTimedOut(StoreUnavailable):
+    """PostgreSQL ended a statement that took too long; a smaller transaction may take less."""
 
 
 class EngineUnavailable(TransientError):

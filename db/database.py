@@ -19,7 +19,14 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from clawloop.errors import ClawloopError, RecordUnusable, SetupError, StoreContended, StoreUnavailable
+from clawloop.errors import (
+    ClawloopError,
+    RecordUnusable,
+    SetupError,
+    StoreContended,
+    StoreTimedOut,
+    StoreUnavailable,
+)
 from db.connection_check import check_connections
 from db.content import PLAIN, ContentCodec, put_content
 from db.encryption.installation import require_keys
@@ -276,6 +283,8 @@ def _translate(error: DBAPIError | psycopg.Error) -> ClawloopError | None:
         return StoreUnavailable(f"the database has another schema (clawloop migrate): {postgres_message(error)}")
     if isinstance(cause, _CONTENDED):
         return StoreContended(postgres_message(error))
+    if isinstance(cause, psycopg.errors.QueryCanceled):
+        return StoreTimedOut(postgres_message(error))
     if isinstance(cause, _TRANSIENT):
         return StoreUnavailable(postgres_message(error))
     return None

@@ -1,7 +1,8 @@
 """Calls of one kind that come while a transaction of that kind runs share the next one.
 
 A call that comes alone runs at once. Under load one transaction serves many: each costs a worker more CPU than what is
-done in it. Errors stay with their own call: where a shared transaction fails, each of its calls gets its own.
+done in it. Errors stay with their own call: where a shared transaction fails or waits too long for a lock, each of its
+calls gets its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, Literal, TypeAlias, TypeVar
 
-from clawloop.errors import StoreContended, StoreUnavailable
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.errors import StoreContended, StoreTimedOut, StoreUnavailable
+from db.database import raw_connection
 
 Call = TypeVar("Call")
 Result = TypeVar("Result")
@@ -21,6 +25,8 @@ Result = TypeVar("Result")
 _CALLS = 32
 # A transaction that waits for a lock must not keep those behind it waiting, which may need other rows.
 _SLOW_SECONDS = 0.1
+# Far longer than transactions hold a lock; what holds one longer must not use up the time of calls that need others.
+_LIMIT_LOCK_WAIT = "SELECT set_config('lock_timeout', '1s', true)"
 
 
 class Alone(Enum):
@@ -31,6 +37,12 @@ class Alone(Enum):
 
 ALONE = Alone.ALONE
 Answer: TypeAlias = Result | Exception | Literal[Alone.ALONE]
+
+
+async def limit_lock_wait(connection: AsyncConnection, calls: Sequence[object]) -> None:
+    """Have a shared transaction fail soon, where a call alone may wait for its lock as long as its database lets it."""
+    if len(calls) > 1:
+        await (await raw_connection(connection)).execute(_LIMIT_LOCK_WAIT)
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +117,7 @@ class GroupCommit(Generic[Call, Result]):
                 waiting.answered.cancel()
             raise
         except Exception as error:  # noqa: BLE001 - handed to the callers
-            is_away = isinstance(error, StoreUnavailable) and not isinstance(error, StoreContended)
+            is_away = isinstance(error, StoreUnavailable) and not isinstance(error, StoreContended | StoreTimedOut)
             answers = [error if is_away or len(group) == 1 else ALONE] * len(group)
         for waiting, answer in zip(group, answers, strict=True):
             if answer is ALONE:

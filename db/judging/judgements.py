@@ -28,7 +28,7 @@ from clawloop.judging.records import (
     TurnContext,
 )
 from db.database import Database, transaction
-from db.group_commit import Answer, GroupCommit
+from db.group_commit import Answer, GroupCommit, limit_lock_wait
 from db.judging.contexts import read_contexts
 from db.judging.finalize import finalize_judgement
 from db.judging.finalize_together import Finalizing, finalize_together
@@ -161,15 +161,18 @@ class PostgresJudgementStore:
     async def _open_together(
         self, connection: AsyncConnection, calls: Sequence[Opening]
     ) -> list[OpenJudgement | RecordUnusable]:
+        await limit_lock_wait(connection, calls)
         return await open_judgements(connection, calls)
 
     @transaction
     async def _insert_votes(self, connection: AsyncConnection, calls: Sequence[Votes]) -> list[None]:
+        await limit_lock_wait(connection, calls)
         await insert_votes(connection, calls)
         return [None] * len(calls)
 
     @transaction
     async def _insert_hints(self, connection: AsyncConnection, calls: Sequence[Hints]) -> list[None]:
+        await limit_lock_wait(connection, calls)
         await insert_hints(connection, calls)
         return [None] * len(calls)
 
@@ -177,6 +180,7 @@ class PostgresJudgementStore:
     async def _finalize_together(
         self, connection: AsyncConnection, calls: Sequence[Finalizing]
     ) -> list[Answer[str | None]]:
+        await limit_lock_wait(connection, calls)
         return await finalize_together(connection, calls)
 
     @transaction

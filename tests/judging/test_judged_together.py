@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from uuid import UUID
 
+import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -57,10 +58,6 @@ def verdict(vote: Vote = 1, relation: Relation = Relation.NONE, ballot: Ballot |
 
 async def test_sessions_judged_at_once_are_judged_as_one_by_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.judge.votes, bench.judge.hint = [-1], "Say it in one line."
-    for session, turns in await sessions(bench, 2):
-        for turn in turns:
-            await bench.judge_turn(session, turn)
-    one_by_one = [row | {"external_id": ""} for row in bench.rows(JUDGED)][:3]
     transactions: list[object] = []
     run = Database.run
 
@@ -68,8 +65,15 @@ async def test_sessions_judged_at_once_are_judged_as_one_by_one(bench: Bench, mo
         transactions.append(work)
         return await run(self, work)
 
-    stored = await sessions(bench, 8, "together")
+    stored = await sessions(bench, 2)
     monkeypatch.setattr(Database, "run", counting)
+    for session, turns in stored:
+        for turn in turns:
+            await bench.judge_turn(session, turn)
+    alone = len(transactions)
+    one_by_one = [row | {"external_id": ""} for row in bench.rows(JUDGED)][:3]
+    stored = await sessions(bench, 8, "together")
+    transactions.clear()
     together = [
         bench.judging.judge_turns(JudgeTurns(session_id=session, turn_ids=[turn.turn_id for turn in turns]))
         for session, turns in stored
@@ -79,9 +83,22 @@ async def test_sessions_judged_at_once_are_judged_as_one_by_one(bench: Bench, mo
     assert [len(one.fates) for one in judged] == [2] * 8
     rows = [row | {"external_id": ""} for row in bench.rows(JUDGED)][6:]
     assert rows == one_by_one * 8
-    # One by one: 8 sessions, of which each has a turn that makes nothing judgeable and two of at least 5 transactions.
-    assert len(transactions) < 8 * 11
+    assert len(transactions) < 8 * (alone / 2) / 2  # half of what eight sessions need one by one
     assert await violations(bench.database) == []
+
+
+async def test_a_turn_whose_row_is_locked_delays_no_other(bench: Bench) -> None:
+    stored = await sessions(bench, 3)
+    locked = stored[1][1][0].turn_id
+    with psycopg.connect(bench.url) as other:
+        other.execute("SELECT FROM turns WHERE id = %s FOR UPDATE", [locked])
+        opening = [asyncio.create_task(opened(bench, turns)) for _, turns in stored]
+        while sum(task.done() for task in opening) < 2:  # they share a transaction
+            await asyncio.sleep(0.02)
+        assert [task.done() for task in opening] == [True, False, True]
+        assert all(isinstance(task.result(), OpenJudgement) for task in (opening[0], opening[2]))
+        other.rollback()
+        assert isinstance(await opening[1], OpenJudgement)
 
 
 async def test_an_erased_turn_among_others_is_refused_alone(bench: Bench) -> None:

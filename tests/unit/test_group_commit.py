@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from clawloop.errors import RecordUnusable, StoreContended, StoreUnavailable
+from clawloop.errors import RecordUnusable, StoreContended, StoreTimedOut, StoreUnavailable
 from db.group_commit import ALONE, Answer, GroupCommit
 
 
@@ -85,6 +85,13 @@ async def test_contention_of_one_call_does_not_fail_the_others() -> None:
     done = Transactions({"b": StoreContended("locked")})
     answers = await asyncio.gather(*map(done.grouped().run, "ab"), return_exceptions=True)
     assert [str(answer) for answer in answers] == ["A", "locked"]
+
+
+async def test_a_shared_transaction_that_takes_too_long_is_tried_by_its_calls_alone() -> None:
+    done = Transactions({"b": StoreTimedOut("canceling statement due to statement timeout")})
+    answers = await asyncio.gather(*map(done.grouped().run, "abc"), return_exceptions=True)
+    assert [str(answer) for answer in answers] == ["A", "canceling statement due to statement timeout", "C"]
+    assert done.apart == ["a", "b", "c"]
 
 
 async def test_where_postgresql_is_away_nobody_tries_it_again() -> None:
