@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from starlette.datastructures import Headers
@@ -154,6 +155,17 @@ class KeyRing:
                 if time.monotonic() >= until:
                     raise
                 await asyncio.sleep(_RETRY_INTERVAL_SECONDS)
+
+    async def keep_fresh(self) -> None:
+        """For ever, have the secret of episodes' keys that an operator may replace, whoever asks meanwhile.
+
+        Otherwise keys that it signed would be accepted in the next outage.
+        """
+        while True:
+            await asyncio.sleep(FRESH_SECONDS)
+            if self._signing_secret is not None:
+                with suppress(StoreUnavailable):
+                    await self._read_signing_secret()
 
     async def _read_signing_secret(self) -> None:
         """Read it again now and then: an operator may have replaced it."""

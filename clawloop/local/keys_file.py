@@ -13,6 +13,7 @@ from pathlib import Path
 from clawloop.durable_files import create_private, locked_folder, replace_content
 from clawloop.errors import SetupError
 from clawloop.processes.endpoints import engine_secret_file
+from clawloop.serving.engine_secret import read_secrets
 
 
 def read_keys(path: Path) -> dict[str, str]:
@@ -46,12 +47,12 @@ def renew_engine_secret(path: Path, *, finish: bool) -> int:
     file still can.
 
     Raises:
-        SetupError: the file cannot be read or written, or holds none.
+        SetupError: the file cannot be read or written, everybody may read it, or it holds none.
     """
     path = path.resolve()  # a link stays one
     try:
         with locked_folder(path.parent):
-            before = path.read_text(encoding="utf-8").split()
+            before = read_secrets(path)
             if not before:
                 raise SetupError(f"{path} holds no secret: put that of the engines into it, one a line")
             now = before[:1] if finish else [secrets.token_urlsafe(32), *before]

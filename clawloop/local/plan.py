@@ -144,15 +144,15 @@ async def plan_parts(options: UpOptions) -> Plan:
 def _engine_secret(environment: Mapping[str, str]) -> str | None:
     """
     Raises:
-        SetupError: the file of secrets cannot be read.
+        SetupError: the file of secrets cannot be read, or everybody may read it.
     """
     file = environment.get(GUARD_SECRETS)
     if environment.get(GUARD_SECRET) or not file:
         return environment.get(GUARD_SECRET)
     try:
         return SecretFile(Path(file))()
-    except OSError as error:
-        raise SetupError(f"{GUARD_SECRETS}: cannot read {file}: {error.strerror}") from error
+    except SetupError as error:
+        raise SetupError(f"{GUARD_SECRETS}: {error}") from None
 
 
 def _require_no_layout(models: ModelOptions) -> None:

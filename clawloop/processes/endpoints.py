@@ -76,7 +76,7 @@ def engine_secret(settings: Settings) -> Secret:
     up`'s engines, else none.
 
     Raises:
-        SetupError: the file that holds it cannot be read.
+        SetupError: the file that holds it cannot be read, or everybody may read it.
     """
     if settings.engine_secret is not None:
         given = settings.engine_secret.get_secret_value()
@@ -84,10 +84,7 @@ def engine_secret(settings: Settings) -> Secret:
     path = settings.engine_secret_file or engine_secret_file(settings.data)
     if path != settings.engine_secret_file and not path.exists():
         return no_secret
-    try:
-        return SecretFile(path)
-    except OSError as error:
-        raise SetupError(f"cannot read {path}: {error.strerror}") from error
+    return SecretFile(path)
 
 
 def engine_secret_file(data: Path) -> Path:

@@ -51,7 +51,7 @@ class EngineGuard:
     """ASGI middleware that refuses what a stranger on the engine's machine or network might ask for.
 
     Raises:
-        RuntimeError: the environment has no secret.
+        RuntimeError: the environment has no secret, or everybody on the machine may read the file that has it.
     """
 
     def __init__(self, app: App) -> None:
@@ -59,6 +59,8 @@ class EngineGuard:
         self._secrets = _Secrets(
             os.environ.get("CLAWLOOP_ENGINE_SECRET", ""), os.environ.get("CLAWLOOP_ENGINE_SECRET_FILE", "")
         )
+        if self._secrets.are_public():
+            raise RuntimeError("everybody on this machine may read CLAWLOOP_ENGINE_SECRET_FILE: chmod 600 it")
         if not self._secrets.now():
             raise RuntimeError("CLAWLOOP_ENGINE_SECRET is not set: the engine would answer to everyone")
         adapters = os.environ.get("CLAWLOOP_ENGINE_ADAPTERS")
@@ -123,16 +125,24 @@ class _Secrets:
     def __init__(self, own: str, file: str) -> None:
         self._own = [own.encode()] if own else []
         self._file = Path(file) if file else None
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: tuple[int, int, int, int] | None = None
         self._listed: list[bytes] = []
+
+    def are_public(self) -> bool:
+        try:
+            return self._file is not None and bool(self._file.stat().st_mode & 0o004)
+        except OSError:
+            return False
 
     def now(self) -> list[bytes]:
         if self._file is not None:
             try:
                 state = self._file.stat()
-                if (seen := (state.st_mtime_ns, state.st_ino, state.st_size)) != self._seen:
+                if (seen := (state.st_mtime_ns, state.st_ino, state.st_size, state.st_mode)) != self._seen:
                     lines = self._file.read_bytes().splitlines()
-                    self._listed, self._seen = [line.strip() for line in lines if line.strip()], seen
+                    if not self.are_public():  # else somebody else may have read them already
+                        self._listed = [line.strip() for line in lines if line.strip()]
+                    self._seen = seen
             except OSError:
                 pass  # somebody replaces it; those of before are still valid
         return self._own + self._listed

@@ -6,11 +6,18 @@ the old.
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+from clawloop.errors import SetupError
+from clawloop.telemetry.logs import never_log
+
 Secret = Callable[[], str | None]
 """The secret to send now; None: none."""
+
+log = logging.getLogger(__name__)
 
 
 def no_secret() -> None:
@@ -19,30 +26,56 @@ def no_secret() -> None:
 
 
 class SecretFile:
-    """The first secret of a file, read again when the file was changed.
+    """The first secret of a file, read again when the file was changed. No log has any secret of it.
 
     Raises:
-        OSError: the file cannot be read at first.
+        SetupError: the file cannot be read at first, is no text, or everybody on the machine may read it.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen = _state(path)
+        try:
+            self._seen = _state(path)
+        except OSError as error:
+            raise SetupError(f"cannot read {path}: {error.strerror}") from None
         self._first = _first(path)
 
     def __call__(self) -> str | None:
         try:
-            if (seen := _state(self._path)) != self._seen:
-                self._first, self._seen = _first(self._path), seen
+            seen = _state(self._path)
         except OSError:  # somebody replaces it
-            pass
+            return self._first
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                self._first = _first(self._path)
+            except SetupError as error:
+                log.error("secret of engines not changed", extra={"why": str(error)})
         return self._first
 
 
-def _state(path: Path) -> tuple[int, int, int]:
+def read_secrets(path: Path) -> list[str]:
+    """The secrets of a file.
+
+    Raises:
+        SetupError: it cannot be read, is no text, or everybody on the machine may read it.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            mode, secrets = os.fstat(file.fileno()).st_mode, file.read().split()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise SetupError(f"cannot read {path}: {why}") from None
+    never_log(secrets)
+    if mode & 0o004:
+        raise SetupError(f"everybody on this machine may read the secrets of {path}: chmod 600 {path}")
+    return secrets
+
+
+def _state(path: Path) -> tuple[int, int, int, int]:
     found = path.stat()
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return found.st_mtime_ns, found.st_ino, found.st_size, found.st_mode
 
 
 def _first(path: Path) -> str | None:
-    return next(iter(path.read_text(encoding="utf-8").split()), None)
+    return next(iter(read_secrets(path)), None)

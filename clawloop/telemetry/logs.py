@@ -42,6 +42,8 @@ _SECRETS = re.compile(
 )
 # A shorter one would be cut out of words.
 _SHORTEST_SECRET = 6
+# Of files that were read since the process began.
+_known: set[str] = set()
 # What Clawloop's own modules log is ids and numbers; tests hold them to it.
 _OWN = ("clawloop", "api", "db", "activities", "workflows", "migrations")
 
@@ -64,6 +66,11 @@ def configure_logging(level: str = "INFO", secrets: Iterable[str] = ()) -> None:
     sys.unraisablehook = _log_unraisable
 
 
+def never_log(secrets: Iterable[str]) -> None:
+    """Cut these out of every line from now on, as those that `configure_logging` was given."""
+    _known.update(secret for secret in secrets if len(secret) >= _SHORTEST_SECRET)
+
+
 class RedactingFormatter(JsonFormatter):
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._secrets = [secret for secret in secrets if len(secret) >= _SHORTEST_SECRET]
@@ -76,7 +83,7 @@ class RedactingFormatter(JsonFormatter):
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(_without_quotes(record))
-        for secret in self._secrets:
+        for secret in (*self._secrets, *_known):
             text = text.replace(secret, REDACTED)
         return redact(text)
 

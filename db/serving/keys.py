@@ -50,7 +50,7 @@ class PostgresKeyStore:
 
     @transaction
     async def drop_signing_secret(self, connection: AsyncConnection) -> None:
-        """Have a new secret made for keys of the next episodes; gateways read it within half a minute of their use."""
+        """Have a new secret made for keys of the next episodes; gateways read it within half a minute."""
         await drop_signing_secret(connection)
 
     @transaction

@@ -6,6 +6,7 @@ import ast
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from starlette.routing import Route
 
 from clawloop.errors import SetupError
 from clawloop.local.keys_file import renew_engine_secret
+from clawloop.processes.endpoints import engine_secret
 from clawloop.serving import engine_guard
 from clawloop.serving.engine_guard import EngineGuard
 from clawloop.serving.engine_secret import SecretFile
+from clawloop.settings import Settings
 
 SECRET = "s3cret"
 USED = [
@@ -206,6 +209,65 @@ async def test_secrets_of_a_file_are_changed_while_the_engine_runs(
     assert renew_engine_secret(file, finish=True) == 1
     assert await accepted() == [new]
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(("mode", "refused"), [(0o644, True), (0o604, True), (0o640, False), (0o440, False)])
+def test_secrets_that_everybody_may_read_are_refused(
+    adapters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, refused: bool
+) -> None:
+    file = tmp_path / "secrets"
+    file.write_text("old\n")
+    file.chmod(mode)
+    monkeypatch.delenv("CLAWLOOP_ENGINE_SECRET")
+    monkeypatch.setenv("CLAWLOOP_ENGINE_SECRET_FILE", str(file))
+    monkeypatch.setenv("CLAWLOOP_DATA", str(tmp_path))
+    if not refused:
+        EngineGuard(Starlette())
+        assert engine_secret(Settings())() == "old"
+        return
+    with pytest.raises(RuntimeError, match="CLAWLOOP_ENGINE_SECRET_FILE: chmod 600"):
+        EngineGuard(Starlette())
+    with pytest.raises(SetupError, match=f"read the secrets of {file}: chmod 600 {file}"):
+        engine_secret(Settings())
+    with pytest.raises(SetupError, match=f"chmod 600 {file}"):
+        renew_engine_secret(file, finish=False)
+
+
+def test_a_file_of_secrets_that_is_no_text_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "secrets"
+    file.write_bytes(b"\xff\xfe old\n")
+    file.chmod(0o600)
+    for read in (SecretFile, partial(renew_engine_secret, finish=False)):
+        with pytest.raises(SetupError, match=f"cannot read {file}: it is no text in UTF-8"):
+            read(file)
+    missing = tmp_path / "missing"
+    with pytest.raises(SetupError, match=f"cannot read {missing}: No such file"):
+        SecretFile(missing)
+
+
+async def test_a_change_that_shows_the_secrets_to_everybody_is_not_taken_up(
+    adapters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "secrets"
+    file.write_text("old\n")
+    file.chmod(0o600)
+    monkeypatch.delenv("CLAWLOOP_ENGINE_SECRET")
+    monkeypatch.setenv("CLAWLOOP_ENGINE_SECRET_FILE", str(file))
+    transport = httpx.ASGITransport(EngineGuard(Starlette(routes=[Route("/v1/models", _echo)])))
+    sent = SecretFile(file)
+
+    async def status(secret: str) -> int:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return (await client.get("/v1/models", headers={"Authorization": f"Bearer {secret}"})).status_code
+
+    file.chmod(0o644)
+    file.write_text("another\nold\n")
+    assert (sent(), sent()) == ("old", "old")
+    assert [record.message for record in caplog.records] == ["secret of engines not changed"]  # said once
+    assert (await status("another"), await status("old")) == (401, 200)
+    file.chmod(0o600)
+    assert sent() == "another"
+    assert await status("another") == 200
 
 
 def test_renewing_a_secret_changes_neither_owner_nor_permissions_nor_a_link(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ KEY = "cl-0a1b2c3d-" + "K" * 43
 EPISODE_KEY = "ce_" + "0" * 40 + "cG9saWN5." + "M" * 43
 # In a process of its own: it changes how the whole process logs.
 PROGRAM = """
-import asyncio, gc, importlib, logging, pkgutil, sys, threading, warnings
+import asyncio, gc, importlib, logging, pathlib, pkgutil, sys, tempfile, threading, warnings
 
 from clawloop.telemetry.logs import configure_logging
 
@@ -34,6 +34,13 @@ for module in (
 
 import psycopg
 import pydantic
+from clawloop.serving.engine_secret import SecretFile
+
+with tempfile.TemporaryDirectory() as folder:  # read after logging was set up, as by a process that runs
+    secret_file = pathlib.Path(folder) / "engine-secret"
+    secret_file.write_text("file-s3cret\\nolder-s3cret\\n")
+    secret_file.chmod(0o600)
+    SecretFile(secret_file)
 from sqlalchemy.exc import DBAPIError, StatementError
 
 from clawloop.errors import RecordUnusable, RequestRejected
@@ -76,6 +83,7 @@ def log_with(logger):
             logger.warning("failed: %r and %s", error, error)
     logger.info("a key %s, %s", KEY, EPISODE_KEY)
     logger.info("Authorization: Bearer some.other.token password=hunter22 engine-s3cret")
+    logger.info("it refused file-s3cret, and older-s3cret too")
     logger.warning("cannot connect to postgresql://user:passw0rd@host:5432/name", extra={"why": f"key {KEY}"})
 
 
@@ -139,7 +147,17 @@ def test_no_logger_of_any_library_writes_secrets_or_content() -> None:
     lines = ended.stderr.splitlines()
     assert ended.returncode == 1, ended.stderr[-2000:]
     assert int(ended.stdout) > 50  # loggers
-    for planted in ("PLANTED", "K" * 43, "M" * 43, "some.other.token", "hunter22", "passw0rd", "engine-s3cret"):
+    for planted in (
+        "PLANTED",
+        "K" * 43,
+        "M" * 43,
+        "some.other.token",
+        "hunter22",
+        "passw0rd",
+        "engine-s3cret",
+        "file-s3cret",
+        "older-s3cret",
+    ):
         assert [line for line in lines if planted in line][:1] == []
     records = [json.loads(line) for line in lines]  # nothing but JSON, so nothing past the formatter
     messages = {record["message"] for record in records}
