@@ -50,6 +50,8 @@ SMALL_GPU = Serving(seqs=64, batched_tokens=2048)
 
 CHATS_LEAVE = 8
 """Of so many sequences chats leave one free: judgements of a few turns at once, the gate's and probes' questions."""
+GRAMMARS = 4
+"""Grammars of clients that an engine may compile before a judge's, each for 10 s at most."""
 
 
 def chats_of_gateway(seqs: int, gateways: int) -> int:
@@ -59,6 +61,20 @@ def chats_of_gateway(seqs: int, gateways: int) -> int:
     process.
     """
     return max(1, (seqs - -(-seqs // CHATS_LEAVE)) // gateways)
+
+
+def grammars_of_gateway(cores: int, gateways: int) -> int:
+    """Grammars that each of so many gateways may have an engine compile at once.
+
+    vLLM 0.32 compiles on half of the machine's cores, first come first served, judges' grammars too: one thread stays
+    free where there are five. On fewer, `GRAMMARS` in all: a gateway sees by the first token, or by the whole reply
+    where that is not streamed, that a grammar is compiled, so ordinary requests would wait for each other's replies.
+
+    Args:
+        cores: of the engine's machine.
+    """
+    threads = (cores + 1) // 2
+    return max(1, max(GRAMMARS, threads - 1) // gateways)
 
 
 def on_cpu(max_model_len: int) -> Serving:

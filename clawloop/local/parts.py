@@ -75,6 +75,7 @@ class Deployment:
         gateway: URL of the gateways on this machine; None if not known.
         context_tokens: the longest context of the engines started here.
         engine_chats: CLAWLOOP_ENGINE_CHATS of each gateway; None: no bound.
+        grammars: CLAWLOOP_CHAT_BOUNDS__STRUCTURED_REQUESTS_TOGETHER of each gateway; None: that of the settings.
         encryption_key_file: CLAWLOOP_ENCRYPTION_KEY_FILE.
     """
 
@@ -101,6 +102,7 @@ class Deployment:
     gateway: str | None = None
     context_tokens: int | None = None
     engine_chats: int | None = None
+    grammars: int | None = None
 
 
 def numbered(name: str, number: int, count: int) -> str:
@@ -200,6 +202,8 @@ def _gateway(
     variables = _with_judge(deployment, environment) | _settings(deployment)
     if deployment.engine_chats is not None:
         variables.setdefault("CLAWLOOP_ENGINE_CHATS", str(deployment.engine_chats))
+    if deployment.grammars is not None:
+        variables.setdefault("CLAWLOOP_CHAT_BOUNDS__STRUCTURED_REQUESTS_TOGETHER", str(deployment.grammars))
     launch = Launch(tuple(command), variables, pass_fds=(listener.fileno(),))
     return Part(
         name=name,

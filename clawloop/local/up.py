@@ -8,6 +8,7 @@ CLAWLOOP_ENGINES) are used and not started.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from clawloop.encryption.key_file import SETTING
 from clawloop.errors import SetupError
-from clawloop.layout.engine import chats_of_gateway
+from clawloop.layout.engine import chats_of_gateway, grammars_of_gateway
 from clawloop.layout.table import overview
 from clawloop.local import checks, parts
 from clawloop.local.keys_file import read_keys, write_keys
@@ -232,6 +233,7 @@ def _deployment(options: UpOptions, plan: Plan, keys: Mapping[str, str]) -> Depl
         encryption_key_file=_key_file(options.environment),
         context_tokens=None if models is None else models.layout.max_model_len,
         engine_chats=None if models is None else chats_of_gateway(models.seqs, options.gateways),
+        grammars=None if models is None else grammars_of_gateway(os.cpu_count() or 1, options.gateways),
     )
 
 

@@ -16,7 +16,7 @@ from clawloop.cli.main import app
 from clawloop.families.chat_format import ChatFormat
 from clawloop.families.thinking import Thinking
 from clawloop.layout import plan as layouts
-from clawloop.layout.engine import chats_of_gateway
+from clawloop.layout.engine import chats_of_gateway, grammars_of_gateway
 from clawloop.layout.parts import Process, Role
 from clawloop.local.services.vllm import EngineOptions, ModelFacts, launch
 from clawloop.settings import Settings
@@ -124,6 +124,9 @@ def test_every_command_line_parses(containers: list[Container]) -> None:
 def test_gateways_leave_sequences_of_the_engine_for_the_judge(containers: list[Container]) -> None:
     share = chats_of_gateway(int(engine_of(containers).option("--max-num-seqs")), GATEWAYS)
     assert the(containers, "gateway").environment["CLAWLOOP_ENGINE_CHATS"] == str(share)
+    # On the engine's smallest machine.
+    grammars = the(containers, "gateway").environment["CLAWLOOP_CHAT_BOUNDS__STRUCTURED_REQUESTS_TOGETHER"]
+    assert grammars == str(grammars_of_gateway(1, GATEWAYS))
 
 
 def test_every_variable_is_a_setting(containers: list[Container]) -> None:

@@ -185,6 +185,22 @@ def test_up_gives_each_gateway_its_share_of_an_engine_and_a_persons_own_comes_fi
     assert given == ["28", "9", None]
 
 
+def test_up_shares_the_grammars_that_an_engine_compiles_among_its_gateways(tmp_path: Path) -> None:
+    name = "CLAWLOOP_CHAT_BOUNDS__STRUCTURED_REQUESTS_TOGETHER"
+    deployment = Deployment(tmp_path, "postgresql://x/y", "127.0.0.1:1", (), "tiny", (), {}, grammars=2)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        given = [
+            parts.gateways(each, listener, 1, environment)[0].prepare().environment.get(name)
+            for each, environment in (
+                (deployment, {}),
+                (deployment, {name: "9"}),
+                (replace(deployment, grammars=None), {}),
+            )
+        ]
+    assert given == ["2", "9", None]
+
+
 def test_gateway_and_judge_worker_ask_the_judge_engine_that_is_started_here(tmp_path: Path) -> None:
     judge = JudgeEngine("http://127.0.0.1:9", "judge", secret="s3cret")
     deployment = Deployment(tmp_path, "postgresql://x/y", "127.0.0.1:1", (), "tiny", (), {}, judge=judge)

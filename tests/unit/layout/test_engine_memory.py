@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from clawloop.layout import engine
-from clawloop.layout.engine import LARGE_GPU, SMALL_GPU, Serving, chats_of_gateway
+from clawloop.layout.engine import LARGE_GPU, SMALL_GPU, Serving, chats_of_gateway, grammars_of_gateway
 from clawloop.layout.model_shape import KvShape
 from clawloop.layout.parts import MIB
 from tests.unit.layout.shapes import QWEN3_4B, SMALL, request
@@ -74,3 +74,12 @@ def test_on_a_cpu_the_vocabulary_is_packed_twice_whether_it_is_one_matrix_or_two
 )
 def test_gateways_together_leave_an_eighth_of_an_engine_free(seqs: int, gateways: int, each: int) -> None:
     assert chats_of_gateway(seqs, gateways) == each
+
+
+@pytest.mark.parametrize(
+    ("cores", "gateways", "each"), [(1, 1, 4), (2, 2, 2), (2, 3, 1), (2, 8, 1), (10, 2, 2), (18, 2, 4), (64, 2, 15)]
+)
+def test_gateways_share_the_grammars_that_an_engine_compiles_at_once(cores: int, gateways: int, each: int) -> None:
+    assert grammars_of_gateway(cores, gateways) == each
+    threads = (cores + 1) // 2  # of vLLM
+    assert threads < 5 or each * gateways < threads
