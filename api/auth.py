@@ -35,7 +35,8 @@ CACHE_SIZE = 10_000
 
 
 class KeyRing:
-    """Authorizes requests by their key.
+    """Authorizes requests by their key. Used as an async context manager it also learns by itself of a new secret that
+    signs keys of episodes: otherwise those of the old one would be accepted in the next outage.
 
     Args:
         store: where keys are looked up.
@@ -50,6 +51,16 @@ class KeyRing:
         self._signing_secret: bytes | None = None
         self._signing_secret_read_at = 0.0
         self._free_lookups = asyncio.BoundedSemaphore(_LOOKUPS)
+        self._keeping_fresh: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> KeyRing:
+        self._keeping_fresh = asyncio.create_task(self._keep_fresh())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._keeping_fresh is not None:
+            self._keeping_fresh.cancel()
+            await asyncio.wait([self._keeping_fresh])
 
     async def require(self, headers: Headers, *scopes: Scope) -> ApiKey:
         """The key of this request, which has one of the scopes.
@@ -156,11 +167,7 @@ class KeyRing:
                     raise
                 await asyncio.sleep(_RETRY_INTERVAL_SECONDS)
 
-    async def keep_fresh(self) -> None:
-        """For ever, have the secret of episodes' keys that an operator may replace, whoever asks meanwhile.
-
-        Otherwise keys that it signed would be accepted in the next outage.
-        """
+    async def _keep_fresh(self) -> None:
         while True:
             await asyncio.sleep(FRESH_SECONDS)
             if self._signing_secret is not None:

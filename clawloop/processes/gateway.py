@@ -277,9 +277,7 @@ async def gateway_services(
     stack.callback(crash_point, CrashPoint.GATEWAY_SHUTDOWN)
     key_store = PostgresKeyStore(database)
     engine_operations = engine_operations_on(background, settings)
-    keys, links = KeyRing(key_store), workflow_links(settings)
-    keeping_fresh = asyncio.create_task(keys.keep_fresh())
-    stack.callback(keeping_fresh.cancel)
+    keys, links = await stack.enter_async_context(KeyRing(key_store)), workflow_links(settings)
     key_uses = PostgresKeyUses(background)
     stored = await stack.enter_async_context(StoredBytes(key_uses, settings.key_stored_mib))
     return Services(

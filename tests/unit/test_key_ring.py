@@ -109,23 +109,20 @@ async def test_a_signing_secret_that_was_replaced_signs_no_key_any_more(monkeypa
 
 async def test_a_gateway_reads_the_signing_secret_again_though_no_episode_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     store = FakeKeyStore()
-    ring = KeyRing(store, retry_seconds=0)
-    await ring.require(bearer(store.add_episode("default", datetime.now(UTC) + HOUR)[1]), Scope.CHAT)
     monkeypatch.setattr("api.auth.FRESH_SECONDS", 0.01)
-    keeping = asyncio.create_task(ring.keep_fresh())
-    store.available = False
-    await asyncio.sleep(0.05)  # an outage ends nothing
-    store.available = True
-    store.signing = b"another secret"
-    async with asyncio.timeout(30):
-        while ring._signing_secret != store.signing:
-            await asyncio.sleep(0.01)
-    store.available = False
-    unseen = EpisodeKey(new_episode_id(), "default", datetime.now(UTC) + HOUR)
-    with pytest.raises(StoreUnavailable):
-        await ring.require(bearer(sign(unseen, SIGNING_SECRET)), Scope.CHAT)
-    keeping.cancel()
-    await asyncio.wait([keeping])
+    async with KeyRing(store, retry_seconds=0) as ring:
+        await ring.require(bearer(store.add_episode("default", datetime.now(UTC) + HOUR)[1]), Scope.CHAT)
+        store.available = False
+        await asyncio.sleep(0.05)  # an outage ends nothing
+        store.available = True
+        store.signing = b"another secret"
+        async with asyncio.timeout(30):
+            while ring._signing_secret != store.signing:
+                await asyncio.sleep(0.01)
+        store.available = False
+        unseen = EpisodeKey(new_episode_id(), "default", datetime.now(UTC) + HOUR)
+        with pytest.raises(StoreUnavailable):
+            await ring.require(bearer(sign(unseen, SIGNING_SECRET)), Scope.CHAT)
 
 
 async def test_a_gateway_that_never_read_the_signing_secret_cannot_check_a_key() -> None:
