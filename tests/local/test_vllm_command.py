@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from clawloop.errors import SetupError
 from clawloop.families.chat_format import ChatFormat
 from clawloop.families.thinking import Thinking
 from clawloop.layout.model_shape import ModelShape
@@ -80,6 +81,10 @@ def test_a_persons_arguments_come_last_and_win() -> None:
     assert launch(QWEN3_4B, replace(OPTIONS, further=further), {}).command[-2:] == further
     assert max_num_seqs(replace(OPTIONS, further=further)) == 8
     assert max_num_seqs(replace(OPTIONS, further=("--max-num-seqs", "9"))) == 9
+    assert max_num_seqs(replace(OPTIONS, further=("--max-num-seqs", "9", "--max_num_seqs=10"))) == 10
+    assert max_num_seqs(replace(OPTIONS, further=("--max_num_seqs", "11", "--override=--max-num-seqs"))) == 11
+    with pytest.raises(SetupError, match="--max-num-seqs of an engine is no number: 'many'"):
+        max_num_seqs(replace(OPTIONS, further=("--max-num-seqs", "many")))
     assert str(max_num_seqs(OPTIONS)) == flags(PLANNED)["--max-num-seqs"][0]
 
 

@@ -111,9 +111,23 @@ def launch(model: ModelFacts, options: EngineOptions, environment: Mapping[str, 
 
 
 def max_num_seqs(options: EngineOptions) -> int:
-    """How many sequences the engine computes at once: its last `--max-num-seqs`, which a person may have given."""
-    words = [part for word in (*options.planned, *options.further) for part in word.split("=", 1)]
-    return int(words[len(words) - words[::-1].index("--max-num-seqs")])
+    """How many sequences the engine computes at once: its last `--max-num-seqs`, which a person may have given.
+
+    vLLM takes underscores for dashes in the names of its options.
+
+    Raises:
+        SetupError: it is no number.
+    """
+    found = ""
+    words = [*options.planned, *options.further]
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") == "--max-num-seqs":
+            found = value if equals else following
+    try:
+        return int(found)
+    except ValueError:
+        raise SetupError(f"--max-num-seqs of an engine is no number: {found!r}") from None
 
 
 def progress(line: str) -> str | None:
