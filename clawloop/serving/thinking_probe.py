@@ -11,12 +11,17 @@ from clawloop.serving.endpoints import Endpoint, Endpoints, JsonClient, NoReply
 # Rendering takes milliseconds; a busy engine's event loop, some seconds.
 _SECONDS = 60.0
 _CHAT = [{"role": "user", "content": "Hello"}]
+_REFUSED = (400, 422)
+_NO_ROUTE = (404, 405)
 # How byte-level tokenizers write a space.
 _SPACE = "\u0120"
 
 
 class ThinkingProbe:
-    """Use as an async context manager. Each model is asked about once, and again when its engines are others."""
+    """Use as an async context manager.
+
+    Each model is asked about until an answer is certain, and again when its engines are others.
+    """
 
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints
@@ -37,12 +42,16 @@ class ThinkingProbe:
             JudgeUnavailable: no engine answered.
         """
         engines = tuple(self._endpoints(policy))
-        if engines not in self._known:
-            on, off = [await self._rendered(engines, is_on) for is_on in (True, False)]
-            self._known[engines] = thinking_of(on, off)
-        return self._known[engines]
+        if (known := self._known.get(engines)) is not None:
+            return known
+        (on, is_certain), (off, is_certain_too) = [await self._rendered(engines, is_on) for is_on in (True, False)]
+        found = thinking_of(on, off)
+        if is_certain and is_certain_too:
+            self._known[engines] = found
+        return found
 
-    async def _rendered(self, engines: tuple[Endpoint, ...], is_on: bool) -> str:
+    async def _rendered(self, engines: tuple[Endpoint, ...], is_on: bool) -> tuple[str, bool]:
+        """The chat as the engine renders it, empty if it does not; whether it would say the same again."""
         body: dict[str, Any] = {
             "messages": _CHAT,
             "add_generation_prompt": True,
@@ -53,7 +62,11 @@ class ThinkingProbe:
             reply = await self._client.post(engines, "/tokenize", body)
         except NoReply as error:
             raise JudgeUnavailable(f"no engine said whether its model thinks: {error}") from error
-        if reply.status >= 500:
+        if reply.status not in (200, *_REFUSED, *_NO_ROUTE):
             raise JudgeUnavailable(f"an engine answered {reply.status} when asked whether its model thinks")
+        if reply.status != 200:
+            # A proxy has no route while its engine starts; a field that the server does not know it never will.
+            named = reply.status in _REFUSED and any(name in str(reply.body) for name in body)
+            return "", named
         tokens = (reply.body or {}).get("token_strs")
-        return "".join(map(str, tokens)).replace(_SPACE, " ") if isinstance(tokens, list) else ""
+        return ("".join(map(str, tokens)).replace(_SPACE, " ") if isinstance(tokens, list) else ""), True

@@ -61,6 +61,7 @@ class FakeJudge:
     hinted_ids: list[int] = field(default_factory=lambda: [1, 2, 9, 3])
     context_tokens: int = 4096
     rendered: tuple[str, str] | None = None
+    refuses_to_render: tuple[int, str] | None = None
     cut: int = 0
     takes_budget: bool = True
     max_characters: int | None = None
@@ -132,6 +133,9 @@ class FakeJudge:
     async def tokenize(self, request: Request) -> Response:
         body = json.loads(await request.body())
         self.tokenized.append(body)
+        if self.refuses_to_render is not None and "return_token_strs" in body:
+            status, message = self.refuses_to_render
+            return JSONResponse({"error": {"message": message, "code": status}}, status)
         hinted = "Keep in mind:" in json.dumps(body["messages"])
         tokens = self.hinted_ids if hinted else self.prompt_ids
         answer: dict[str, Any] = {"count": len(tokens), "max_model_len": self.context_tokens, "tokens": tokens}

@@ -10,12 +10,15 @@ import pytest
 from clawloop.contracts.serving import Directory
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import JudgeUnavailable
+from clawloop.families.thinking import Thinking
 from clawloop.ids import new_turn_id
 from clawloop.judging.evidence import Evidence, Statement
 from clawloop.judging.prompts import AnswerForm, vote_prompt
 from clawloop.processes.judge import judge_client
 from clawloop.recipes.recipe import Recipe
+from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import FREE_TOKENS, THINKING_TOKENS
+from clawloop.serving.thinking_probe import ThinkingProbe
 from clawloop.settings import Settings
 from tests.fakes.judge import FakeJudge
 from tests.judging.conftest import JUDGE_SECONDS, Bench, set_recipe, with_client, with_signal
@@ -71,6 +74,38 @@ async def test_an_engine_is_asked_once_how_its_model_thinks(asking: Bench) -> No
     await asking.judge_turn(await asking.insert(first, second), second)
     switches = [asked.get("chat_template_kwargs") for asked in asking.judge.tokenized if "return_token_strs" in asked]
     assert switches == [{"enable_thinking": on, "thinking": on} for on in (True, False)]
+
+
+@pytest.mark.parametrize("status", [401, 403, 408, 429, 500])
+async def test_an_engine_that_cannot_say_now_how_its_model_thinks_is_asked_later(judge: FakeJudge, status: int) -> None:
+    endpoint = Endpoint(judge.url, "tiny")
+    async with ThinkingProbe(lambda _: [endpoint]) as probe:
+        judge.rendered, judge.refuses_to_render = HYBRID, (status, "not now: chat_template_kwargs")
+        with pytest.raises(JudgeUnavailable, match=f"an engine answered {status} "):
+            await probe.of("default")
+        judge.refuses_to_render = None
+        assert await probe.of("default") is Thinking.OPTIONAL
+
+
+@pytest.mark.parametrize(
+    ("refusal", "later"),
+    [
+        ((404, "Not Found"), Thinking.OPTIONAL),
+        ((404, "no such thing as return_token_strs"), Thinking.OPTIONAL),
+        ((400, "the model is being loaded"), Thinking.OPTIONAL),
+        ((400, "Extra inputs are not permitted: return_token_strs"), Thinking.NEVER),
+        ((422, "body.chat_template_kwargs: extra fields not permitted"), Thinking.NEVER),
+    ],
+)
+async def test_a_server_that_does_not_render_chats_is_asked_again_unless_it_refuses_a_field(
+    judge: FakeJudge, refusal: tuple[int, str], later: Thinking
+) -> None:
+    endpoint = Endpoint(judge.url, "tiny")
+    async with ThinkingProbe(lambda _: [endpoint]) as probe:
+        judge.rendered, judge.refuses_to_render = HYBRID, refusal
+        assert await probe.of("default") is Thinking.NEVER
+        judge.refuses_to_render = None
+        assert await probe.of("default") is later
 
 
 @pytest.mark.parametrize(("form", "constrained"), [("free", False), ("grammar", True)])
