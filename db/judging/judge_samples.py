@@ -6,7 +6,7 @@ A gateway recorded them as turns of the judge's policy. They wait for the rollou
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import func, insert, text, update
@@ -37,16 +37,26 @@ _OF_GROUP = """
     FROM votes v JOIN judgements j ON j.id = v.judgement_id JOIN turns judged ON judged.id = j.turn_id
         JOIN episodes e ON e.id = judged.episode_id JOIN rollout_groups g ON g.id = e.group_id
 """
-_SETTLED = text(f"""
-    SELECT DISTINCT g.id, g.policy {_OF_GROUP}
-    WHERE v.asked_turn IS NOT NULL AND v.rewarded_at IS NULL AND g.state <> 'open' ORDER BY g.id LIMIT :limit
-""")
 # The turns of one request share the first one's id as their group.
 _ASKED = "(t.id = v.asked_turn AND v.asked_choice = 0 OR t.group_id = v.asked_turn AND t.choice = v.asked_choice)"
-_JUDGES = text(f"""
-    SELECT DISTINCT s.policy {_OF_GROUP} JOIN turns t ON {_ASKED} JOIN sessions s ON s.id = t.session_id
-    WHERE g.id = :group AND v.rewarded_at IS NULL AND s.policy <> g.policy ORDER BY s.policy
+# Votes are compared with those of their group, so a group waits for turns that a gateway stores later, and for
+# judgements that end later. What has not come within the hour never will, e.g. because the gateway's disk was lost.
+_SETTLED = text(f"""
+    SELECT g.id {_OF_GROUP}
+    WHERE v.asked_turn IS NOT NULL AND v.rewarded_at IS NULL AND g.state <> 'open'
+    GROUP BY g.id
+    HAVING bool_and(j.decided_at IS NOT NULL AND EXISTS (SELECT FROM turns t WHERE {_ASKED})
+        OR v.answered_at < now() - interval '1 hour')
+    ORDER BY g.id LIMIT :limit
 """)
+_PENDING = text(f"""
+    SELECT v.judgement_id, v.kind, v.index, CASE WHEN s.policy <> g.policy THEN s.policy END AS judge
+    {_OF_GROUP} LEFT JOIN turns t ON {_ASKED} LEFT JOIN sessions s ON s.id = t.session_id
+    WHERE g.id = :group AND v.asked_turn IS NOT NULL AND v.rewarded_at IS NULL
+""")
+# Those of `_PENDING` and no others: some may come meanwhile.
+_THESE = """(v.judgement_id, v.kind, v.index) IN (
+    SELECT * FROM unnest(CAST(:judgements AS uuid[]), CAST(:kinds AS text[]), CAST(:indices AS int[])))"""
 _VOTES = text(f"""
     SELECT v.score, j.expected, j.recipe_hash AS judged_by, e.reward, t.id, t.status, t.sampling, t.messages_added,
         t.tools_sha256, l.tools, t.logprobs,
@@ -54,17 +64,14 @@ _VOTES = text(f"""
         {plain_length("t.response_ids")} / {ID_BYTES} AS response_tokens
     {_OF_GROUP} JOIN turns t ON {_ASKED} JOIN sessions s ON s.id = t.session_id
         LEFT JOIN tool_lists l ON l.sha256 = t.tools_sha256
-    WHERE g.id = :group AND v.rewarded_at IS NULL AND s.policy = :judge AND v.score IS NOT NULL
+    WHERE {_THESE} AND v.rewarded_at IS NULL AND s.policy = :judge AND v.score IS NOT NULL
         AND j.expected IS NOT NULL AND e.reward IS NOT NULL AND t.kind = 'main'
         AND t.outcome IN ('waiting', 'no_feedback')
         AND NOT EXISTS (SELECT FROM judgements own WHERE own.turn_id = t.id)
     ORDER BY t.id FOR NO KEY UPDATE OF t
 """)
 _REWARDED = text(f"""
-    UPDATE votes SET rewarded_at = now()
-    WHERE (judgement_id, kind, index) IN (
-        SELECT v.judgement_id, v.kind, v.index {_OF_GROUP}
-        WHERE g.id = :group AND v.asked_turn IS NOT NULL AND v.rewarded_at IS NULL)
+    UPDATE votes v SET rewarded_at = now() WHERE {_THESE} AND v.rewarded_at IS NULL
 """)
 
 
@@ -86,23 +93,28 @@ class PostgresJudgeSampleStore:
     @transaction
     async def _reward_group(self, connection: AsyncConnection, group: RolloutGroupId) -> int:
         samples = 0
+        pending = (await connection.execute(_PENDING, {"group": group})).all()
+        these = {
+            "judgements": [vote.judgement_id for vote in pending],
+            "kinds": [vote.kind for vote in pending],
+            "indices": [vote.index for vote in pending],
+        }
         # In the order of their names, so that no two transactions wait for each other.
-        for judge in (await connection.scalars(_JUDGES, {"group": group})).all():
+        for judge in sorted({vote.judge for vote in pending if vote.judge is not None}):
             await lock_policy(connection, judge)
             recipe = await recipe_if_any(connection, judge)
             if recipe is not None:
-                rewarded = reward_votes(await _cast_votes(connection, group, judge))
+                rewarded = reward_votes(await _cast_votes(connection, these, judge))
                 samples += await _insert(connection, group, judge, recipe, rewarded)
                 await refresh_work_flag(connection, judge)
-        # A vote whose turn never came, e.g. because the gateway's disk was lost, is not waited for.
-        await connection.execute(_REWARDED, {"group": group})
+        await connection.execute(_REWARDED, these)
         return samples
 
 
-async def _cast_votes(connection: AsyncConnection, group: RolloutGroupId, judge: str) -> list[CastVote]:
+async def _cast_votes(connection: AsyncConnection, these: Mapping[str, Any], judge: str) -> list[CastVote]:
     weights: dict[str, float] = {}
     votes: list[CastVote] = []
-    for row in (await connection.execute(_VOTES, {"group": group, "judge": judge})).all():
+    for row in (await connection.execute(_VOTES, {**these, "judge": judge})).all():
         if row.judged_by not in weights:
             weights[row.judged_by] = (await recipe_by_hash(connection, row.judged_by)).signal.process_weight
         try:

@@ -10,7 +10,7 @@ from activities.episodes.messages import JudgeEpisode
 from activities.judging.episode_votes import EpisodeJudgingActivities
 from clawloop.contracts.serving import Scope
 from clawloop.contracts.training import StepState
-from clawloop.contracts.turns import TurnRecord
+from clawloop.contracts.turns import InsertedTurn, TurnRecord
 from clawloop.ids import SessionId, new_turn_id, response_id
 from clawloop.judging.prompts import AnswerForm
 from clawloop.recipes.recipe import Recipe
@@ -111,6 +111,42 @@ async def test_a_damaged_turn_keeps_no_other_vote_from_teaching(bench: Bench) ->
     [damaged] = bench.rows("SELECT outcome, outcome_detail AS why FROM turns WHERE id = %s", recorded[0].turn_id)
     assert damaged["outcome"] == "not_trainable"
     assert "neither plain nor encrypted" in damaged["why"]
+
+
+async def test_votes_whose_turns_are_stored_later_are_compared_with_their_group(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = await record_answers(bench)
+    late: list[TurnRecord] = []
+    insert = bench.turns.insert
+
+    async def keep(turn: TurnRecord) -> InsertedTurn | None:
+        if turn.policy != JUDGE:
+            return await insert(turn)
+        late.append(turn)  # in the spool of its gateway
+        return None
+
+    monkeypatch.setattr(bench.turns, "insert", keep)
+    await practise(bench, (1, 1))
+    store = PostgresJudgeSampleStore(bench.database)
+    assert await store.reward_votes() == 0
+    for turn in late[:-1]:
+        await insert(turn)
+    assert await store.reward_votes() == 0
+    await insert(late[-1])
+    assert await store.reward_votes() == len(recorded) == 12
+    assert sorted(row["reward"] for row in bench.rows(STATES)) == pytest.approx([-1.0] * 6 + [1.0] * 6)
+
+
+async def test_votes_whose_turns_never_come_are_waited_for_no_longer_than_an_hour(bench: Bench) -> None:
+    recorded = await record_answers(bench)
+    await practise(bench, (1, 1))
+    bench.execute("UPDATE votes SET asked_turn = gen_random_uuid() WHERE asked_turn = %s", recorded[0].turn_id)
+    store = PostgresJudgeSampleStore(bench.database)
+    assert await store.reward_votes() == 0
+    bench.execute("UPDATE votes SET answered_at = now() - interval '2 hours'")
+    assert await store.reward_votes() == 9  # the other three were of one request
+    assert bench.rows("SELECT FROM votes WHERE rewarded_at IS NULL") == []
 
 
 async def test_a_judge_that_is_right_has_nothing_to_learn(bench: Bench) -> None:
