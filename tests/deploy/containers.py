@@ -19,7 +19,7 @@ from tests.deploy.stated import ROOT
 DEPLOY = ROOT / "deploy"
 BIN = Path(sys.executable).parent
 # Of what a person fills in.
-FILLED_IN = {"POSTGRES_PASSWORD": "secret1", "TEMPORAL_POSTGRES_PASSWORD": "secret2"}
+FILLED_IN = {"POSTGRES_PASSWORD": "secret1", "TEMPORAL_POSTGRES_PASSWORD": "secret2", "ENGINE_SECRET": "secret3"}
 COMPOSE_FILES = {"cpu": ("compose.yaml",), "cuda": ("compose.yaml", "compose.cuda.yaml")}
 KUSTOMIZATIONS = {"cpu": "overlays/cpu", "cuda": "base"}
 _ASKED = re.compile(r"http://127\.0\.0\.1:(\d+)(/\w+)")
@@ -133,7 +133,7 @@ def of_compose(project: dict[str, Any]) -> list[Container]:
 def of_kubernetes(resources: list[dict[str, Any]]) -> list[Container]:
     """Containers of all pods, those of the first replica."""
     known = {(resource["kind"], resource["metadata"]["name"]): resource for resource in resources}
-    secret = yaml.safe_load((DEPLOY / "kubernetes" / "base" / "secret.example.yaml").read_text())
+    secret = next(yaml.safe_load_all((DEPLOY / "kubernetes" / "base" / "secret.example.yaml").read_text()))
     known["Secret", secret["metadata"]["name"]] = {"data": secret["stringData"]}
     found = []
     for resource in resources:

@@ -127,6 +127,7 @@ def test_passwords_reach_only_the_services_that_need_them(services: Services) ->
     assert having == {
         "secret1": {"admin", "engine-agent", "gateway", "judge", "migrate", "orchestrator", "postgres", "trainer"},
         "secret2": {"temporal", "temporal-postgres", "temporal-schema"},
+        "secret3": {"engine", "engine-agent", "gateway", "judge"},
     }
 
 

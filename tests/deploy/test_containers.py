@@ -7,9 +7,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 import typer
 from pydantic import AliasChoices
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 from typer.main import get_command
 
 from clawloop.cli.main import app
@@ -18,7 +23,9 @@ from clawloop.families.thinking import Thinking
 from clawloop.layout import plan as layouts
 from clawloop.layout.engine import chats_of_gateway, grammars_of_gateway
 from clawloop.layout.parts import Process, Role
-from clawloop.local.services.vllm import EngineOptions, ModelFacts, launch
+from clawloop.local.services.vllm import GUARD_SECRET, GUARD_SECRETS, EngineOptions, ModelFacts, launch
+from clawloop.local.supervision.part import Launch
+from clawloop.serving.engine_guard import EngineGuard
 from clawloop.settings import Settings
 from tests.deploy.containers import Container, composed, kustomized, of_compose, of_kubernetes
 from tests.deploy.stated import ROOT
@@ -104,6 +111,13 @@ def flags(words: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
+def as_of_up(engine: Container, arguments: tuple[str, ...]) -> Launch:
+    """An engine of `clawloop up`, guarded by the container's secret."""
+    guard = {name: value or "" for name, value in engine.environment.items() if name in (GUARD_SECRET, GUARD_SECRETS)}
+    assert len(guard) == 1
+    return launch(QWEN3_4B, EngineOptions(8100, arguments, guard), {})
+
+
 def test_every_process_has_a_container(containers: list[Container]) -> None:
     for verb in ("gateway", "migrate"):
         the(containers, verb)
@@ -139,7 +153,7 @@ def test_every_variable_is_a_setting(containers: list[Container]) -> None:
         for container in containers
         if container.is_ours and not container.is_engine
         for name in container.environment
-        if name not in settings | REFERENCED | TRAINERS_OWN
+        if name.partition("__")[0] not in settings | REFERENCED | TRAINERS_OWN
     }
     assert unknown == set()
     # Arguments may refer to these.
@@ -156,10 +170,49 @@ def test_every_process_gets_the_addresses_of_postgresql_and_temporal(containers:
 
 
 def test_vllm_has_the_flags_of_clawloop_up(containers: list[Container], planned: dict[Role, Process]) -> None:
-    started = launch(QWEN3_4B, EngineOptions(8100, planned[Role.ENGINE].arguments), {})
     engine = engine_of(containers)
+    started = as_of_up(engine, planned[Role.ENGINE].arguments)
     assert flags(engine.words) == {**flags(started.command), "--host": ["0.0.0.0"]}
     assert started.environment.items() <= engine.environment.items()
+
+
+async def test_the_engine_answers_to_gateways_judges_and_its_agent_alone(
+    containers: list[Container], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its guard with its container's environment, where they look for it."""
+    engine, agent = engine_of(containers), the(containers, "worker", "engine")
+    secrets = tmp_path / "secrets"
+    secrets.write_text("secret3\n")
+    secrets.chmod(0o440)  # as Kubernetes mounts it
+    environment = dict(engine.environment)
+    for asks in (the(containers, "gateway"), the(containers, "worker", "judge"), agent):
+        for name in (GUARD_SECRET, GUARD_SECRETS):
+            assert asks.environment.get(name) == environment.get(name)
+    if mounted := environment.get(GUARD_SECRETS):
+        for container in (engine, agent, the(containers, "gateway"), the(containers, "worker", "judge")):
+            assert container.writable[mounted.rpartition("/")[0]] is False
+        environment[GUARD_SECRETS] = str(secrets)
+    for name in (GUARD_SECRET, GUARD_SECRETS, "CLAWLOOP_ENGINE_ADAPTERS", "CLAWLOOP_ENGINE_HOSTS"):
+        monkeypatch.delenv(name, raising=False)
+        if value := environment.get(name):
+            monkeypatch.setenv(name, value.replace("$(POD_NAME)", "engine-0"))
+
+    async def models(_: Request) -> PlainTextResponse:
+        return PlainTextResponse("models")
+
+    routes = [Route("/v1/models", models), Route("/v1/load_lora_adapter", models, methods=["POST"])]
+    guard = httpx.ASGITransport(EngineGuard(Starlette(routes=routes)))
+    address = agent.option("--engine").replace("$(POD_NAME)", "engine-0")
+    for url, secret, status in (
+        (address, "secret3", 200),
+        (address, "another", 401),
+        ("http://rebound.example:8100", "secret3", 421),
+    ):
+        headers = {"Authorization": f"Bearer {secret}"}
+        async with httpx.AsyncClient(transport=guard, base_url=url, headers=headers) as client:
+            assert (await client.get("/v1/models")).status_code == status
+            load = {"lora_name": "a", "lora_path": "/data/adapters/default/1"}
+            assert (await client.post("/v1/load_lora_adapter", json=load)).status_code == status
 
 
 def test_the_trainer_has_the_limits_of_clawloop_up(containers: list[Container], planned: dict[Role, Process]) -> None:

@@ -28,7 +28,7 @@ from tests.deploy.containers import (
     of_compose,
     of_kubernetes,
 )
-from tests.deploy.test_containers import MEMORY, QWEN3_4B, SHAPE, engine_of, flags, the
+from tests.deploy.test_containers import MEMORY, QWEN3_4B, SHAPE, as_of_up, engine_of, flags, the
 from tests.deploy.test_kubernetes import VERSIONS, of_kind, pods, selected
 from tests.unit.layout import shapes
 
@@ -200,7 +200,7 @@ def test_compose_follows_the_plan_for_many_policies(device: str, gpus: tuple[int
     else:
         given["ENGINE_MEMORY"] = " ".join(f"{name} {memory[name][0]}" for name in names if name in memory)
     engine = engine_of(of_compose(json.loads(compose(device, filled_in(tmp_path, **given)).stdout)))
-    started = launch(QWEN3_4B, EngineOptions(8100, planned.arguments), {})
+    started = as_of_up(engine, planned.arguments)
     assert flags(engine.words) == {**flags(started.command), "--host": ["0.0.0.0"]}
 
 
@@ -208,5 +208,5 @@ def test_kubernetes_follows_the_plan_for_many_policies(tmp_path: Path) -> None:
     planned = engine_for_people((80, 80))
     resources = overlay(tmp_path, literals=["MAX_LORAS=32", "MAX_CPU_LORAS=64"])
     engine = engine_of(one for one in of_kubernetes(resources) if one.name == "vllm")
-    started = launch(QWEN3_4B, EngineOptions(8100, planned.arguments), {})
+    started = as_of_up(engine, planned.arguments)
     assert flags(engine.words) == {**flags(started.command), "--host": ["0.0.0.0"]}

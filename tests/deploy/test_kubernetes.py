@@ -112,7 +112,7 @@ def test_every_volume_exists(resources: list[Resource]) -> None:
 
 
 def test_every_config_map_and_secret_exists(resources: list[Resource]) -> None:
-    example = yaml.safe_load((DEPLOY / "kubernetes" / "base" / "secret.example.yaml").read_text())
+    example = next(yaml.safe_load_all((DEPLOY / "kubernetes" / "base" / "secret.example.yaml").read_text()))
     for name, container, _ in containers(resources):
         for source in container["envFrom"]:
             if "configMapRef" in source:
