@@ -23,7 +23,7 @@ from clawloop.contracts.episodes import Ending
 from clawloop.environments.task import Split
 from clawloop.environments.verifiers import outcome
 from clawloop.environments.verifiers.leftovers import WORKING_FOLDERS, sweep_rollouts
-from clawloop.environments.verifiers.loading import split_tasks
+from clawloop.environments.verifiers.loading import require_images, split_tasks
 from clawloop.environments.verifiers.outcome import kept_reward, outcome_of, unanswered
 from clawloop.environments.verifiers.relay import SESSION_HEADER, KeyRelay
 from clawloop.errors import SetupError
@@ -225,6 +225,29 @@ VARIABLES = {"CLAWLOOP_WORKER_KEY": "key", "TEMPORAL_ADDRESS": "host:7233"}
 
 def options(*arguments: str) -> argparse.Namespace:
     return _parser().parse_args(arguments)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "image", "program", "why"),
+    [
+        ("subprocess", "debian:12", None, "its tasks name images, and the runtime `subprocess` has none"),
+        ("docker", "debian:12", None, "the runtime is docker, and there is no docker on this machine"),
+        ("podman", None, "exit 1", "podman on this machine reaches no daemon: `podman info` fails"),
+    ],
+)
+def test_images_that_could_not_be_had_are_refused_before_an_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, image: str | None, program: str | None, why: str
+) -> None:
+    """One that cannot be pulled later is `infrastructure`, like any setup that fails."""
+    if program is not None:
+        (tmp_path / runtime).write_text(f"#!/bin/sh\n{program}\n")
+        (tmp_path / runtime).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+    tasks = [SimpleNamespace(data=SimpleNamespace(image=image))]
+    with pytest.raises(SetupError, match=why):
+        require_images(runtime, tasks, "sums")
+    monkeypatch.undo()
+    require_images("subprocess", [SimpleNamespace(data=SimpleNamespace(image=None))], "sums")
 
 
 def test_an_environment_of_verifiers_is_known_by_its_name(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def load(options: VerifiersOptions) -> LoadedEnvironment:
     except (ImportError, AttributeError, TypeError, ValueError, OSError) as error:
         raise SetupError(f"--verifiers {options.taskset}: {' '.join(str(error).split())[:500]}") from error
     agent = getattr(config, role)
-    _require_images(agent.runtime.type, tasks[Split.TRAIN], options.taskset)
+    require_images(agent.runtime.type, tasks[Split.TRAIN], options.taskset)
     if not tasks[Split.TRAIN]:
         raise SetupError(f"--verifiers {options.taskset}: no task is left to practise on; a hash holds some out")
     return LoadedEnvironment(env, role, tasks, _seconds_in_all(agent.timeout))
@@ -144,8 +144,12 @@ def _require_safe(vf: Any, config: Any, role: str, options: VerifiersOptions) ->
         )
 
 
-def _require_images(runtime: str, tasks: Sequence[Any], taskset: str) -> None:
-    """See that what makes containers answers, and that there is such a thing where tasks name images."""
+def require_images(runtime: str, tasks: Sequence[Any], taskset: str) -> None:
+    """See that what makes containers answers, and that there is such a thing where tasks name images.
+
+    Raises:
+        SetupError: it does not, or there is none.
+    """
     if runtime == "subprocess" and any(task.data.image for task in tasks):
         raise SetupError(
             f"--verifiers {taskset}: its tasks name images, and the runtime `subprocess` has none: name docker, podman"
