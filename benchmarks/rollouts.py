@@ -3,7 +3,7 @@
 The same tasks, harness and engine, as many episodes in flight. Through rollouts means: gateway, PostgreSQL, Temporal's
 development server, orchestrator, and the worker in a Python environment of its own. Rewards are all equal, so that no
 group makes samples and nothing waits for training. Then processes are killed by `kill -9` and started again while
-episodes run, and the ledger says what was lost or done twice.
+episodes run, some of them in sandboxes, and the ledger says what was lost or done twice, and the machine what was left.
 """
 
 from __future__ import annotations
@@ -39,20 +39,27 @@ from tests.environments.foreign_python import FOREIGN, foreign_python
 
 SIZE = 8
 _ENVIRONMENT = "vf_sums"
+# While processes are killed: agents that ask once, in sandboxes.
+_BOXED, _BOXED_POLICY = "tool-call", "boxed"
 # Rollouts would pause after so many groups without a sample.
 _NEVER = 2**31 - 1
 _ENDED_SECONDS = 600.0
 _DONE = "SELECT count(*) FROM episodes WHERE state = 'scored'"
 _PLACES = """
-    SELECT count(*) AS places, count(*) FILTER (WHERE scored = 0) AS lost,
+    SELECT wanted AS places, wanted - count(*) FILTER (WHERE scored > 0) AS lost,
         count(*) FILTER (WHERE finished > 1 OR most_sessions > 1) AS doubled, sum(attempts) AS attempts
     FROM (
         SELECT e.group_id, e.place, count(*) AS attempts,
             count(*) FILTER (WHERE e.state = 'scored') AS scored,
             count(*) FILTER (WHERE e.state IN ('ended', 'scored', 'unscored')) AS finished,
             max((SELECT count(DISTINCT t.session_id) FROM turns t WHERE t.episode_id = e.id)) AS most_sessions
-        FROM episodes e JOIN rollout_groups g ON g.id = e.group_id WHERE g.created_at >= %s GROUP BY 1, 2) p
+        FROM episodes e JOIN rollout_groups g ON g.id = e.group_id WHERE g.created_at >= %(since)s GROUP BY 1, 2) p,
+        (SELECT sum(size) AS wanted FROM rollout_groups WHERE created_at >= %(since)s) w
+    GROUP BY wanted
 """
+# Nothing else of ours runs while episodes are measured.
+_MEASURED = ("gateway", "orchestrator", "worker")
+_KILLED = ("worker", "boxes", "orchestrator", "worker", "boxes", "gateway")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -171,6 +178,7 @@ class System:
 
     def __init__(self, folder: Path, installed: Path, engine: str, in_flight: int, stack: ExitStack) -> None:
         self._in_flight = in_flight
+        self._started: set[str] = set()
         self._home = folder / "home"
         self._postgres = stack.enter_context(running_postgres(folder / "postgres"))
         self._url = self._postgres.url
@@ -182,7 +190,12 @@ class System:
         ours = {"DATABASE_URL": self._url, "TEMPORAL_ADDRESS": temporal, "CLAWLOOP_DATA": str(data)}
         foreign = _foreign_variables(self._home) | {"CLAWLOOP_WORKER_KEY": asyncio.run(_worker_key(self._url))}
         self._gateway = f"http://{LOOPBACK}:{port}"
-        health = {name: free_port() for name in ("orchestrator", "worker")}
+        # Sandboxes have users of their own, who must be able to pass through it; and sockets need a short path.
+        self._temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clb-")))
+        self._temporary.chmod(0o711)
+        boxed = ours | {"TMPDIR": str(self._temporary)}
+        foreign |= {"TMPDIR": str(self._temporary)}
+        health = {name: free_port() for name in ("orchestrator", "worker", "boxes")}
         commands = {
             "gateway": module("clawloop.cli.main", "gateway", "--port", port),
             "orchestrator": module(
@@ -192,13 +205,18 @@ class System:
                 *(str(installed / "clawloop-environment"), "--verifiers", _ENVIRONMENT, "--gateway", self._gateway),
                 *("--temporal", temporal, "--episodes", str(in_flight), "--health-port", str(health["worker"])),
             ],
+            "boxes": [
+                *module("clawloop.cli.main", "worker", "environment", "--environment", _BOXED),
+                *("--gateway", self._gateway, "--health-port", str(health["boxes"])),
+            ],
         }
+        variables = {"worker": foreign, "boxes": boxed}
         self.parts: dict[str, Part] = {}
         for name, command in commands.items():
             ready = f"{self._gateway}/readyz" if name == "gateway" else f"http://{LOOPBACK}:{health[name]}/readyz"
-            variables = foreign if name == "worker" else ours
-            self.parts[name] = Part(name, command, folder / f"{name}.log", ready, variables, stack)
-            self.parts[name].start()
+            self.parts[name] = Part(name, command, folder / f"{name}.log", ready, variables.get(name, ours), stack)
+            if name in _MEASURED:
+                self.parts[name].start()
 
     def measured(self) -> Measured:
         """Four times as many episodes as are in flight, while all places are taken."""
@@ -214,30 +232,36 @@ class System:
     def killed(self, kills: int, chance: random.Random) -> dict[str, int]:
         """Kill a process every few seconds while episodes run; what the ledger says afterwards."""
         since = self._value("SELECT now()")
+        self.parts["boxes"].start()
+        self._ask("POST", "/admin/v1/policies", {"name": _BOXED_POLICY})
         self._start()
+        self._start(_BOXED, _BOXED_POLICY, 1)
         for number in range(kills):
             time.sleep(chance.uniform(2.0, 8.0))
-            part = self.parts[("worker", "orchestrator", "worker", "gateway")[number % 4]]
+            part = self.parts[_KILLED[number % len(_KILLED)]]
             part.kill()
             part.start()
         self._end()
         with psycopg.connect(self._url) as connection:
-            row = connection.execute(_PLACES, (since,)).fetchone()
+            row = connection.execute(_PLACES, {"since": since}).fetchone()
         assert row is not None
         places, lost, doubled, attempts = row
-        self.parts["worker"].process.send_signal(signal.SIGTERM)
-        self.parts["worker"].process.wait(60)
-        left = [*(self._home / ".cache/verifiers/runtimes/subprocess").glob("*")]
-        left += Path(tempfile.gettempdir()).glob("clawloop-rollouts-*")
-        return {"places": places, "attempts": int(attempts), "lost": lost, "doubled": doubled, "left behind": len(left)}
+        for name in ("worker", "boxes"):
+            self.parts[name].process.send_signal(signal.SIGTERM)
+            self.parts[name].process.wait(60)
+        left = [*(self._home / ".cache/verifiers/runtimes/subprocess").glob("*"), *self._temporary.glob("clawloop-*")]
+        found = {"places": int(places), "attempts": int(attempts), "lost": int(lost), "doubled": doubled}
+        return found | {"left behind": len(left) + _running_in(self._temporary)}
 
-    def _start(self) -> None:
-        plan = {"environment": _ENVIRONMENT, "size": SIZE, "groups": self._in_flight // SIZE, "barren": _NEVER}
-        self._ask("POST", "/admin/v1/rollouts/start", plan)
+    def _start(self, environment: str = _ENVIRONMENT, policy: str = "default", groups: int | None = None) -> None:
+        plan = {"environment": environment, "size": SIZE, "groups": groups or self._in_flight // SIZE, "barren": _NEVER}
+        self._ask("POST", f"/admin/v1/rollouts/start?policy={policy}", plan)
+        self._started.add(policy)
 
     def _end(self) -> None:
         """Until all groups are settled."""
-        self._ask("POST", "/admin/v1/rollouts/pause", {"reason": "measured"})
+        for policy in self._started:
+            self._ask("POST", f"/admin/v1/rollouts/pause?policy={policy}", {"reason": "measured"})
         deadline = time.monotonic() + _ENDED_SECONDS
         while self._count("SELECT count(*) FROM rollout_groups WHERE state = 'open'"):
             if time.monotonic() > deadline:
@@ -255,7 +279,7 @@ class System:
         return most
 
     def _cpu(self) -> dict[str, float]:
-        found = {name: cpu_seconds(part.process) for name, part in self.parts.items()}
+        found = {name: cpu_seconds(self.parts[name].process) for name in _MEASURED}
         return found | {"PostgreSQL and Temporal": _services_cpu()}
 
     def _ask(self, method: str, path: str, body: Mapping[str, object]) -> None:
@@ -269,6 +293,14 @@ class System:
             row = connection.execute(query.encode()).fetchone()
         assert row is not None
         return row[0]
+
+
+def _running_in(folder: Path) -> int:
+    """Processes that name the folder: sandboxes are told where theirs is."""
+    import psutil
+
+    commands = [process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"])]
+    return sum(any(str(folder) in word for word in command) for command in commands)
 
 
 def _services_cpu() -> float:
