@@ -39,7 +39,7 @@ def run_user(options: argparse.Namespace, recipe: Recipe, seed: int, method: Met
             right = loop.steps[-1].right if loop.steps else None
             print(row.interactions, row.version, f"match {row.match:.2f} exact {row.exact:.2f} probes {right}")
     totals = RunTotals(
-        interactions=loop.interactions,
+        interactions=loop.chats.interactions,
         failed=0,
         versions=loop.step,
         steps=loop.step,

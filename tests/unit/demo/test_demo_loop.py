@@ -21,7 +21,7 @@ def test_versions_that_no_gate_lets_through_change_nothing_and_end_the_run() -> 
     recipe = changed(demo_recipe(Method.COMBINED), ["gate.parent_distance=0.0000001", "gate.pause_after=2"])
     loop = DemoLoop(model_path(), recipe, RUN)
     before = adapter_tensors(loop.policy)
-    served = loop.served.model.model.layers[0].self_attn.q_proj.weight.clone()
+    served = loop.chats.served.model.model.layers[0].self_attn.q_proj.weight.clone()
     evaluations = list(learn(loop, 40, [], 1))
     assert [row.version for row in evaluations] == [0]
     assert [step.rejected is not None for step in loop.steps] == [True, True]
@@ -29,7 +29,7 @@ def test_versions_that_no_gate_lets_through_change_nothing_and_end_the_run() -> 
     assert "distance to the parent" in loop.stopped
     assert not loop.optimizer.state_dict()["state"]
     assert all(torch.equal(tensor, before[name]) for name, tensor in adapter_tensors(loop.policy).items())
-    assert torch.equal(loop.served.model.model.layers[0].self_attn.q_proj.weight, served)
+    assert torch.equal(loop.chats.served.model.model.layers[0].self_attn.q_proj.weight, served)
     (group,) = loop.optimizer.param_groups
     assert group["lr"] == recipe.train.optimiser.lr  # as saved before the second, halved step
 
