@@ -174,7 +174,7 @@ class DemoLoop:
             )
         ]
         scores = [ProbeScores.of(pair) for pair in pairs]
-        return check_probes(scores)
+        return check_probes(scores, self.recipe.gate.content_loss)
 
     def _probe_answers(self) -> list[ProbeAnswer]:
         return [ProbeAnswer(text) for text in self.chats.answers_to(PROBES, 0.0)]

@@ -82,7 +82,7 @@ class ProbeActivities:
                 for task in tasks:
                     task.cancel()
             results = [asked[probe.id] for probe in plan.probes]
-            check = _check(results)
+            check = _check(results, plan.recipe.gate.content_loss)
             await self._store.record(request.policy, request.n, check)
         facts = {"policy": request.policy, "version": request.n, "result": check.result, "why": check.reason}
         log.info("version probed", extra=facts)
@@ -164,13 +164,13 @@ def _asked_before() -> dict[UUID, ProbeResult]:
         return {}
 
 
-def _check(results: Sequence[ProbeResult]) -> GateCheck:
+def _check(results: Sequence[ProbeResult], content_loss: float) -> GateCheck:
     problems = Counter(result.problem for result in results if result.problem)
     noted = "; ".join(f"{count} probes: {problem}" for problem, count in problems.items())
     scores = [result.scores for result in results if result.scores is not None]
     if not scores:
         return not_asked(noted)
-    check = check_probes(scores)
+    check = check_probes(scores, content_loss)
     return check.noting(noted) if noted else check
 
 

@@ -52,7 +52,7 @@ _OPENINGS = {
 }
 _HELD_OUT_EVERY = 3  # every third subject is for evaluation only
 _EVALUATION_PER_AXIS = 20
-_PROBES_PER_AXIS = 20
+_PROBES_PER_AXIS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def _probe_requests() -> tuple[Request, ...]:
 
 
 PROBES: tuple[Request, ...] = _probe_requests()
-"""60 requests that the gate asks: no user types them, and they are none of the evaluation's."""
+"""120 requests that the gate asks: no user types them, and they are none of the evaluation's."""
 
 
 def every_request(axis: Axis) -> tuple[Request, ...]:

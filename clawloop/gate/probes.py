@@ -2,8 +2,9 @@
 
 A version is rejected on evidence alone: by a sign test over the probes on which the two differ (McNemar's exact test),
 one for each of content, the judge's preference, broken replies and tool calls. Content is compared with the base model,
-too: what each of many versions loses may be too little for a test, and together much. Length decides nothing: a shorter
-answer may be what was learned.
+too: what each of many versions loses may be too little for a test, and together much. A recipe may also bound what is
+lost beside the base model, where a loss too small for a test is too large for the operator. Length decides nothing: a
+shorter answer may be what was learned.
 """
 
 from __future__ import annotations
@@ -91,8 +92,13 @@ class ProbeScores:
         return cls(parent, version, tools, pair.right_parent, pair.right, pair.preferred, pair.right_base)
 
 
-def check_probes(scores: Sequence[ProbeScores]) -> GateCheck:
-    """Fails if a test says at 95 %, corrected for their number, that the version answers worse than its parent."""
+def check_probes(scores: Sequence[ProbeScores], content_loss: float = 1.0) -> GateCheck:
+    """Fails if a test says at 95 %, corrected for their number, that the version answers worse than its parent, or if
+    it lost more than `content_loss` beside the base model.
+
+    Args:
+        content_loss: the recipe's `gate.content_loss`; 1 allows every loss.
+    """
     checked = [each for each in scores if each.right is not None and each.right_parent is not None]
     compared = [each for each in scores if each.preferred is not None]
     with_tools = [each for each in scores if each.tools]
@@ -103,6 +109,7 @@ def check_probes(scores: Sequence[ProbeScores]) -> GateCheck:
         for words, other, worse, better in tests
         if (chance := sign_test(worse, better)) <= level
     ]
+    failed += _beyond(checked, content_loss)
     figures = _figures(scores, checked, compared, with_tools)
     if failed:
         return GateCheck(CheckName.PROBES, CheckResult.FAILED, "; ".join(failed), figures)
@@ -145,6 +152,25 @@ def _tests(
         worse, better = (sum(each.preferred == sign for each in compared) for sign in (-1, 1))
         tests.append(("answers the judge likes less", _PARENT, worse, better))
     return tests
+
+
+def _beyond(checked: Sequence[ProbeScores], content_loss: float) -> list[str]:
+    """Why a version lost more content than its recipe allows; empty if it did not, or with too few probes to tell.
+
+    A parent that lost as much itself, e.g. one that was released by hand, does not keep out a version that loses
+    nothing more.
+    """
+    lost, gained = _lost_and_gained([(bool(each.right_parent), bool(each.right)) for each in checked])
+    # As many as make the allowance a probe at least: no version is rejected for one answer.
+    if lost <= gained or len(checked) * content_loss < 1:
+        return []
+    # Where the parent is the base model, its answers are the parent's.
+    base = [each.right_parent if each.right_base is None else each.right_base for each in checked]
+    lost, gained = _lost_and_gained([(bool(of), bool(each.right)) for of, each in zip(base, checked, strict=True)])
+    if lost - gained <= len(checked) * content_loss:
+        return []
+    told = f"lost content: {lost - gained} of {len(checked)} probes beside the base model"
+    return [f"{told}, limit {content_loss:.3g} (gate.content_loss)"]
 
 
 def _lost_and_gained(right: Sequence[tuple[bool, bool]]) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from clawloop.contracts.serving import Scope
 from clawloop.errors import RecipeRejected, SetupError
 from clawloop.processes.engine_check import check_engines
 from clawloop.recipes.checks import require_decoupled, require_rank
-from clawloop.recipes.recipe import Advantage, Gate, Recipe, Train
+from clawloop.recipes.recipe import Advantage, Gate, Loss, Optimiser, Recipe, Train
 from db.content import PLAIN, ContentCodec
 from db.database import BACKGROUND_LIMIT, Database
 from db.schema import migrate
@@ -20,7 +20,13 @@ from db.serving.keys import PostgresKeyStore
 from db.training.recipes import ensure_recipe, read_recipe_of, set_recipe
 
 DEFAULT_POLICY = "default"
-DEFAULT_RECIPE = Recipe(name="combined", train=Train(advantage=Advantage(spare_unlikely=1.0)), gate=Gate(held_out=0.1))
+DEFAULT_RECIPE = Recipe(
+    name="combined",
+    train=Train(
+        advantage=Advantage(spare_unlikely=1.0), loss=Loss(kl=0.1), optimiser=Optimiser(beta1=0.5, grad_clip=0.05)
+    ),
+    gate=Gate(held_out=0.1, content_loss=0.05, lr_backoff=0.25),
+)
 """The recipe of a new policy; equals deploy/recipes/combined.toml."""
 
 

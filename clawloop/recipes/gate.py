@@ -12,7 +12,7 @@ from clawloop.recipes.table import Count, Positive, Table
 class Gate(Table):
     """What a version must pass before it answers, and what follows when it does not."""
 
-    later = frozenset({"drawn_probes", "probe_tokens", "canary_share", "canary_hours"})
+    later = frozenset({"drawn_probes", "probe_tokens", "content_loss", "canary_share", "canary_hours"})
 
     parent_distance: Positive = 0.4
     """A version is rejected above this mean distance from its parent, over the step's tokens, in nats; a token counts 5
@@ -38,6 +38,10 @@ class Gate(Table):
     beside the probes of `clawloop probe add`; a comparison decides from 10 pairs on."""
     probe_tokens: Annotated[int, Field(ge=16, le=4096)] = 256
     """Longest answer to a probe, in tokens."""
+    content_loss: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """A version is rejected if it answers more than this share of the probes with checked content wrongly that the base
+    model answers rightly, less those of which the reverse holds. It applies from as many probes on as make one probe
+    allowed (20 with 0.05). 1: the sign test alone decides."""
     canary_share: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Share of the conversations that get a new version first, while the others stay on the one before, until verdicts
     say that it is better, as good or worse; worse is a roll-back. No batch is claimed meanwhile. 0: all get it."""

@@ -144,6 +144,27 @@ async def test_a_version_that_forgot_is_rejected_with_its_figures(postgres_learn
     assert (check.result, check.figures["parent_right"], check.figures["right"]) == (CheckResult.FAILED, 1.0, 0.0)
 
 
+@pytest.mark.parametrize(("content_loss", "state"), [(1.0, StepState.COMMITTED), (0.1, StepState.REJECTED)])
+async def test_the_recipe_bounds_what_a_version_may_lose(
+    postgres_learning: PostgresLearning, content_loss: float, state: StepState
+) -> None:
+    learning, machine = postgres_learning, Machine()
+    await learning.set_recipe(RECIPE.model_copy(update={"gate": Gate(content_loss=content_loss)}))
+    both = [asks(f"{n}", regex="four|five") for n in range(8)]
+    lost = [asks(f"{n}", contains=["four"]) for n in range(2)]
+    await PostgresProbeStore(learning.database).add(POLICY, [*both, *lost], 200)
+    await candidate(learning)
+    machine.says["default-v1"] = "five"
+    async with probing(learning, machine, {1}) as activities:
+        probed = await activities.probe_version(ProbeVersion(policy=POLICY, n=1))
+    decided = await GateActivities(learning.gate).decide_version(DecideVersion(policy=POLICY, n=1))
+    assert (probed.failed, decided.state) == (state is StepState.REJECTED, state)
+    if state is StepState.REJECTED:
+        assert decided.reason == (
+            "rejected: probes: lost content: 2 of 10 probes beside the base model, limit 0.1 (gate.content_loss)"
+        )
+
+
 async def test_praised_turns_are_asked_again_and_compared_in_both_orders(postgres_learning: PostgresLearning) -> None:
     learning, machine = postgres_learning, Machine()
     await learning.set_recipe(RECIPE.model_copy(update={"gate": Gate(drawn_probes=12, probe_tokens=32)}))

@@ -19,6 +19,7 @@ from clawloop.recipes.recipe import (
     Distillation,
     Gate,
     Loss,
+    Optimiser,
     Recipe,
     Signal,
     Train,
@@ -72,8 +73,12 @@ def test_a_stored_recipe_is_read_back_unchanged(path: Path) -> None:
 
 def test_the_combined_recipe_is_the_default() -> None:
     combined = next(load_recipe(path) for path in RECIPES if path.stem == "combined")
-    spared = Train(advantage=Advantage(spare_unlikely=1.0))
-    assert combined == Recipe(name="combined", train=spared, gate=Gate(held_out=0.1))
+    spared = Train(
+        advantage=Advantage(spare_unlikely=1.0), loss=Loss(kl=0.1), optimiser=Optimiser(beta1=0.5, grad_clip=0.05)
+    )
+    assert combined == Recipe(
+        name="combined", train=spared, gate=Gate(held_out=0.1, content_loss=0.05, lr_backoff=0.25)
+    )
     assert (combined.train.uses_rewards, combined.train.uses_hints) == (True, True)
 
 
@@ -103,12 +108,12 @@ def test_the_hash_stays_the_same_from_release_to_release() -> None:
 
 HASHES = {
     "binary": ("c4d1161f154d", "fd7cee4d920a"),
-    "combined": ("09831064e1ff", "aefa5e91334e"),
-    "demo": ("09831064e1ff", "e10357498491"),
+    "combined": ("09831064e1ff", "d231c4490559"),
+    "demo": ("09831064e1ff", "1383301f23a7"),
     "grpo": ("10c695f3a74b", "fd7cee4d920a"),
     "opd": ("7cd8aaa264db", "a9acdce32769"),
     "outcome_process": ("d5ee047811a8", "fd7cee4d920a"),
-    "quantised": ("09831064e1ff", "694a8aa12a02"),
+    "quantised": ("09831064e1ff", "e31d91f3f999"),
     "topk": ("7cd8aaa264db", "1e686e779aa8"),
 }
 
@@ -148,6 +153,7 @@ def test_a_stored_recipe_without_a_later_key_means_its_default() -> None:
         "Train.token_moves": False,
         "Gate.drawn_probes": 0,
         "Gate.probe_tokens": 256,
+        "Gate.content_loss": 1.0,
         "Gate.canary_share": 0.0,
         "Gate.canary_hours": 24.0,
         "Recipe.gate": Gate(),

@@ -12,7 +12,7 @@ def test_no_user_types_them_and_no_evaluation_asks_them() -> None:
     typed = {request.text for axis in Axis for request in CHAT[axis]} | {request.text for request in EVALUATION}
     asked = {probe.messages[0]["content"] for probe in demo_probes()}
     assert not asked & typed
-    assert len(asked) == len(PROBES) == 60 <= MOST_PROBES
+    assert len(asked) == len(PROBES) == 120 <= MOST_PROBES
 
 
 def test_the_right_content_in_either_style_is_right_and_nothing_else() -> None:

@@ -28,8 +28,8 @@ TOOLS = ProbeContent(messages=OPEN.messages, tools=[{"type": "function", "functi
 FINE = ProbeAnswer("It is 4.")
 
 
-def checks_of(pairs: Sequence[ProbePair]) -> GateCheck:
-    return check_probes([ProbeScores.of(pair) for pair in pairs])
+def checks_of(pairs: Sequence[ProbePair], content_loss: float = 1.0) -> GateCheck:
+    return check_probes([ProbeScores.of(pair) for pair in pairs], content_loss)
 
 
 def checked(parent: bool, version: bool) -> ProbePair:
@@ -61,6 +61,38 @@ def test_small_losses_of_many_versions_add_up_beside_the_base_model() -> None:
     assert checks_of([*kept, *[lost_before] * 7, *[won_back] * 3]).result is CheckResult.PASSED
     gained = ProbePair(CHECKED, FINE, FINE, True, True, right_base=False)
     assert checks_of([*kept, *[lost_before] * 4, *[lost_now] * 2, *[gained] * 4]).result is CheckResult.PASSED
+
+
+KEPT = ProbePair(CHECKED, FINE, FINE, True, True, right_base=True)
+LOST = ProbePair(CHECKED, FINE, FINE, True, False, right_base=True)
+LOST_BEFORE = ProbePair(CHECKED, FINE, FINE, False, False, right_base=True)
+
+
+def test_a_loss_too_small_for_a_test_is_bounded_by_the_recipe() -> None:
+    two = [*[KEPT] * 98, *[LOST] * 2]
+    assert checks_of(two).result is CheckResult.PASSED
+    assert checks_of(two, content_loss=0.02).result is CheckResult.PASSED
+    check = checks_of(two, content_loss=0.01)
+    assert check.result is CheckResult.FAILED
+    assert check.reason == ("lost content: 2 of 100 probes beside the base model, limit 0.01 (gate.content_loss)")
+    first = [ProbePair(CHECKED, FINE, FINE, True, right) for right in (True, False)]  # the parent is the base model
+    assert checks_of([*[first[0]] * 98, *[first[1]] * 2], content_loss=0.01).result is CheckResult.FAILED
+
+
+def test_what_the_base_model_did_not_know_makes_up_for_what_is_lost() -> None:
+    gained = ProbePair(CHECKED, FINE, FINE, False, True, right_base=False)
+    assert checks_of([*[KEPT] * 94, *[LOST] * 4, *[gained] * 2], content_loss=0.01).result is CheckResult.FAILED
+    assert checks_of([*[KEPT] * 94, *[LOST] * 3, *[gained] * 2], content_loss=0.01).result is CheckResult.PASSED
+
+
+def test_one_probe_alone_bounds_nothing() -> None:
+    assert checks_of([*[KEPT] * 97, *[LOST] * 2], content_loss=0.01).result is CheckResult.PASSED
+
+
+def test_a_parent_that_lost_more_than_is_allowed_does_not_keep_out_who_loses_nothing_more() -> None:
+    released = [*[KEPT] * 95, *[LOST_BEFORE] * 5]
+    assert checks_of(released, content_loss=0.01).result is CheckResult.PASSED
+    assert checks_of([*released[1:], LOST], content_loss=0.01).result is CheckResult.FAILED
 
 
 def test_what_neither_knew_and_a_few_that_differ_are_no_evidence() -> None:
