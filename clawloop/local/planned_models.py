@@ -24,6 +24,7 @@ from clawloop.local.services.vllm import (
 )
 from clawloop.local.supervision.part import Part
 from clawloop.recipes.recipe import Recipe
+from clawloop.serving.engine_secret import read_secrets
 from clawloop.training.model.families import read_family
 
 
@@ -120,10 +121,19 @@ def plan_models(
 
 
 def _guards(environment: Mapping[str, str], data: Path) -> dict[str, str]:
-    """The variable that gives engines their secrets: the operator's own, or a file that is made once."""
+    """The variable that gives engines their secrets: the operator's own, or a file that is made once.
+
+    Raises:
+        SetupError: the operator's file cannot be read, or everybody may read it.
+    """
     if secret := environment.get(GUARD_SECRET):
         return {GUARD_SECRET: secret}
-    return {GUARD_SECRETS: environment.get(GUARD_SECRETS) or str(ensure_engine_secret(data).resolve())}
+    path = Path(environment[GUARD_SECRETS]) if environment.get(GUARD_SECRETS) else ensure_engine_secret(data).resolve()
+    try:
+        read_secrets(path)
+    except SetupError as error:
+        raise SetupError(f"{GUARD_SECRETS}: {error}") from None
+    return {GUARD_SECRETS: str(path)}
 
 
 def model_in(folder: Path, chat: ChatOptions | None = None) -> ModelFacts:

@@ -19,6 +19,9 @@ from starlette.routing import Route
 
 from clawloop.errors import SetupError
 from clawloop.local.keys_file import renew_engine_secret
+from clawloop.local.model_layout import ModelOptions
+from clawloop.local.planned_models import model_in, plan_models
+from clawloop.local.tiny_model import ensure_tiny_model
 from clawloop.processes.endpoints import engine_secret
 from clawloop.serving import engine_guard
 from clawloop.serving.engine_guard import EngineGuard
@@ -294,3 +297,12 @@ def test_a_stock_image_can_run_the_file_alone() -> None:
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     assert {str(name).split(".")[0] for name in imported} <= sys.stdlib_module_names
+
+
+def test_up_refuses_secrets_that_everybody_may_read_before_it_starts_an_engine(tmp_path: Path) -> None:
+    file = tmp_path / "secrets"
+    file.write_text("old\n")
+    file.chmod(0o644)
+    model = model_in(ensure_tiny_model(tmp_path))
+    with pytest.raises(SetupError, match="CLAWLOOP_ENGINE_SECRET_FILE: everybody on this machine may read"):
+        plan_models(model, ModelOptions(), None, {"CLAWLOOP_ENGINE_SECRET_FILE": str(file)}, 0, tmp_path)
