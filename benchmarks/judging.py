@@ -109,6 +109,8 @@ class Chats:
         record = next(iter(self.last.values()))
         facts = SessionFacts(turn.session_id, record.policy, SessionSource.HEADER, record.started_at, 0)
         await self.notifier.notify_turn(facts, TurnRecorded(turn.turn_id, 0, False, turn.opens_session))
+        # As the gateway does; else the sweep signals every session again after a minute.
+        await self.store.mark_notified([turn.turn_id])
 
     async def open(self, sessions: Sequence[str]) -> list[float]:
         """A first turn in each session; returns what each signal took."""
