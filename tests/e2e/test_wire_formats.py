@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,11 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from transformers import AutoModelForCausalLM
 
+from clawloop.contracts.episodes import NewGroup
 from clawloop.contracts.turns import StoredTurn, TurnKind
+from clawloop.ids import new_rollout_group_id
+from db.database import BACKGROUND_LIMIT, Database
+from db.episodes.groups import PostgresEpisodeStore
 from db.schema import migrate
 from tests.conftest import database_address, execute
 from tests.e2e.gateway import RealGateway, prepared, running_gateway
@@ -213,3 +218,33 @@ async def test_a_model_that_sees_no_images_refuses_them_in_every_format(
         base_url=gateway.url, headers={"Authorization": f"Bearer {gateway.admin_key}"}
     ) as admin:
         assert (await admin.get(f"/admin/v1/files/{sha256(png()).hexdigest()}")).status_code == 404
+
+
+async def test_an_episodes_key_is_answered_in_every_format_and_its_turns_can_be_trained(
+    gateway: RealGateway, tiny_model_path: Path
+) -> None:
+    """What a gateway sends with such a key, and with no other, once made vLLM refuse every episode."""
+    database = Database(gateway.database_url, BACKGROUND_LIMIT)
+    episodes = PostgresEpisodeStore(database)
+    group = NewGroup(new_rollout_group_id(), "default", "tool-call", "train-0", 2)
+    await episodes.make_group(group)
+    begun = await episodes.begin_episode(group.id, 0, 1, timedelta(hours=1))
+    key = await episodes.key_of(begun.id)
+    question: Any = {"role": "user", "content": "What is 3 + 4?"}
+    # What a client asks for that cannot be trained.
+    asked: Any = {"model": "policy", "extra_body": {"temperature": 0.2, "top_p": 0.5}}
+    sdk: Any = {"api_key": key, "max_retries": 0}
+    async with (
+        AsyncOpenAI(base_url=f"{gateway.url}/v1", **sdk) as openai,
+        AsyncAnthropic(base_url=gateway.url, **sdk) as anthropic,
+    ):
+        chat = await openai.chat.completions.create(messages=[question], max_tokens=12, **asked)
+        message = await anthropic.messages.create(messages=[question], max_tokens=12, **asked)
+        response = await openai.responses.create(input=[question], max_output_tokens=12, **asked)
+        turns = [await gateway.turn(reply.id) for reply in (chat, message, response)]
+    await database.close()
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_path, dtype=torch.float32)
+    for turn in turns:
+        assert (turn.record.episode_id, turn.record.kind) == (begun.id, TurnKind.MAIN)
+        assert {name: turn.record.sampling[name] for name in ("temperature", "top_p")} == {"temperature": 1, "top_p": 1}
+        assert difference(model, turn) < 1e-5
