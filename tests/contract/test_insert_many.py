@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnRecord
-from clawloop.errors import RecordUnusable, StoreUnavailable
+from clawloop.errors import RecordUnusable, StoreTimedOut
 from clawloop.ids import TurnId, new_api_key_id
 from clawloop.turns.conversation import ConversationLookup, lookup
 from db.database import CHAT_LIMIT, Database
@@ -187,7 +187,7 @@ async def test_a_locked_session_holds_up_only_its_own_turn(postgres_url: str, po
         results = await PostgresTurnStore(gateway).insert_many([again, *records[1:]])
     await gateway.close()
 
-    assert [type(result) for result in results] == [StoreUnavailable, *[InsertedTurn] * 3]
+    assert [type(result) for result in results] == [StoreTimedOut, *[InsertedTurn] * 3]
     assert not (await postgres_stores.turns.insert(again)).duplicate
 
 
