@@ -69,7 +69,7 @@ class KeyRing:
             RequestRejected: 401 without a valid key, 403 without one of the scopes.
             StoreUnavailable: the key is not cached and cannot be looked up now.
         """
-        secret = _secret(headers)
+        secret = secret_of(headers)
         key = await self._find(secret)
         if key is None:
             raise RequestRejected(
@@ -191,7 +191,12 @@ def _has_expired(key: ApiKey) -> bool:
     return key.expires_at is not None and key.expires_at <= datetime.now(UTC)
 
 
-def _secret(headers: Headers) -> str:
+def secret_of(headers: Headers) -> str:
+    """The API key that a request was sent with, in whichever of the two headers.
+
+    Raises:
+        RequestRejected: 401; neither header has one.
+    """
     value = headers.get("authorization", "")
     kind, _, secret = value.partition(" ")
     # Anthropic's clients send their key so, and some send both.

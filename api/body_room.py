@@ -11,6 +11,7 @@ from hashlib import sha256
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.auth import secret_of
 from clawloop.errors import RequestRejected
 
 # Parsed, a body takes a few times as much. Twenty people's agents with whole contexts of a million tokens are 80 MiB.
@@ -74,5 +75,12 @@ class BodyRoom:
 
 
 def _client(headers: Headers) -> bytes:
-    """What tells clients apart; the secret itself is not kept."""
-    return sha256(f"{headers.get('authorization', '')} {headers.get('x-api-key', '')}".encode()).digest()
+    """What tells clients apart; the secret itself is not kept.
+
+    The key alone, as it is read to authorize: one key can be written in many ways, beside a header that nobody reads.
+    """
+    try:
+        secret = secret_of(headers)
+    except RequestRejected:
+        secret = ""
+    return sha256(secret.encode()).digest()

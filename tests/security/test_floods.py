@@ -121,6 +121,44 @@ async def test_one_key_holds_a_share_of_the_memory_for_bodies() -> None:
     assert not room._held
 
 
+ONE_KEY: tuple[tuple[str, str], ...] = (
+    ("Bearer mine", ""),
+    ("bearer mine", ""),
+    ("Bearer   mine ", ""),
+    ("Bearer mine", "another, which nobody reads"),
+    ("", "mine"),
+    ("Basic bWluZQ==", " mine "),
+)
+
+
+@pytest.mark.parametrize(("authorization", "x_api_key"), ONE_KEY)
+async def test_a_key_has_one_share_however_it_is_written(authorization: str, x_api_key: str) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await release.wait()
+
+    async def ask(authorization: str, x_api_key: str) -> None:
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"x" * 60}
+
+        async def send(_: Message) -> None:
+            raise AssertionError
+
+        sent = {"authorization": authorization, "x-api-key": x_api_key}
+        headers = [(name.encode(), value.encode()) for name, value in sent.items() if value]
+        await room({"type": "http", "path": "/v1/chat/completions", "headers": headers}, receive, send)
+
+    release = asyncio.Event()
+    room = BodyRoom(app, total_bytes=1000, share_bytes=100)
+    held = asyncio.create_task(ask("Bearer mine", ""))
+    await asyncio.sleep(0)
+    with pytest.raises(RequestRejected, match="Send fewer at once"):
+        async with asyncio.timeout(5):
+            await ask(authorization, x_api_key)
+    release.set()
+    await held
+
+
 async def test_a_body_over_a_keys_share_is_refused_in_the_form_of_its_route(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
