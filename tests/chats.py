@@ -128,6 +128,7 @@ _parts: st.SearchStrategy[JsonValue] = st.one_of(
     _odd_texts.map(lambda text: {"type": "text", "text": text}),
     st.just({"type": "image_url", "image_url": {"url": "data:,"}}),
     st.just({"type": "thinking", "thinking": "hm"}),
+    json_values.map(lambda value: {"type": value}),
     json_values,
 )
 

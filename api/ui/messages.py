@@ -83,12 +83,12 @@ def _part_blocks(part: JsonValue, is_result: bool) -> list[Block]:
     if isinstance(part, str):
         return [_block(kind, part)] if is_result else _split_thinking(part)
     if isinstance(part, dict):
-        kind_of_part = part.get("type")
+        kind_of_part = str(part.get("type") or "part")
         if kind_of_part in THINKING_PARTS:
             return [_block("thinking", str(part.get("thinking") or part.get("text") or part.get("reasoning") or ""))]
         if isinstance(text := part.get("text"), str):
             return [_block(kind, text)]
-        return _file_blocks(part) or [_block("other", _json(part), str(kind_of_part or "part"))]
+        return _file_blocks(part) or [_block("other", _json(part), kind_of_part)]
     return [_block("other", _json(part), "part")]
 
 

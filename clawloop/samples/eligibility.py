@@ -82,7 +82,7 @@ def unseen_parts(messages: Sequence[Message]) -> list[str]:
     for message in messages:
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict) and part.get("type") not in _READ:
+            if isinstance(part, dict) and str(part.get("type")) not in _READ:
                 kind = kind_of_part(part) or "other content"  # in words of ours, as reasons reach Temporal
                 found += [kind] if kind not in found else []
     return found

@@ -107,7 +107,7 @@ def _digest(data: bytes) -> bytes:
 def _text_of(part: JsonValue) -> str | None:
     if isinstance(part, str):
         return part
-    if isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str):
+    if isinstance(part, dict) and str(part.get("type")) in TEXT_PARTS and isinstance(part.get("text"), str):
         return part["text"]  # type: ignore[return-value]
     return None
 
@@ -133,7 +133,7 @@ def _content(content: JsonValue, *, is_assistant: bool) -> JsonValue:
         text = _text_of(part)
         if text is not None:
             run.append(text)
-        elif not (is_assistant and isinstance(part, dict) and part.get("type") in THINKING_PARTS):
+        elif not (is_assistant and isinstance(part, dict) and str(part.get("type")) in THINKING_PARTS):
             close_run()
             parts.append(part)
     close_run()

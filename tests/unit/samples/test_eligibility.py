@@ -200,6 +200,7 @@ def test_values_of_any_shape_are_judged(changes: dict[str, JsonValue]) -> None:
         ({"type": "video_url", "video_url": {}}, "video"),
         ({"type": "file", "file": {}}, "file"),
         ({"type": "secret words"}, "other content"),
+        ({"type": {}}, "other content"),
     ],
 )
 def test_a_prompt_with_what_the_trainer_cannot_see_is_not_trained(part: JsonValue, kind: str) -> None:
