@@ -110,7 +110,7 @@ class Spool:
     def take_over(self) -> int:
         """Take over the turns of gateways that died, and remove what they had only begun to write; returns how many."""
         count = 0
-        for other in self._shared.glob("gateway-*"):
+        for other in _subfolders(self._shared):
             if other == self._folder or (lock := _try_lock(other)) is None:
                 continue
             try:
@@ -171,7 +171,7 @@ class Spool:
         """The size of the turns that wait in other gateways' folders."""
         now = time.monotonic()
         if now >= self._others_until:
-            self._others = _total_size(other for other in self._shared.glob("gateway-*") if other != self._folder)
+            self._others = _total_size(other for other in _subfolders(self._shared) if other != self._folder)
             self._others_until = now + _OTHERS_SECONDS
         return self._others
 
@@ -198,7 +198,7 @@ def rejected_turns(folder: Path) -> list[Path]:
 
 def waiting_turns(folder: Path) -> Iterator[Path]:
     """The files of turns that gateways left which do not run; none takes them over before the next one is asked for."""
-    for subfolder in sorted(folder.glob("gateway-*")):
+    for subfolder in sorted(_subfolders(folder)):
         if (lock := _try_lock(subfolder)) is None:
             continue
         try:
@@ -246,7 +246,13 @@ def _remove_partial(folder: Path) -> None:
     """Remove files whose writer died before they were whole: their turns were acknowledged to nobody."""
     for place in (folder, folder / _REJECTED):
         for partial in place.glob(f"*{_PARTIAL}"):
-            partial.unlink()
+            if not partial.is_dir():
+                partial.unlink()
+
+
+def _subfolders(folder: Path) -> Iterator[Path]:
+    """Those of gateways; a file beside them, such as somebody's archive of one, is left alone."""
+    return (path for path in folder.glob("gateway-*") if path.is_dir())
 
 
 def _total_size(folders: Iterable[Path]) -> int:
@@ -263,7 +269,10 @@ def _lock_subfolder(folder: Path) -> tuple[Path, int]:
     """The first sub-folder that no gateway has locked, and its lock."""
     for number in itertools.count():
         subfolder = folder / f"gateway-{number}"
-        subfolder.mkdir(exist_ok=True)
+        try:
+            subfolder.mkdir(exist_ok=True)
+        except FileExistsError:  # a file has its name
+            continue
         if (lock := _try_lock(subfolder)) is not None:
             return subfolder, lock
     raise AssertionError("unreachable")

@@ -200,3 +200,18 @@ def test_log_probs_survive_the_disk_bit_for_bit(logprobs: list[float]) -> None:
     adapter = TypeAdapter(TurnRecord)
     record = turn_record("a", response_ids=list(range(len(logprobs))), logprobs=logprobs)
     assert adapter.validate_json(adapter.dump_json(record)).logprobs == logprobs
+
+
+def test_what_people_leave_in_the_folder_stops_no_gateway(tmp_path: Path) -> None:
+    first = Spool(tmp_path, 10**6)
+    record = turn_record("a")
+    first.write(record)
+    first.close()
+    (tmp_path / "gateway-0.tar.gz").write_bytes(b"somebody's back-up")
+    (tmp_path / "gateway-1").write_bytes(b"a file where the next gateway's folder would be")
+    (tmp_path / "gateway-0" / "looked-at.tmp").mkdir()
+    reopened, second = Spool(tmp_path, 10**6), Spool(tmp_path, 10**6)
+    assert reopened.turn_ids() == [record.turn_id]
+    assert second.take_over() == 0
+    assert list(spool_module.waiting_turns(tmp_path)) == []
+    assert (tmp_path / "gateway-2").is_dir()
