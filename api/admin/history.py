@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from api.admin.bodies import RequestBody, check, described
 from api.dependencies import admin_services
+from api.request_body import read_json
 from clawloop.errors import RecipeRejected, RequestRejected
 from clawloop.operations.history import MOST_TURNS, ComparedHistory
 from clawloop.recipes.recipe import parse_recipe
@@ -15,25 +17,20 @@ from clawloop.recipes.recipe import parse_recipe
 router = APIRouter(prefix="/admin/v1", tags=["judging"])
 
 
-class CompareHistory(BaseModel):
-    """
-    Args:
-        recipe: judges the turns; the policy's own if left out.
-        turns: how many further turns this call judges.
-        apply: then have those turns judged again on which the verdicts differ.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class CompareHistory(RequestBody):
     recipe: dict[str, Any] | None = None
+    """It judges the turns; the policy's own if left out."""
     turns: Annotated[int, Field(ge=0, le=MOST_TURNS)] = 20
+    """How many further turns this call judges."""
     apply: bool = False
+    """Then have those turns judged again on which the verdicts differ."""
 
 
-@router.post("/judge/history")
-async def compare_history(request: Request, requested: CompareHistory, policy: str = "default") -> ComparedHistory:
+@router.post("/judge/history", openapi_extra=described(CompareHistory))
+async def compare_history(request: Request, policy: str = "default") -> ComparedHistory:
     """Judge further stored turns without changing anything, and compare all so far."""
     services = await admin_services(request)
+    requested = check(CompareHistory, await read_json(request, services.limits))
     try:
         recipe = None if requested.recipe is None else parse_recipe(requested.recipe)
         found = await services.history.compare(policy, recipe, requested.turns)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from api.admin.bodies import RequestBody, check, described
 from api.dependencies import admin_services
+from api.request_body import read_json
 from clawloop.contracts.answers import Probe, ProbeList
 from clawloop.errors import RequestRejected
 from clawloop.operations.probes import MOST_PROBES, find_probe, read_probes
@@ -15,15 +17,9 @@ from clawloop.operations.probes import MOST_PROBES, find_probe, read_probes
 router = APIRouter(prefix="/admin/v1", tags=["training"])
 
 
-class NewProbes(BaseModel):
-    """
-    Args:
-        probes: each has `prompt` or `messages`, may have `tools`, and the checks `contains`, `regex`, `exact`.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class NewProbes(RequestBody):
     probes: list[dict[str, Any]] = Field(min_length=1, max_length=MOST_PROBES)
+    """Each has `prompt` or `messages`, may have `tools`, and the checks `contains`, `regex`, `exact`."""
 
 
 @router.get("/policies/{policy}/probes")
@@ -33,10 +29,11 @@ async def list_probes(request: Request, policy: str) -> ProbeList:
     return ProbeList(probes=[Probe.of(probe) for probe in await services.probes.all(policy)])
 
 
-@router.post("/policies/{policy}/probes")
-async def add_probes(request: Request, policy: str, requested: NewProbes) -> ProbeList:
+@router.post("/policies/{policy}/probes", openapi_extra=described(NewProbes))
+async def add_probes(request: Request, policy: str) -> ProbeList:
     """Add probes, all or none; the answer has those that were added."""
     services = await admin_services(request)
+    requested = check(NewProbes, await read_json(request, services.limits))
     probes, faults = read_probes(requested.probes)
     if faults:
         place, fault = next(iter(faults.items()))

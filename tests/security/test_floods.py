@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
+from api.app import create_app
 from api.auth import KeyRing
 from api.body_room import BodyRoom
 from api.chat import key_limits
@@ -43,6 +47,29 @@ async def test_a_stranger_sends_no_large_body(gateway: Gateway) -> None:
         answer = await client.post("/ui/login", content=b"key=" + b"x" * 10_000)
     assert answer.status_code == 413
     assert "4 KiB" in answer.text
+
+
+def test_no_route_leaves_its_body_to_the_framework_which_reads_it_before_the_key() -> None:
+    routes = [route for route in create_app(nullcontext).routes if isinstance(route, APIRoute)]  # type: ignore[arg-type]
+    assert len(routes) > 100
+    assert [route.path for route in routes if route.body_field is not None] == []
+
+
+async def test_nobody_waits_for_the_body_of_a_stranger(gateway: Gateway) -> None:
+    async with httpx.AsyncClient(base_url=gateway.url) as client:
+        paths = (await client.get("/openapi.json")).json()["paths"]
+    bodies = [(verb, path) for path, verbs in paths.items() for verb, one in verbs.items() if "requestBody" in one]
+    assert len(bodies) > 20
+    url = httpx.URL(gateway.url)
+    for verb, path in bodies:
+        sent = re.sub(r"\{[^}]*\}", "0" * 64, path)
+        head = f"{verb.upper()} {sent} HTTP/1.1\r\nHost: {url.host}\r\nContent-Length: 1000\r\n\r\n"
+        async with asyncio.timeout(20):
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            writer.write(head.encode())
+            status = await reader.readline()
+            writer.close()
+        assert status.split()[1] == b"401", path
 
 
 @pytest.mark.parametrize("path", [PATH, "/v1/responses", "/v1/messages", "/v1/completions", "/v1/feedback"])
