@@ -18,6 +18,9 @@ HEAD_BYTES = 64 * 1024
 HEAD_LINES = 128
 # A head is one or two packets; 30 s leave time for several losses on a bad line.
 HEAD_SECONDS = 30.0
+# Of an answer that waits. The kernel keeps some MB of it, so a client with less than some KB a second is cut off too.
+# Chats that nobody reads end sooner, by a setting.
+STALLED_SECONDS = 600.0
 
 _TOO_LARGE = f"The request's line and headers exceed {HEAD_BYTES // 1024} KiB or {HEAD_LINES} headers. Send fewer."
 _TOO_SLOW = f"The request's headers did not arrive within {HEAD_SECONDS:.0f} s."
@@ -28,7 +31,8 @@ class _HeadTooLarge(Exception):
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Answers 431 to a head that is too large and 408 to one that arrives too slowly, and closes the connection."""
+    """Answers 431 to a head that is too large and 408 to one that arrives too slowly, and closes the connection; and
+    closes one whose client takes nothing of an answer."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -37,6 +41,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._bytes_since_body = 0
         self._rest_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -45,7 +50,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
         self._stop_rest_timer()
+        self._stop_stall_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        self._stop_stall_timer()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if self._reading_head:
@@ -115,6 +129,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._rest_timer is not None:
             self._rest_timer.cancel()
             self._rest_timer = None
+
+    def _watch_reader(self) -> None:
+        waiting = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(STALLED_SECONDS, self._end_if_stalled, waiting)
+
+    def _end_if_stalled(self, waited: int) -> None:
+        # Nothing is written while writing is paused, so what waits becomes less as soon as the client reads.
+        if self.transport.get_write_buffer_size() < waited:
+            self._watch_reader()
+        else:
+            self.transport.abort()
+
+    def _stop_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def _refuse(self, problem: Problem) -> None:
         self._stop_head_timer()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import time
 from contextlib import suppress
 
 import pytest
@@ -133,3 +135,31 @@ async def test_what_is_not_http_is_400(gateway: Gateway) -> None:
 async def test_two_host_headers_are_400(gateway: Gateway) -> None:
     answer = await _send(gateway, GET + b"Host: evil.example\r\nConnection: close\r\n\r\n")
     assert (_status(answer), _code(answer)) == (400, "invalid_http")
+
+
+@pytest.mark.parametrize("reads", [False, True])
+async def test_a_client_that_takes_nothing_of_its_answers_is_cut_off(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    monkeypatch.setattr(api.http_protocol, "STALLED_SECONDS", 2.0)
+    host, port = gateway.url.removeprefix("http://").split(":")
+    many = 200  # 50 MB of answers: more than the kernel keeps for a connection, and 4 s with the pauses
+    with socket.socket() as client:
+        client.settimeout(20)
+        client.connect((host, int(port)))
+        client.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * many)
+        await asyncio.sleep(0 if reads else 6)
+        received = await asyncio.to_thread(_answers, client, many, 0.02 if reads else 0)
+    assert (received == many) is reads
+
+
+def _answers(client: socket.socket, most: int, pause_seconds: float) -> int:
+    """How many answers begin before the connection ends, or so many have."""
+    begin = b"HTTP/1.1 200 OK"
+    begun, rest = 0, b""
+    with suppress(ConnectionResetError):
+        while begun < most and (data := client.recv(2**18)):
+            begun += (rest + data).count(begin)
+            rest = (rest + data)[1 - len(begin) :]
+            time.sleep(pause_seconds)
+    return begun
