@@ -34,6 +34,8 @@ _AFFINITY = re.compile(r"(?P<id>.+):[0-9]{1,6}", re.DOTALL)  # <id>:<N>, N count
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _OPENCLAW_ID = 60  # OpenClaw cuts `<id>:<N>` and the bare id at 64; for N < 1000 both hold this much of the id
 
+# OpenClaw's line has some hundred; two million fields held a gateway for 0.65 s.
+_RUNTIME_CHARACTERS = 16 * 1024
 _RUNTIME_FIELD = re.compile(r"[A-Za-z_]+=.*")
 _TRUE = frozenset({"1", "true", "yes", "on"})
 
@@ -134,8 +136,8 @@ def _openclaw_line(messages: JsonValue) -> str | None:
     parts = text_parts(first) if first else []
     lines = parts[-1].rstrip().rsplit("\n", 1) if parts else [""]
     head, _, line = lines[-1].partition("Runtime: ")
-    fields = line.split(" | ")
-    if head or not all(_RUNTIME_FIELD.fullmatch(field) for field in fields):
+    fields = line[: _RUNTIME_CHARACTERS + 1].split(" | ")
+    if head or len(line) > _RUNTIME_CHARACTERS or not all(_RUNTIME_FIELD.fullmatch(field) for field in fields):
         return None
     runtime = dict(field.split("=", 1) for field in fields)
     session_id = runtime.get("sessionId", "")

@@ -152,6 +152,7 @@ def test_one_value_in_header_body_and_metadata_is_one_session_but_not_openclaws(
         [user("Runtime: session=agent:main | and then | sessionId=side-demo")],
         [{"role": "system", "content": DEMO_LINE}, user("hello")],
         [assistant(DEMO_LINE)],
+        [user(f"{DEMO_LINE} | long={'x' * 16 * 1024}")],
         ["Runtime: ", {"role": "user"}, {"role": "user", "content": 5}],
         COMPACTION_REQUEST,
         [],
