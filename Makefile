@@ -22,13 +22,13 @@ demo:  ## see it learn: a toy model, a synthetic user, everything real; ARGS="--
 
 test: setup  ## all checks and tests, on real PostgreSQL, Temporal and vLLM
 	@$(MAKE) --no-print-directory check
-	$(VENV)/python -m pytest -m "not long" $(ARGS)
+	$(VENV)/python -m pytest -m "not long and not containers" $(ARGS)
 
 test-long: setup  ## what `make test` has no time for
-	$(VENV)/python -m pytest -m long $(ARGS)
+	$(VENV)/python -m pytest -m "long and not containers" $(ARGS)
 
 quick: setup  ## what needs no engine, no database and no patience, under a minute
-	$(VENV)/python -m pytest -m "not engine and not postgres and not slow and not long" $(ARGS)
+	$(VENV)/python -m pytest -m "not engine and not postgres and not slow and not long and not containers" $(ARGS)
 
 check: setup  ## ruff, mypy strict, import-linter
 	$(VENV)/ruff check .

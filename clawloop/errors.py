@@ -337,7 +337,7 @@ class JudgeUnavailable(TransientError):
 
 
 class SandboxFailed(TransientError):
-    """A sandbox did not work, whatever ran in it. Its message quotes bubblewrap, never what ran inside."""
+    """A sandbox did not work, whatever ran in it. Its message quotes what makes sandboxes, never what ran inside."""
 
 
 class TrainerUnavailable(TransientError):

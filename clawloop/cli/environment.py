@@ -14,7 +14,7 @@ import typer
 
 from clawloop.cli.show import show_table
 from clawloop.cli.terminal import AsJson
-from clawloop.errors import SetupError
+from clawloop.errors import RecordUnusable, SetupError
 
 environment_app = typer.Typer(no_args_is_help=True, help="Environments: where tasks and their verifiers come from.")
 
@@ -32,19 +32,22 @@ def check_tasks(
     """Run each task's solution, an agent that does nothing and one that cheats: rewards must be 1, 0 and 0."""
     from clawloop.environments.check import check_task
     from clawloop.environments.harbor import read_task
-    from clawloop.sandboxes.bubblewrap import Bubblewrap
+    from clawloop.sandboxes.by_image import SandboxesByImage
     from clawloop.sandboxes.folders import BoxFolders
 
     tasks = [task for folder in folders for task in _task_folders(folder)]
-    sandboxes = Bubblewrap.find(BoxFolders())
+    box_folders = BoxFolders()
+    sandboxes = SandboxesByImage.find(box_folders)
     rows = []
     for task in tasks:
         try:
             read = read_task(task)
-        except SetupError as error:
+            if read.image is not None and not sandboxes.with_images:
+                sandboxes = SandboxesByImage.find(box_folders, [read.image])
+            checked = asyncio.run(check_task(sandboxes, read))
+        except (SetupError, RecordUnusable) as error:
             rows.append({"task": str(task), "usable": "no", "split": "", "rewards": "", "why": str(error)})
             continue
-        checked = asyncio.run(check_task(sandboxes, read))
         rewards = (checked.oracle, checked.nothing, checked.tampering)
         rows.append(
             {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from clawloop.environments.harbor import HarborTask, environment_task
 from clawloop.environments.runner import reward_of
 from clawloop.environments.task import EnvironmentTask
-from clawloop.sandboxes.bubblewrap import BoxTask, Bubblewrap
+from clawloop.sandboxes.boxes import BoxTask, Sandboxes
 
 # Each line tries to get a reward without doing the task: by writing it where it is looked for, or by leaving programs
 # that the verifier's shell or Python could run.
@@ -62,10 +62,11 @@ class Checked:
         return None
 
 
-async def check_task(sandboxes: Bubblewrap, task: HarborTask) -> Checked:
+async def check_task(sandboxes: Sandboxes, task: HarborTask) -> Checked:
     """
     Raises:
         SandboxFailed: a sandbox itself did not work.
+        RecordUnusable: the task's image cannot be used.
     """
     made = environment_task("check", task)
     commands = {
@@ -77,7 +78,7 @@ async def check_task(sandboxes: Bubblewrap, task: HarborTask) -> Checked:
     reasons: dict[str, str] = {}
     for name, (command, files) in commands.items():
         left = await sandboxes.run(
-            BoxTask(f"check-{name}", command, made.seconds, files, archive=made.start, unpack_to="/work")
+            BoxTask(f"check-{name}", command, made.seconds, files, archive=made.start, image=made.image)
         )
         if left.problem is not None:
             reasons[name] = left.problem
@@ -89,7 +90,7 @@ async def check_task(sandboxes: Bubblewrap, task: HarborTask) -> Checked:
     return Checked(rewards["oracle"], rewards["nothing"], rewards["tampering"], reasons)
 
 
-async def _verify(sandboxes: Bubblewrap, task: EnvironmentTask, artifact: bytes) -> tuple[float | None, str]:
+async def _verify(sandboxes: Sandboxes, task: EnvironmentTask, artifact: bytes) -> tuple[float | None, str]:
     box = BoxTask(
         "check-verify",
         task.verifier,
@@ -98,5 +99,7 @@ async def _verify(sandboxes: Bubblewrap, task: EnvironmentTask, artifact: bytes)
         archive=artifact,
         unpack_to=task.artifact_at,
         environment={**task.environment, **task.verifier_environment},
+        image=task.image,
+        fresh=True,
     )
     return reward_of(await sandboxes.run(box), task)

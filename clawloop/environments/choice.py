@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -66,6 +66,11 @@ def _ours(name: str, harness: CommandHarness | None, browser: BrowserOptions) ->
     if name == BrowserEnvironment.name:
         return BrowserEnvironment(Chromium.find(browser.chromium), browser.screenshots)
     return ToolCallEnvironment()
+
+
+def images_of(environments: Iterable[Environment]) -> set[str]:
+    """Images of containers that tasks of these environments name."""
+    return {image for one in environments if isinstance(one, HarborEnvironment) for image in one.images}
 
 
 def gateway_address(url: str) -> tuple[str, int]:

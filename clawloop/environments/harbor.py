@@ -1,7 +1,8 @@
 """Harbor task directories, read without Harbor: task.toml, instruction.md, environment/, tests/ and solution/.
 
-A task runs in our own sandbox, which has the host's /usr. Files of `environment/files` lie in /work, which is also
-/app; `tests/test.sh` writes the reward to /logs/verifier/reward.txt. A task that needs an image is refused.
+A task runs in our own sandbox, which has the host's /usr, or the image that `docker_image` names. Files of
+`environment/files` lie in /work, which is also /app, or in the image's working folder; `tests/test.sh` writes the
+reward to /logs/verifier/reward.txt. A task whose image would have to be built is refused.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from clawloop.environments.agent import HARNESS, AgentLoop, CommandHarness
 from clawloop.environments.reward import packed
 from clawloop.environments.task import EnvironmentTask, Split, parse_task_id, split_of
 from clawloop.errors import RecordUnusable, SetupError
+from clawloop.sandboxes.images import image_name
 
 # Harbor's own defaults are ten minutes; commands of a small model take seconds.
 AGENT_SECONDS = 900.0
@@ -33,7 +35,7 @@ BASH = AgentLoop(
     },
     argument="command",
     program=("bash", "-c"),
-    folder="/work",
+    folder=".",  # where the harness starts: /work, or the working folder of the task's image
     turns=20,
     seconds=30.0,
     max_tokens=1024,
@@ -42,9 +44,9 @@ BASH = AgentLoop(
 # The reward of test.sh alone: what the agent left under that name goes first, and its files go before the reward is
 # copied, so that nothing else is handed back.
 _VERIFY = """
-rm -rf /work/reward.txt; mkdir -p /tmp/logs/verifier /tmp/home
+work=$PWD; rm -rf reward.txt; mkdir -p /tmp/logs /tmp/home; mkdir -p /logs/verifier
 bash /tests/test.sh
-cd /; find /work -mindepth 1 -delete; cp /logs/verifier/reward.txt /work/reward.txt
+cd /; find "$work" -mindepth 1 -delete; cp /logs/verifier/reward.txt "$work/reward.txt"
 """
 # Python of the verifier must not load what the agent left in its home.
 _VERIFIER_VARIABLES = {"HOME": "/tmp/home", "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1"}
@@ -56,6 +58,7 @@ class HarborTask:
     Args:
         start: files in /work at the beginning, by path.
         tests, solution: files of these folders.
+        image: None: the host's /usr is enough.
     """
 
     instruction: str
@@ -64,6 +67,7 @@ class HarborTask:
     solution: Mapping[str, bytes]
     agent_seconds: float = AGENT_SECONDS
     verifier_seconds: float = VERIFIER_SECONDS
+    image: str | None = None
 
     @property
     def split(self) -> Split:
@@ -89,6 +93,7 @@ def environment_task(task_id: str, task: HarborTask, harness: CommandHarness | N
         start=packed(task.start),
         artifact_at="/work",
         verifier_environment=_VERIFIER_VARIABLES,
+        image=task.image,
     )
 
 
@@ -122,6 +127,11 @@ class HarborEnvironment:
             )
         return environment
 
+    @property
+    def images(self) -> set[str]:
+        """Images that its tasks name."""
+        return {task.image for tasks in self._tasks.values() for task in tasks if task.image is not None}
+
     def task(self, task_id: str) -> EnvironmentTask:
         split, number = parse_task_id(task_id)
         tasks = self._tasks[split]
@@ -133,17 +143,11 @@ class HarborEnvironment:
 def read_task(folder: Path) -> HarborTask:
     """
     Raises:
-        SetupError: a file is missing or wrong, or the task needs an image; names the file and the remedy.
+        SetupError: a file is missing or wrong, or an image would have to be built; names the file and the remedy.
     """
     config = _config(folder / "task.toml")
     environment = _table(config, "environment", folder)
-    made_from = [name for name in ("Dockerfile", "docker-compose.yaml") if (folder / "environment" / name).exists()]
-    made_from += ["docker_image"] if environment.get("docker_image") else []
-    if made_from and environment.get("sandbox") != "host":
-        raise SetupError(
-            f"{folder} needs an image ({made_from[0]}), and sandboxes here have the host's /usr only: if a"
-            ' shell and Python are enough, set `sandbox = "host"` under [environment] in task.toml'
-        )
+    image = _image(folder, environment)
     tests, solution = _files(folder / "tests"), _files(folder / "solution")
     for place, files, name in (("tests", tests, "test.sh"), ("solution", solution, "solve.sh")):
         if name not in files:
@@ -160,7 +164,28 @@ def read_task(folder: Path) -> HarborTask:
         solution=solution,
         agent_seconds=_seconds(config, "agent", folder, AGENT_SECONDS),
         verifier_seconds=_seconds(config, "verifier", folder, VERIFIER_SECONDS),
+        image=image,
     )
+
+
+def _image(folder: Path, environment: Mapping[str, Any]) -> str | None:
+    """`docker_image`, which Harbor uses instead of building the Dockerfile beside it."""
+    if environment.get("sandbox") == "host":
+        return None
+    if (folder / "environment" / "docker-compose.yaml").exists():
+        raise SetupError(f"{folder} needs several containers (docker-compose.yaml), and sandboxes are one each")
+    named = environment.get("docker_image")
+    if named:
+        try:
+            return image_name(named)
+        except SetupError as error:
+            raise SetupError(f"{folder}/task.toml: environment.docker_image: {error}") from None
+    if (folder / "environment" / "Dockerfile").exists():
+        raise SetupError(
+            f"{folder} needs an image that is not built here (Dockerfile): build it and name it by `docker_image` under"
+            ' [environment] in task.toml; or, if a shell and Python are enough, set `sandbox = "host"` there'
+        )
+    return None
 
 
 def _config(path: Path) -> dict[str, Any]:

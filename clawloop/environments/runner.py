@@ -11,7 +11,7 @@ from clawloop.environments.reward import read_reward
 from clawloop.environments.task import Environment, EnvironmentTask
 from clawloop.errors import RecordUnusable, SandboxFailed
 from clawloop.ids import EpisodeId
-from clawloop.sandboxes.bubblewrap import GATEWAY_PORT, BoxResult, BoxTask, Bubblewrap
+from clawloop.sandboxes.boxes import GATEWAY_PORT, BoxResult, BoxTask, Sandboxes
 
 # What a harness says by its exit code; any other is an error of the agent.
 ENDINGS = {
@@ -29,9 +29,7 @@ class SandboxRunner:
         gateway: host and port of the gateway.
     """
 
-    def __init__(
-        self, sandboxes: Bubblewrap, environments: Mapping[str, Environment], gateway: tuple[str, int]
-    ) -> None:
+    def __init__(self, sandboxes: Sandboxes, environments: Mapping[str, Environment], gateway: tuple[str, int]) -> None:
         self._sandboxes = sandboxes
         self._environments = environments
         self._gateway = gateway
@@ -57,6 +55,7 @@ class SandboxRunner:
                 environment={**task.environment, **variables},
                 gateway=self._gateway,
                 limits=task.limits,
+                image=task.image,
             )
         )
         return AgentRun(*_ending(result), result.artifact)
@@ -74,6 +73,8 @@ class SandboxRunner:
                 archive=artifact or None,
                 unpack_to=task.artifact_at,
                 environment={**task.environment, **task.verifier_environment},
+                image=task.image,
+                fresh=True,
             )
         )
         return reward_of(result, task)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from clawloop.episodes.kinds import ChosenKind, split_task_id
 from clawloop.errors import RecordUnusable
-from clawloop.sandboxes.bubblewrap import Limits
+from clawloop.sandboxes.boxes import Limits
 
 
 class Split(StrEnum):
@@ -34,6 +34,7 @@ class EnvironmentTask:
         artifact_at: where the verifier finds what the agent left.
         folders: of this machine, read-only in the agent's sandbox, by where they are there.
         limits: of the agent's sandbox.
+        image: of both sandboxes' containers, see `BoxTask`; None: they have the host's /usr.
     """
 
     id: str
@@ -49,6 +50,7 @@ class EnvironmentTask:
     artifact_at: str = "/artifact"
     folders: Mapping[str, Path] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
+    image: str | None = None
 
 
 class Environment(Protocol):

@@ -12,7 +12,7 @@ from temporalio.worker import Worker
 
 from clawloop.environments.agent import CommandHarness
 from clawloop.environments.browser.environment import BrowserEnvironment
-from clawloop.environments.choice import BrowserOptions, choose, gateway_address
+from clawloop.environments.choice import BrowserOptions, choose, gateway_address, images_of
 from clawloop.environments.runner import SandboxRunner
 from clawloop.episodes.running import EnvironmentActivities
 from clawloop.processes.artifacts import open_artifacts
@@ -20,7 +20,7 @@ from clawloop.processes.database import ready_database, require_database, sealer
 from clawloop.processes.endpoints import required_temporal_address
 from clawloop.processes.environment_queue import CountedRunner, environment_worker, sweep_left_behind
 from clawloop.processes.worker_process import run_workers
-from clawloop.sandboxes.bubblewrap import Bubblewrap
+from clawloop.sandboxes.by_image import SandboxesByImage
 from clawloop.sandboxes.folders import BoxFolders
 from clawloop.settings import Settings
 from clawloop.telemetry.metrics import EnvironmentMetrics
@@ -58,7 +58,7 @@ async def run_environment_worker(
     temporal = required_temporal_address(settings)
     sealer = sealer_of(settings.encryption_key_file)
     folders = BoxFolders()
-    sandboxes = await asyncio.to_thread(Bubblewrap.find, folders)
+    sandboxes = await asyncio.to_thread(SandboxesByImage.find, folders, images_of(environments.values()))
     for environment in environments.values():
         if isinstance(environment, BrowserEnvironment):
             await environment.probe(sandboxes)
@@ -67,7 +67,7 @@ async def run_environment_worker(
     async def create_workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
         database = await ready_database(settings, stack)
         artifacts = open_artifacts(settings, sealer, stack)
-        stack.callback(asyncio.create_task(sweep_left_behind(folders.sweep)).cancel)
+        stack.callback(asyncio.create_task(sweep_left_behind(sandboxes.sweep)).cancel)
         runner = CountedRunner(SandboxRunner(sandboxes, environments, address), metrics)
         activities = EnvironmentActivities(PostgresEpisodeStore(database), runner, artifacts)
         return [environment_worker(client, name, activities, episodes) for name in environments]

@@ -71,9 +71,9 @@ async def sweep_left_behind(sweep: Callable[[], int]) -> None:
     """Remove what killed workers left on this machine, now and each minute.
 
     Args:
-        sweep: returns how many folders it removed.
+        sweep: returns how many folders and containers it removed.
     """
     while True:
         if removed := await asyncio.to_thread(sweep):
-            log.warning("swept what dead workers left", extra={"folders": removed})
+            log.warning("swept what dead workers left", extra={"removed": removed})
         await asyncio.sleep(SWEEP_SECONDS)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from clawloop.environments.choice import gateway_address
+from clawloop.environments.choice import gateway_address, images_of
 from clawloop.environments.gateway import WorkerGateway
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import Environment
@@ -25,7 +25,7 @@ from clawloop.episodes.ports import EpisodeRunner
 from clawloop.episodes.running import EnvironmentActivities
 from clawloop.processes.environment_queue import CountedRunner, environment_worker, sweep_left_behind
 from clawloop.processes.worker_process import run_workers
-from clawloop.sandboxes.bubblewrap import Bubblewrap
+from clawloop.sandboxes.by_image import SandboxesByImage
 from clawloop.sandboxes.folders import BoxFolders
 from clawloop.telemetry.metrics import EnvironmentMetrics
 
@@ -60,14 +60,17 @@ async def run_remote_worker(worker: RemoteWorker) -> None:
     """
     metrics, folders = EnvironmentMetrics(), BoxFolders()
     loaded = {name: await asyncio.to_thread(load, options) for name, options in worker.verifiers.items()}
-    sandboxes = await asyncio.to_thread(Bubblewrap.find, folders) if worker.sandboxed else None
+    sandboxes = None
+    if worker.sandboxed:
+        images = images_of(worker.sandboxed.values())
+        sandboxes = await asyncio.to_thread(SandboxesByImage.find, folders, images)
 
     async def create_workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
         gateway = await stack.enter_async_context(WorkerGateway.open(worker.gateway, worker.key))
         await gateway.check()
         runners: dict[str, EpisodeRunner] = {}
         if sandboxes is not None:
-            stack.callback(asyncio.create_task(sweep_left_behind(folders.sweep)).cancel)
+            stack.callback(asyncio.create_task(sweep_left_behind(sandboxes.sweep)).cancel)
             address = gateway_address(worker.gateway)
             runners |= {name: SandboxRunner(sandboxes, {name: one}, address) for name, one in worker.sandboxed.items()}
         if loaded:

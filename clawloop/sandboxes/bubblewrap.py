@@ -8,102 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import importlib.resources
-import json
 import os
-import random
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from clawloop.errors import SandboxFailed, SetupError
+from clawloop.sandboxes.answers import parse_answer, read_up_to
+from clawloop.sandboxes.boxes import MIB, BoxResult, BoxTask, Limits
+from clawloop.sandboxes.contents import fill, give, own_uid, resource_limits
 from clawloop.sandboxes.folders import BoxFolders
 from clawloop.sandboxes.relay import relaying
-
-GATEWAY_PORT = 8080
-"""Where the gateway is inside a sandbox: `http://127.0.0.1:8080/v1`."""
 
 # Above every limit inside: for starting, packing and sending what was left, on a busy machine.
 _GRACE_SECONDS = 30.0
 _PROBE_SECONDS = 20.0
-_MIB = 1024 * 1024
-# User ids that no host gives to people or services.
-_FIRST_UID, _LAST_UID = 1_000_000_000, 2_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a sandbox may use.
-
-    Args:
-        memory_bytes: address space of each process; or, with `reserving`, the memory that it can write to: browsers
-            reserve far more than they use.
-        processes: processes and threads at a time.
-        disk_bytes: of /work and of /tmp each, which are in memory.
-        cpu_seconds: of each process.
-        output_bytes: the end of the command's output that is kept.
-        artifact_bytes: what may be left in /work; if it is more, nothing is kept.
-    """
-
-    memory_bytes: int = 1024 * _MIB
-    processes: int = 64
-    disk_bytes: int = 64 * _MIB
-    cpu_seconds: int = 600
-    open_files: int = 256
-    output_bytes: int = 64 * 1024
-    artifact_bytes: int = 8 * _MIB
-    reserving: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class BoxTask:
-    """What a sandbox runs.
-
-    Args:
-        name: for people who list sandboxes.
-        command: its first word is looked up in /usr/local/bin and /usr/bin.
-        seconds: the command is stopped after this.
-        files: read-only below /task.
-        folders: of the host, read-only, by where they are in the sandbox; everybody must be able to read them.
-        archive: a tar archive that is unpacked at `unpack_to` before.
-        gateway: host and port that the sandbox reaches at `GATEWAY_PORT`; None: it reaches nothing.
-    """
-
-    name: str
-    command: Sequence[str]
-    seconds: float
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    folders: Mapping[str, Path] = field(default_factory=dict)
-    archive: bytes | None = None
-    unpack_to: str = "/work"
-    environment: Mapping[str, str] = field(default_factory=dict)
-    gateway: tuple[str, int] | None = None
-    limits: Limits = Limits()
-
-
-@dataclass(frozen=True, slots=True)
-class BoxResult:
-    """What a sandbox gave back; none of it can be trusted.
-
-    Args:
-        exit_code: None if the command was stopped at its time limit.
-        output: the end of its output.
-        artifact: the files it left in /work, as a tar archive.
-        problem: why there is no artifact.
-    """
-
-    exit_code: int | None
-    output: bytes
-    artifact: bytes
-    problem: str | None
 
 
 class Bubblewrap:
-    """
+    """Satisfies `clawloop.sandboxes.boxes.Sandboxes`, for tasks without an image.
+
     Args:
         program: bwrap.
         folders: where sandboxes have their sockets and tasks.
@@ -126,8 +54,8 @@ class Bubblewrap:
         if python is None:
             raise SetupError("sandboxes need Python 3 in /usr/bin or /usr/local/bin: install it")
         with folders.new("probe") as box:
-            uid = _uid()
-            _give(box.path, uid)
+            uid = own_uid()
+            give(box.path, uid)
             command = [str(program), *_arguments(box.path, Limits(), {}), "true"]
             try:
                 probe = subprocess.run(
@@ -151,11 +79,11 @@ class Bubblewrap:
         """
         async with AsyncExitStack() as stack:
             box = stack.enter_context(self._folders.new(task.name))
-            uid = _uid()
-            await asyncio.to_thread(_fill, box.path, task, self._python)
+            uid = own_uid()
+            await asyncio.to_thread(fill, box.path, task, resource_limits(task.limits))
             if task.gateway is not None:
                 await stack.enter_async_context(relaying(box.path / "box" / "gateway.sock", *task.gateway))
-            _give(box.path, uid)
+            give(box.path, uid)
             command = [
                 str(self._program),
                 *_arguments(box.path, task.limits, task.folders),
@@ -173,7 +101,7 @@ async def _run(command: list[str], task: BoxTask, uid: int | None) -> BoxResult:
         async with asyncio.timeout(task.seconds + _GRACE_SECONDS):
             assert process.stdout is not None
             assert process.stderr is not None
-            answer, errors = await asyncio.gather(_read(process.stdout, limit), _read(process.stderr, 4096))
+            answer, errors = await asyncio.gather(read_up_to(process.stdout, limit), read_up_to(process.stderr, 4096))
             await process.wait()
     except TimeoutError:
         # The program inside that keeps the time limit was killed or starved: the command's own doing.
@@ -217,48 +145,6 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-async def _read(stream: asyncio.StreamReader, limit: int) -> bytes:
-    """All of the stream up to the limit; the rest is read and dropped, so that the writer is not blocked."""
-    kept = bytearray()
-    while chunk := await stream.read(65536):
-        kept += chunk[: max(0, limit - len(kept))]
-    return bytes(kept)
-
-
-def parse_answer(answer: bytes, errors: bytes, limits: Limits) -> BoxResult:
-    """
-    Args:
-        answer: what `inside.py` wrote, or the command in its place.
-        errors: of bubblewrap.
-
-    Raises:
-        SandboxFailed: bubblewrap made no sandbox.
-    """
-    first, newline, rest = answer.partition(b"\n")
-    if not answer and b"bwrap:" in errors:
-        raise SandboxFailed(" ".join(errors.decode(errors="replace").split())[-300:])
-    try:
-        header = json.loads(first) if newline else None
-    except (ValueError, RecursionError):
-        header = None
-    if not isinstance(header, dict):
-        return BoxResult(-1, answer[-limits.output_bytes :], b"", "the sandbox's first program was killed")
-    output, artifact = _size(header.get("output")), _size(header.get("artifact"))
-    exit_code, problem = header.get("exit_code"), header.get("problem")
-    if output is None or artifact is None or len(rest) != output + artifact or output > limits.output_bytes:
-        return BoxResult(-1, b"", b"", "the sandbox's answer is incomplete")
-    return BoxResult(
-        exit_code if isinstance(exit_code, int) else None,
-        rest[:output],
-        rest[output:],
-        problem if isinstance(problem, str) else None,
-    )
-
-
-def _size(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
 def _program() -> Path:
     """The wheel's bwrap, else the system's: the wheel knows the options used here, an old system's may not."""
     with suppress(ModuleNotFoundError):
@@ -288,7 +174,7 @@ def _arguments(folder: Path, limits: Limits, folders: Mapping[str, Path]) -> lis
         # On Debian /usr/bin/awk and others are links to there, which lead back to /usr.
         *("--ro-bind-try", "/etc/alternatives", "/etc/alternatives"),
         *("--proc", "/proc", "--dev", "/dev"),
-        *("--size", str(_MIB), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
+        *("--size", str(MIB), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
         *(
             "--size",
             size,
@@ -311,50 +197,6 @@ def _arguments(folder: Path, limits: Limits, folders: Mapping[str, Path]) -> lis
         *("--remount-ro", "/"),
         *("--chdir", "/work"),
     ]
-
-
-def _fill(folder: Path, task: BoxTask, python: str) -> None:
-    box, files = folder / "box", folder / "task"
-    limits = task.limits
-    config = {
-        "command": list(task.command),
-        "seconds": task.seconds,
-        "environment": {"PATH": "/usr/local/bin:/usr/bin", "HOME": "/work", "LANG": "C.UTF-8", **task.environment},
-        "port": 0 if task.gateway is None else GATEWAY_PORT,
-        "unpack_to": "" if task.archive is None else task.unpack_to,
-        "output_bytes": limits.output_bytes,
-        "artifact_bytes": limits.artifact_bytes,
-        "limits": {
-            "RLIMIT_DATA" if limits.reserving else "RLIMIT_AS": limits.memory_bytes,
-            "RLIMIT_NPROC": limits.processes,
-            "RLIMIT_CPU": limits.cpu_seconds,
-            "RLIMIT_FSIZE": limits.disk_bytes,
-            "RLIMIT_NOFILE": limits.open_files,
-            "RLIMIT_CORE": 0,
-        },
-    }
-    (box / "config.json").write_text(json.dumps(config))
-    (box / "inside.py").write_text((importlib.resources.files("clawloop.sandboxes") / "inside.py").read_text())
-    if task.archive is not None:
-        (box / "archive.tar").write_bytes(task.archive)
-    for name, content in task.files.items():
-        path = files / name
-        if not path.resolve().is_relative_to(files.resolve()):
-            raise SetupError(f"a task's file must be below its folder, not {name!r}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-
-
-def _give(folder: Path, uid: int | None) -> None:
-    """Let the sandbox's user, and nobody else, read the folder."""
-    if uid is not None:
-        for path in (folder, *folder.rglob("*")):
-            os.chown(path, uid, uid, follow_symlinks=False)
-
-
-def _uid() -> int | None:
-    """A user id of the sandbox's own; None if this process is not root, and all sandboxes have its user."""
-    return random.randint(_FIRST_UID, _LAST_UID) if os.geteuid() == 0 else None
 
 
 def _as_user(uid: int | None) -> dict[str, Any]:

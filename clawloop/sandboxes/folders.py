@@ -6,13 +6,14 @@ The processes of a sandbox die with the worker that started it; only its folder 
 from __future__ import annotations
 
 import re
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from clawloop.sandboxes.owned_folders import abandoned_folders, owned_folder
+from clawloop.sandboxes.owned_folders import abandoned_folders, is_locked, owned_folder
 
 _PREFIX = "clawloop-box-"
 
@@ -43,6 +44,16 @@ class BoxFolders:
             (folder / "box").mkdir()
             (folder / "task").mkdir()
             yield BoxFolder(folder)
+
+    @property
+    def owner(self) -> str:
+        """Which folders these are, on which machine: workers that see the same ones have the same owner."""
+        found = self._root.stat()
+        return f"{socket.gethostname()}-{found.st_dev}-{found.st_ino}"
+
+    def in_use(self, name: str) -> bool:
+        """Whether the folder of this name is there, and its process alive."""
+        return is_locked(self._root / name)
 
     def sweep(self) -> int:
         """Remove the folders whose process is dead; returns how many."""

@@ -23,23 +23,36 @@ HERE = "/clawloop"
 
 
 def main() -> None:
+    if os.getpid() == 1:  # in a container; bubblewrap is the first process of its own
+        become_init()
     threading.Thread(target=end_with_worker, daemon=True).start()
     with open(f"{HERE}/config.json", encoding="utf-8") as file:  # noqa: PTH123
         config = json.load(file)
     for name, value in config["limits"].items():
         resource.setrlimit(getattr(resource, name), (value, value))
+    if config["unpack_first"]:
+        unpack("first.tar", config["work"], config["with_modes"])
     if config["unpack_to"]:
-        unpack(config["unpack_to"])
+        unpack("archive.tar", config["unpack_to"], config["with_modes"])
     if config["port"]:
         threading.Thread(target=relay, args=(config["port"],), daemon=True).start()
     exit_code, output = run(config)
     if os.getpid() != 1:
         with suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)  # what the command left running; not this process, not the sandbox's init
-    artifact, problem = pack(config["artifact_bytes"])
+    artifact, problem = pack(config["work"], config["artifact_bytes"])
     header = {"exit_code": exit_code, "output": len(output), "artifact": len(artifact), "problem": problem}
     sys.stdout.buffer.write(json.dumps(header).encode() + b"\n" + output + artifact)
     sys.stdout.buffer.flush()
+
+
+def become_init() -> None:
+    """Go on in a child, while this process waits for whatever ends: what nobody waits for counts as a process."""
+    child = os.fork()
+    while child:
+        ended, status = os.wait()
+        if ended == child:
+            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
 def end_with_worker() -> None:
@@ -54,9 +67,9 @@ def end_with_worker() -> None:
     os._exit(1)
 
 
-def unpack(folder: str) -> None:
+def unpack(name: str, folder: str, with_modes: bool) -> None:
     """Unpack regular files only, below the folder: the archive is what an agent left."""
-    with tarfile.open(f"{HERE}/archive.tar") as archive:
+    with tarfile.open(f"{HERE}/{name}") as archive:
         for member in archive:
             path = os.path.normpath(os.path.join(folder, member.name))  # noqa: PTH118
             file = archive.extractfile(member) if member.isreg() and path.startswith(folder + "/") else None
@@ -64,13 +77,15 @@ def unpack(folder: str) -> None:
                 os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
                 with open(path, "wb") as target:  # noqa: PTH123
                     target.write(file.read())
+                if with_modes:
+                    os.chmod(path, member.mode & 0o777 | 0o600)  # noqa: PTH101
 
 
 def run(config: dict[str, Any]) -> tuple[int | None, bytes]:
     """The command's exit code, None if it was stopped at its time limit; and the end of its output."""
     process = subprocess.Popen(
         config["command"],
-        cwd="/work",
+        cwd=config["work"],
         env=config["environment"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -97,17 +112,17 @@ def drain(descriptor: int, kept: bytearray, limit: int) -> None:
             del kept[:-limit]
 
 
-def pack(limit: int) -> tuple[bytes, str | None]:
-    """The regular files below /work as a tar archive, and why it is empty although there are some."""
+def pack(work: str, limit: int) -> tuple[bytes, str | None]:
+    """The regular files below the working folder as a tar archive, and why it is empty although there are some."""
     packed = io.BytesIO()
     total = 0
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        for folder, folders, names in os.walk("/work"):
+        for folder, folders, names in os.walk(work):
             folders.sort()
             for name in sorted(names):
                 path = os.path.join(folder, name)  # noqa: PTH118
                 try:
-                    info = archive.gettarinfo(path, os.path.relpath(path, "/work"))
+                    info = archive.gettarinfo(path, os.path.relpath(path, work))
                     if not info.isreg():
                         continue
                     total += 1024 + info.size

@@ -45,3 +45,19 @@ def abandoned_folders(root: Path, prefix: str) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(lock)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether the process that made the folder lives."""
+    try:
+        lock = os.open(folder / "lock", os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(lock)

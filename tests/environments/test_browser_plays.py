@@ -24,7 +24,8 @@ from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import Split
 from clawloop.errors import SetupError
 from clawloop.ids import new_episode_id
-from clawloop.sandboxes.bubblewrap import BoxTask, Bubblewrap
+from clawloop.sandboxes.boxes import BoxTask
+from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
 from tests.api.conftest import Gateway, gateway, shared_gateway
 from tests.environments.scripted_model import model

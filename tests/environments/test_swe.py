@@ -15,7 +15,8 @@ from clawloop.environments.swe.environment import SweEnvironment, generated_repo
 from clawloop.environments.swe.kinds import FUNCTIONS
 from clawloop.environments.task import Split
 from clawloop.episodes.kinds import KINDS, ChosenKind
-from clawloop.sandboxes.bubblewrap import BoxTask, Bubblewrap
+from clawloop.sandboxes.boxes import BoxTask
+from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
 
 TASK = generated_repository(Split.TRAIN, 0)

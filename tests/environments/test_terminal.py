@@ -13,8 +13,8 @@ import pytest
 
 from clawloop.contracts.episodes import Ending
 from clawloop.environments.check import Checked, check_task
-from clawloop.environments.choice import choose
-from clawloop.environments.harbor import BASH, HarborEnvironment, HarborTask, read_task
+from clawloop.environments.choice import choose, images_of
+from clawloop.environments.harbor import BASH, HarborEnvironment, HarborTask, environment_task, read_task
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import Split
 from clawloop.environments.terminal.environment import TerminalEnvironment, as_harbor_task, generated_task
@@ -140,8 +140,14 @@ def test_a_task_directory_is_read(tmp_path: Path) -> None:
         ("", "tests/test.sh", "", "has no tests/test.sh"),
         ("", "solution/solve.sh", "", "has no solution/solve.sh"),
         ("", "instruction.md", "", "instruction.md cannot be read"),
-        ("", "", "environment/Dockerfile", r"needs an image \(Dockerfile\)"),
-        ('[environment]\ndocker_image = "x"', "", "", r"needs an image \(docker_image\)"),
+        (
+            "",
+            "",
+            "environment/Dockerfile",
+            r"needs an image that is not built here \(Dockerfile\): build it and name it",
+        ),
+        ("", "", "environment/docker-compose.yaml", "needs several containers"),
+        ('[environment]\ndocker_image = "--help"', "", "", "docker_image: '--help' is no name of an image"),
         ("[agent]\ntimeout_sec = 0", "", "", "agent.timeout_sec must be a number of seconds"),
         ("agent = 1", "", "", "`agent` must be a table"),
         ("[", "", "", "task.toml cannot be read"),
@@ -163,6 +169,15 @@ def test_a_task_may_say_that_a_shell_is_enough(tmp_path: Path) -> None:
     folder = write_task(tmp_path / "task", example(), '[environment]\nsandbox = "host"')
     (folder / "environment" / "Dockerfile").write_text("FROM debian\n")
     assert read_task(folder).instruction == "Delete a.txt."
+
+
+def test_a_task_may_name_an_image(tmp_path: Path) -> None:
+    """As Harbor does, it takes the image that is named instead of the Dockerfile beside it."""
+    folder = write_task(tmp_path / "tasks" / "one", example(), '[environment]\ndocker_image = "debian:12"')
+    (folder / "environment" / "Dockerfile").write_text("FROM debian\n")
+    task = read_task(folder)
+    assert environment_task("train-0", task).image == "debian:12"
+    assert images_of([HarborEnvironment("tasks", [task]), HarborEnvironment("more", [example()])]) == {"debian:12"}
 
 
 def test_a_folder_of_tasks_is_an_environment_of_its_name(tmp_path: Path) -> None:

@@ -18,8 +18,12 @@ import psutil
 import pytest
 
 from clawloop.errors import SandboxFailed
-from clawloop.sandboxes.bubblewrap import BoxResult, BoxTask, Bubblewrap, Limits, parse_answer
+from clawloop.sandboxes.answers import parse_answer
+from clawloop.sandboxes.boxes import BoxResult, BoxTask, Limits, Sandboxes
+from clawloop.sandboxes.bubblewrap import Bubblewrap
+from clawloop.sandboxes.containers import Containers
 from clawloop.sandboxes.folders import BoxFolders
+from tests.sandboxes.conftest import WithImage
 
 pytestmark = pytest.mark.slow
 MIB = 1024 * 1024
@@ -32,11 +36,19 @@ def folders() -> BoxFolders:
 
 
 @pytest.fixture
-def sandboxes(folders: BoxFolders) -> Bubblewrap:
+def bubblewrap(folders: BoxFolders) -> Bubblewrap:
     return Bubblewrap.find(folders)
 
 
-async def python(sandboxes: Bubblewrap, code: str, **fields: object) -> BoxResult:
+@pytest.fixture(params=["bubblewrap", pytest.param("containers", marks=pytest.mark.containers)])
+def sandboxes(request: pytest.FixtureRequest, folders: BoxFolders) -> Sandboxes:
+    """What all sandboxes have to keep is tried in each kind."""
+    if request.param == "bubblewrap":
+        return Bubblewrap.find(folders)
+    return WithImage(Containers.find(folders), request.getfixturevalue("image"))
+
+
+async def python(sandboxes: Sandboxes, code: str, **fields: object) -> BoxResult:
     task = BoxTask("test", ("python3", "-I", "-c", code), fields.pop("seconds", 60.0), **fields)  # type: ignore[arg-type]
     return await sandboxes.run(task)
 
@@ -47,21 +59,21 @@ def files_of(result: BoxResult) -> dict[str, bytes]:
         return {name: file.read() for name, file in read.items() if file is not None}
 
 
-async def test_a_command_sees_its_task_and_leaves_files(sandboxes: Bubblewrap) -> None:
+async def test_a_command_sees_its_task_and_leaves_files(sandboxes: Sandboxes) -> None:
     code = "import os;os.mkdir('d');open('d/a','w').write(open('/task/x/in.txt').read()*2);os.symlink('/etc','l')"
     result = await python(sandboxes, code, files={"x/in.txt": b"ab"})
     assert (result.exit_code, result.problem) == (0, None)
     assert files_of(result) == {"d/a": b"abab"}  # no link
 
 
-async def test_what_one_sandbox_left_is_unpacked_in_another(sandboxes: Bubblewrap) -> None:
+async def test_what_one_sandbox_left_is_unpacked_in_another(sandboxes: Sandboxes) -> None:
     first = await python(sandboxes, "open('a','w').write('left')")
     code = "import os;print(open('/artifact/a').read(), os.listdir('/work'))"
     second = await python(sandboxes, code, archive=first.artifact, unpack_to="/artifact")
     assert second.output == b"left []\n"
 
 
-async def test_nothing_of_the_host_but_usr_is_there(sandboxes: Bubblewrap, tmp_path: Path) -> None:
+async def test_nothing_of_the_host_but_usr_is_there(bubblewrap: Bubblewrap, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("s")
     code = f"""
@@ -77,13 +89,13 @@ for path in ('/x', '/usr/x', '/dev/x', '/task/x', '/clawloop/x', '/clawloop/conf
         pass
 print(len([name for name in os.listdir('/proc') if name.isdigit()]) < 6, os.environ.get('DATABASE_URL'))
 """
-    lines = (await python(sandboxes, code)).output.decode().splitlines()
+    lines = (await python(bubblewrap, code)).output.decode().splitlines()
     links = ["app", "logs", "solution", "tests"]  # into /work, /tmp and /task
     top = sorted(["artifact", "bin", "clawloop", "dev", "lib", "lib64", "proc", "task", "tmp", "usr", "work", *links])
     assert lines == [f"{top} { {'alternatives'} } False False []", "True None"]
 
 
-async def test_no_network_but_the_gateways_socket(sandboxes: Bubblewrap) -> None:
+async def test_no_network_but_the_gateways_socket(sandboxes: Sandboxes) -> None:
     """A service on the host's loopback, as Temporal and PostgreSQL are, and an address of the internet."""
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -100,7 +112,7 @@ for address in (('127.0.0.1', {port}), ('127.0.0.1', 8080), ('1.1.1.1', 80)):
         assert (await python(sandboxes, code)).output == b"no\n" * 3
 
 
-async def test_the_gateway_is_reached_and_streams(sandboxes: Bubblewrap) -> None:
+async def test_the_gateway_is_reached_and_streams(sandboxes: Sandboxes) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked = await reader.readexactly(5)
         writer.write(asked[::-1])
@@ -120,7 +132,7 @@ with socket.create_connection(('127.0.0.1', 8080)) as gateway:
     assert result.output == b"olleh\n"
 
 
-async def test_two_sandboxes_do_not_see_each_other(sandboxes: Bubblewrap) -> None:
+async def test_two_sandboxes_do_not_see_each_other(sandboxes: Sandboxes) -> None:
     """Both look around while both run: a service of the host lets them go on together."""
     names = ("sandbox-one", "sandbox-two")
     both = asyncio.Barrier(len(names))
@@ -158,7 +170,7 @@ with socket.create_connection(('127.0.0.1', 8080)) as together:
         assert other not in seen
 
 
-async def test_a_fork_bomb_meets_its_limit(sandboxes: Bubblewrap) -> None:
+async def test_a_fork_bomb_meets_its_limit(sandboxes: Sandboxes) -> None:
     code = """
 import os, time
 while True:
@@ -175,7 +187,7 @@ while True:
     assert result.exit_code == 0
 
 
-async def test_memory_disk_and_output_are_limited(sandboxes: Bubblewrap) -> None:
+async def test_memory_disk_and_output_are_limited(sandboxes: Sandboxes) -> None:
     code = f"""
 try:
     bytearray({2048 * MIB})
@@ -197,12 +209,12 @@ for folder in ('/work', '/tmp', '/dev/shm'):
     assert (flood.exit_code, len(flood.output)) == (0, 1000)
 
 
-async def test_what_is_left_is_limited(sandboxes: Bubblewrap) -> None:
+async def test_what_is_left_is_limited(sandboxes: Sandboxes) -> None:
     result = await python(sandboxes, "open('a','wb').write(bytes(5000))", limits=Limits(artifact_bytes=4000))
     assert (result.exit_code, result.artifact, result.problem) == (0, b"", "it left more than 4000 bytes")
 
 
-async def test_a_command_is_stopped_at_its_time_limit_with_all_it_started(sandboxes: Bubblewrap) -> None:
+async def test_a_command_is_stopped_at_its_time_limit_with_all_it_started(sandboxes: Sandboxes) -> None:
     # A shell: the limit holds for its start, too, and a busy machine needs a second for Python's.
     command = ("sh", "-c", "setsid sleep 600 & echo began; sleep 600")
     result = await sandboxes.run(BoxTask("test", command, 3.0))
@@ -216,12 +228,12 @@ async def test_a_command_is_stopped_at_its_time_limit_with_all_it_started(sandbo
         "import os\nfor pid in range(2, 100):\n  try: pid == os.getpid() or os.kill(pid, 9)\n  except OSError: pass",
     ],
 )
-async def test_one_that_kills_what_watches_it_harms_itself_only(sandboxes: Bubblewrap, code: str) -> None:
+async def test_one_that_kills_what_watches_it_harms_itself_only(sandboxes: Sandboxes, code: str) -> None:
     result = await python(sandboxes, code)
     assert (result.exit_code, result.artifact) == (-1, b"")
 
 
-async def test_an_archive_that_leads_out_of_its_folder_is_unpacked_in_part(sandboxes: Bubblewrap) -> None:
+async def test_an_archive_that_leads_out_of_its_folder_is_unpacked_in_part(sandboxes: Sandboxes) -> None:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for name in ("../work/out", "/work/absolute", "in/side"):

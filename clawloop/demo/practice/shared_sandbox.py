@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from clawloop.environments.inside.harness import OUTPUT
 from clawloop.errors import SandboxFailed
-from clawloop.sandboxes.bubblewrap import BoxTask, Bubblewrap
+from clawloop.sandboxes.boxes import BoxTask
+from clawloop.sandboxes.bubblewrap import Bubblewrap
 
 # A command of a toy takes milliseconds; one that waits for input that never comes is stopped.
 _COMMAND_SECONDS = 5

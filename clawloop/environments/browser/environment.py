@@ -13,7 +13,7 @@ from clawloop.environments.browser.kinds import KINDS, Scenario
 from clawloop.environments.browser.pages import SENT
 from clawloop.environments.task import EnvironmentTask, Split, parse_task_id, split_of
 from clawloop.errors import SandboxFailed, SetupError
-from clawloop.sandboxes.bubblewrap import BoxTask, Bubblewrap, Limits
+from clawloop.sandboxes.boxes import BoxTask, Limits, Sandboxes
 
 _MIB = 1024 * 1024
 # Nine processes, whose threads count each. With 512 MiB it drew nothing on two cores, and more cores have more threads.
@@ -95,7 +95,7 @@ class BrowserEnvironment:
             limits=LIMITS,
         )
 
-    async def probe(self, sandboxes: Bubblewrap) -> None:
+    async def probe(self, sandboxes: Sandboxes) -> None:
         """
         Raises:
             SetupError: Chromium draws no page in a sandbox here.

@@ -1,0 +1,94 @@
+"""What a sandbox runs, what it may use and what it gives back, whatever makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+MIB = 1024 * 1024
+GATEWAY_PORT = 8080
+"""Where the gateway is inside a sandbox: `http://127.0.0.1:8080/v1`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a sandbox may use.
+
+    Args:
+        memory_bytes: address space of each process; or, with `reserving`, the memory that it can write to: browsers
+            reserve far more than they use.
+        processes: processes and threads at a time.
+        disk_bytes: of /work and of /tmp each, which are in memory.
+        cpu_seconds: of each process.
+        output_bytes: the end of the command's output that is kept.
+        artifact_bytes: what may be left in /work; if it is more, nothing is kept.
+    """
+
+    memory_bytes: int = 1024 * MIB
+    processes: int = 64
+    disk_bytes: int = 64 * MIB
+    cpu_seconds: int = 600
+    open_files: int = 256
+    output_bytes: int = 64 * 1024
+    artifact_bytes: int = 8 * MIB
+    reserving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BoxTask:
+    """What a sandbox runs.
+
+    Args:
+        name: for people who list sandboxes.
+        command: its first word is looked up in /usr/local/bin and /usr/bin.
+        seconds: the command is stopped after this.
+        files: read-only below /task.
+        folders: of the host, read-only, by where they are in the sandbox; everybody must be able to read them.
+        archive: a tar archive that is unpacked at `unpack_to` before.
+        gateway: host and port that the sandbox reaches at `GATEWAY_PORT`; None: it reaches nothing.
+        image: of containers, whose files the sandbox has instead of the host's /usr, and whose working folder takes the
+            place of /work; None: no image.
+        fresh: without what the image has in its working folder.
+    """
+
+    name: str
+    command: Sequence[str]
+    seconds: float
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    folders: Mapping[str, Path] = field(default_factory=dict)
+    archive: bytes | None = None
+    unpack_to: str = "/work"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    gateway: tuple[str, int] | None = None
+    limits: Limits = Limits()
+    image: str | None = None
+    fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BoxResult:
+    """What a sandbox gave back; none of it can be trusted.
+
+    Args:
+        exit_code: None if the command was stopped at its time limit.
+        output: the end of its output.
+        artifact: the files it left in /work, as a tar archive.
+        problem: why there is no artifact.
+    """
+
+    exit_code: int | None
+    output: bytes
+    artifact: bytes
+    problem: str | None
+
+
+class Sandboxes(Protocol):
+    async def run(self, task: BoxTask) -> BoxResult:
+        """Run a command in a new sandbox; nothing of it is left when this returns, or is cancelled.
+
+        Raises:
+            SandboxFailed: the sandbox itself did not work.
+            RecordUnusable: the task needs what no sandbox here has.
+        """

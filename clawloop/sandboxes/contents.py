@@ -1,0 +1,86 @@
+"""The folder of a sandbox: the program that runs first in it, what it shall do, and the task's files."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import os
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+from clawloop.errors import SetupError
+from clawloop.sandboxes.boxes import GATEWAY_PORT, BoxTask, Limits
+
+WORK = "/work"
+HOST_VARIABLES = {"PATH": "/usr/local/bin:/usr/bin", "HOME": WORK, "LANG": "C.UTF-8"}
+# User ids that no host gives to people or services.
+_FIRST_UID, _LAST_UID = 1_000_000_000, 2_000_000_000
+
+
+def resource_limits(limits: Limits) -> dict[str, int]:
+    """Limits of each process, by their names in `setrlimit`."""
+    return {
+        "RLIMIT_DATA" if limits.reserving else "RLIMIT_AS": limits.memory_bytes,
+        "RLIMIT_NPROC": limits.processes,
+        "RLIMIT_CPU": limits.cpu_seconds,
+        "RLIMIT_FSIZE": limits.disk_bytes,
+        "RLIMIT_NOFILE": limits.open_files,
+        "RLIMIT_CORE": 0,
+    }
+
+
+def fill(
+    folder: Path,
+    task: BoxTask,
+    limits: Mapping[str, int],
+    work: str = WORK,
+    environment: Mapping[str, str] | None = None,
+    first_archive: bytes | None = None,
+) -> None:
+    """Write what the sandbox's first program reads, and the task's files.
+
+    Args:
+        limits: of `setrlimit`, by their names.
+        work: the working folder, which is meant where the task says /work.
+        environment: of the command, without the task's own variables.
+        first_archive: unpacked in the working folder before the task's archive.
+    """
+    box, files = folder / "box", folder / "task"
+    config = {
+        "command": list(task.command),
+        "seconds": task.seconds,
+        "environment": {**(HOST_VARIABLES if environment is None else environment), **task.environment},
+        "port": 0 if task.gateway is None else GATEWAY_PORT,
+        "work": work,
+        "unpack_first": first_archive is not None,
+        "with_modes": task.image is not None,
+        "unpack_to": "" if task.archive is None else work if task.unpack_to == WORK else task.unpack_to,
+        "output_bytes": task.limits.output_bytes,
+        "artifact_bytes": task.limits.artifact_bytes,
+        "limits": dict(limits),
+    }
+    (box / "config.json").write_text(json.dumps(config))
+    (box / "inside.py").write_text((importlib.resources.files("clawloop.sandboxes") / "inside.py").read_text())
+    if first_archive is not None:
+        (box / "first.tar").write_bytes(first_archive)
+    if task.archive is not None:
+        (box / "archive.tar").write_bytes(task.archive)
+    for name, content in task.files.items():
+        path = files / name
+        if not path.resolve().is_relative_to(files.resolve()):
+            raise SetupError(f"a task's file must be below its folder, not {name!r}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def give(folder: Path, uid: int | None) -> None:
+    """Let the sandbox's user, and nobody else, read the folder."""
+    if uid is not None:
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, uid, uid, follow_symlinks=False)
+
+
+def own_uid() -> int | None:
+    """A user id of the sandbox's own; None if this process is not root, and all sandboxes have its user."""
+    return random.randint(_FIRST_UID, _LAST_UID) if os.geteuid() == 0 else None
