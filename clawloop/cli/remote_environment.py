@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from clawloop.environments.agent import CommandHarness
-from clawloop.environments.choice import DEFAULT_ENVIRONMENTS, ENVIRONMENTS, choose
+from clawloop.environments.choice import ENVIRONMENTS, WITHOUT_BROWSER, choose
 from clawloop.environments.harbor import AGENT_SECONDS
 from clawloop.environments.verifiers.loading import VerifiersOptions
 from clawloop.errors import ClawloopError, SetupError
@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
         "--environment",
         action="append",
         default=[],
-        choices=DEFAULT_ENVIRONMENTS,
+        choices=WITHOUT_BROWSER,
         help="one of Clawloop's own; repeatable",
     )
     add("--harness", metavar="COMMAND", help="plays the agent of --tasks; the task: /task/prompt.txt")

@@ -11,15 +11,18 @@ from clawloop.environments.agent import CommandHarness
 from clawloop.environments.browser.chromium import Chromium
 from clawloop.environments.browser.environment import BrowserEnvironment
 from clawloop.environments.harbor import HarborEnvironment
+from clawloop.environments.reasoning_gym.environment import ReasoningGymEnvironment
 from clawloop.environments.swe.environment import SweEnvironment
 from clawloop.environments.task import Environment
 from clawloop.environments.terminal.environment import TerminalEnvironment
 from clawloop.environments.tool_call.environment import ToolCallEnvironment
 from clawloop.errors import SetupError
+from clawloop.sandboxes.boxes import Sandboxes
 
-# What a worker runs that is told nothing, and all; a browser takes memory, and is not everywhere.
+# What a worker runs that is told nothing, and all. A browser takes memory; neither it nor reasoning-gym is everywhere.
 DEFAULT_ENVIRONMENTS = (SweEnvironment.name, TerminalEnvironment.name, ToolCallEnvironment.name)
-ENVIRONMENTS = (BrowserEnvironment.name, *DEFAULT_ENVIRONMENTS)
+WITHOUT_BROWSER = (ReasoningGymEnvironment.name, *DEFAULT_ENVIRONMENTS)
+ENVIRONMENTS = (BrowserEnvironment.name, *WITHOUT_BROWSER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,20 @@ def _ours(name: str, harness: CommandHarness | None, browser: BrowserOptions) ->
         raise SetupError(f"--harness: {name} has its own; give --environment terminal or swe, or --tasks")
     if name == BrowserEnvironment.name:
         return BrowserEnvironment(Chromium.find(browser.chromium), browser.screenshots)
+    if name == ReasoningGymEnvironment.name:
+        return ReasoningGymEnvironment.find()
     return ToolCallEnvironment()
+
+
+async def probe(environments: Iterable[Environment], sandboxes: Sandboxes) -> None:
+    """Try what an environment needs besides a sandbox.
+
+    Raises:
+        SetupError: it does not work here.
+    """
+    for one in environments:
+        if isinstance(one, BrowserEnvironment | ReasoningGymEnvironment):
+            await one.probe(sandboxes)
 
 
 def images_of(environments: Iterable[Environment]) -> set[str]:

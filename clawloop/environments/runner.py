@@ -70,6 +70,7 @@ class SandboxRunner:
                 command=task.verifier,
                 seconds=task.verifier_seconds,
                 files=task.tests,
+                folders=task.verifier_folders,
                 archive=artifact or None,
                 unpack_to=task.artifact_at,
                 environment={**task.environment, **task.verifier_environment},

@@ -33,6 +33,7 @@ class EnvironmentTask:
         start: a tar archive of what the agent finds in /work; None: nothing.
         artifact_at: where the verifier finds what the agent left.
         folders: of this machine, read-only in the agent's sandbox, by where they are there.
+        verifier_folders: likewise in the verifier's.
         limits: of the agent's sandbox.
         image: of both sandboxes' containers, see `BoxTask`; None: they have the host's /usr.
     """
@@ -49,6 +50,7 @@ class EnvironmentTask:
     start: bytes | None = None
     artifact_at: str = "/artifact"
     folders: Mapping[str, Path] = field(default_factory=dict)
+    verifier_folders: Mapping[str, Path] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     image: str | None = None
 

@@ -11,8 +11,7 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from clawloop.environments.agent import CommandHarness
-from clawloop.environments.browser.environment import BrowserEnvironment
-from clawloop.environments.choice import BrowserOptions, choose, gateway_address, images_of
+from clawloop.environments.choice import BrowserOptions, choose, gateway_address, images_of, probe
 from clawloop.environments.runner import SandboxRunner
 from clawloop.episodes.running import EnvironmentActivities
 from clawloop.processes.artifacts import open_artifacts
@@ -59,9 +58,7 @@ async def run_environment_worker(
     sealer = sealer_of(settings.encryption_key_file)
     folders = BoxFolders()
     sandboxes = await asyncio.to_thread(SandboxesByImage.find, folders, images_of(environments.values()))
-    for environment in environments.values():
-        if isinstance(environment, BrowserEnvironment):
-            await environment.probe(sandboxes)
+    await probe(environments.values(), sandboxes)
     metrics = EnvironmentMetrics()
 
     async def create_workers(client: Client, stack: AsyncExitStack) -> list[Worker]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from clawloop.environments.choice import gateway_address, images_of
+from clawloop.environments.choice import gateway_address, images_of, probe
 from clawloop.environments.gateway import WorkerGateway
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import Environment
@@ -64,6 +64,7 @@ async def run_remote_worker(worker: RemoteWorker) -> None:
     if worker.sandboxed:
         images = images_of(worker.sandboxed.values())
         sandboxes = await asyncio.to_thread(SandboxesByImage.find, folders, images)
+        await probe(worker.sandboxed.values(), sandboxes)
 
     async def create_workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
         gateway = await stack.enter_async_context(WorkerGateway.open(worker.gateway, worker.key))

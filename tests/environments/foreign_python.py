@@ -1,4 +1,4 @@
-"""A Python environment of its own for a worker without a database, with verifiers in a pinned version."""
+"""A Python environment of its own for a worker without a database, with what its environments need."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ FOREIGN = Path(__file__).parent / "foreign"
 _UV = str(Path(sys.prefix) / "bin" / "uv")
 
 
-def foreign_python(scratch: Path) -> Path:
-    """Its `bin` folder. verifiers is fetched once, 240 MB; our distribution is built from the tree as it is now."""
-    folder = Path(sys.prefix) / "clients" / VERIFIERS.replace("==", "-")
+def foreign_python(scratch: Path, *packages: str) -> Path:
+    """Its `bin` folder. The packages are fetched once; our distribution is built from the tree as it is now.
+
+    Args:
+        packages: in pinned versions; none: verifiers, 240 MB.
+    """
+    packages = packages or (VERIFIERS,)
+    folder = Path(sys.prefix) / "clients" / packages[0].replace("==", "-")
     python = folder / "bin" / "python"
     if not (folder / "complete").exists():
         subprocess.run([_UV, "venv", "--quiet", "--clear", "--python", sys.executable, folder], check=True)
-        subprocess.run([_UV, "pip", "install", "--quiet", "--python", python, VERIFIERS], check=True)
+        subprocess.run([_UV, "pip", "install", "--quiet", "--python", python, *packages], check=True)
         (folder / "complete").touch()
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(scratch)]
     subprocess.run(build, cwd=ROOT / "deploy" / "environment", check=True)

@@ -1,0 +1,120 @@
+"""The environment `reasoning-gym`: puzzles of the package of that name, with the Python tool of `tool-call`.
+
+Of its generators those are taken that give the same task in every process, and whose score compares text: other scores
+run what the model wrote, e.g. by sympy, and could be told what to say.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.resources
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from clawloop.environments.agent import HARNESS
+from clawloop.environments.task import EnvironmentTask, parse_task_id, split_of
+from clawloop.environments.tool_call.environment import AGENT
+from clawloop.errors import SetupError
+from clawloop.sandboxes.boxes import BoxTask, Sandboxes
+
+GENERATORS = (
+    "acre",
+    "aiw",
+    "base_conversion",
+    "basic_arithmetic",
+    "binary_alternation",
+    "caesar_cipher",
+    "count_bits",
+    "count_primes",
+    "course_schedule",
+    "gcd",
+    "largest_island",
+    "lcm",
+    "leg_counting",
+    "letter_counting",
+    "mahjong_puzzle",
+    "maze",
+    "modulo_grid",
+    "number_filtering",
+    "number_sequence",
+    "rotate_matrix",
+    "rotten_oranges",
+    "simple_equations",
+    "simple_geometry",
+    "string_manipulation",
+    "string_splitting",
+    "string_synthesis",
+    "syllogism",
+    "word_sequence_reversal",
+)
+_ASKED = "\n\nWhen you know the answer, reply with it alone between <answer> and </answer>."
+_VERIFIER = importlib.resources.files("clawloop.environments.reasoning_gym") / "inside" / "verify.py"
+_PACKAGES = "/packages"
+_PROBE_SECONDS = 60.0
+
+
+class ReasoningGymEnvironment:
+    """Satisfies `clawloop.environments.task.Environment`.
+
+    Args:
+        library: the package.
+    """
+
+    name = "reasoning-gym"
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._packages = Path(library.__file__).resolve().parents[1]
+
+    @classmethod
+    def find(cls) -> ReasoningGymEnvironment:
+        """
+        Raises:
+            SetupError: the package is not installed.
+        """
+        try:
+            return cls(importlib.import_module("reasoning_gym"))
+        except ImportError as error:
+            raise SetupError(
+                f"--environment {cls.name}: no reasoning-gym in this Python environment ({error}): pip install"
+                " 'reasoning-gym>=0.1.25,<0.2'"
+            ) from error
+
+    def task(self, task_id: str) -> EnvironmentTask:
+        split, number = parse_task_id(task_id)
+        drawn = random.Random(f"{split}-{number}")
+        while True:
+            generator, seed = drawn.choice(GENERATORS), drawn.randrange(2**31)
+            entry = self._library.create_dataset(generator, seed=seed, size=1)[0]
+            if split_of(entry["question"]) is split:
+                return self._as_task(task_id, generator, entry)
+
+    def _as_task(self, task_id: str, generator: str, entry: dict[str, Any]) -> EnvironmentTask:
+        right = {"generator": generator, "entry": {"question": entry["question"], "answer": entry["answer"]}}
+        return EnvironmentTask(
+            id=task_id,
+            files=AGENT.files(entry["question"] + _ASKED),
+            harness=HARNESS,
+            tests={"right.json": json.dumps(right).encode(), "verify.py": _VERIFIER.read_bytes()},
+            verifier=("python3", "-I", "/task/verify.py"),
+            seconds=600.0,  # as of `tool-call`
+            verifier_folders={_PACKAGES: self._packages},
+        )
+
+    async def probe(self, sandboxes: Sandboxes) -> None:
+        """Score an answer in a sandbox, whose Python is that of /usr.
+
+        Raises:
+            SetupError: the package cannot be used there.
+        """
+        task = self.task("train-0")
+        box = BoxTask("probe", task.verifier, _PROBE_SECONDS, task.tests, folders=task.verifier_folders)
+        tried = await sandboxes.run(box)
+        if tried.exit_code != 0:
+            why = " ".join(tried.output.decode(errors="replace").split())[-200:]
+            raise SetupError(
+                f"--environment {self.name}: the package in {self._packages} cannot be used in a sandbox ({why}):"
+                " install it for the Python of /usr, where every user can read it"
+            )
