@@ -8,16 +8,23 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import psutil
 import pytest
 
+from clawloop.contracts.episodes import Ending
+from clawloop.environments.harbor import HarborEnvironment, HarborTask
+from clawloop.environments.runner import SandboxRunner
 from clawloop.errors import RecordUnusable
+from clawloop.ids import new_episode_id
 from clawloop.sandboxes.boxes import BoxTask
+from clawloop.sandboxes.by_image import SandboxesByImage
 from clawloop.sandboxes.container_engine import ContainerEngine
 from clawloop.sandboxes.containers import OWNER_LABEL, Containers
 from clawloop.sandboxes.folders import BoxFolders
+from tests.environments.scripted_model import bash_call, model
 from tests.sandboxes.test_bubblewrap import ROOT, files_of, open_folder, wait_until
 from tests.verbs import clawloop_process
 
@@ -106,3 +113,22 @@ def test_a_task_directory_that_names_an_image_is_checked_in_it(tmp_path: Path, i
     assert (rows["good"]["usable"], rows["good"]["rewards"], rows["good"]["why"]) == ("yes", "1, 0, 0", "")
     assert rows["bad"]["usable"] == "no"
     assert "the image localhost/none:1 cannot be pulled" in rows["bad"]["why"]
+
+
+async def test_an_episode_is_played_and_verified_in_containers(image: str) -> None:
+    """Our agent reaches the model by the socket, works in the image's folder, and what it leaves is scored."""
+    script = b'[ "$(cat out.txt)" = ran ] && won=1 || won=0\necho $won > /logs/verifier/reward.txt\n'
+    tasks = [HarborTask(f"Write what run.sh says to {n}.", {}, {"test.sh": script}, {}, image=image) for n in range(9)]
+    environment = HarborEnvironment("images", tasks)
+
+    def reply(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"content": "Done."} if messages[-1]["role"] == "tool" else bash_call("./run.sh > out.txt")
+
+    folders = BoxFolders()
+    async with model(reply, tool="bash") as gateway:
+        runner = SandboxRunner(SandboxesByImage.find(folders, environment.images), {"images": environment}, gateway)
+        episode = new_episode_id()
+        run = await runner.run_agent("images", "train-0", episode, "key")
+        assert (run.ending, run.reason) == (Ending.COMPLETED, "")
+        assert await runner.verify("images", "train-0", episode, run.artifact) == (1.0, "")
+    assert names(folders) == []
