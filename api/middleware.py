@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import ipaddress
-from urllib.parse import urlsplit
-
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.dependencies import Services
 from api.errors import CLIENT_CLOSED_REQUEST, to_problem
 from clawloop.errors import RequestRejected
+from clawloop.host_names import hostname, ip_address, is_allowed, is_answered
 
-LOOPBACK_NAMES = frozenset({"localhost"})
 _CHAT_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 
 
 class HostAndOriginCheck:
     """Refuses requests to host names that are not allowed, and writes from pages of other origins.
 
-    A web page could otherwise reach a gateway on loopback through a host name of its own (DNS rebinding), or write to
-    it from another origin. IP addresses cannot be rebound, so they need no allowance.
+    See `clawloop.host_names` for why.
 
     Args:
         allowed_hosts: host names to answer to; `*` allows all. IP addresses and loopback names are always allowed.
@@ -28,7 +24,7 @@ class HostAndOriginCheck:
 
     def __init__(self, app: ASGIApp, allowed_hosts: frozenset[str]) -> None:
         self._app = app
-        self._allowed = allowed_hosts | LOOPBACK_NAMES
+        self._allowed = allowed_hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -44,8 +40,8 @@ class HostAndOriginCheck:
         if len(headers.getlist("host")) > 1:
             # A proxy may have checked another one than is checked here.
             raise RequestRejected("The request has more than one Host header. Send one.", code="invalid_http")
-        host = _hostname(f"//{headers.get('host', '')}")
-        if not self._is_allowed(host) and _ip_address(host) is None:
+        host = hostname(f"//{headers.get('host', '')}")
+        if not is_answered(host, self._allowed):
             raise RequestRejected(
                 f"This gateway does not answer to the host {host!r}. Allow it with `--allowed-host`.",
                 status=421,
@@ -53,17 +49,18 @@ class HostAndOriginCheck:
             )
         if method in {"GET", "HEAD", "OPTIONS"} or "origin" not in headers:
             return
-        origin = _hostname(headers["origin"])
-        address = _ip_address(origin)
-        if not self._is_allowed(origin) and origin != host and not (address is not None and address.is_loopback):
+        origin = hostname(headers["origin"])
+        address = ip_address(origin)
+        if (
+            not is_allowed(origin, self._allowed)
+            and origin != host
+            and not (address is not None and address.is_loopback)
+        ):
             raise RequestRejected(
                 f"Pages of {headers['origin']!r} may not write to this gateway. Allow it with `--allowed-host`.",
                 status=403,
                 code="origin_not_allowed",
             )
-
-    def _is_allowed(self, name: str | None) -> bool:
-        return name is not None and ("*" in self._allowed or name in self._allowed)
 
 
 class RequestMetrics:
@@ -90,18 +87,3 @@ class RequestMetrics:
             services = scope["app"].state.services
             assert isinstance(services, Services)
             services.metrics.requests.labels(str(status)).inc()
-
-
-def _ip_address(name: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(name or "")
-    except ValueError:
-        return None
-
-
-def _hostname(url: str) -> str | None:
-    """The host in a URL, lower-case; None if the URL has none or cannot be parsed."""
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None

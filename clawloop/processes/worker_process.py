@@ -22,6 +22,7 @@ from temporalio.worker import Worker
 
 from clawloop.crash_points import arm_crash_points
 from clawloop.errors import TrainerUnavailable
+from clawloop.host_names import hostname, is_answered
 from clawloop.telemetry.tracing import tracing
 from clawloop.temporal.plugin import connect
 
@@ -106,6 +107,16 @@ async def _connect_and_create(address: str, create_workers: CreateWorkers, stack
             await asyncio.sleep(RETRY_SECONDS)
 
 
+@web.middleware
+async def _check_host(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    hosts = request.headers.getall("Host", [])
+    if len(hosts) != 1 or not is_answered(hostname(f"//{hosts[0]}")):
+        return web.json_response({"status": "only addresses and loopback names are answered"}, status=421)
+    return await handler(request)
+
+
 @asynccontextmanager
 async def _health(host: str, port: int, registry: CollectorRegistry) -> AsyncIterator[asyncio.Event]:
     """Serve health and metrics; `/readyz` answers 200 once the yielded event is set."""
@@ -125,7 +136,7 @@ async def _health(host: str, port: int, registry: CollectorRegistry) -> AsyncIte
     if port == 0:
         yield ready
         return
-    app = web.Application()
+    app = web.Application(middlewares=[_check_host])
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
