@@ -73,8 +73,22 @@ def changed(recipe: Recipe, settings: Sequence[str]) -> Recipe:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The users that a file has."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """The users that a file has; a last line that was being written when its run was killed is none."""
+    if not path.exists():
+        return []
+    *lines, _ = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines if line]
+
+
+def append_line(path: Path, one: Mapping[str, Any]) -> None:
+    """Append a user's line, in one write: several runs may share a file."""
+    begun = b""
+    if path.exists():
+        begun = path.read_bytes().rpartition(b"\n")[2]  # of a line whose run was killed
+    with path.open("ab", buffering=0) as out:
+        if begun:
+            out.truncate(path.stat().st_size - len(begun))
+        out.write(json.dumps(one).encode() + b"\n")
 
 
 def line_of(one: Mapping[str, Any]) -> str:
@@ -114,8 +128,7 @@ def main() -> None:
             one = run_user(options, recipe, seed, method)
             print(line_of(one), flush=True)
             if options.out is not None:
-                with options.out.open("a", encoding="utf-8") as out:
-                    out.write(json.dumps(one) + "\n")
+                append_line(options.out, one)
 
 
 if __name__ == "__main__":
