@@ -6,13 +6,21 @@ import logging
 
 from temporalio import activity
 
-from activities.training.messages import REASON_LIMIT, DecideVersion, VersionDecided
+from activities.training.messages import CHECKS_LIMIT, REASON_LIMIT, DecideVersion, VersionDecided
 from activities.training.ports import GateStore
-from clawloop.contracts.training import CheckResult, GateCheck
+from clawloop.contracts.training import CheckName, CheckResult, GateCheck
 from clawloop.gate.probes import not_asked
 from clawloop.heartbeat import heartbeating
 
 log = logging.getLogger(__name__)
+
+# What a row of the Temporal UI has room for; REST, the command line and the page show all figures.
+_SHOWN = {
+    CheckName.NUMBERS: ("loss", "grad_norm", "parent_distance", "token_share", "base_distance"),
+    CheckName.REPLAY: ("praised", "blamed", "change", "upper_bound"),
+    CheckName.PROBES: ("asked", "right", "parent_right", "base_right", "compared", "preferred", "parent_preferred"),
+    CheckName.CANARY: ("sessions", "other_sessions", "change", "radius"),
+}
 
 
 class GateActivities:
@@ -40,10 +48,15 @@ class GateActivities:
             n=request.n,
             state=state,
             reason=reason[:REASON_LIMIT],
-            checks=summary(checks)[:REASON_LIMIT],
+            checks=summary(checks)[:CHECKS_LIMIT],
         )
 
 
 def summary(checks: list[GateCheck]) -> str:
-    """The checks in one line, e.g. `numbers passed`."""
-    return "; ".join(f"{check.name} {check.result.replace('_', ' ')}" for check in checks)
+    """The checks and the figures each was decided by in one line, e.g. `numbers passed: loss 0.1, grad_norm 0.02`."""
+    return "; ".join(f"{check.name} {check.result.replace('_', ' ')}{_figures(check)}" for check in checks)
+
+
+def _figures(check: GateCheck) -> str:
+    known = [f"{name} {value:.3g}" for name in _SHOWN[check.name] if (value := check.figures.get(name)) is not None]
+    return f": {', '.join(known)}" if known else ""

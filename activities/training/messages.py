@@ -13,6 +13,7 @@ from clawloop.contracts.training import StepState
 from clawloop.gate.probes import ProbeScores
 
 REASON_LIMIT = 200  # characters of a reason that cross Temporal; PostgreSQL holds all of it
+CHECKS_LIMIT = 400  # characters of what the gate's checks found that cross Temporal
 
 
 class _Message(BaseModel):
@@ -124,7 +125,7 @@ class VersionDecided(_Message):
     Args:
         state: committed, rejected, or abandoned because the policy moved on.
         reason: empty for a committed step.
-        checks: what the checks found, in one line.
+        checks: what the checks found, with their figures, in one line.
     """
 
     policy: str

@@ -225,10 +225,14 @@ async def test_the_gate_decides_by_its_checks_and_keeps_its_decision(learning: L
     gate = GateActivities(learning.gate)
     decided = await gate.decide_version(DecideVersion(policy=POLICY, n=1))
     if check is PASSED:
-        assert (decided.state, decided.reason, decided.checks) == (StepState.COMMITTED, "", "numbers passed")
+        assert (decided.state, decided.reason, decided.checks) == (StepState.COMMITTED, "", "numbers passed: loss 0.5")
     else:
         why = "rejected: numbers: gradient norm 2e+03, limit 1e+03"
-        assert (decided.state, decided.reason, decided.checks) == (StepState.REJECTED, why, "numbers failed")
+        assert (decided.state, decided.reason, decided.checks) == (
+            StepState.REJECTED,
+            why,
+            "numbers failed: grad_norm 2e+03",
+        )
     assert await gate.decide_version(DecideVersion(policy=POLICY, n=1)) == decided  # its answer was lost
 
 
