@@ -56,11 +56,8 @@ def decide_canary(
     if min(len(canary), len(others)) < MIN_SESSIONS:
         if hours < limit_hours:
             return None
-        words = f"{len(canary)} judged sessions of the canary and {len(others)} of the version before"
-        traffic = "no traffic" if not canary else "too little traffic"
-        reason = (
-            f"{traffic} in {limit_hours:g} h: {words}, {MIN_SESSIONS} of each are needed; it answers all from now on"
-        )
+        lacking, _, words = traffic(len(canary), len(others)).partition(": ")
+        reason = f"{lacking} in {limit_hours:g} h: {words}; it answers all from now on"
         return CanaryDecision(
             CanaryEnd.OUT_OF_TIME, GateCheck(CheckName.CANARY, CheckResult.NOT_ENOUGH, reason, counts)
         )
@@ -79,6 +76,14 @@ def decide_canary(
         undecided = f"neither better nor worse within {limit_hours:g} h: {words}"
         return _decided(CanaryEnd.OUT_OF_TIME, CheckResult.NOT_ENOUGH, undecided, figures)
     return None
+
+
+def traffic(canary: int, others: int) -> str:
+    """How many judged sessions there are of a canary and of the version before, and whether that is too few."""
+    counts = f"{canary} judged sessions of the canary and {others} of the version before"
+    if min(canary, others) >= MIN_SESSIONS:
+        return counts
+    return f"{'too little' if canary else 'no'} traffic: {counts}, {MIN_SESSIONS} of each are needed"
 
 
 def version_for_all(head: int, pinned: int | None, canary_parent: int | None) -> int:

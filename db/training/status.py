@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import text
@@ -10,15 +11,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts.progress import StepProgress
 from clawloop.contracts.training import StepState, TrainingState, TrainingView
 from clawloop.errors import RecipeRejected, RecordUnusable
-from clawloop.gate.canary import version_for_all
+from clawloop.gate.canary import traffic, version_for_all
 from clawloop.recipes.recipe import Recipe, parse_stored_recipe
+from db.training.canary_sessions import read_canary_sessions
 from db.training.lineage import next_step
 from db.training.schedule import closed_by_canary, read_closed
 
 # Samples of another [signal] table are not ready: no step takes them. Of those held out, the newest are enough to tell
 # that a batch of them came without a step.
 _STATUS = text("""
-    SELECT p.id, p.pool, sr.content AS step_recipe, p.head, p.active, p.epoch, p.pinned, p.canary, p.retired_at,
+    SELECT p.id, p.pool, sr.content AS step_recipe, p.head, p.active, p.epoch, p.pinned, p.canary, p.canary_since,
+        p.retired_at,
         (SELECT coalesce(c.parent, 0) FROM versions c WHERE c.policy = p.id AND c.n = p.canary) AS canary_parent,
         p.paused_reason, r.content,
         waits.ready, waits.groups, waits.oldest_seconds,
@@ -57,6 +60,8 @@ async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
     needed = 0 if recipe is None else recipe.train.batch_samples
     claimed = None if row.step is None else open_step(row.step, StepState(row.step_state), row.attempt)
     closed = closed_by_canary(row.canary, row.pinned)
+    if closed is not None and row.pinned is None:
+        closed = replace(closed, reason=f"{closed.reason}: {await _traffic(connection, row)}")
     if closed is None and recipe is not None:
         closed = await read_closed(connection, policy, recipe)
     if row.paused_reason is not None:
@@ -93,6 +98,12 @@ async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
         probed=row.has_probes or (gated_by is not None and gated_by.gate.drawn_probes > 0),
         progress=_progress(row),
     )
+
+
+async def _traffic(connection: AsyncConnection, row: Any) -> str:
+    """The judged sessions of a canary so far."""
+    sessions = await read_canary_sessions(connection, row.id, row.canary, row.canary_parent, row.canary_since)
+    return traffic(*(len(of_version) for of_version in sessions))
 
 
 def _progress(row: Any) -> StepProgress | None:

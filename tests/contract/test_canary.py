@@ -43,7 +43,9 @@ async def test_a_canary_is_head_and_not_active_and_no_batch_is_claimed(postgres_
     view = await learning.steps.status(POLICY)
     assert (view.head, view.version, view.canary, view.unpublished) == (1, 0, 1, False)
     assert (view.state, view.closed_seconds) == (TrainingState.WAITING, 60.0)
-    assert view.reason.startswith("version 1 is a canary, and its verdicts have not decided yet; ")
+    undecided = "version 1 is a canary, and its verdicts have not decided yet"
+    lacking = "0 judged sessions of the canary and 0 of the version before, 8 of each are needed"
+    assert view.reason == f"{undecided}: no traffic: {lacking}; 0 of 4 samples"
     await learning.add_samples(4, version=1)
     assert (await learning.steps.claim(POLICY, 2)).state is None
     (policy,) = (await PostgresDirectoryStore(learning.database).read()).policies
@@ -54,6 +56,21 @@ async def test_a_canary_is_head_and_not_active_and_no_batch_is_claimed(postgres_
     await learning.operators.pin(POLICY, 0)
     (policy,) = (await PostgresDirectoryStore(learning.database).read()).policies
     assert policy.canary is None
+
+
+async def test_the_status_says_how_many_sessions_of_a_canary_are_judged(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    await begun(learning)
+    await judged(learning, 1, 3, 1)
+    assert "decided yet: too little traffic: 3 judged sessions of the canary and 0 of" in await reason(learning)
+    await judged(learning, 1, 5, 1)
+    await judged(learning, 0, 9, 1)
+    said = "decided yet: 8 judged sessions of the canary and 9 of the version before; "
+    assert said in await reason(learning)
+
+
+async def reason(learning: PostgresLearning) -> str:
+    return (await learning.steps.status(POLICY)).reason
 
 
 async def test_a_worse_canary_is_rolled_back(postgres_learning: PostgresLearning) -> None:
