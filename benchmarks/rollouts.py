@@ -1,9 +1,12 @@
 """Episodes of one environment of verifiers and one stub engine: by verifiers alone, and through rollouts.
 
-The same tasks, harness and engine, as many episodes in flight. Through rollouts means: gateway, PostgreSQL, Temporal's
-development server, orchestrator, and the worker in a Python environment of its own. Rewards are all equal, so that no
-group makes samples and nothing waits for training. Then processes are killed by `kill -9` and started again while
-episodes run, some of them in sandboxes, and the ledger says what was lost or done twice, and the machine what was left.
+The same tasks, harness and engine, as many episodes in flight. By default the engine takes 5 s of each episode, and
+both cases leave cores idle, which `cores busy` tells: what is compared is what an episode waits for beside its engine.
+
+Through rollouts means: gateway, PostgreSQL, Temporal's development server, orchestrator, and the worker in a Python
+environment of its own. Rewards are all equal, so that no group makes samples and nothing waits for training. Then
+processes are killed by `kill -9` and started again while episodes run, some of them in sandboxes, and the ledger says
+what was lost or done twice, and the machine what was left.
 """
 
 from __future__ import annotations
@@ -17,9 +20,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -91,16 +95,51 @@ class Part:
         self.process.wait()
 
 
+class BusyCores:
+    """How many of the machine's cores are busy, with whatever runs on it."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, float]] = []
+
+    @classmethod
+    @contextmanager
+    def watched(cls) -> Iterator[BusyCores]:
+        cores, ended = cls(), threading.Event()
+        thread = threading.Thread(target=cores._watch, args=(ended,))
+        thread.start()
+        try:
+            yield cores
+        finally:
+            ended.set()
+            thread.join()
+
+    def between(self, began: float, ended: float) -> float:
+        """Their mean number, by the clock `time.monotonic`, which all processes share."""
+        seen = [sample for sample in self._seen if began <= sample[0] <= ended]
+        return (seen[-1][1] - seen[0][1]) / (seen[-1][0] - seen[0][0])
+
+    def _watch(self, ended: threading.Event) -> None:
+        import psutil
+
+        while not ended.wait(0.25):
+            times = psutil.cpu_times()
+            busy = sum(times) - times.idle - times.iowait - times.guest - times.guest_nice - times.steal
+            self._seen.append((time.monotonic(), busy))
+
+
 @dataclass(frozen=True)
 class Measured:
     """
     Args:
         cpu: seconds of each process for an episode.
+        cores: busy on the whole machine meanwhile, with engine, measurement and whatever else runs. As many as there
+            are, and it is the machine's speed that is measured, not what an episode waits for.
     """
 
     per_second: float
     cpu: Mapping[str, float]
     in_flight: int
+    cores: float
 
 
 def run(options: argparse.Namespace) -> Result:
@@ -115,11 +154,12 @@ def run(options: argparse.Namespace) -> Result:
         command = module("benchmarks.episode_engine", port, options.tokens, options.milliseconds)
         stub = stack.enter_context(running(command, folder / "engine.log"))
         wait_for(f"{engine}/health", stub, folder / "engine.log")
-        system = System(folder, installed, engine, options.in_flight, stack)
+        busy = stack.enter_context(BusyCores.watched())
+        system = System(folder, installed, engine, options.in_flight, busy, stack)
         alone: list[Measured] = []
         through: list[Measured] = []
         for _ in range(rounds):
-            alone.append(_alone(installed, engine, options.in_flight, folder))
+            alone.append(_alone(installed, engine, options.in_flight, busy, folder))
             through.append(system.measured())
         killed = system.killed(kills, random.Random(options.seed)) if kills else {}
     rows = [_row("verifiers alone", one) for one in alone] + [_row("through rollouts", one) for one in through]
@@ -147,6 +187,7 @@ def _row(case: str, one: Measured) -> dict[str, Figure]:
         "episodes/s": one.per_second,
         "CPU ms an episode": 1000 * sum(one.cpu.values()),
         "of which the worker": 1000 * one.cpu["worker"],
+        "cores busy": one.cores,
     }
 
 
@@ -155,7 +196,7 @@ def _foreign_variables(home: Path) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": str(FOREIGN), "OMP_NUM_THREADS": "1"}
 
 
-def _alone(installed: Path, engine: str, in_flight: int, folder: Path) -> Measured:
+def _alone(installed: Path, engine: str, in_flight: int, busy: BusyCores, folder: Path) -> Measured:
     """What ends between the first and the last as many as are in flight, when all places are taken."""
     program = Path(__file__).with_name("verifiers_alone.py")
     command = [str(installed / "python"), str(program), engine, str(6 * in_flight), str(in_flight)]
@@ -169,21 +210,27 @@ def _alone(installed: Path, engine: str, in_flight: int, folder: Path) -> Measur
         raise RuntimeError(f"verifiers alone gave rewards {set(found['rewards'])}")
     first, last = in_flight, 5 * in_flight
     ended, cpu = found["ended"], found["cpu"]
-    episodes = last - first
-    return Measured(episodes / (ended[last] - ended[first]), {"worker": (cpu[last] - cpu[first]) / episodes}, in_flight)
+    episodes, cores = last - first, busy.between(ended[first], ended[last])
+    spent = {"worker": (cpu[last] - cpu[first]) / episodes}
+    return Measured(episodes / (ended[last] - ended[first]), spent, in_flight, cores)
 
 
 class System:
     """All of Clawloop that episodes need, with its worker in a Python environment of its own."""
 
-    def __init__(self, folder: Path, installed: Path, engine: str, in_flight: int, stack: ExitStack) -> None:
+    def __init__(
+        self, folder: Path, installed: Path, engine: str, in_flight: int, busy: BusyCores, stack: ExitStack
+    ) -> None:
         self._in_flight = in_flight
+        self._busy = busy
         self._started: set[str] = set()
         self._home = folder / "home"
         self._postgres = stack.enter_context(running_postgres(folder / "postgres"))
         self._url = self._postgres.url
         temporal = stack.enter_context(running_temporal(folder / "temporal"))
         keys = asyncio.run(prepare(self._url, "tiny", [], [engine], {}))
+        # One for all: PostgreSQL starts a process for each, which would count as an episode's.
+        self._connection = stack.enter_context(psycopg.connect(self._url, autocommit=True))
         self._admin = {"Authorization": f"Bearer {keys['admin']}"}
         port, data = free_port(), folder / "data"
         data.mkdir()
@@ -224,10 +271,10 @@ class System:
         self._wait_for_episodes(self._count(_DONE) + self._in_flight)
         began, before, cpu = time.monotonic(), self._count(_DONE), self._cpu()
         most = self._wait_for_episodes(before + 4 * self._in_flight)
-        episodes, seconds = self._count(_DONE) - before, time.monotonic() - began
+        episodes, ended = self._count(_DONE) - before, time.monotonic()
         spent = {name: (after - cpu[name]) / episodes for name, after in self._cpu().items()}
         self._end()
-        return Measured(episodes / seconds, spent, most)
+        return Measured(episodes / (ended - began), spent, most, self._busy.between(began, ended))
 
     def killed(self, kills: int, chance: random.Random) -> dict[str, int]:
         """Kill a process every few seconds while episodes run; what the ledger says afterwards."""
@@ -242,8 +289,7 @@ class System:
             part.kill()
             part.start()
         self._end()
-        with psycopg.connect(self._url) as connection:
-            row = connection.execute(_PLACES, {"since": since}).fetchone()
+        row = self._connection.execute(_PLACES, {"since": since}).fetchone()
         assert row is not None
         places, lost, doubled, attempts = row
         for name in ("worker", "boxes"):
@@ -280,7 +326,7 @@ class System:
 
     def _cpu(self) -> dict[str, float]:
         found = {name: cpu_seconds(self.parts[name].process) for name in _MEASURED}
-        return found | {"PostgreSQL and Temporal": _services_cpu()}
+        return found | _services_cpu()
 
     def _ask(self, method: str, path: str, body: Mapping[str, object]) -> None:
         httpx.request(method, f"{self._gateway}{path}", json=body, headers=self._admin, timeout=60).raise_for_status()
@@ -289,8 +335,7 @@ class System:
         return int(self._value(query))
 
     def _value(self, query: str) -> Any:
-        with psycopg.connect(self._url) as connection:
-            row = connection.execute(query.encode()).fetchone()
+        row = self._connection.execute(query.encode()).fetchone()
         assert row is not None
         return row[0]
 
@@ -303,19 +348,20 @@ def _running_in(folder: Path) -> int:
     return sum(any(str(folder) in word for word in command) for command in commands)
 
 
-def _services_cpu() -> float:
-    """Of all children of this process that are neither Python nor measured by themselves."""
+def _services_cpu() -> dict[str, float]:
+    """Of children of this process: Temporal's development server, and all of PostgreSQL's processes."""
     import psutil
 
-    total = 0.0
+    found = {"Temporal": 0.0, "PostgreSQL": 0.0}
     for child in psutil.Process().children(recursive=True):
         try:
-            if "python" not in child.name() and "clawloop" not in child.name():
+            name = {"temporal": "Temporal", "postgres": "PostgreSQL"}.get(child.name())
+            if name is not None:
                 times = child.cpu_times()
-                total += times.user + times.system
+                found[name] += times.user + times.system
         except psutil.NoSuchProcess:
             continue
-    return total
+    return found
 
 
 async def _worker_key(url: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TypedDict
 
-from temporalio.common import RetryPolicy
+from temporalio.common import Priority, RetryPolicy
 
 from clawloop.episodes.messages import environment_queue
 from workflows.names import JUDGE_QUEUE, LEDGER_QUEUE, trainer_queue
@@ -123,6 +123,23 @@ STORE = ActivityOptions(
 )
 """Reads and writes of PostgreSQL."""
 
+
+class LocalActivityOptions(TypedDict, total=False):
+    """A local activity's time-out and retries."""
+
+    start_to_close_timeout: timedelta
+    retry_policy: RetryPolicy
+
+
+LOCAL_STORE = LocalActivityOptions(
+    # The workflow's other events wait meanwhile. A call takes 10 ms; where a lock keeps it, `STORE` follows.
+    start_to_close_timeout=timedelta(seconds=5),
+    retry_policy=RetryPolicy(
+        initial_interval=timedelta(milliseconds=200), maximum_attempts=2, non_retryable_error_types=_PERMANENT
+    ),
+)
+"""Short reads and writes of PostgreSQL where the workflow runs."""
+
 SWEEP = ActivityOptions(
     task_queue=LEDGER_QUEUE,
     start_to_close_timeout=timedelta(minutes=10),
@@ -203,6 +220,10 @@ def run_in(environment: str) -> ActivityOptions:
         heartbeat_timeout=timedelta(seconds=30),
         retry_policy=RetryPolicy(maximum_attempts=1),
     )
+
+
+VERIFY_FIRST = Priority(priority_key=1)
+"""Of verifiers, before agents that wait for a place on the same worker, which may take as long as an episode."""
 
 
 def verify_in(environment: str) -> ActivityOptions:

@@ -7,7 +7,9 @@ continued: the next one is another episode, in another sandbox.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
+from typing import Any, TypeVar
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, is_cancelled_exception
@@ -16,13 +18,26 @@ with workflow.unsafe.imports_passed_through():
     from activities.episodes.ledger import EpisodeLedgerActivities
     from activities.episodes.messages import BeginEpisode, JudgeEpisode, ScoreEpisode
     from activities.judging.episode_votes import EpisodeJudgingActivities
-    from clawloop.contracts.episodes import Ending, EpisodeEnd, EpisodeState, GroupResult, GroupState, GroupTask
+    from clawloop.contracts.episodes import (
+        Ending,
+        EpisodeBegun,
+        EpisodeEnd,
+        EpisodeState,
+        GroupBegun,
+        GroupResult,
+        GroupState,
+        GroupTask,
+    )
     from clawloop.episodes.messages import REASON_LIMIT, EpisodeRan, EpisodeVerified, RunEpisode, VerifyEpisode
     from clawloop.episodes.running import EnvironmentActivities
     from clawloop.ids import EpisodeId, RolloutGroupId
     from workflows import names
-    from workflows.activity_options import JUDGE_EPISODE, STORE, run_in, verify_in
+    from workflows.activity_options import JUDGE_EPISODE, STORE, VERIFY_FIRST, run_in, verify_in
+    from workflows.ledger_call import call_ledger
     from workflows.long_running import reason_of
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 
 # Attempts at one place: a sandbox or worker may die twice. A third failure is no accident.
 ATTEMPTS = 3
@@ -34,23 +49,34 @@ DEADLINE = timedelta(days=1)
 class RolloutGroupWorkflow:
     def __init__(self) -> None:
         self._rows: dict[int, str] = {}
+        # False: the group began when each call of the ledger was an activity on a queue, one after the other.
+        self._calls_are_local = False
 
     @workflow.run
     async def run(self, group: RolloutGroupId) -> GroupResult:
-        task = await workflow.execute_activity_method(
-            EpisodeLedgerActivities.read_group_task, group, summary="read the group's task", **STORE
-        )
+        self._calls_are_local = workflow.patched("call-the-ledger-where-the-workflow-runs")
+        if self._calls_are_local:
+            begun = await call_ledger(EpisodeLedgerActivities.begin_group, group, "begin the group")
+        else:
+            task = await workflow.execute_activity_method(
+                EpisodeLedgerActivities.read_group_task, group, summary="read the group's task", **STORE
+            )
+            begun = GroupBegun(task)
+        task = begun.task
         if task.state is GroupState.OPEN:
-            await self._run_places(group, task)
+            await self._run_places(group, task, begun.episodes)
         result = await workflow.execute_activity_method(
             EpisodeLedgerActivities.settle_group, group, summary="settle the group", **STORE
         )
         self._show(task, f"{result.state}: {result.reason}; {result.samples} samples")
         return result
 
-    async def _run_places(self, group: RolloutGroupId, task: GroupTask) -> None:
+    async def _run_places(self, group: RolloutGroupId, task: GroupTask, begun: Sequence[EpisodeBegun]) -> None:
         """All episodes, until the deadline; the settlement abandons those that have not ended by then."""
-        places = [asyncio.create_task(self._run_place(group, task, place)) for place in range(task.size)]
+        first = {episode.place: episode for episode in begun}
+        places = [
+            asyncio.create_task(self._run_place(group, task, place, first.get(place))) for place in range(task.size)
+        ]
         done, pending = await workflow.wait(places, timeout=DEADLINE.total_seconds())
         for place in pending:
             place.cancel()
@@ -58,25 +84,15 @@ class RolloutGroupWorkflow:
         for place in done:
             place.result()
 
-    async def _run_place(self, group: RolloutGroupId, task: GroupTask, place: int) -> None:
+    async def _run_place(self, group: RolloutGroupId, task: GroupTask, place: int, first: EpisodeBegun | None) -> None:
         for attempt in range(1, ATTEMPTS + 1):
-            begun = await workflow.execute_activity_method(
-                EpisodeLedgerActivities.begin_episode,
-                BeginEpisode(group=group, place=place, attempt=attempt),
-                summary=f"episode {place}, attempt {attempt}",
-                **STORE,
-            )
+            begun = first if attempt == 1 and first is not None else await self._begin(group, place, attempt)
             # Only after a run of this workflow that was lost is it anything but running.
             if begun.state is EpisodeState.RUNNING:
                 self._note(task, place, f"runs, attempt {attempt}")
                 ran = await self._run_episode(task, begun.id, place)
-                end = EpisodeEnd(begun.id, ran.ending, ran.reason, ran.artifact_sha256)
-                await workflow.execute_activity_method(
-                    EpisodeLedgerActivities.end_episode, end, summary=f"episode {place}: {ran.ending}", **STORE
-                )
                 self._note(task, place, f"{ran.ending} {ran.reason}")
-                if ran.ending is not Ending.INFRASTRUCTURE:
-                    await self._score(task, begun.id, place, str(ran.ending), ran.artifact_sha256)
+                if await self._finish(task, begun.id, place, ran):
                     return
             elif begun.state is EpisodeState.ENDED:
                 await self._score(task, begun.id, place, "ended", begun.artifact_sha256)
@@ -86,6 +102,37 @@ class RolloutGroupWorkflow:
                 if begun.state is EpisodeState.SCORED:
                     await self._judge(task, begun.id, place)
                 return
+
+    async def _begin(self, group: RolloutGroupId, place: int, attempt: int) -> EpisodeBegun:
+        request = BeginEpisode(group=group, place=place, attempt=attempt)
+        return await self._call(EpisodeLedgerActivities.begin_episode, request, f"episode {place}, attempt {attempt}")
+
+    async def _finish(self, task: GroupTask, episode: EpisodeId, place: int, ran: EpisodeRan) -> bool:
+        """Record the end, and have it verified; False after a failure of infrastructure, which is tried again."""
+        end = EpisodeEnd(episode, ran.ending, ran.reason, ran.artifact_sha256)
+        if self._calls_are_local and ran.verified is not None:
+            await self._record_score(task, place, str(ran.ending), ran.verified, episode, end)
+            return True
+        ended = self._call(EpisodeLedgerActivities.end_episode, end, f"episode {place}: {ran.ending}")
+        if ran.ending is Ending.INFRASTRUCTURE:
+            await ended
+            return False
+        artifact = ran.artifact_sha256
+        if not self._calls_are_local:
+            await ended
+            await self._score(task, episode, place, str(ran.ending), artifact)
+            return True
+        # The verifier reads what the agent left, not the ledger: neither waits for the other.
+        _, verified = await asyncio.gather(ended, self._verify(task, episode, place, artifact or ""))
+        await self._record_score(task, place, str(ran.ending), verified, episode)
+        return True
+
+    async def _call(
+        self, method: Callable[[Any, Argument], Awaitable[Result]], argument: Argument, summary: str
+    ) -> Result:
+        if self._calls_are_local:
+            return await call_ledger(method, argument, summary)
+        return await workflow.execute_activity_method(method, argument, summary=summary, **STORE)
 
     async def _run_episode(self, task: GroupTask, episode: EpisodeId, place: int) -> EpisodeRan:
         request = RunEpisode(episode=episode, environment=task.environment, task=task.task)
@@ -102,11 +149,20 @@ class RolloutGroupWorkflow:
         self, task: GroupTask, episode: EpisodeId, place: int, ending: str, artifact_sha256: str | None
     ) -> None:
         verified = await self._verify(task, episode, place, artifact_sha256 or "")
-        score = ScoreEpisode(episode=episode, reward=verified.reward, reason=verified.reason)
+        await self._record_score(task, place, ending, verified, episode)
+
+    async def _record_score(
+        self,
+        task: GroupTask,
+        place: int,
+        ending: str,
+        verified: EpisodeVerified,
+        episode: EpisodeId,
+        end: EpisodeEnd | None = None,
+    ) -> None:
+        score = ScoreEpisode(episode=episode, reward=verified.reward, reason=verified.reason, end=end)
         shown = "no reward" if verified.reward is None else f"reward {verified.reward:g}"
-        await workflow.execute_activity_method(
-            EpisodeLedgerActivities.score_episode, score, summary=f"episode {place}: {shown}", **STORE
-        )
+        await self._call(EpisodeLedgerActivities.score_episode, score, f"episode {place}: {shown}")
         self._note(task, place, f"{ending}, {shown} {verified.reason}")
         if verified.reward is not None:
             await self._judge(task, episode, place)
@@ -136,6 +192,7 @@ class RolloutGroupWorkflow:
                 EnvironmentActivities.verify_episode,
                 request,
                 summary=f"verify episode {place}",
+                priority=VERIFY_FIRST,
                 **verify_in(task.environment),
             )
         except ActivityError as error:

@@ -10,9 +10,11 @@ from temporalio.workflow import ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
     from activities.episodes.ledger import EpisodeLedgerActivities
+    from clawloop.contracts.episodes import NextGroups
     from clawloop.ids import RolloutGroupId
     from workflows import names
     from workflows.activity_options import STORE
+    from workflows.ledger_call import call_ledger
     from workflows.long_running import LongRunningWorkflow, reason_of
     from workflows.rollout_group import RolloutGroupWorkflow
     from workflows.state import PolicyRollouts
@@ -35,9 +37,7 @@ class RolloutsWorkflow(LongRunningWorkflow):
         while not self._must_roll_over():
             self._changed = False
             try:
-                found = await workflow.execute_activity_method(
-                    EpisodeLedgerActivities.next_groups, self._policy, summary="which groups to start", **STORE
-                )
+                found = await self._next_groups()
             except ActivityError as error:
                 if is_cancelled_exception(error):
                     raise
@@ -57,6 +57,14 @@ class RolloutsWorkflow(LongRunningWorkflow):
                 continue
             self._raise_bug()
         workflow.continue_as_new(state)
+
+    async def _next_groups(self) -> NextGroups:
+        summary = "which groups to start"
+        if workflow.patched("ask-for-groups-where-the-workflow-runs"):
+            return await call_ledger(EpisodeLedgerActivities.next_groups, self._policy, summary)
+        return await workflow.execute_activity_method(
+            EpisodeLedgerActivities.next_groups, self._policy, summary=summary, **STORE
+        )
 
     @workflow.signal(name=names.ROLLOUTS_CHANGED)
     def changed(self) -> None:

@@ -2,34 +2,51 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from temporalio import activity
 
 from activities.episodes.messages import BeginEpisode, ScoreEpisode
-from activities.episodes.ports import BatchNotifier, EpisodeStore, RolloutStore
-from clawloop.contracts.episodes import EpisodeBegun, EpisodeEnd, GroupResult, GroupTask, NextGroups
+from activities.episodes.ports import BatchNotifier, EpisodeStore, RolloutStore, RoomNotifier
+from clawloop.contracts.episodes import EpisodeBegun, EpisodeEnd, GroupBegun, GroupResult, GroupTask, NextGroups
 from clawloop.episodes.messages import REASON_LIMIT
+from clawloop.errors import SignalFailed
 from clawloop.heartbeat import heartbeating
 from clawloop.ids import RolloutGroupId
+
+log = logging.getLogger(__name__)
 
 # An episode's key ends by itself after this, if nothing ends it before: longer than any episode may take.
 KEY_LIFETIME = timedelta(hours=6)
 
 
 class EpisodeLedgerActivities:
-    """On the queue `ledger`: short, PostgreSQL only."""
+    """On the queue `ledger`, and where the workflows run: short, PostgreSQL only."""
 
-    def __init__(self, store: EpisodeStore, rollouts: RolloutStore, work: BatchNotifier) -> None:
+    def __init__(self, store: EpisodeStore, rollouts: RolloutStore, work: BatchNotifier, room: RoomNotifier) -> None:
         self._store = store
         self._rollouts = rollouts
         self._work = work
+        self._room = room
+
+    @property
+    def where_workflows_run(self) -> list[Callable[..., Awaitable[object]]]:
+        """What `workflows.ledger_call` calls: for the worker of the workflows and for that of the queue."""
+        return [self.next_groups, self.begin_group, self.begin_episode, self.end_episode, self.score_episode]
 
     @activity.defn(name="read_group_task")
     async def read_group_task(self, group: RolloutGroupId) -> GroupTask:
         """What the group's episodes have to do."""
         async with heartbeating():
             return await self._store.group_task(group)
+
+    @activity.defn(name="begin_group")
+    async def begin_group(self, group: RolloutGroupId) -> GroupBegun:
+        """What the group's episodes have to do, and the first attempt at each place, with its key."""
+        async with heartbeating():
+            return await self._store.begin_group(group, KEY_LIFETIME)
 
     @activity.defn(name="begin_episode")
     async def begin_episode(self, request: BeginEpisode) -> EpisodeBegun:
@@ -41,13 +58,17 @@ class EpisodeLedgerActivities:
     async def end_episode(self, end: EpisodeEnd) -> None:
         """Record how an episode ended; its key is revoked."""
         async with heartbeating():
-            await self._store.end_episode(end)
+            await self._notify_room(await self._store.end_episode(end))
 
     @activity.defn(name="score_episode")
     async def score_episode(self, request: ScoreEpisode) -> None:
-        """Record an episode's reward."""
+        """Record an episode's reward, and its end if it came with that."""
         async with heartbeating():
-            await self._store.score_episode(request.episode, request.reward, request.reason[:REASON_LIMIT])
+            verdict = request.reward, request.reason[:REASON_LIMIT]
+            if request.end is None:
+                await self._store.score_episode(request.episode, *verdict)
+            else:
+                await self._notify_room(await self._store.end_scored_episode(request.end, *verdict))
 
     @activity.defn(name="settle_group")
     async def settle_group(self, group: RolloutGroupId) -> GroupResult:
@@ -62,3 +83,11 @@ class EpisodeLedgerActivities:
         """The groups that a policy's rollouts start now."""
         async with heartbeating():
             return await self._rollouts.next_groups(policy)
+
+    async def _notify_room(self, policy: str | None) -> None:
+        if policy is None:
+            return
+        try:
+            await self._room.rollouts_changed(policy)
+        except SignalFailed as error:
+            log.warning("signal failed, rollouts look again soon", extra={"policy": policy, "why": str(error)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clawloop.contracts.episodes import EpisodeEnd
 from clawloop.episodes.messages import Message
 from clawloop.ids import EpisodeId, RolloutGroupId
 
@@ -13,9 +14,15 @@ class BeginEpisode(Message):
 
 
 class ScoreEpisode(Message):
+    """
+    Args:
+        end: of an episode that has not ended yet.
+    """
+
     episode: EpisodeId
     reward: float | None
     reason: str = ""
+    end: EpisodeEnd | None = None
 
 
 class JudgeEpisode(Message):

@@ -8,6 +8,7 @@ from typing import Protocol
 from clawloop.contracts.episodes import (
     EpisodeBegun,
     EpisodeEnd,
+    GroupBegun,
     GroupResult,
     GroupTask,
     NewGroup,
@@ -21,9 +22,18 @@ class BatchNotifier(Protocol):
         """Notify training of a full batch, best effort; nothing for None."""
 
 
+class RoomNotifier(Protocol):
+    async def rollouts_changed(self, policy: str) -> None:
+        """Tell a policy's rollouts that they may start another group.
+
+        Raises:
+            SignalFailed
+        """
+
+
 class RolloutStore(Protocol):
     async def next_groups(self, policy: str) -> NextGroups:
-        """Insert the groups that the policy's rollouts start now: none while they or training are paused, or enough
+        """Insert the groups that the policy's rollouts have room for: none while they or training are paused, or enough
         groups wait to be trained.
 
         After too many groups without a sample it pauses them, with the last reason.
@@ -51,6 +61,13 @@ class EpisodeStore(Protocol):
             RecordUnusable: there is no such group.
         """
 
+    async def begin_group(self, group: RolloutGroupId, lifetime: timedelta) -> GroupBegun:
+        """The group's task, and for each place what `begin_episode` says of its first attempt, in one transaction.
+
+        Raises:
+            RecordUnusable: there is no such group, or its policy was retired.
+        """
+
     async def begin_episode(self, group: RolloutGroupId, place: int, attempt: int, lifetime: timedelta) -> EpisodeBegun:
         """The episode of this attempt, with a key that expires after `lifetime`; or, as it is, the episode at the place
         that was begun for this attempt before, or that has ended.
@@ -61,10 +78,13 @@ class EpisodeStore(Protocol):
             RecordUnusable: there is no such group or place, or the group is settled.
         """
 
-    async def end_episode(self, end: EpisodeEnd) -> None:
+    async def end_episode(self, end: EpisodeEnd) -> str | None:
         """Record how a running episode ended and revoke its key; nothing if it has ended already.
 
         After `infrastructure` it is abandoned: its turns are never trained.
+
+        Returns:
+            Its policy, if this made room for another group of its rollouts.
         """
 
     async def score_episode(self, episode: EpisodeId, reward: float | None, reason: str) -> None:
@@ -72,6 +92,13 @@ class EpisodeStore(Protocol):
 
         Args:
             reward: None if its verifier gave none.
+
+        Raises:
+            RecordUnusable: the reward is not a finite number.
+        """
+
+    async def end_scored_episode(self, end: EpisodeEnd, reward: float | None, reason: str) -> str | None:
+        """`end_episode` and `score_episode` in one transaction, for an episode whose reward came with its end.
 
         Raises:
             RecordUnusable: the reward is not a finite number.

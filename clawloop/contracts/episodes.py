@@ -114,16 +114,30 @@ class GroupTask:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupBegun:
+    """
+    Args:
+        episodes: by place, its first attempt, or what has ended there; none if the group is not open.
+    """
+
+    task: GroupTask
+    episodes: Sequence[EpisodeBegun] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class AgentRun:
     """
     Args:
         reason: for people, without text of the conversation.
         artifact: what the agent left, as a tar archive; never crosses Temporal.
+        verdict: the reward, None for none, and why there is none, where the agent's end is verified with it; None: its
+            verifier has to be asked.
     """
 
     ending: Ending
     reason: str
     artifact: bytes
+    verdict: tuple[float | None, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +236,7 @@ class RolloutsPlan:
 
     Args:
         size: episodes of a group.
-        groups: groups in flight.
+        groups: groups in flight: as many episodes run at a time as these have.
         barren_limit: rollouts pause after this many groups in a row without a sample.
         curriculum: success decides which kinds of tasks are drawn, and how hard they are.
     """

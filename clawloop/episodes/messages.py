@@ -28,17 +28,6 @@ class RunEpisode(Message):
     task: str
 
 
-class EpisodeRan(Message):
-    """
-    Args:
-        artifact_sha256: of what the agent left.
-    """
-
-    ending: Ending
-    reason: str
-    artifact_sha256: str | None = None
-
-
 class VerifyEpisode(Message):
     episode: EpisodeId
     environment: str
@@ -54,3 +43,16 @@ class EpisodeVerified(Message):
 
     reward: float | None
     reason: str = ""
+
+
+class EpisodeRan(Message):
+    """
+    Args:
+        artifact_sha256: of what the agent left.
+        verified: the verdict where it came with the agent's end; None: `verify_episode` gives it.
+    """
+
+    ending: Ending
+    reason: str
+    artifact_sha256: str | None = None
+    verified: EpisodeVerified | None = None

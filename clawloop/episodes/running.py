@@ -29,7 +29,9 @@ class EnvironmentActivities:
             run = await self._runner.run_agent(request.environment, request.task, request.episode, key)
             sha256 = await self._artifacts.store(run.artifact)
         log.info("episode ran", extra={"episode": str(request.episode), "ending": run.ending, "why": run.reason})
-        return EpisodeRan(ending=run.ending, reason=run.reason[:REASON_LIMIT], artifact_sha256=sha256)
+        verified = None if run.verdict is None else _verified(*run.verdict)
+        reason = run.reason[:REASON_LIMIT]
+        return EpisodeRan(ending=run.ending, reason=reason, artifact_sha256=sha256, verified=verified)
 
     @activity.defn(name="verify_episode")
     async def verify_episode(self, request: VerifyEpisode) -> EpisodeVerified:
@@ -37,4 +39,8 @@ class EnvironmentActivities:
         async with heartbeating(lambda: "the verifier runs"):
             artifact = await self._artifacts.load(request.artifact_sha256)
             reward, reason = await self._runner.verify(request.environment, request.task, request.episode, artifact)
-        return EpisodeVerified(reward=reward, reason=reason[:REASON_LIMIT])
+        return _verified(reward, reason)
+
+
+def _verified(reward: float | None, reason: str) -> EpisodeVerified:
+    return EpisodeVerified(reward=reward, reason=reason[:REASON_LIMIT])

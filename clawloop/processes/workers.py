@@ -161,12 +161,16 @@ def _orchestrator_workers(
     steps = StepActivities(step_store)
     gate = GateActivities(PostgresGateStore(database))
     publishing = PublishingActivities(publishing_store, step_store, engine_workflows)
-    episodes = EpisodeLedgerActivities(PostgresEpisodeStore(database), PostgresRolloutStore(database), work)
+    episodes = EpisodeLedgerActivities(
+        PostgresEpisodeStore(database), PostgresRolloutStore(database), work, TemporalRolloutsNotifier(client)
+    )
     return [
         Worker(
             client,
             task_queue=names.WORKFLOW_QUEUE,
             workflows=WORKFLOWS,
+            activities=episodes.where_workflows_run,
+            no_remote_activities=True,  # those of the queue below
             graceful_shutdown_timeout=GRACE,
         ),
         Worker(
@@ -181,12 +185,9 @@ def _orchestrator_workers(
                 steps.abandon_step,
                 gate.decide_version,
                 publishing.publish_version,
+                *episodes.where_workflows_run,
                 episodes.read_group_task,
-                episodes.begin_episode,
-                episodes.end_episode,
-                episodes.score_episode,
                 episodes.settle_group,
-                episodes.next_groups,
             ],
             max_concurrent_activities=MAX_CONCURRENT_ACTIVITIES,
             graceful_shutdown_timeout=GRACE,

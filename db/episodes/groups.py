@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -15,31 +14,32 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.episodes import (
-    REWARD_LIMIT,
     Ending,
     EpisodeBegun,
     EpisodeEnd,
     EpisodeState,
     EpisodeView,
+    GroupBegun,
     GroupResult,
     GroupState,
     GroupTask,
     GroupView,
     NewGroup,
 )
-from clawloop.contracts.serving import Scope
 from clawloop.contracts.turns import TurnKind, TurnOutcome
 from clawloop.episodes.keys import EpisodeKey, sign
 from clawloop.errors import AmbiguousId, NotFound, RecordUnusable
-from clawloop.ids import EpisodeId, JudgementId, RolloutGroupId, SessionId, TurnId, ids_beginning, new_episode_id
+from clawloop.ids import EpisodeId, JudgementId, RolloutGroupId, SessionId, TurnId, ids_beginning
 from clawloop.judging.voting import Verdict
+from clawloop.recipes.recipe import Recipe
 from clawloop.samples.rollouts import judges_episodes
 from db.content import plain_length
 from db.database import Database, transaction
+from db.episodes.attempts import begin_places, end_episode, lock_group, score_episode
 from db.episodes.settling import end_late_turns, recipe_if_any, settle_group
 from db.episodes.signing import signing_secret
 from db.exact_json import storable
-from db.tables import ApiKeyRow, EpisodeRow, JudgementRow, PolicyRow, RolloutGroupRow, TurnRow
+from db.tables import ApiKeyRow, EpisodeRow, JudgementRow, RolloutGroupRow, TurnRow
 from db.training.policies import require_policy
 
 _EPISODES = f"""
@@ -61,9 +61,6 @@ _LIST = text(f"""{_EPISODES}
 """)
 _ONE = text(f"{_EPISODES} WHERE e.id = :episode")
 
-
-# The one at its place that is verified: no other attempt follows.
-_ENDED = (EpisodeState.ENDED, EpisodeState.SCORED, EpisodeState.UNSCORED)
 # Longer than an episode of any environment so far.
 _LEAST_LEFT = timedelta(minutes=30)
 
@@ -93,44 +90,23 @@ class PostgresEpisodeStore:
         row = (await connection.execute(query)).one_or_none()
         if row is None:
             raise RecordUnusable(f"there is no rollout group {group}")
+        return _task(row, await recipe_if_any(connection, row.policy))
+
+    @transaction
+    async def begin_group(self, connection: AsyncConnection, group: RolloutGroupId, lifetime: timedelta) -> GroupBegun:
+        row = await lock_group(connection, group)
         recipe = await recipe_if_any(connection, row.policy)
-        judged = recipe is not None and judges_episodes(recipe.signal)
-        return GroupTask(row.policy, row.environment, row.task, row.size, GroupState(row.state), judged)
+        task = _task(row, recipe)
+        if task.state is not GroupState.OPEN:
+            return GroupBegun(task)
+        return GroupBegun(task, await begin_places(connection, row, range(row.size), 1, lifetime))
 
     @transaction
     async def begin_episode(
         self, connection: AsyncConnection, group: RolloutGroupId, place: int, attempt: int, lifetime: timedelta
     ) -> EpisodeBegun:
-        row = await _lock_group(connection, group)
-        at_place = select(EpisodeRow.__table__).where(EpisodeRow.group_id == group, EpisodeRow.place == place)
-        attempts = (await connection.execute(at_place)).all()
-        for begun in attempts:
-            if begun.attempt == attempt or begun.state in _ENDED:
-                return _begun(begun)
-        if row.state != GroupState.OPEN or place >= row.size:
-            raise RecordUnusable(f"rollout group {group} is {row.state} and has {row.size} episodes")
-        if await connection.scalar(select(PolicyRow.retired_at).where(PolicyRow.id == row.policy)) is not None:
-            raise RecordUnusable(f"the policy {row.policy!r} was retired: it begins no episode")
-        for earlier in attempts:
-            await _abandon(connection, EpisodeId(earlier.id), f"attempt {attempt} took its place")
-        episode = new_episode_id()
-        values = {"id": episode, "group_id": group, "place": place, "attempt": attempt, "state": EpisodeState.RUNNING}
-        await connection.execute(insert(EpisodeRow).values(values))
-        # In whole seconds, as the token holds it.
-        expires_at = (datetime.now(UTC) + lifetime).replace(microsecond=0)
-        token = sign(EpisodeKey(episode, row.policy, expires_at), await signing_secret(connection))
-        key = {
-            "id": episode,
-            "policy": row.policy,
-            "name": f"episode {episode}",
-            "prefix": token.partition(".")[0],
-            "secret_sha256": hashlib.sha256(token.encode()).digest(),
-            "scopes": [Scope.CHAT],
-            "expires_at": expires_at,
-            "episode_id": episode,
-        }
-        await connection.execute(insert(ApiKeyRow).values(key))
-        return EpisodeBegun(episode, group, place, attempt)
+        [begun] = await begin_places(connection, await lock_group(connection, group), [place], attempt, lifetime)
+        return begun
 
     @transaction
     async def key_of(self, connection: AsyncConnection, episode: EpisodeId) -> str:
@@ -153,34 +129,22 @@ class PostgresEpisodeStore:
         return token
 
     @transaction
-    async def end_episode(self, connection: AsyncConnection, end: EpisodeEnd) -> None:
-        if end.ending is Ending.INFRASTRUCTURE:
-            await _abandon(connection, end.id, end.reason, end.ending)
-            return
-        running = update(EpisodeRow).where(EpisodeRow.id == end.id, EpisodeRow.state == EpisodeState.RUNNING)
-        values = {
-            "state": EpisodeState.ENDED,
-            "ending": end.ending,
-            "reason": storable(end.reason) or None,
-            "artifact_sha256": None if end.artifact_sha256 is None else bytes.fromhex(end.artifact_sha256),
-            "ended_at": func.now(),
-        }
-        await connection.execute(running.values(values))
-        await _revoke_key(connection, end.id)
+    async def end_episode(self, connection: AsyncConnection, end: EpisodeEnd) -> str | None:
+        return await end_episode(connection, end)
 
     @transaction
     async def score_episode(
         self, connection: AsyncConnection, episode: EpisodeId, reward: float | None, reason: str
     ) -> None:
-        if reward is not None and not math.isfinite(reward):
-            raise RecordUnusable(f"episode {episode}: reward {reward} is not finite")
-        if reward is not None and abs(reward) > REWARD_LIMIT:
-            limits = f"between -{REWARD_LIMIT:g} and {REWARD_LIMIT:g}"
-            raise RecordUnusable(f"episode {episode}: reward {reward:g} is not {limits}")
-        ended = update(EpisodeRow).where(EpisodeRow.id == episode, EpisodeRow.state == EpisodeState.ENDED)
-        state = EpisodeState.UNSCORED if reward is None else EpisodeState.SCORED
-        values = {"state": state, "reward": reward, "reason": storable(reason) or EpisodeRow.reason}
-        await connection.execute(ended.values(values))
+        await score_episode(connection, episode, reward, reason)
+
+    @transaction
+    async def end_scored_episode(
+        self, connection: AsyncConnection, end: EpisodeEnd, reward: float | None, reason: str
+    ) -> str | None:
+        policy = await end_episode(connection, end)
+        await score_episode(connection, end.id, reward, reason)
+        return policy
 
     @transaction
     async def waiting_turns(self, connection: AsyncConnection, episode: EpisodeId) -> list[TurnId]:
@@ -277,38 +241,9 @@ async def _find(
     return found[0]
 
 
-def _begun(row: Any) -> EpisodeBegun:
-    artifact = None if row.artifact_sha256 is None else row.artifact_sha256.hex()
-    return EpisodeBegun(
-        EpisodeId(row.id), RolloutGroupId(row.group_id), row.place, row.attempt, EpisodeState(row.state), artifact
-    )
-
-
-async def _lock_group(connection: AsyncConnection, group: RolloutGroupId) -> Any:
-    query = select(RolloutGroupRow.__table__).where(RolloutGroupRow.id == group).with_for_update()
-    row = (await connection.execute(query)).one_or_none()
-    if row is None:
-        raise RecordUnusable(f"there is no rollout group {group}")
-    return row
-
-
-async def _abandon(connection: AsyncConnection, episode: EpisodeId, reason: str, ending: Ending | None = None) -> None:
-    unfinished = update(EpisodeRow).where(
-        EpisodeRow.id == episode, EpisodeRow.state.in_([EpisodeState.RUNNING, EpisodeState.ENDED])
-    )
-    values = {
-        "state": EpisodeState.ABANDONED,
-        "ending": EpisodeRow.ending if ending is None else ending,
-        "reason": storable(reason),
-        "ended_at": func.coalesce(EpisodeRow.ended_at, func.now()),
-    }
-    await connection.execute(unfinished.values(values))
-    await _revoke_key(connection, episode)
-
-
-async def _revoke_key(connection: AsyncConnection, episode: EpisodeId) -> None:
-    valid = update(ApiKeyRow).where(ApiKeyRow.episode_id == episode, ApiKeyRow.revoked_at.is_(None))
-    await connection.execute(valid.values(revoked_at=func.now()))
+def _task(row: Any, recipe: Recipe | None) -> GroupTask:
+    judged = recipe is not None and judges_episodes(recipe.signal)
+    return GroupTask(row.policy, row.environment, row.task, row.size, GroupState(row.state), judged)
 
 
 def _group_view(row: Any) -> GroupView:

@@ -15,6 +15,7 @@ from clawloop.ids import RolloutGroupId, new_rollout_group_id
 from clawloop.recipes.recipe import Train
 from db.database import Database, transaction
 from db.episodes.curriculum import begin_curriculum, draw_tasks, kind_views
+from db.episodes.room import room_of
 from db.episodes.settling import settle_group
 from db.exact_json import storable
 from db.tables import PolicyRow, RolloutGroupRow, RolloutsRow
@@ -68,7 +69,7 @@ class PostgresRolloutStore:
             return NextGroups(False, groups, f"paused: {barren}")
         if (wait := await _must_wait(connection, policy)) is not None:
             return NextGroups(True, groups, wait)
-        missing = max(0, row.groups_in_flight - len(groups))
+        missing = (await room_of(connection, row)).groups
         started = [new_rollout_group_id() for _ in range(missing)]
         chosen = await draw_tasks(connection, row, missing) if row.curriculum else [None] * missing
         for number, (group, kind) in enumerate(zip(started, chosen, strict=True), start=row.next_task):

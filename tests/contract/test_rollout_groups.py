@@ -89,6 +89,35 @@ async def test_a_workflow_that_begins_again_finds_each_place_as_it_was_left(stor
     assert (await store.begin_episode(group, 3, 2, LIFETIME)).state is EpisodeState.RUNNING
 
 
+async def test_a_group_begins_all_its_places_at_once_or_finds_them_as_they_were_left(store: Store) -> None:
+    group = new_group(4)
+    await store.make_group(group)
+    ended = await store.begin_episode(group.id, 1, 1, LIFETIME)
+    await store.end_episode(EpisodeEnd(ended.id, Ending.COMPLETED, artifact_sha256="ab" * 32))
+    begun = await store.begin_group(group.id, LIFETIME)
+    assert begun.task == await store.group_task(group.id)
+    assert [(episode.place, episode.attempt) for episode in begun.episodes] == [(place, 1) for place in range(4)]
+    assert begun.episodes[1] == replace(ended, state=EpisodeState.ENDED, artifact_sha256="ab" * 32)
+    assert len({await store.key_of(begun.episodes[place].id) for place in (0, 2, 3)}) == 3
+    assert await store.begin_group(group.id, LIFETIME) == begun
+    await store.settle(group.id)
+    settled = await store.begin_group(group.id, LIFETIME)
+    assert (settled.task.state, settled.episodes) == (GroupState.DROPPED, ())
+    with pytest.raises(RecordUnusable, match="no rollout group"):
+        await store.begin_group(RolloutGroupId(uuid4()), LIFETIME)
+
+
+async def test_a_reward_that_came_with_the_end_is_written_with_it_or_neither_is(store: Store) -> None:
+    group, (first, second) = await begin(store, 2)
+    for _ in range(2):  # a call that is repeated
+        await store.end_scored_episode(EpisodeEnd(first.id, Ending.COMPLETED), 1.0, "checked")
+    with pytest.raises(RecordUnusable, match="does not run"):
+        await store.key_of(first.id)
+    await store.end_scored_episode(EpisodeEnd(second.id, Ending.COMPLETED), None, "none")
+    result, _ = await store.settle(group)
+    assert (result.scored, result.mean_reward) == (1, 1.0)
+
+
 async def test_groups_and_places_that_do_not_exist_are_refused(store: Store) -> None:
     with pytest.raises(RecordUnusable, match="no rollout group"):
         await store.begin_episode(RolloutGroupId(uuid4()), 0, 1, LIFETIME)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
 import pytest
 
-from clawloop.contracts.episodes import EpisodeState, RolloutsPlan, RolloutsState
+from clawloop.contracts.episodes import Ending, EpisodeEnd, EpisodeState, RolloutsPlan, RolloutsState
 from clawloop.errors import NotFound, RecordUnusable, StateConflict
+from clawloop.ids import RolloutGroupId
 from db.episodes.groups import PostgresEpisodeStore
 from db.episodes.rollouts import PostgresRolloutStore
 from tests.contract.episodes import LIFETIME, new_group, run_group
@@ -31,6 +35,48 @@ async def test_groups_are_kept_in_flight_with_a_new_task_each(postgres_learning:
     tasks = [await groups.group_task(group) for group in (*first.open, second.open[1])]
     assert [task.task for task in tasks] == ["train-0", "train-1", "train-2"]
     assert {(task.policy, task.environment, task.size) for task in tasks} == {(POLICY, "tool-call", 4)}
+
+
+async def agents_end(groups: PostgresEpisodeStore, group: RolloutGroupId, places: Sequence[int]) -> list[str | None]:
+    """What each end says, all at the same time."""
+    begun = (await groups.begin_group(group, LIFETIME)).episodes
+    ends = [groups.end_episode(EpisodeEnd(begun[place].id, Ending.COMPLETED)) for place in places]
+    return await asyncio.gather(*ends)
+
+
+async def test_a_group_starts_once_as_many_agents_as_it_has_have_ended(postgres_learning: PostgresLearning) -> None:
+    store = PostgresRolloutStore(postgres_learning.database)
+    groups = PostgresEpisodeStore(postgres_learning.database)
+    await store.start(POLICY, PLAN)
+    one, two = (await store.next_groups(POLICY)).open
+    # Of two groups of four: no four have ended, then they have; only the end that made the room says so.
+    assert await agents_end(groups, one, [0, 1, 2]) == [None] * 3
+    assert (await store.next_groups(POLICY)).open == [one, two]
+    assert sorted(await agents_end(groups, two, [0, 1]), key=str) == [None, POLICY]
+    *earlier, three = (await store.next_groups(POLICY)).open
+    assert earlier == [one, two]
+    assert sorted(await agents_end(groups, two, [2, 3]), key=str) == [None, None]
+    assert await agents_end(groups, one, [3]) == [POLICY]
+    assert len((await store.next_groups(POLICY)).open) == 4
+    # Verifiers that never answer leave twice as many groups open, and no more.
+    assert await agents_end(groups, three, range(4)) == [None] * 4
+    assert (await store.next_groups(POLICY)).reason == "0 groups started"
+    await groups.settle(one)
+    assert (await store.next_groups(POLICY)).reason == "1 groups started"
+
+
+async def test_an_agent_that_is_lost_or_ends_in_a_pause_makes_no_room(postgres_learning: PostgresLearning) -> None:
+    store = PostgresRolloutStore(postgres_learning.database)
+    groups = PostgresEpisodeStore(postgres_learning.database)
+    await store.start(POLICY, RolloutsPlan("tool-call", 2, 1, 3))
+    [group] = (await store.next_groups(POLICY)).open
+    first, second = (await groups.begin_group(group, LIFETIME)).episodes
+    assert await groups.end_episode(EpisodeEnd(first.id, Ending.COMPLETED)) is None
+    assert await groups.end_episode(EpisodeEnd(second.id, Ending.INFRASTRUCTURE, "its sandbox died")) is None
+    assert (await store.next_groups(POLICY)).open == [group]
+    again = await groups.begin_episode(group, 1, 2, LIFETIME)
+    await store.pause(POLICY, "lunch")
+    assert await groups.end_scored_episode(EpisodeEnd(again.id, Ending.COMPLETED), 1.0, "") is None
 
 
 async def test_a_pause_starts_nothing_and_lets_groups_end(postgres_learning: PostgresLearning) -> None:

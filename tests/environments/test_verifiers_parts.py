@@ -70,7 +70,7 @@ def episode(*traces: SimpleNamespace, ok: bool = True) -> SimpleNamespace:
 )
 def test_a_run_that_ended_is_rewarded_by_its_environment(run: SimpleNamespace, ending: Ending) -> None:
     found = outcome_of(episode(run), "agent")
-    assert (found.ending, found.reason) == (ending, "")
+    assert (found.ending, found.reason, found.verdict) == (ending, "", (1.5, ""))
     assert kept_reward(found.artifact) == (1.5, "")
 
 
@@ -93,6 +93,8 @@ def test_a_run_that_failed_has_no_reward_which_is_not_0(run: SimpleNamespace, en
     reward, why = kept_reward(found.artifact)
     assert reward is None
     assert why
+    # What failed with the infrastructure is tried again, and not verified.
+    assert found.verdict == (None if ending is Ending.INFRASTRUCTURE else (None, why))
 
 
 def test_scoring_that_failed_leaves_the_run_completed_and_without_a_reward() -> None:
@@ -102,7 +104,10 @@ def test_scoring_that_failed_leaves_the_run_completed_and_without_a_reward() -> 
     assert kept_reward(found.artifact) == (None, "not scored: TaskError")
     unscored = outcome_of(episode(trace(rewards={"right": None})), "agent")
     assert kept_reward(unscored.artifact) == (None, "the environment gave no reward right")
-    assert kept_reward(outcome_of(episode(trace(reward=float("nan"))), "agent").artifact)[0] is None
+    for reward in (float("nan"), 1e7):
+        found = outcome_of(episode(trace(reward=reward)), "agent")
+        assert found.verdict == kept_reward(found.artifact)
+        assert found.verdict[0] is None
 
 
 def test_only_one_run_of_the_policy_can_be_rewarded() -> None:

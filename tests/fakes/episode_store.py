@@ -12,12 +12,13 @@ from clawloop.contracts.episodes import (
     EpisodeBegun,
     EpisodeEnd,
     EpisodeState,
+    GroupBegun,
     GroupResult,
     GroupState,
     GroupTask,
     NewGroup,
 )
-from clawloop.errors import RecordUnusable
+from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import EpisodeId, RolloutGroupId, new_episode_id
 from clawloop.recipes.recipe import Signal
 from clawloop.samples.rollouts import Member, settle
@@ -45,10 +46,14 @@ class FakeEpisodeStore:
 
     Attributes:
         judged: votes on turns are part of the reward.
+        room: the next end makes room in the rollouts of this policy.
+        failures: so many ends fail first, as without PostgreSQL.
     """
 
     def __init__(self) -> None:
         self.judged = False
+        self.room: str | None = None
+        self.failures = 0
         self.all: dict[RolloutGroupId, FakeGroup] = {}
         self.by_id: dict[EpisodeId, FakeEpisode] = {}
 
@@ -62,6 +67,12 @@ class FakeEpisodeStore:
             raise RecordUnusable(f"there is no rollout group {group}")
         new = found.new
         return GroupTask(new.policy, new.environment, new.task, new.size, self.state_of(group), self.judged)
+
+    async def begin_group(self, group: RolloutGroupId, lifetime: timedelta) -> GroupBegun:
+        task = await self.group_task(group)
+        if task.state is not GroupState.OPEN:
+            return GroupBegun(task)
+        return GroupBegun(task, [await self.begin_episode(group, place, 1, lifetime) for place in range(task.size)])
 
     async def begin_episode(self, group: RolloutGroupId, place: int, attempt: int, lifetime: timedelta) -> EpisodeBegun:
         if (found := self.all.get(group)) is None:
@@ -86,13 +97,18 @@ class FakeEpisodeStore:
             raise RecordUnusable(f"episode {episode} does not run")
         return f"ce_{episode.hex}.fake"
 
-    async def end_episode(self, end: EpisodeEnd) -> None:
+    async def end_episode(self, end: EpisodeEnd) -> str | None:
+        if self.failures:
+            self.failures -= 1
+            raise StoreUnavailable("the fake is set to fail")
         episode = self.by_id[end.id]
         if end.ending is Ending.INFRASTRUCTURE:
             _abandon(episode, end.reason)
         elif episode.state is EpisodeState.RUNNING:
             episode.state, episode.ending, episode.reason = EpisodeState.ENDED, end.ending, end.reason
             episode.artifact_sha256 = end.artifact_sha256
+        room, self.room = self.room, None
+        return room
 
     async def score_episode(self, episode: EpisodeId, reward: float | None, reason: str) -> None:
         if reward is not None and not math.isfinite(reward):
@@ -103,6 +119,11 @@ class FakeEpisodeStore:
         if found.state is EpisodeState.ENDED:
             found.state = EpisodeState.UNSCORED if reward is None else EpisodeState.SCORED
             found.reward, found.reason = reward, reason
+
+    async def end_scored_episode(self, end: EpisodeEnd, reward: float | None, reason: str) -> str | None:
+        room = await self.end_episode(end)
+        await self.score_episode(end.id, reward, reason)
+        return room
 
     async def settle(self, group: RolloutGroupId) -> tuple[GroupResult, str | None]:
         if (found := self.all.get(group)) is None:

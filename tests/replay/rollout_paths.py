@@ -79,6 +79,29 @@ async def rollout_group_judged(client: Client, store: FakeEpisodeStore, runner: 
     return await _group(client, store, runner)
 
 
+async def rollout_group_calls_local(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> WorkflowHistory:
+    """As a group runs since its calls of the ledger are local: a lost attempt, a verifier, a call that fails."""
+    store.failures = 6
+    return await rollout_group_with_failures(client, store, runner)
+
+
+async def rollout_group_verified_with_its_runs(
+    client: Client, store: FakeEpisodeStore, runner: ScriptedRunner
+) -> WorkflowHistory:
+    runner.run = lambda place, attempt: AgentRun(Ending.COMPLETED, "", b"left", (float(place), ""))
+    return await _group(client, store, runner)
+
+
+async def rollout_group_taken_up_again_local(
+    client: Client, store: FakeEpisodeStore, runner: ScriptedRunner
+) -> WorkflowHistory:
+    return await rollout_group_taken_up_again(client, store, runner)
+
+
+async def rollouts_with_local_calls(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> WorkflowHistory:
+    return await rollouts_until_paused(client, store, runner)
+
+
 async def rollouts_until_paused(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> WorkflowHistory:
     async with working(client, store, runner):
         handle = await client.start_workflow(
@@ -120,6 +143,10 @@ PATHS: tuple[Path, ...] = (
     rollouts_until_paused,
     rollouts_after_a_failed_group,
     rollouts_rolled_over,
+    rollout_group_calls_local,
+    rollout_group_verified_with_its_runs,
+    rollout_group_taken_up_again_local,
+    rollouts_with_local_calls,
 )
 
 

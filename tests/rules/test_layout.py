@@ -92,6 +92,7 @@ def test_every_activity_has_the_name_in_open_workflows() -> None:
         "abandon_step",
         "ask_directly",
         "begin_episode",
+        "begin_group",
         "claim_batch",
         "close_session",
         "decide_version",

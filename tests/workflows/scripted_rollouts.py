@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 from temporalio import activity
 from temporalio.client import Client
@@ -17,6 +17,7 @@ from clawloop.episodes.messages import environment_queue
 from clawloop.episodes.running import EnvironmentActivities
 from clawloop.errors import JudgeRefused
 from clawloop.ids import EpisodeId, RolloutGroupId, new_rollout_group_id
+from clawloop.temporal.rollouts_notifier import TemporalRolloutsNotifier
 from tests.fakes.episode_store import FakeEpisodeStore
 from workflows import names
 from workflows.rollout_group import RolloutGroupWorkflow
@@ -29,12 +30,15 @@ class ScriptedRunner:
     Attributes:
         run: what becomes of the episode at a place, at its n-th attempt.
         verdict: the same for the verifier's n-th call on an episode.
+        may_verify: verifiers wait for it.
     """
 
     def __init__(self, store: FakeEpisodeStore) -> None:
         self.store = store
         self.run: Callable[[int, int], AgentRun] = lambda place, attempt: AgentRun(Ending.COMPLETED, "", b"left")
         self.verdict: Callable[[int, int], tuple[float | None, str]] = lambda place, n: (float(place % 2), "")
+        self.may_verify = asyncio.Event()
+        self.may_verify.set()
         self.votes = ScriptedVotes(store)
         self.ran: list[tuple[int, int]] = []
         self.verified: dict[EpisodeId, int] = {}
@@ -49,6 +53,7 @@ class ScriptedRunner:
         self, environment: str, task_id: str, episode: EpisodeId, artifact: bytes
     ) -> tuple[float | None, str]:
         assert artifact == b"left"
+        await self.may_verify.wait()
         self.verified[episode] = self.verified.get(episode, 0) + 1
         return self.verdict(self.store.by_id[episode].begun.place, self.verified[episode])
 
@@ -89,14 +94,19 @@ class ScriptedVotes:
 
 
 class TwoGroups:
-    """Satisfies `RolloutStore`: two groups, then a pause."""
+    """Satisfies `RolloutStore`: two groups, then a pause.
+
+    Attributes:
+        has_room: the second group may start; the first always may.
+    """
 
     def __init__(self, store: FakeEpisodeStore) -> None:
         self.store = store
         self.groups: list[RolloutGroupId] = []
+        self.has_room: Callable[[], bool] = lambda: True
 
     async def next_groups(self, policy: str) -> NextGroups:
-        if len(self.groups) < 2:
+        if not self.groups or (len(self.groups) < 2 and self.has_room()):
             group = NewGroup(new_rollout_group_id(), policy, "tool-call", "train-0", 2)
             await self.store.make_group(group)
             self.groups.append(group.id)
@@ -107,19 +117,19 @@ class TwoGroups:
 @asynccontextmanager
 async def working(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> AsyncIterator[TwoGroups]:
     rollouts = TwoGroups(store)
-    ledger = EpisodeLedgerActivities(store, rollouts, NoBatch())
+    ledger = EpisodeLedgerActivities(store, rollouts, NoBatch(), TemporalRolloutsNotifier(client))
     environment = EnvironmentActivities(store, runner, Artifacts())
-    calls: list[Callable[..., Any]] = [
-        ledger.read_group_task,
-        ledger.begin_episode,
-        ledger.end_episode,
-        ledger.score_episode,
-        ledger.settle_group,
-        ledger.next_groups,
-    ]
+    local = ledger.where_workflows_run
+    calls = [*local, ledger.read_group_task, ledger.settle_group]
     queue = environment_queue("tool-call")
     async with (
-        Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[RolloutsWorkflow, RolloutGroupWorkflow]),
+        Worker(
+            client,
+            task_queue=names.WORKFLOW_QUEUE,
+            workflows=[RolloutsWorkflow, RolloutGroupWorkflow],
+            activities=local,
+            no_remote_activities=True,
+        ),
         Worker(client, task_queue=names.LEDGER_QUEUE, activities=calls),
         Worker(client, task_queue=names.JUDGE_QUEUE, activities=[runner.votes.judge_episode]),
         Worker(client, task_queue=queue, activities=[environment.run_episode, environment.verify_episode]),

@@ -15,7 +15,7 @@ from tests.fakes.episode_store import FakeEpisodeStore
 from tests.workflows.scripted_rollouts import ScriptedRunner, run_group, working
 from workflows import names
 from workflows.rollout_group import RolloutGroupWorkflow
-from workflows.rollouts import RolloutsWorkflow
+from workflows.rollouts import LOOK_AGAIN, RolloutsWorkflow
 from workflows.state import PolicyRollouts
 
 
@@ -135,3 +135,67 @@ async def test_rollouts_start_groups_until_they_are_paused(client: Client) -> No
             task_queue=names.WORKFLOW_QUEUE,
         )
     assert [store.state_of(group) for group in rollouts.groups] == [GroupState.SETTLED] * 2
+
+
+async def test_a_group_starts_while_the_one_before_waits_for_its_verifier(client: Client) -> None:
+    store = FakeEpisodeStore()
+    runner = ScriptedRunner(store)
+    runner.may_verify.clear()
+    store.room = "default"
+    async with working(client, store, runner) as rollouts:
+
+        def has_room() -> bool:
+            return any(episode.state is EpisodeState.ENDED for episode in store.by_id.values())
+
+        rollouts.has_room = has_room
+        running = await client.start_workflow(
+            RolloutsWorkflow.run,
+            PolicyRollouts(policy="default"),
+            id=names.rollouts_workflow_id("default"),
+            task_queue=names.WORKFLOW_QUEUE,
+        )
+        # Sooner than rollouts would look by themselves.
+        async with asyncio.timeout(LOOK_AGAIN.total_seconds() - 1):
+            while len(rollouts.groups) < 2:
+                await asyncio.sleep(0.05)
+        assert [store.state_of(group) for group in rollouts.groups] == [GroupState.OPEN] * 2
+        runner.may_verify.set()
+        await running.result()
+    assert [store.state_of(group) for group in rollouts.groups] == [GroupState.SETTLED] * 2
+
+
+async def test_a_verdict_that_came_with_the_run_is_asked_for_no_more(client: Client) -> None:
+    store = FakeEpisodeStore()
+    runner = ScriptedRunner(store)
+    runner.run = lambda place, attempt: AgentRun(
+        Ending.INFRASTRUCTURE if attempt == 1 and place == 0 else Ending.COMPLETED,
+        "",
+        b"left",
+        None if attempt == 1 and place == 0 else (float(place), ""),
+    )
+    result = await run_group(client, store, runner, 3)
+    assert (result.scored, result.mean_reward) == (3, 1.0)
+    assert sorted(runner.ran) == [(0, 1), (0, 2), (1, 1), (2, 1)]
+    assert runner.verified == {}
+
+
+async def test_a_call_that_fails_where_the_workflow_runs_waits_on_its_queue(client: Client) -> None:
+    store = FakeEpisodeStore()
+    runner = ScriptedRunner(store)
+    store.failures = 4
+    group = NewGroup(new_rollout_group_id(), "default", "tool-call", "train-0", 2)
+    await store.make_group(group)
+    async with working(client, store, runner):
+        handle = await client.start_workflow(
+            RolloutGroupWorkflow.run,
+            group.id,
+            id=names.rollout_group_workflow_id(group.id),
+            task_queue=names.WORKFLOW_QUEUE,
+        )
+        result = await handle.result()
+        events = [event async for event in handle.fetch_history_events()]
+    assert (result.state, result.scored) == (GroupState.SETTLED, 2)
+    assert sorted(runner.ran) == [(0, 1), (1, 1)]
+    scheduled = [event.activity_task_scheduled_event_attributes.activity_type.name for event in events]
+    assert scheduled.count("end_episode") == 2
+    assert "begin_group" not in scheduled

@@ -35,13 +35,13 @@ def outcome_of(episode: Any, role: str) -> AgentRun:
         return AgentRun(ending, f"{runs[-1].stop_condition}: {_errors(runs[-1])}", b"")
     reward, why = _reward(episode, runs)
     reason = why if ending is not Ending.AGENT_ERROR else f"{runs[-1].stop_condition}: {_errors(runs[-1])}"
-    return AgentRun(ending, reason, _kept(runs[-1], reward, why))
+    return _verified(ending, reason, _kept(runs[-1], reward, why))
 
 
 def unanswered(seconds: float) -> AgentRun:
     """Of an episode that hung."""
     why = f"it did not end in {seconds:g} s"
-    return AgentRun(Ending.TRUNCATED_TIME, why, packed({_RESULT_FILE: json.dumps({"why": why}).encode()}))
+    return _verified(Ending.TRUNCATED_TIME, why, packed({_RESULT_FILE: json.dumps({"why": why}).encode()}))
 
 
 def kept_reward(artifact: bytes) -> tuple[float | None, str]:
@@ -50,6 +50,11 @@ def kept_reward(artifact: bytes) -> tuple[float | None, str]:
         return read_reward(artifact)
     except (KeyError, tarfile.TarError):
         return None, _kept_reason(artifact)
+
+
+def _verified(ending: Ending, reason: str, kept: bytes) -> AgentRun:
+    """With the verdict that `kept_reward` will give of it at any time: nothing has to be asked."""
+    return AgentRun(ending, reason, kept, kept_reward(kept))
 
 
 def _ending(trace: Any) -> Ending:
