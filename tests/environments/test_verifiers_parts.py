@@ -126,7 +126,7 @@ def test_an_episode_that_hung_and_an_artifact_that_is_none_have_reasons() -> Non
 def test_tasks_are_split_by_what_they_hold_and_not_by_their_place() -> None:
     def task(n: int, place: int) -> SimpleNamespace:
         def dump(*, mode: str, exclude: set[str], exclude_none: bool) -> dict[str, Any]:
-            held = {"prompt": f"task {n}", "idx": place}
+            held = {"prompt": f"task {n}", "idx": place, "task_dir": f"/home/{place}/task-{n}"}
             return {name: value for name, value in held.items() if name not in exclude}
 
         return SimpleNamespace(n=n, data=SimpleNamespace(model_dump=dump))
@@ -267,16 +267,16 @@ def test_an_environment_of_verifiers_is_known_by_its_name(tmp_path: Path) -> Non
     assert set(worker_of(options("--environment", "swe"), VARIABLES).sandboxed) == {"swe"}
 
 
-def test_each_documented_command_and_table_is_understood(tmp_path: Path) -> None:
+def test_each_documented_command_and_table_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^CLAWLOOP_WORKER_KEY=KEY clawloop-environment (.+)$", text, re.MULTILINE)
-    assert len(commands) > 1
-    for command in commands:
-        options(*command.split())
     [table] = re.findall(r"```toml\n(.+?)```", text, re.DOTALL)
-    (tmp_path / "env.toml").write_text(table)
-    worker = worker_of(options("--verifiers", "harbor", "--verifiers-config", str(tmp_path / "env.toml")), VARIABLES)
-    assert worker.verifiers["harbor"].block["agent"] == {"runtime": {"type": "docker"}}
+    monkeypatch.chdir(tmp_path)
+    Path("harbor.toml").write_text(table)
+    commands = re.findall(r"^CLAWLOOP_WORKER_KEY=KEY clawloop-environment (.+)$", text, re.MULTILINE)
+    parsed = [options(*command.split()) for command in commands]
+    [harbor] = [worker_of(one, VARIABLES) for one in parsed if one.verifiers == "harbor"]
+    assert harbor.verifiers["harbor"].block["agent"] == {"runtime": {"type": "podman"}}
+    assert len(commands) > 2
 
 
 def test_wrong_options_are_refused_in_one_line(tmp_path: Path) -> None:

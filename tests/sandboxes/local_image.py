@@ -12,8 +12,8 @@ from pathlib import Path
 
 from clawloop.sandboxes.container_engine import ContainerEngine
 
-_TOOLS = ["cat", "chmod", "cp", "env", "find", "grep", "ls", "mkdir", "rm", "setsid", "sleep", "tee", "touch", "true"]
-_PROGRAMS = ["bash", "sh", *_TOOLS]
+_FILES = ["cat", "chmod", "chown", "cp", "find", "gzip", "head", "ls", "mkdir", "rm", "tar", "tee", "touch"]
+_PROGRAMS = ["bash", "sh", "env", "grep", "setsid", "sleep", "true", *_FILES]
 _LEFT_OUT = {"test", "__pycache__", "idlelib", "lib2to3", "ensurepip", "dist-packages", "site-packages"}
 
 

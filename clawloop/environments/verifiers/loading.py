@@ -21,6 +21,8 @@ from clawloop.errors import SetupError
 MOST_TASKS = 10_000
 # Of each stage but the agent's. verifiers has no limits of its own; an episode that hangs would hold its place.
 _STAGE_SECONDS = 600.0
+# Of a task: in its set, and of its folder on this machine, where the set `harbor` has downloaded it.
+_PLACES = {"idx", "task_dir"}
 _CONTAINER_PROGRAMS = {"docker": "docker", "podman": "podman"}
 _PROBE_SECONDS = 20.0
 
@@ -69,7 +71,7 @@ def load(options: VerifiersOptions) -> LoadedEnvironment:
         role = _policys_role(vf, config)
         _require_safe(vf, config, role, options)
         tasks = split_tasks(itertools.islice(env.taskset, MOST_TASKS))
-    except (ImportError, AttributeError, TypeError, ValueError, OSError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError, OSError, RuntimeError) as error:
         raise SetupError(f"--verifiers {options.taskset}: {' '.join(str(error).split())[:500]}") from error
     agent = getattr(config, role)
     require_images(agent.runtime.type, tasks[Split.TRAIN], options.taskset)
@@ -79,10 +81,10 @@ def load(options: VerifiersOptions) -> LoadedEnvironment:
 
 
 def split_tasks(tasks: Iterable[Any]) -> dict[Split, list[Any]]:
-    """Tasks by a hash of what they hold but their place, so that no task is ever in both."""
+    """Tasks by a hash of what they hold but their place, so that no task is ever in both, on whichever machine."""
     found: dict[Split, list[Any]] = {split: [] for split in Split}
     for task in tasks:
-        content = task.data.model_dump(mode="json", exclude={"idx"}, exclude_none=True)
+        content = task.data.model_dump(mode="json", exclude=_PLACES, exclude_none=True)
         found[split_of(json.dumps(content, sort_keys=True))].append(task)
     return found
 
