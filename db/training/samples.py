@@ -58,11 +58,17 @@ _FREE = text("""
 """)
 # A sample may have been in abandoned steps before.
 _TRAINED_TURNS = text("""
-    WITH numbered AS (
-        SELECT id, outcome, outcome_detail, row_number() OVER (ORDER BY id) AS number
-        FROM turns WHERE session_id = :session AND kind = 'main'),
-    newest AS (
-        SELECT * FROM numbered WHERE outcome IN ('trained', 'rolled_back') ORDER BY id DESC LIMIT :limit)
+    WITH trained AS (
+        SELECT id, outcome, outcome_detail FROM turns
+        WHERE session_id = :session AND kind = 'main' AND outcome IN ('trained', 'rolled_back')
+        ORDER BY id DESC LIMIT :limit),
+    oldest AS (SELECT id FROM trained ORDER BY id LIMIT 1),
+    numbered AS (
+        SELECT id, row_number() OVER (ORDER BY id) + (
+            SELECT count(*) FROM turns
+            WHERE session_id = :session AND kind = 'main' AND id < (TABLE oldest)) AS number
+        FROM turns WHERE session_id = :session AND kind = 'main' AND id >= (TABLE oldest)),
+    newest AS (SELECT * FROM trained JOIN numbered USING (id))
     SELECT n.id, n.number, n.outcome, n.outcome_detail, l.verdict, l.step
     FROM newest n CROSS JOIN LATERAL (
         SELECT j.verdict, m.step FROM samples s JOIN judgements j ON j.id = s.judgement_id

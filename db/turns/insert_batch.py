@@ -15,9 +15,10 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.sessions import SessionState
-from clawloop.contracts.turns import InsertedTurn, TurnKind
+from clawloop.contracts.turns import InsertedTurn
 from clawloop.ids import SessionId, TurnId
-from clawloop.turns.parents import Candidate, find_parent
+from clawloop.turns.parents import find_parent
+from db.content import ContentCodec, content_of
 from db.database import Raw, raw_connection
 from db.exact_json import storable
 from db.turns.batch_rows import insert_erased, insert_rows
@@ -25,7 +26,7 @@ from db.turns.batch_sessions import ERASED, Entry, assign_sessions, columns_of
 from db.turns.conversation_cache import ConversationCache
 from db.turns.prepared_turn import PreparedTurn
 from db.turns.reparent import reparent_late_turns
-from db.turns.session_lookup import CANDIDATES
+from db.turns.session_lookup import CANDIDATES, CandidateQuery
 
 # Inserts the new sessions and locks all until the end of the transaction, but not for turns that are stored already.
 # A late turn from before an erasure does not reopen its session, and its client's value is gone. A row that this
@@ -80,7 +81,7 @@ async def insert_batch(
     entries = await assign_sessions(raw, turns)
     results: list[InsertedTurn | None] = [None] * len(turns)
     chosen = list({entry.session: entry for entry in reversed(entries)}.values())
-    locked = await _lock_sessions(raw, chosen)
+    locked = await _lock_sessions(raw, content_of(connection), chosen)
     for inserted in await _read_stored(raw, [entry for entry in chosen if entry not in locked]):
         n = next(entry.n for entry in chosen if entry.prepared.record.turn_id == inserted.turn_id)
         results[n] = inserted
@@ -105,20 +106,14 @@ async def insert_batch(
     return results
 
 
-async def _lock_sessions(raw: Raw, entries: Sequence[Entry]) -> list[Entry]:
+async def _lock_sessions(raw: Raw, content: ContentCodec, entries: Sequence[Entry]) -> list[Entry]:
     """Lock the sessions of all turns that are not stored yet, and read what decides about those turns."""
+    asked = CandidateQuery(content, [(entry.n, entry.session, entry.prepared.request) for entry in entries])
+    candidates = None
     async with raw.pipeline():
         locks = await raw.execute(_LOCK_SESSIONS, _session_parameters(entries))
-        candidates = None
-        digests: dict[bytes, bytes] = {}  # by their stored forms
-        replies: list[tuple[Any, ...]] = []
-        for entry in entries:
-            request, content = entry.prepared.request, entry.prepared.content
-            found = content.find_digests(request.replies)
-            digests |= found | content.find_digests(request.lookup.replies)
-            replies += [(entry.n, entry.session, stored, entry.prepared.first_choice) for stored in found]
-        if replies:
-            candidates = await raw.execute(CANDIDATES, columns_of(replies, 4))
+        if asked.parameters:
+            candidates = await raw.execute(CANDIDATES, asked.parameters)
         special = await raw.execute(_SPECIAL, _special_parameters(entries))
     sessions: dict[SessionId, tuple[datetime | None, bool]] = {
         session: (erased_at, is_new) for session, erased_at, is_new in await locks.fetchall()
@@ -127,10 +122,7 @@ async def _lock_sessions(raw: Raw, entries: Sequence[Entry]) -> list[Entry]:
     for n, what in await special.fetchall():
         by_place[n].special.add(what)
     if candidates is not None:
-        for n, turn_id, kind, response_digest, reply_digest in await candidates.fetchall():
-            # One that the request does not hold stays in its stored form, and equals none of the request's.
-            reply = digests.get(reply_digest) or reply_digest
-            candidate = Candidate(TurnId(turn_id), TurnKind(kind), digests[response_digest], reply)
+        for n, candidate in asked.read(await candidates.fetchall()):
             by_place[n].candidates.append(candidate)
     # A turn stored by another transaction while this one waited for the session's lock is stored, too.
     locked = [entry for entry in entries if entry.session in sessions and _STORED not in entry.special]

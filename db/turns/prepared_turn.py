@@ -43,9 +43,15 @@ class Request:
         return lookup(self.seed, self.messages)
 
     @cached_property
-    def replies(self) -> list[bytes]:
+    def answers(self) -> list[tuple[bytes, bytes]]:
+        """Of each assistant message among these messages: the digest of all up to it, and the digest of it alone."""
+        alone = [response_digest(message) for message in self.messages if message.get("role") == "assistant"]
+        return list(zip(self.lookup.replies, alone, strict=True))
+
+    @cached_property
+    def replies(self) -> set[bytes]:
         """Digests of the assistant messages among these messages."""
-        return list({response_digest(message) for message in self.messages if message.get("role") == "assistant"})
+        return {alone for _, alone in self.answers}
 
 
 @dataclass(frozen=True)

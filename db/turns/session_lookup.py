@@ -5,10 +5,11 @@ Reads only: a result stays right while the caller holds the lock on the session'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+from uuid import UUID
 
-from sqlalchemy import select, text
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.turns import SessionSource, TurnKind, TurnStatus
@@ -17,8 +18,8 @@ from clawloop.turns.conversation import KnownPrefix, choose_session
 from clawloop.turns.identify import named_session_id
 from clawloop.turns.parents import Candidate, find_parent
 from db.content import ContentCodec, content_of
-from db.database import Raw
-from db.tables import PrefixRole, TurnRow
+from db.database import Raw, raw_connection
+from db.tables import PrefixRole
 from db.turns.prepared_turn import Request
 
 _COMPLETED = {TurnStatus.COMPLETE, TurnStatus.LENGTH}
@@ -36,13 +37,32 @@ _KNOWN_PREFIXES = text("""
     JOIN turns t ON t.id = p.turn_id
 """)
 
-# Of many requests at once; `n` is the request's place.
-CANDIDATES = """
-    SELECT r.n, t.id, t.kind, t.response_digest, t.reply_digest
-    FROM unnest(%b::int[], %b::uuid[], %b::bytea[], %b::uuid[]) AS r(n, session_id, digest, before)
-    JOIN turns t ON t.session_id = r.session_id AND t.response_digest = r.digest AND t.id < r.before
-    ORDER BY t.id
+# Of many requests at once; `n` is the request's place. Of the turns that gave a reply in its context, or that reply
+# alone where none did, the newest 16 decide: of a session's turns thousands may answer "done", and each later one would
+# cost thousands of rows. Rows are compared and ordered as their index has them, because with equal signs PostgreSQL may
+# choose the index of the session's turns, and read all of them.
+_NEWEST = """
+    SELECT t.id, t.kind, t.response_digest, t.reply_digest FROM turns t
+    WHERE (t.session_id, t.{digest}, t.id) < (r.session_id, r.{digest}, r.before)
+        AND (t.session_id, t.{digest}) >= (r.session_id, r.{digest})
+    ORDER BY t.session_id DESC, t.{digest} DESC, t.id DESC LIMIT 16
 """
+CANDIDATES = f"""
+    WITH asked AS (
+        SELECT * FROM unnest(%b::int[], %b::uuid[], %b::uuid[], %b::bytea[], %b::bytea[])
+            AS r(n, session_id, before, reply_digest, response_digest)),
+    in_context AS (
+        SELECT r.n, r.reply_digest AS prefix, found.*
+        FROM asked r CROSS JOIN LATERAL ({_NEWEST.format(digest="reply_digest")}) found)
+    SELECT n, id, kind, response_digest, reply_digest FROM in_context
+    UNION
+    SELECT r.n, found.* FROM (
+        SELECT DISTINCT n, session_id, before, response_digest FROM asked a
+        WHERE NOT EXISTS (SELECT FROM in_context c WHERE c.n = a.n AND c.prefix = a.reply_digest)) r
+    CROSS JOIN LATERAL ({_NEWEST.format(digest="response_digest")}) found
+"""
+# Newer than every turn.
+_NOW = UUID(int=2**128 - 1)
 
 
 async def find_session(connection: AsyncConnection, request: Request) -> SessionId | None:
@@ -67,53 +87,47 @@ async def find_session(connection: AsyncConnection, request: Request) -> Session
 
 async def find_parent_turn(connection: AsyncConnection, session: SessionId, request: Request) -> TurnId | None:
     """The turn of this session that the request continues."""
-    candidates = await parent_candidates(connection, session, request)
+    raw = await raw_connection(connection)
+    (candidates,) = await candidates_of_many(raw, content_of(connection), [(session, request)])
     return find_parent(request.seed, request.messages, candidates) if candidates else None
-
-
-async def parent_candidates(connection: AsyncConnection, session: SessionId, request: Request) -> list[Candidate]:
-    """The turns of this session, older than the request, that gave one of its replies."""
-    content = content_of(connection)
-    replies = content.find_digests(request.replies)
-    if not replies:
-        return []
-    in_context = content.find_digests(request.lookup.replies)
-    query = select(TurnRow.id, TurnRow.kind, TurnRow.response_digest, TurnRow.reply_digest).where(
-        TurnRow.session_id == session, TurnRow.response_digest.in_(list(replies))
-    )
-    if request.before is not None:
-        query = query.where(TurnRow.id < request.before)
-    return [
-        Candidate(
-            turn_id=TurnId(row.id),
-            kind=TurnKind(row.kind),
-            response_digest=replies[row.response_digest],
-            # One that the request does not hold stays in its stored form, and equals none of the request's.
-            reply_digest=in_context.get(row.reply_digest, row.reply_digest),
-        )
-        for row in await connection.execute(query.order_by(TurnRow.id))
-    ]
 
 
 async def candidates_of_many(
     raw: Raw, content: ContentCodec, requests: Sequence[tuple[SessionId, Request]]
 ) -> list[list[Candidate]]:
-    """`parent_candidates` of stored turns' requests and their sessions, in one statement.
+    """For each request the turns of its session, older than it, that may have written one of its replies."""
+    candidates: list[list[Candidate]] = [[] for _ in requests]
+    asked = CandidateQuery(content, [(n, session, request) for n, (session, request) in enumerate(requests)])
+    if asked.parameters:
+        for n, candidate in asked.read(await (await raw.execute(CANDIDATES, asked.parameters)).fetchall()):
+            candidates[n].append(candidate)
+    return candidates
+
+
+class CandidateQuery:
+    """The parameters of `CANDIDATES`, and what its rows mean.
 
     Args:
-        requests: each with the turn that it became, in `before`.
+        requests: each with its place and its session.
+
+    Attributes:
+        parameters: empty if no request holds a reply.
     """
-    candidates: list[list[Candidate]] = [[] for _ in requests]
-    digests: dict[bytes, bytes] = {}  # by their stored forms
-    rows: list[tuple[Any, ...]] = []
-    for n, (session, request) in enumerate(requests):
-        found = content.find_digests(request.replies)
-        digests |= found | content.find_digests(request.lookup.replies)
-        rows += [(n, session, stored, request.before) for stored in found]
-    if rows:
-        columns = [list(column) for column in zip(*rows, strict=True)]
-        for n, turn_id, kind, response, reply in await (await raw.execute(CANDIDATES, columns)).fetchall():
-            # One that no request holds stays in its stored form, and equals none of the requests'.
-            known = digests.get(reply) or reply
-            candidates[n].append(Candidate(TurnId(turn_id), TurnKind(kind), digests[response], known))
-    return candidates
+
+    def __init__(self, content: ContentCodec, requests: Sequence[tuple[int, SessionId, Request]]) -> None:
+        self._digests: dict[bytes, bytes] = {}  # by their stored forms
+        rows: list[tuple[Any, ...]] = []
+        for n, session, request in requests:
+            for prefix, response in request.answers:
+                prefixes, responses = content.find_digests([prefix]), content.find_digests([response])
+                self._digests |= prefixes | responses
+                before = request.before or _NOW
+                rows += [(n, session, before, *stored) for stored in zip(prefixes, responses, strict=True)]
+        self.parameters = [list(column) for column in zip(*rows, strict=True)]
+
+    def read(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[int, Candidate]]:
+        """Each candidate with the place of its request."""
+        for n, turn_id, kind, response, reply in rows:
+            # A digest that no request holds stays in its stored form, and equals none of the requests'.
+            digests = [self._digests.get(digest, digest) for digest in (response, reply)]
+            yield n, Candidate(TurnId(turn_id), TurnKind(kind), *digests)

@@ -109,10 +109,14 @@ class TurnRow(Base):
             f" IN ({plain_length('response_ids')}, 2 * {plain_length('response_ids')}))",
             name="logprob_per_id",
         ),
-        Index(None, "session_id", "id"),
-        Index(None, "session_id", "response_digest"),
+        # With the kind it counts a session's main turns without reading their rows.
+        Index(None, "session_id", "id", postgresql_include=["kind"]),
+        # Candidates for a parent, the newest first, whatever their number.
+        Index(None, "session_id", "response_digest", "id"),
+        Index(None, "session_id", "reply_digest", "id"),
         Index(None, "parent_turn_id"),
         Index("turns_waiting_idx", "session_id", postgresql_where=text("outcome = 'waiting'")),
+        Index("turns_trained_idx", "session_id", "id", postgresql_where=text("outcome IN ('trained', 'rolled_back')")),
         Index("turns_group_idx", "group_id", postgresql_where=text("group_id IS NOT NULL")),
         Index("turns_tools_idx", "tools_sha256", postgresql_where=text("tools_sha256 IS NOT NULL")),
         Index(
