@@ -16,7 +16,7 @@ from tests.deploy.stated import EXTRAS, ROOT, ranges
 
 PACKAGES = ("clawloop", *TOP_LEVEL_NAMES)
 # In Python environments of their own, never in ours.
-ELSEWHERE = ("verifiers",)
+ELSEWHERE = ("verifiers", "reasoning_gym")
 
 
 @cache
