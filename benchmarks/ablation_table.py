@@ -26,6 +26,7 @@ VARIANTS: Mapping[str, Sequence[str]] = {
     "kl 0": ["train.loss.kl=0"],
     "kl 0.02": ["train.loss.kl=0.02"],
     "beta1 0.9": ["train.optimiser.beta1=0.9"],
+    "beta2 0.999": ["train.optimiser.beta2=0.999"],
     "grad_clip 1": ["train.optimiser.grad_clip=1"],
     "baseline mean": ["signal.baseline=mean"],
     "spare_unlikely 0": ["train.advantage.spare_unlikely=0"],
