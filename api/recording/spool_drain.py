@@ -57,6 +57,8 @@ class SpoolDrain:
         self._metrics = metrics
         self._filled = asyncio.Event()
         self._most_turns = LONGEST_BATCH_TURNS
+        # In this round something else than PostgreSQL's absence kept turns where they are: a key, the disk, a bug.
+        self._stuck = False
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> SpoolDrain:
@@ -100,12 +102,15 @@ class SpoolDrain:
     async def _drain(self) -> None:
         while True:
             self._filled.clear()
+            self._stuck = False
             try:
                 await asyncio.to_thread(self._spool.take_over)
                 await self._drain_once()
                 await asyncio.to_thread(self._spool.restore_reserve)
             except Exception:  # e.g. the disk; the turns stay where they are
+                self._stuck = True
                 log.exception("spool not drained")
+            self._metrics.spool_stuck.set(self._stuck)
             if self._spool.turns:
                 await asyncio.sleep(RETRY_SECONDS)
             else:
@@ -153,6 +158,7 @@ class SpoolDrain:
             try:
                 records.append(await asyncio.to_thread(self._spool.read, turn_id))
             except EncryptionKeyMissing as error:  # it may come; the turn stays where it is
+                self._stuck = True
                 log.error("spooled turn not read", extra={"turn_id": str(turn_id), "why": str(error)})
             except RecordUnusable as error:
                 await self._reject(turn_id, error)
@@ -160,6 +166,7 @@ class SpoolDrain:
                 self._spool.remove(turn_id)
                 log.error("spooled turn deleted by somebody else", extra={"turn_id": str(turn_id)})
             except OSError:  # one file that the disk does not give back must not hold up the others
+                self._stuck = True
                 log.exception("spooled turn not read", extra={"turn_id": str(turn_id)})
         return records
 
@@ -176,5 +183,6 @@ class SpoolDrain:
                 await self._reject(record.turn_id, result)
             elif not isinstance(result, StoreUnavailable):
                 # A bug, or a key that may come; the turn stays on disk and is tried again with the others.
+                self._stuck = True
                 log.error("spooled turn not stored", extra={"turn_id": str(record.turn_id)}, exc_info=result)
         self._update_gauges()

@@ -82,6 +82,11 @@ class GatewayMetrics:
             registry=self.registry,
         )
         self.spool_bytes = Gauge("clawloop_gateway_spool_bytes", "Size of the spooled turns", registry=self.registry)
+        self.spool_stuck = Gauge(
+            "clawloop_gateway_spool_stuck",
+            "1 while spooled turns wait for another reason than PostgreSQL's absence",
+            registry=self.registry,
+        )
         self.held_turns = Gauge(
             "clawloop_gateway_held_turns",
             "Turns in memory, as PostgreSQL and the disk take none",

@@ -69,6 +69,14 @@ class AwayAtTheThird(GatedStore):
         return await super().insert_many(records)
 
 
+class Unavailable(GatedStore):
+    """It does not answer."""
+
+    async def insert_many(self, records: Sequence[TurnRecord]) -> list[InsertedTurn | Exception]:
+        self.batches.append(len(records))
+        return [StoreUnavailable("on purpose")] * len(records)
+
+
 class Clock:
     """Replaces the module `time`; the test advances it."""
 
@@ -314,3 +322,49 @@ async def test_turns_whose_key_is_missing_wait_in_the_spool_until_it_comes(tmp_p
         await until(lambda: not spool.turns)
     assert sorted(map(str, texts_of(turns))) == ["continues", "of another gateway", "own"]
     assert not list(tmp_path.glob("spool/*/rejected/*"))
+
+
+def is_stuck(recorder: Recorder) -> bool:
+    return recorder._metrics.registry.get_sample_value("clawloop_gateway_spool_stuck") == 1
+
+
+@pytest.mark.parametrize("why", ["breaks", "keyless"])
+async def test_a_spool_that_is_stuck_though_postgres_answers_says_so_until_it_drains(tmp_path: Path, why: str) -> None:
+    turns = FakeTurnStore()
+    store = GatedStore(turns)
+    getattr(store, why).add("stuck")
+    spool = Spool(tmp_path, 10**8)
+    async with running_recorder(store, store, spool) as recorder:
+        assert not is_stuck(recorder)
+        await record_all(recorder, "stuck", "fine")
+        await until(lambda: is_stuck(recorder) and spool.turns == 1)
+        getattr(store, why).clear()
+        await until(lambda: not spool.turns and not is_stuck(recorder))
+    assert sorted(map(str, texts_of(turns))) == ["fine", "stuck"]
+
+
+async def test_a_spool_that_the_disk_does_not_give_back_is_stuck(tmp_path: Path) -> None:
+    turns = FakeTurnStore()
+    store = GatedStore(turns)
+    spool = Spool(tmp_path, 10**8)
+    record = turn_record("behind a folder")
+    spool.write(record)
+    path = spool._path(record.turn_id)
+    content = path.read_bytes()
+    path.unlink()
+    path.mkdir()  # cannot be read, whoever asks
+    async with running_recorder(store, store, spool) as recorder:
+        await until(lambda: is_stuck(recorder))
+        path.rmdir()
+        path.write_bytes(content)
+        await until(lambda: turns.records and not is_stuck(recorder))
+
+
+async def test_a_spool_that_waits_for_postgres_is_not_stuck(tmp_path: Path) -> None:
+    turns = FakeTurnStore()
+    store = Unavailable(turns)
+    spool = Spool(tmp_path, 10**8)
+    async with running_recorder(store, store, spool) as recorder:
+        await record_all(recorder, "waits")
+        await until(lambda: len(store.batches) > 3)  # some of them by the drain
+        assert (spool.turns, is_stuck(recorder)) == (1, False)
