@@ -35,6 +35,8 @@ class _Waiting:
     inserted: asyncio.Future[InsertedTurn]
 
 
+# Beside `db.group_commit`, which api may not import: it knows neither two transactions at once, nor a limit with the
+# wait, nor that PostgreSQL is away, and its transactions and repeats alone are the store's here (`insert_many`).
 class InsertQueue:
     """Use as an async context manager, which ends running transactions when it exits.
 
