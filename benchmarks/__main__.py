@@ -85,11 +85,13 @@ def run(name: str, arguments: Sequence[str], console: Console) -> Result:
         parser = argparse.ArgumentParser(prog=f"benchmarks {name}", description=PROGRAMS[name])
         parser.add_argument("--quick", action="store_true", help="small sizes, a minute or two; not for reports")
         parser.add_argument("--seed", type=int, default=1)
+        parser.add_argument("--into", default=name, help="name of the file with the raw figures")
         module.add_options(parser)
         parsed = parser.parse_args(arguments)
         options, result = vars(parsed), module.run(parsed)
         print_result(result, console)
-    path = write_result(f"{name}-quick" if options.get("quick") else name, options, result, began, load)
+    kept = str(options.get("into", name))
+    path = write_result(f"{kept}-quick" if options.get("quick") else kept, options, result, began, load)
     console.print(f"raw figures: {path}", highlight=False, soft_wrap=True)
     return result
 
