@@ -22,12 +22,19 @@ from clawloop.local.checks import choose_port
 from clawloop.local.services.vllm import EngineOptions, launch, read_model
 from clawloop.local.supervision.supervisor import guarded
 from clawloop.local.tiny_model import ensure_tiny_model
+from tests.e2e.toy import CONTEXT_TOKENS, toy_model
 from tests.e2e.up import Up, up
 from tests.engine_options import engine_options
 
 # 40 s on two idle cores; ten times that has been seen where others took them.
 START_SECONDS = 900
-ENGINE_FIXTURES = {"engine_url", "careless_engine_url"}
+# The model of each fixture that is an engine's URL.
+_MODELS = {
+    "engine_url": "tiny_model_path",
+    "careless_engine_url": "flat_model_path",
+    "toy_engine_url": "toy_model_path",
+}
+ENGINE_FIXTURES = _MODELS.keys()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -61,6 +68,11 @@ def flat_model_path(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFact
     weights["model.norm.weight"] *= 0.1
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     return target
+
+
+@pytest.fixture(scope="session")
+def toy_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_model(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -97,6 +109,12 @@ def careless_engine_url(engines: Engines) -> str:
 
 
 @pytest.fixture(scope="session")
+def toy_engine_url(engines: Engines) -> str:
+    """An engine of the demo's model, which is also its own judge."""
+    return engines.start("toy_engine_url").ready()
+
+
+@pytest.fixture(scope="session")
 def started_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """`clawloop up` on a separate folder; one test uses and stops it."""
     folder = tmp_path_factory.mktemp("up")
@@ -117,10 +135,11 @@ class Engines:
         """Start the engine unless it runs."""
         if name not in self._started:
             port = choose_port("vLLM", "127.0.0.1", 0, "")
-            model = "tiny_model_path" if name == "engine_url" else "flat_model_path"
-            folder: Path = self._request.getfixturevalue(model)
+            folder: Path = self._request.getfixturevalue(_MODELS[name])
             if name == "engine_url":
                 options = engine_options(folder, port)
+            elif name == "toy_engine_url":
+                options = engine_options(folder, port, max_model_len=CONTEXT_TOKENS)
             else:
                 options = engine_options(folder, port, dtype="bfloat16", guard_sampling=False)
             engine = started_engine(folder, options, self._logs / f"vllm-{port}.log")

@@ -62,8 +62,8 @@ class RealGateway:
         return stored
 
 
-async def prepared(database_url: str, engines: Sequence[str]) -> dict[str, str]:
-    return await prepare(database_url, "tiny-random", ["qwen3-4b"], engines, {})
+async def prepared(database_url: str, engines: Sequence[str], base_model: str = "tiny-random") -> dict[str, str]:
+    return await prepare(database_url, base_model, ["qwen3-4b"], engines, {})
 
 
 @asynccontextmanager

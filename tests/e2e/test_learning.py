@@ -1,4 +1,4 @@
-"""Learning with real parts only: chat, ledger, Temporal, trainer and engine; the judge is a server over HTTP.
+"""Learning with real parts only: a user teaches the demo's model, which judges itself on the engine that answers.
 
 All of it is encrypted at rest: other tests learn from plain content.
 """
@@ -9,150 +9,58 @@ import asyncio
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 
+from clawloop.demo.recipes import Method, demo_recipe
+from clawloop.demo.user import SyntheticUser
+from clawloop.demo.world import CHAT, Axis, draw_preference
 from clawloop.encryption.key_file import SETTING, make_keys
-from clawloop.local.checks import choose_port
-from clawloop.local.parts import answers_ok
-from clawloop.recipes.recipe import Recipe
-from db.database import BACKGROUND_LIMIT, Database
-from db.schema import migrate
-from db.training.recipes import set_recipe
-from tests.conftest import database_address, execute
+from clawloop.ids import TurnId
+from clawloop.recipes.recipe import Lora
 from tests.e2e.adapters import LORA, apply_adapter, load_policy, logprobs
-from tests.e2e.gateway import RealGateway, prepared, running_gateway
-from tests.fakes.judge import FakeJudge, fake_judge
+from tests.e2e.gateway import RealGateway
+from tests.e2e.toy import Conversation, admin, converse_all, outcomes, toy_gateway, toy_workers
 from tests.security.encrypted import dump
 
-RECIPE = Recipe.model_validate(
-    {
-        "name": "binary",
-        "signal": {"hints": False, "m": 1},
-        "train": {
-            "batch_samples": 16,
-            "advantage": {"teacher_weight": 0.0},
-            "lora": {"rank": LORA.rank, "alpha": LORA.alpha},
-            # Random weights cannot get worse; one step has to have a visible effect.
-            "optimiser": {"lr": 0.01},
-        },
-        # That step moves each token far more than the gate lets one step of a real model.
-        "gate": {"parent_distance": 4.9, "token_share": 0.99},
+_DEMO = demo_recipe(Method.COMBINED)
+RECIPE = _DEMO.model_copy(
+    update={
+        "train": _DEMO.train.model_copy(update={"batch_samples": 16, "lora": Lora(rank=LORA.rank, alpha=LORA.alpha)}),
+        "gate": _DEMO.gate.model_copy(update={"held_out": 0.0}),
     }
 )
-SESSIONS, TURNS = 4, 5
-# Four Python programs start in parallel; 10 s on two idle cores.
-START_SECONDS = 240
-LIKED, DISLIKED = "Yes, like that.", "No, not like that."
-
-
-def is_preferred(answer: str) -> bool:
-    """True for an even number of characters: about half of the replies of random weights."""
-    return len(answer) % 2 == 0
-
-
-def vote_by_user_message(body: dict[str, Any], question: str) -> str:
-    mark = re.findall(r"verdict ([0-9a-f]{6}):", question)[-1]
-    return f"verdict {mark}: {1 if LIKED in question.rsplit('<next', 1)[-1] else -1}"
-
-
-@pytest.fixture
-async def judge() -> AsyncIterator[FakeJudge]:
-    async with fake_judge() as running:
-        running.says = vote_by_user_message
-        yield running
+# 28 replies that somebody reacts to: a batch, and no second one.
+SESSIONS = 7
+# The user prefers the other style of about every second answer.
+SEED = 4
 
 
 @pytest.fixture
 async def gateway(
-    postgres_server: Any, temporal_address: str, engine_url: str, tmp_path: Path
+    postgres_server: Any, temporal_address: str, toy_engine_url: str, tmp_path: Path
 ) -> AsyncIterator[RealGateway]:
-    execute(postgres_server.url, "CREATE DATABASE learned")
-    url = database_address(postgres_server.url, "learned")
-    await asyncio.to_thread(migrate, url)
-    keys = await prepared(url, [engine_url])
-    database = Database(url, BACKGROUND_LIMIT)
-    await set_recipe(database, "default", RECIPE)
-    await database.close()
     make_keys(tmp_path / "keys")
     encrypted = {SETTING: str(tmp_path / "keys")}
-    try:
-        async with running_gateway(url, keys, tmp_path, 0, TEMPORAL_ADDRESS=temporal_address, **encrypted) as running:
-            yield running
-    finally:
-        async with httpx.AsyncClient(base_url=engine_url) as client:
-            for model in (await client.get("/v1/models")).json()["data"]:
-                if model["id"].startswith(("default-v", "anna-v")):  # other tests use the engine later
-                    await client.post("/v1/unload_lora_adapter", json={"lora_name": model["id"]})
+    url, engine = postgres_server.url, toy_engine_url
+    async with toy_gateway(url, "learned", tmp_path, engine, temporal_address, **encrypted) as running:
+        await admin(running, "policies/default/recipe", RECIPE.model_dump())
+        yield running
 
 
-@asynccontextmanager
-async def workers(
-    gateway: RealGateway, temporal: str, judge: FakeJudge, engine: str, model: Path
-) -> AsyncIterator[None]:
-    settings = {
-        "DATABASE_URL": gateway.database_url,
-        "TEMPORAL_ADDRESS": temporal,
-        "CLAWLOOP_DATA": str(gateway.data),
-        SETTING: str(gateway.data / "keys"),
-        "CLAWLOOP_MODEL": str(model),
-        "CLAWLOOP_JUDGE_URL": judge.url,
-        "CLAWLOOP_JUDGE_MODEL": "scripted",
-        "OMP_NUM_THREADS": "1",
-    }
-    roles = (["orchestrator"], ["judge"], ["trainer", "--base-model", model.name], ["engine", "--engine", engine])
-    running: dict[int, subprocess.Popen[bytes]] = {}
-    try:
-        for words in roles:
-            port = choose_port(words[0], "127.0.0.1", 0, "")
-            command = [sys.executable, "-m", "clawloop.cli.main", "worker", *words, "--health-port", str(port)]
-            with (gateway.data / f"{words[0]}.log").open("ab") as log:
-                running[port] = subprocess.Popen(command, env=dict(os.environ) | settings, stdout=log, stderr=log)
-        async with asyncio.timeout(START_SECONDS):
-            for port, worker in running.items():
-                while not await answers_ok(f"http://127.0.0.1:{port}/readyz"):
-                    assert worker.poll() is None, logs(gateway)
-                    await asyncio.sleep(0.1)
-        yield
-    finally:
-        for worker in running.values():
-            worker.send_signal(signal.SIGTERM)
-        ended = [await asyncio.to_thread(worker.wait, 60) for worker in running.values()]
-    assert ended == [0] * len(running)
-
-
-async def talk(gateway: RealGateway, session: int) -> list[str]:
-    """A conversation in which the user rates each reply; returns the replies' ids."""
-    messages: list[dict[str, Any]] = [{"role": "user", "content": f"Hello, I am user {session}."}]
-    replies = []
-    async with gateway.client() as client:
-        for number in range(TURNS):
-            body = {"model": "policy", "messages": messages, "max_tokens": 12, "temperature": 1.0}
-            ends = {"session_id": f"s{session}", "session_done": number == TURNS - 1}
-            answer = await client.post("/v1/chat/completions", json=body | ends)
-            assert answer.status_code == 200, answer.text
-            message = answer.json()["choices"][0]["message"]
-            replies.append(answer.json()["id"])
-            liked = is_preferred(message["content"] or "")
-            messages += [message, {"role": "user", "content": LIKED if liked else DISLIKED}]
-    return replies
-
-
-async def admin(gateway: RealGateway, path: str) -> Any:
-    headers = {"Authorization": f"Bearer {gateway.admin_key}"}
-    async with httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=120) as client:
-        answer = await client.get(f"/admin/v1/{path}")
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+def users(name: str, count: int) -> dict[str, SyntheticUser]:
+    """One user's sessions, each with requests and reactions of its own."""
+    preference = draw_preference(SEED)
+    return {f"{name}{number}": SyntheticUser(SEED * 1000 + number, preference) for number in range(count)}
 
 
 async def begin_another(gateway: RealGateway) -> Any:
@@ -165,7 +73,8 @@ async def begin_another(gateway: RealGateway) -> Any:
         async with asyncio.timeout(120):
             while (await admin(gateway, "training?policy=anna"))["version"] != 1:
                 await asyncio.sleep(0.1)
-        body = {"model": "policy", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 12}
+        messages = [{"role": "user", "content": CHAT[Axis.TONE][0].text}]
+        body = {"model": "policy", "messages": messages, "max_tokens": 12}
         answer = await client.post(
             "/v1/chat/completions", json=body | {"temperature": 1.0}, headers={"Authorization": f"Bearer {key}"}
         )
@@ -180,10 +89,7 @@ async def learned(gateway: RealGateway, done: Callable[[dict[str, Any]], bool]) 
             while not done(status := await admin(gateway, "training")):
                 await asyncio.sleep(0.2)
             return status
-    sessions = (await admin(gateway, "sessions"))["sessions"]
-    turns = [turn for session in sessions for turn in (await admin(gateway, f"sessions/{session['id']}"))["turns"]]
-    outcomes = "\n".join(f"{turn['id']} {turn['outcome']}: {turn['why']}" for turn in turns)
-    raise AssertionError(f"{status}\n{outcomes}\n{logs(gateway)}")
+    raise AssertionError(f"{status}\n{outcomes(gateway.database_url)}\n{logs(gateway)}")
 
 
 def logs(gateway: RealGateway) -> str:
@@ -204,70 +110,84 @@ def clawloop(gateway: RealGateway, *words: str) -> str:
 async def test_a_preference_in_chats_becomes_a_version_that_prefers_it(
     gateway: RealGateway,
     temporal_address: str,
-    engine_url: str,
-    tiny_model_path: Path,
-    judge: FakeJudge,
+    toy_engine_url: str,
+    toy_model_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    async with workers(gateway, temporal_address, judge, engine_url, tiny_model_path):
+    keys = {SETTING: str(gateway.data / "keys")}
+    async with toy_workers(gateway, temporal_address, toy_engine_url, toy_model_path, **keys):
         began = time.monotonic()
-        talks = await asyncio.gather(*(talk(gateway, session) for session in range(SESSIONS)))
+        talks = await converse_all(gateway, users("s", SESSIONS))
         chatted = time.monotonic()
-        status = await learned(gateway, lambda status: status["version"] == 1)
+        status = await learned(gateway, lambda status: status["version"] == 1 and status["judging"] == 0)
         answered = time.monotonic()
-        assert (status["head"], status["step"], status["ready"]) == (1, 2, 0)
+        assert (status["head"], status["step"]) == (1, 2)
 
         # The new version replies, and the recorded log-probs are those of its adapter.
-        (fresh, *_) = await talk(gateway, 99)
+        ((fresh, *_),) = [talk.replies for talk in await converse_all(gateway, users("later", 1))]
         newest = (await gateway.turn(fresh)).record
         assert newest.version == 1
         begun = await begin_another(gateway)
         assert (begun.policy, begun.version) == ("anna", 1)
-    await _check_the_versions(gateway, tiny_model_path, talks, newest, begun)
+    batch = _batch(gateway)
+    assert len(batch) == RECIPE.train.batch_samples
+    await _check_the_versions(gateway, toy_model_path, batch, newest, begun)
 
-    judged = [reply for replies in talks for reply in replies[:-1]]
-    output = await asyncio.to_thread(clawloop, gateway, "why", judged[0])
+    output = await asyncio.to_thread(clawloop, gateway, "why", str(next(iter(batch))))
     assert re.search(r"^outcome +trained$", output, re.MULTILINE), output
     assert "trained in step 1" in output
     versions = json.loads(await asyncio.to_thread(clawloop, gateway, "policy", "versions", "--json"))["versions"]
     assert [version["state"] for version in versions] == ["on the path", "active, head"]
-    assert versions[1]["metrics"]["samples"] == len(judged)
+    assert versions[1]["metrics"]["samples"] == len(batch)
     assert "No violation" in await asyncio.to_thread(clawloop, gateway, "check")
-    _check_that_nothing_is_plain(gateway)
+    _check_that_nothing_is_plain(gateway, talks)
     with capsys.disabled():
         words = f"{chatted - began:.1f} s of chat, {answered - chatted:.1f} s to the next version"
-        print(f"\n{SESSIONS * TURNS} turns, {len(judged)} samples, {words}")  # noqa: T201
+        print(f"\n{sum(len(talk.replies) for talk in talks)} turns, {len(batch)} samples, {words}")  # noqa: T201
 
 
-def _check_that_nothing_is_plain(gateway: RealGateway) -> None:
+def _batch(gateway: RealGateway) -> dict[TurnId, tuple[int, bool]]:
+    """The turns of step 1, each with the judge's verdict (0: none to learn from) and whether there was a hint."""
+    with psycopg.connect(gateway.database_url) as connection:
+        rows = connection.execute("""
+            SELECT s.turn_id, s.reward, s.hinted_prompt_ids IS NOT NULL FROM step_samples b
+                JOIN samples s ON s.id = b.sample_id WHERE b.step = 1 AND b.policy = 'default'""").fetchall()
+    return {TurnId(turn): (int(reward or 0), hinted) for turn, reward, hinted in rows}
+
+
+def _check_that_nothing_is_plain(gateway: RealGateway, talks: Sequence[Conversation]) -> None:
     stored = dump(gateway.database_url)
-    assert "binary" in stored  # the recipe: it is a dump
+    assert f'"{RECIPE.name}"' in stored  # it is a dump
     files = [path.read_bytes() for path in gateway.data.rglob("*") if path.is_file()]
-    for words in (LIKED, DISLIKED, "I am user"):
+    lines = {line for talk in talks for said in talk.said for line in said.splitlines() if len(line) > 15}
+    assert len(lines) > SESSIONS
+    for words in lines:
         assert words not in stored
         assert words.encode().hex() not in stored
         assert not any(words.encode() in file for file in files)
 
 
-async def _check_the_versions(gateway: RealGateway, model: Path, talks: list[list[str]], *newest: Any) -> None:
+async def _check_the_versions(
+    gateway: RealGateway, model: Path, batch: Mapping[TurnId, tuple[int, bool]], *newest: Any
+) -> None:
     (adapter,) = (gateway.data / "adapters" / "default").glob("v1-*")
     policy = load_policy(model)
-    moved: dict[bool, list[float]] = {True: [], False: []}
-    for replies in talks:
-        for reply in replies[:-1]:
-            record = (await gateway.turn(reply)).record
-            assert record.version == 0
-            assert record.prompt_ids is not None
-            assert record.response_ids is not None
-            assert record.response is not None
-            ids = (record.prompt_ids, record.response_ids, 1.0)
-            apply_adapter(policy, None)
-            before = logprobs(policy, *ids).mean().item()
-            apply_adapter(policy, adapter)
-            after = logprobs(policy, *ids).mean().item()
-            moved[is_preferred(str(record.response["content"] or ""))].append(after - before)
+    moved: dict[int, list[float]] = {1: [], -1: []}
+    for turn, (verdict, _) in batch.items():
+        record = (await gateway.turn(f"chatcmpl-{turn}")).record
+        assert record.version == 0
+        assert record.prompt_ids is not None
+        assert record.response_ids is not None
+        ids = (record.prompt_ids, record.response_ids, 1.0)
+        apply_adapter(policy, None)
+        before = logprobs(policy, *ids).mean().item()
+        apply_adapter(policy, adapter)
+        after = logprobs(policy, *ids).mean().item()
+        if verdict:
+            moved[verdict].append(after - before)
     assert all(moved.values()), "this user liked all answers, or none"
-    assert sum(moved[True]) / len(moved[True]) > 0 > sum(moved[False]) / len(moved[False]), moved
+    assert sum(moved[1]) / len(moved[1]) > 0 > sum(moved[-1]) / len(moved[-1]), moved
+    assert any(hinted for _, hinted in batch.values()), "the judge gave no hint"
 
     apply_adapter(policy, adapter)
     for record in newest:

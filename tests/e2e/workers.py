@@ -21,10 +21,14 @@ START_SECONDS = 240
 
 @asynccontextmanager
 async def running_workers(
-    data: Path, database_url: str, temporal: str, *commands: Sequence[str]
+    data: Path, database_url: str, temporal: str, *commands: Sequence[str], **settings: str
 ) -> AsyncIterator[list[subprocess.Popen[bytes]]]:
-    """Run `clawloop worker …` for each command until the end of the block; asserts that each exits with 0."""
-    settings = {"DATABASE_URL": database_url, "TEMPORAL_ADDRESS": temporal, "OMP_NUM_THREADS": "1"}
+    """Run `clawloop worker …` for each command until the end of the block; asserts that each exits with 0.
+
+    Args:
+        settings: further environment variables.
+    """
+    settings |= {"DATABASE_URL": database_url, "TEMPORAL_ADDRESS": temporal, "OMP_NUM_THREADS": "1"}
     workers, ports = [], []
     for command in commands:
         ports.append(choose_port("a worker", "127.0.0.1", 0, ""))
