@@ -34,6 +34,9 @@ def evaluate_command(
         str | None,
         typer.Option(help="Admin key: waits until all is learned before it grades again.", envvar="CLAWLOOP_ADMIN_KEY"),
     ] = None,
+    policy: Annotated[
+        str, typer.Option(help="The key's policy; with --admin-key its learning is waited for.")
+    ] = "default",
     tasks: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="Tasks in GSM8K's form; our own by default.")
     ] = None,
@@ -59,16 +62,16 @@ def evaluate_command(
         grades_at = grader_url or persona_url
         grader = ModelClient("the grader", grades_at, grader_model or persona_model, grader_key or persona_key)
         async with (
-            ModelClient("the policy", url, model, key) as policy,
+            ModelClient("the policy", url, model, key) as learner,
             ModelClient("the persona", persona_url, persona_model, persona_key) as persona,
             grader,
         ):
             return await evaluate(
                 chosen,
-                Models(policy, persona, grader),
+                Models(learner, persona, grader),
                 chats,
                 graded,
-                lambda: _learned(url, admin_key, wait_minutes),
+                lambda: learned(url, admin_key, policy, wait_minutes),
                 lambda line: typer.echo(line, err=True),
             )
 
@@ -82,8 +85,11 @@ def evaluate_command(
     typer.echo(report if as_json else _shown(found))
 
 
-async def _learned(url: str, admin_key: str | None, wait_minutes: float) -> None:
-    """Return once every turn is judged, every full batch is trained and the newest version answers, or time is up."""
+async def learned(url: str, admin_key: str | None, policy: str, wait_minutes: float) -> None:
+    """Return once every turn is judged, every full batch is trained and the newest version answers, or time is up.
+
+    Without an admin key it returns at once, and says so.
+    """
     if admin_key is None:
         typer.echo("no --admin-key: graded again at once, with what is learned by now", err=True)
         return
@@ -94,7 +100,7 @@ async def _learned(url: str, admin_key: str | None, wait_minutes: float) -> None
         try:
             async with asyncio.timeout(60 * wait_minutes):
                 while True:
-                    status = await admin.training_status("default")
+                    status = await admin.training_status(policy)
                     if status.is_done:
                         return
                     await asyncio.sleep(_POLL_SECONDS)
