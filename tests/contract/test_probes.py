@@ -200,7 +200,7 @@ async def test_without_an_engine_that_has_it_the_version_waits_and_is_then_decid
             await activities.probe_version(ProbeVersion(policy=POLICY, n=1))
     decide = DecideVersion(policy=POLICY, n=1, not_probed="no engine has version 1 of default")
     decided = await GateActivities(learning.gate).decide_version(decide)
-    assert (decided.state, decided.checks) == (StepState.COMMITTED, "probes not enough")
+    assert (decided.state, decided.checks) == (StepState.COMMITTED, "probes not enough: asked 0")
     (_, version) = await learning.operators.versions(POLICY)
     assert version.gate[0].reason == "not asked: no engine has version 1 of default"
 
