@@ -108,6 +108,9 @@ async def _run(command: list[str], task: BoxTask, uid: int | None) -> BoxResult:
         return BoxResult(None, b"", b"", "the sandbox did not answer in time")
     finally:
         await _end(process)
+    if process.returncode is not None and process.returncode < 0:
+        # Nothing in the sandbox sees this process: somebody outside ended it, e.g. the kernel where memory ran out.
+        raise SandboxFailed(f"bubblewrap was ended by signal {-process.returncode}")
     return parse_answer(answer, errors, task.limits)
 
 

@@ -158,6 +158,8 @@ class Containers:
             return BoxResult(None, b"", b"", "the sandbox did not answer in time")
         finally:
             await asyncio.shield(self._end(process, name))
+        if process.returncode is not None and process.returncode < 0:
+            raise SandboxFailed(f"{self._engine.program.name} was ended by signal {-process.returncode}")
         if not answer and process.returncode in _NOT_STARTED:
             raise SandboxFailed(" ".join(errors.decode(errors="replace").split())[-300:])
         return parse_answer(answer, errors, task.limits)

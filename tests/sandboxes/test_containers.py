@@ -22,7 +22,7 @@ from clawloop.sandboxes.images import image_of
 from tests.sandboxes.test_bubblewrap import MIB
 
 STAND_IN = """#!{python}
-import json, pathlib, sys, time
+import json, os, pathlib, sys, time
 here, words = pathlib.Path(__file__).parent, sys.argv[1:]
 with (here / "calls").open("a") as calls:
     calls.write(json.dumps(words) + "\\n")
@@ -39,6 +39,7 @@ elif words[0] == "pull":
 elif words[0] == "ps":
     print(file("names"))
 elif words[0] == "run":
+    os.kill(os.getpid(), 9) if file("killed") else None
     if file("stderr"):
         print(file("stderr"), file=sys.stderr)
         sys.exit(125)
@@ -146,6 +147,12 @@ async def test_an_image_that_cannot_be_pulled_is_one_line_and_is_not_asked_for_a
 async def test_a_container_that_was_not_made_is_no_fault_of_the_command(podman: StandIn, folders: BoxFolders) -> None:
     podman.write("stderr", "Error: no space left")
     with pytest.raises(SandboxFailed, match="no space left"):
+        await Containers.find(folders).run(task())
+
+
+async def test_an_engine_that_is_killed_is_no_fault_of_the_command(podman: StandIn, folders: BoxFolders) -> None:
+    podman.write("killed", "yes")
+    with pytest.raises(SandboxFailed, match="podman was ended by signal 9"):
         await Containers.find(folders).run(task())
 
 

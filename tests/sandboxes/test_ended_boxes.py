@@ -1,0 +1,32 @@
+"""Sandboxes that are ended before their command ends."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from uuid import uuid4
+
+import psutil
+import pytest
+
+from clawloop.errors import SandboxFailed
+from clawloop.sandboxes.bubblewrap import Bubblewrap
+from clawloop.sandboxes.folders import BoxFolders
+from tests.sandboxes.test_bubblewrap import open_folder, processes_with, python, wait_until
+
+__all__ = ["open_folder"]
+
+
+@pytest.mark.slow
+async def test_a_sandbox_that_is_killed_from_outside_is_no_fault_of_the_command(open_folder: Path) -> None:
+    sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders(open_folder))
+    word = f"killed-{uuid4().hex}"
+    running = asyncio.create_task(python(sandboxes, f"import time; time.sleep(600)  # {word}", seconds=600.0))
+    while not await asyncio.to_thread(processes_with, word):
+        await asyncio.sleep(0.05)
+    [outer] = [child for child in psutil.Process().children() if str(open_folder) in " ".join(child.cmdline())]
+    outer.kill()
+    with pytest.raises(SandboxFailed, match="bubblewrap was ended by signal 9"):
+        await running
+    await asyncio.to_thread(wait_until, lambda: not processes_with(word))
+    assert list(open_folder.iterdir()) == []
