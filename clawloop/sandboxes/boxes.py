@@ -18,7 +18,7 @@ class Limits:
 
     Args:
         memory_bytes: address space of each process; or, with `reserving`, the memory that it can write to: browsers
-            reserve far more than they use.
+            reserve far more than they use. Also what all processes may have in memory together.
         processes: processes and threads at a time.
         disk_bytes: of /work and of /tmp each, which are in memory.
         cpu_seconds: of each process.
@@ -75,7 +75,7 @@ class BoxResult:
         exit_code: None if the command was stopped at its time limit.
         output: the end of its output.
         artifact: the files it left in /work, as a tar archive.
-        problem: why there is no artifact.
+        problem: why there is no artifact, or why the command was ended before its time limit.
     """
 
     exit_code: int | None

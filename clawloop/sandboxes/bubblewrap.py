@@ -80,7 +80,9 @@ class Bubblewrap:
         async with AsyncExitStack() as stack:
             box = stack.enter_context(self._folders.new(task.name))
             uid = own_uid()
-            await asyncio.to_thread(fill, box.path, task, resource_limits(task.limits))
+            await asyncio.to_thread(
+                fill, box.path, task, resource_limits(task.limits), memory_bytes=task.limits.memory_bytes
+            )
             if task.gateway is not None:
                 await stack.enter_async_context(relaying(box.path / "box" / "gateway.sock", *task.gateway))
             give(box.path, uid)

@@ -37,6 +37,7 @@ def fill(
     work: str = WORK,
     environment: Mapping[str, str] | None = None,
     first_archive: bytes | None = None,
+    memory_bytes: int = 0,
 ) -> None:
     """Write what the sandbox's first program reads, and the task's files.
 
@@ -45,6 +46,7 @@ def fill(
         work: the working folder, which is meant where the task says /work.
         environment: of the command, without the task's own variables.
         first_archive: unpacked in the working folder before the task's archive.
+        memory_bytes: what all processes may have together; 0: something else bounds it.
     """
     box, files = folder / "box", folder / "task"
     config = {
@@ -58,6 +60,7 @@ def fill(
         "unpack_to": "" if task.archive is None else work if task.unpack_to == WORK else task.unpack_to,
         "output_bytes": task.limits.output_bytes,
         "artifact_bytes": task.limits.artifact_bytes,
+        "memory_bytes": memory_bytes,
         "limits": dict(limits),
     }
     (box / "config.json").write_text(json.dumps(config))

@@ -16,10 +16,12 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
 HERE = "/clawloop"
+MEMORY_SECONDS = 1.0
 
 
 def main() -> None:
@@ -36,11 +38,15 @@ def main() -> None:
         unpack("archive.tar", config["unpack_to"], config["with_modes"])
     if config["port"]:
         threading.Thread(target=relay, args=(config["port"],), daemon=True).start()
+    too_much: list[str] = []
+    if config["memory_bytes"]:
+        threading.Thread(target=watch_memory, args=(config["memory_bytes"], too_much), daemon=True).start()
     exit_code, output = run(config)
     if os.getpid() != 1:
         with suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)  # what the command left running; not this process, not the sandbox's init
     artifact, problem = pack(config["work"], config["artifact_bytes"])
+    problem = problem or (too_much[0] if too_much else None)
     header = {"exit_code": exit_code, "output": len(output), "artifact": len(artifact), "problem": problem}
     sys.stdout.buffer.write(json.dumps(header).encode() + b"\n" + output + artifact)
     sys.stdout.buffer.flush()
@@ -65,6 +71,25 @@ def end_with_worker() -> None:
     with suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
     os._exit(1)
+
+
+def watch_memory(limit: int, too_much: list[str]) -> None:
+    """Kill what the command runs once its processes have more memory of their own, all together, than this.
+
+    Each process has a limit of its own, and sixty-four times that is more than a machine has.
+    """
+    page = os.sysconf("SC_PAGE_SIZE")
+    while not too_much:
+        time.sleep(MEMORY_SECONDS)
+        used = 0
+        for pid in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
+            with suppress(OSError, ValueError), open(f"/proc/{pid}/statm", encoding="ascii") as file:  # noqa: PTH123
+                _, resident, shared, *_ = map(int, file.read().split())
+                used += (resident - shared) * page
+        if used > limit:
+            too_much.append(f"its processes had more than {limit} bytes of memory")
+            with suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)  # not this process, not the sandbox's init
 
 
 def unpack(name: str, folder: str, with_modes: bool) -> None:

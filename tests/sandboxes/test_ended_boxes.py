@@ -1,4 +1,4 @@
-"""Sandboxes that are ended before their command ends."""
+"""Sandboxes that are ended before their command ends, by what watches their memory or from outside."""
 
 from __future__ import annotations
 
@@ -10,11 +10,31 @@ import psutil
 import pytest
 
 from clawloop.errors import SandboxFailed
+from clawloop.sandboxes.boxes import MIB, Limits
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
-from tests.sandboxes.test_bubblewrap import open_folder, processes_with, python, wait_until
+from tests.sandboxes.test_bubblewrap import files_of, open_folder, processes_with, python, wait_until
 
 __all__ = ["open_folder"]
+
+
+@pytest.mark.slow
+async def test_processes_that_have_too_much_memory_together_are_ended() -> None:
+    """Each has less than its own limit; what was left is kept."""
+    code = f"""
+import os, time
+open('left', 'w').write('x')
+for _ in range(6):
+    if os.fork() == 0:
+        held = b'x' * {96 * MIB}
+        time.sleep(30)
+        os._exit(0)
+time.sleep(30)
+"""
+    sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders())
+    result = await python(sandboxes, code, limits=Limits(memory_bytes=512 * MIB))
+    assert (result.exit_code, result.problem) == (-9, f"its processes had more than {512 * MIB} bytes of memory")
+    assert files_of(result) == {"left": b"x"}
 
 
 @pytest.mark.slow
