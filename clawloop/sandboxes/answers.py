@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 from clawloop.errors import SandboxFailed
 from clawloop.sandboxes.boxes import BoxResult, Limits
+
+# What `inside.py` writes. Anything else is the command's, and may quote the conversation: such words cross Temporal and
+# reach terminals.
+_PROBLEMS = re.compile(
+    r"it left more than \d{1,15} bytes|what it left cannot be read: [A-Z][A-Za-z]{0,30}Error"
+    r"|its processes had more than \d{1,15} bytes of memory"
+)
 
 
 async def read_up_to(stream: asyncio.StreamReader, limit: int) -> bytes:
@@ -44,8 +52,15 @@ def parse_answer(answer: bytes, errors: bytes, limits: Limits) -> BoxResult:
         exit_code if isinstance(exit_code, int) else None,
         rest[:output],
         rest[output:],
-        problem if isinstance(problem, str) else None,
+        _problem(problem),
     )
+
+
+def _problem(value: Any) -> str | None:
+    if value is None:
+        return None
+    known = isinstance(value, str) and _PROBLEMS.fullmatch(value)
+    return value if known else "the sandbox's answer is not its own"
 
 
 def _size(value: Any) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from uuid import uuid4
 
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 from clawloop.errors import SandboxFailed
+from clawloop.sandboxes.answers import parse_answer
 from clawloop.sandboxes.boxes import MIB, Limits
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
@@ -50,3 +52,11 @@ async def test_a_sandbox_that_is_killed_from_outside_is_no_fault_of_the_command(
         await running
     await asyncio.to_thread(wait_until, lambda: not processes_with(word))
     assert list(open_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("said", ["see \x1b[2J my prompt", "what it left cannot be read: hello", ["it"], 1])
+def test_words_that_are_not_the_sandboxs_own_stay_in_it(said: object) -> None:
+    """Why nothing was left is shown to people, and crosses Temporal."""
+    header = {"exit_code": 0, "output": 0, "artifact": 0, "problem": said}
+    result = parse_answer(json.dumps(header).encode() + b"\n", b"", Limits())
+    assert (result.exit_code, result.problem) == (0, "the sandbox's answer is not its own")
