@@ -103,7 +103,7 @@ def settle(members: Sequence[Member], signal: Signal, *, no_recipe: bool = False
             if by_episode is None
             else tuple(tuple([a] * len(m.turns)) for a, m in zip(by_episode, members, strict=True))
         )
-    reason = _reason(len(known), mean, len(members), advantages, no_recipe)
+    reason = _reason(members, mean, advantages, no_recipe)
     dropped = advantages is None
     turns: dict[TurnId, SettledTurn] = {}
     same: dict[EpisodeId, float] = {}
@@ -144,19 +144,26 @@ def _episode_reward(member: Member, outcome: float, weight: float) -> float:
 
 
 def _reason(
-    scored: int,
+    members: Sequence[Member],
     mean: float | None,
-    size: int,
     advantages: Sequence[Sequence[float | None]] | None,
     no_recipe: bool,
 ) -> str:
+    scored, size = sum(member.reward is not None for member in members), len(members)
     if advantages is None:
-        return f"{scored} of {size} episodes have a reward, {needed_rewards(size)} are needed"
+        lacking = [member for member in members if member.reward is None]
+        return f"{scored} of {size} episodes have a reward, {needed_rewards(size)} are needed{_for_example(lacking)}"
     if no_recipe:
         return "the policy has no recipe"
     if not any(advantage is not None for of_member in advantages for advantage in of_member):
-        return f"nothing to compare: {scored} of {size} episodes have a reward, mean {mean:.3g}"
+        return f"nothing to compare: {scored} of {size} episodes have a reward, mean {mean:.3g}{_for_example(members)}"
     return f"{scored} of {size} episodes have a reward, mean {mean:.3g}"
+
+
+def _for_example(members: Sequence[Member]) -> str:
+    """What went wrong with one of them, so that whoever reads why rollouts paused need not look for it."""
+    reasons = [member.reason for member in members if member.reason]
+    return f"; for example: {reasons[-1]}" if reasons else ""
 
 
 def _settle_turn(

@@ -168,7 +168,8 @@ async def test_a_running_episode_gets_no_reward(store: Store) -> None:
         await store.score_episode(episode.id, 1.0, "too early")
     result, _ = await store.settle(group)
     assert (result.state, result.scored, result.mean_reward) == (GroupState.DROPPED, 0, None)
-    assert result.reason == "0 of 2 episodes have a reward, 2 are needed"
+    expected = "0 of 2 episodes have a reward, 2 are needed; for example: its group was settled without it"
+    assert result.reason == expected
 
 
 async def test_half_of_the_rewards_settle_a_group_and_an_unscored_episode_counts_for_nothing(
@@ -191,7 +192,7 @@ async def test_fewer_rewards_drop_a_group(store: Store) -> None:
         await end(store, episode, None)
     result, _ = await store.settle(group)
     assert (result.state, result.scored) == (GroupState.DROPPED, 2)
-    assert result.reason == "2 of 5 episodes have a reward, 3 are needed"
+    assert result.reason == "2 of 5 episodes have a reward, 3 are needed; for example: checked"
 
 
 async def test_a_group_is_settled_once(store: Store) -> None:

@@ -148,6 +148,7 @@ async def test_rollouts_stop_themselves_after_barren_groups(postgres_learning: P
     await run_group(learning, [None, 1])
     found = await store.next_groups(POLICY)
     expected = "3 groups in a row gave no sample; the last: 1 of 2 episodes have a reward, 2 are needed"
+    expected += "; for example: the verifier hung"
     assert (found.running, found.reason) == (False, f"paused: {expected}")
     view = await store.status(POLICY)
     assert (view.state, view.reason, view.settled, view.dropped) == (RolloutsState.PAUSED, expected, 1, 3)
