@@ -9,7 +9,8 @@ from pydantic import JsonValue
 from clawloop.errors import RequestRejected
 from clawloop.samples.eligibility import sampling_problems
 
-# The distribution that the trainer computes log-probs of; penalties and cuts of it are left out.
+# The distribution that the trainer computes log-probs of; penalties and cuts of it are left out. So is a seed, by which
+# all attempts at a task would be the same.
 _SAMPLING: dict[str, JsonValue] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
 _LEFT_OUT = (
     "min_p",
@@ -18,6 +19,7 @@ _LEFT_OUT = (
     "repetition_penalty",
     "min_tokens",
     "parallel_tool_calls",
+    "seed",
 )
 
 

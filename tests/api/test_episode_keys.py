@@ -25,7 +25,7 @@ def episode_key(gateway: Gateway) -> tuple[object, str]:
 async def test_the_clients_sampling_is_replaced_and_recorded(gateway: Gateway) -> None:
     episode, secret = episode_key(gateway)
     asked: dict[str, Any] = {"temperature": 0.2, "top_p": 0.5, "top_k": 5, "presence_penalty": 1.0, "min_p": 0.1}
-    asked["parallel_tool_calls"] = False
+    asked |= {"parallel_tool_calls": False, "seed": 7}
     async with gateway.client(secret) as client:
         answer = await client.post(CHAT, json=chat_body(**asked))
     assert answer.status_code == 200
@@ -34,10 +34,10 @@ async def test_the_clients_sampling_is_replaced_and_recorded(gateway: Gateway) -
     assert record.sampling["asked"] == asked
     sent = {name: record.sampling.get(name) for name in asked}
     assert sent == {"temperature": 1.0, "top_p": 1.0, "top_k": -1} | dict.fromkeys(
-        ("presence_penalty", "min_p", "parallel_tool_calls")
+        ("presence_penalty", "min_p", "parallel_tool_calls", "seed")
     )
     request = gateway.engine.requests[-1]
-    assert "asked" not in request
+    assert {"asked", "seed"}.isdisjoint(request)
     assert (request["temperature"], request["top_p"], request["top_k"]) == (1.0, 1.0, -1)
 
 
