@@ -101,10 +101,14 @@ async def settle_group(connection: AsyncConnection, group: RolloutGroupId) -> tu
 
 
 async def end_late_turns(connection: AsyncConnection) -> int:
-    """End turns that were stored after their rollout group was settled, e.g. from a spool; the number of turns."""
+    """End turns that were stored after their rollout group was settled, e.g. from a spool; the number of turns.
+
+    As in the settlement, those that began after their episode had ended are side turns.
+    """
     episodes = list(await connection.scalars(_WITH_LATE_TURNS))
     await connection.execute(_CLOSE_SESSIONS, {"episodes": episodes, "why": "its rollout group was settled"})
-    return (await connection.execute(_END_LATE_TURNS, {"episodes": episodes})).rowcount
+    began_late = (await connection.execute(_LATE, {"episodes": episodes})).rowcount
+    return began_late + (await connection.execute(_END_LATE_TURNS, {"episodes": episodes})).rowcount
 
 
 async def _result(connection: AsyncConnection, row: Any) -> GroupResult:

@@ -135,13 +135,35 @@ async def test_turns_of_lost_attempts_and_after_the_end_are_not_trained(
     assert (await store.settle(group.id))[0].samples == 2
     assert await outcomes(learning, lost.id) == [("unjudged", "its episode was abandoned: its worker died")]
     assert (await outcomes(learning, ran[0]))[1] == ("side", "its episode had ended")
-    # A turn that waited in a gateway's spool.
-    (late,) = await add_turns(learning, lost, 1)
-    assert await store.end_late_turns() == 1
+    # Turns that waited in a gateway's spool: of the first attempt while it ran, and of one whose key was still cached.
+    (late, _) = await add_turns(learning, lost, 2)
+    began = "UPDATE turns SET started_at = now() - interval '1 hour' WHERE id = %s"
+    await learning.execute(began, late.turn_id)
+    assert await store.end_late_turns() == 2
     assert await store.end_late_turns() == 0
-    assert (await outcomes(learning, lost.id))[1] == ("unjudged", "stored after its rollout group was settled")
-    assert late.episode_id == lost.id
+    assert (await outcomes(learning, lost.id))[1:] == [
+        ("unjudged", "stored after its rollout group was settled"),
+        ("side", "its episode had ended"),
+    ]
     assert await violations(learning.database) == []
+
+
+ENDINGS = [ending for ending in Ending if ending is not Ending.INFRASTRUCTURE]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_an_episode_is_trained_however_it_ended(postgres_learning: PostgresLearning, ending: Ending) -> None:
+    learning = postgres_learning
+    store = PostgresEpisodeStore(learning.database)
+    group = new_group(2)
+    await store.make_group(group)
+    for place in range(2):
+        episode = await store.begin_episode(group.id, place, 1, LIFETIME)
+        await add_turns(learning, episode, 1)
+        await store.end_episode(EpisodeEnd(episode.id, ending))
+        await store.score_episode(episode.id, float(place), "")
+    assert (await store.settle(group.id))[0].samples == 2
+    assert [sample["reward"] for sample in await samples_of_group(learning, group.id)] == [-1.0, 1.0]
 
 
 async def test_a_stored_reward_beyond_the_limit_counts_as_none(postgres_learning: PostgresLearning) -> None:
