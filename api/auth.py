@@ -35,8 +35,9 @@ CACHE_SIZE = 10_000
 
 
 class KeyRing:
-    """Authorizes requests by their key. Used as an async context manager it also learns by itself of a new secret that
-    signs keys of episodes: otherwise those of the old one would be accepted in the next outage.
+    """Authorizes requests by their key. Used as an async context manager it also reads by itself the secret that signs
+    keys of episodes, now and again: otherwise it could check none in an outage before its first episode, and would
+    accept those of a secret that was replaced.
 
     Args:
         store: where keys are looked up.
@@ -169,10 +170,9 @@ class KeyRing:
 
     async def _keep_fresh(self) -> None:
         while True:
+            with suppress(StoreUnavailable):
+                await self._read_signing_secret()
             await asyncio.sleep(FRESH_SECONDS)
-            if self._signing_secret is not None:
-                with suppress(StoreUnavailable):
-                    await self._read_signing_secret()
 
     async def _read_signing_secret(self) -> None:
         """Read it again now and then: an operator may have replaced it."""

@@ -125,6 +125,17 @@ async def test_a_gateway_reads_the_signing_secret_again_though_no_episode_asks(m
             await ring.require(bearer(sign(unseen, SIGNING_SECRET)), Scope.CHAT)
 
 
+async def test_a_gateway_reads_the_signing_secret_before_any_episode_asks() -> None:
+    store = FakeKeyStore()
+    async with KeyRing(store, retry_seconds=0) as ring:
+        async with asyncio.timeout(30):
+            while ring._signing_secret is None:
+                await asyncio.sleep(0.01)
+        store.available = False
+        unseen = EpisodeKey(new_episode_id(), "default", datetime.now(UTC) + HOUR)
+        assert (await ring.require(bearer(sign(unseen, SIGNING_SECRET)), Scope.CHAT)).episode == unseen.episode
+
+
 async def test_a_gateway_that_never_read_the_signing_secret_cannot_check_a_key() -> None:
     store = FakeKeyStore()
     _, secret = store.add_episode("default", datetime.now(UTC) + HOUR)
