@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import io
+import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -95,21 +97,31 @@ print(len([name for name in os.listdir('/proc') if name.isdigit()]) < 6, os.envi
     assert lines == [f"{top} { {'alternatives'} } False False []", "True None"]
 
 
-async def test_no_network_but_the_gateways_socket(sandboxes: Sandboxes) -> None:
-    """A service on the host's loopback, as Temporal and PostgreSQL are, and an address of the internet."""
+async def test_no_network_but_the_gateways_socket(sandboxes: Sandboxes, open_folder: Path) -> None:
+    """Services on the host's loopback and Unix sockets, as Temporal and PostgreSQL are; an address of the internet."""
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
+    names = (f"\0clawloop-{uuid4().hex}", str(open_folder / "socket"))
     code = f"""
 import socket
-for address in (('127.0.0.1', {port}), ('127.0.0.1', 8080), ('1.1.1.1', 80)):
-    try:
-        socket.create_connection(address, 2)
-        print('reached', address)
-    except OSError:
-        print('no')
+names = [(socket.AF_INET, ('127.0.0.1', port)) for port in ({port}, 8080)] + [(socket.AF_INET, ('1.1.1.1', 80))]
+for family, name in [*names, *((socket.AF_UNIX, name) for name in {names!r})]:
+    with socket.socket(family) as client:
+        client.settimeout(2)
+        try:
+            client.connect(name)
+            print('reached', name)
+        except OSError:
+            print('no')
 """
-    async with server:
-        assert (await python(sandboxes, code)).output == b"no\n" * 3
+    with ExitStack() as stack:
+        for name in names:
+            listening = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listening.bind(name)
+            listening.listen()
+        (open_folder / "socket").chmod(0o777)
+        async with server:
+            assert (await python(sandboxes, code)).output == b"no\n" * 5
 
 
 async def test_the_gateway_is_reached_and_streams(sandboxes: Sandboxes) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
+import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client
 
@@ -15,7 +17,7 @@ from tests.fakes.episode_store import FakeEpisodeStore
 from tests.workflows.scripted_rollouts import ScriptedRunner, run_group, working
 from workflows import names
 from workflows.rollout_group import RolloutGroupWorkflow
-from workflows.rollouts import LOOK_AGAIN, RolloutsWorkflow
+from workflows.rollouts import RolloutsWorkflow
 from workflows.state import PolicyRollouts
 
 
@@ -137,7 +139,11 @@ async def test_rollouts_start_groups_until_they_are_paused(client: Client) -> No
     assert [store.state_of(group) for group in rollouts.groups] == [GroupState.SETTLED] * 2
 
 
-async def test_a_group_starts_while_the_one_before_waits_for_its_verifier(client: Client) -> None:
+async def test_a_group_starts_while_the_one_before_waits_for_its_verifier(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Not because rollouts look by themselves.
+    monkeypatch.setattr("workflows.rollouts.LOOK_AGAIN", timedelta(hours=1))
     store = FakeEpisodeStore()
     runner = ScriptedRunner(store)
     runner.may_verify.clear()
@@ -154,8 +160,7 @@ async def test_a_group_starts_while_the_one_before_waits_for_its_verifier(client
             id=names.rollouts_workflow_id("default"),
             task_queue=names.WORKFLOW_QUEUE,
         )
-        # Sooner than rollouts would look by themselves.
-        async with asyncio.timeout(LOOK_AGAIN.total_seconds() - 1):
+        async with asyncio.timeout(120):
             while len(rollouts.groups) < 2:
                 await asyncio.sleep(0.05)
         assert [store.state_of(group) for group in rollouts.groups] == [GroupState.OPEN] * 2
