@@ -236,7 +236,8 @@ class RolloutsPlan:
 
     Args:
         size: episodes of a group.
-        groups: groups in flight: as many episodes run at a time as these have.
+        groups: groups in flight: as many episodes run at a time as these have, and up to `size - 1` more where workers
+            have places for them.
         barren_limit: rollouts pause after this many groups in a row without a sample.
         curriculum: success decides which kinds of tasks are drawn, and how hard they are.
     """

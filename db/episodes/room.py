@@ -1,8 +1,10 @@
 """How many more groups a policy's rollouts have room for.
 
 A group takes room for its episodes until their agents have ended: verifiers and the settlement keep no place that the
-next group could use. So that groups whose verifiers are away do not pile up, no more than twice as many as are in
-flight are ever open.
+next group could use. The next group starts when its first episode has room. Its others wait for places of their
+workers, whose number bounds what runs at a time: so each place is taken again as soon as it is free, and neither the
+slowest episode of a group nor many that begin at once keep the others waiting. So that groups whose verifiers are away
+do not pile up, no more than twice as many as are in flight are ever open.
 """
 
 from __future__ import annotations
@@ -43,8 +45,9 @@ async def room_of(connection: AsyncConnection, rollouts: Any) -> Room:
     """
     busy = (await connection.execute(_BUSY, {"policy": rollouts.policy})).one()
     free = rollouts.groups_in_flight * rollouts.group_size - int(busy.places)
-    groups = min(free // rollouts.group_size, _MOST_OPEN * rollouts.groups_in_flight - busy.open)
-    return Room(max(0, groups), groups > 0 and free % rollouts.group_size == 0)
+    with_room_for_one = free + rollouts.group_size - 1
+    groups = min(with_room_for_one // rollouts.group_size, _MOST_OPEN * rollouts.groups_in_flight - busy.open)
+    return Room(max(0, groups), groups > 0 and with_room_for_one % rollouts.group_size == 0)
 
 
 async def lock_rollouts_of(connection: AsyncConnection, episode: EpisodeId) -> str | None:

@@ -44,21 +44,23 @@ async def agents_end(groups: PostgresEpisodeStore, group: RolloutGroupId, places
     return await asyncio.gather(*ends)
 
 
-async def test_a_group_starts_once_as_many_agents_as_it_has_have_ended(postgres_learning: PostgresLearning) -> None:
+async def test_a_group_starts_once_its_first_episode_has_room(postgres_learning: PostgresLearning) -> None:
     store = PostgresRolloutStore(postgres_learning.database)
     groups = PostgresEpisodeStore(postgres_learning.database)
     await store.start(POLICY, PLAN)
     one, two = (await store.next_groups(POLICY)).open
-    # Of two groups of four: no four have ended, then they have; only the end that made the room says so.
-    assert await agents_end(groups, one, [0, 1, 2]) == [None] * 3
-    assert (await store.next_groups(POLICY)).open == [one, two]
-    assert sorted(await agents_end(groups, two, [0, 1]), key=str) == [None, POLICY]
+    # Of two groups of four: two end at the same time, and only the end that made the room says so.
+    assert sorted(await agents_end(groups, one, [0, 1]), key=str) == [None, POLICY]
     *earlier, three = (await store.next_groups(POLICY)).open
     assert earlier == [one, two]
-    assert sorted(await agents_end(groups, two, [2, 3]), key=str) == [None, None]
+    # The others of a group's size end before the next one starts, whichever groups they are of.
+    assert await agents_end(groups, one, [2]) == [None]
+    assert await agents_end(groups, two, [0]) == [None]
+    assert (await store.next_groups(POLICY)).open == [one, two, three]
     assert await agents_end(groups, one, [3]) == [POLICY]
     assert len((await store.next_groups(POLICY)).open) == 4
     # Verifiers that never answer leave twice as many groups open, and no more.
+    assert await agents_end(groups, two, [1, 2, 3]) == [None] * 3
     assert await agents_end(groups, three, range(4)) == [None] * 4
     assert (await store.next_groups(POLICY)).reason == "0 groups started"
     await groups.settle(one)
@@ -70,8 +72,7 @@ async def test_an_agent_that_is_lost_or_ends_in_a_pause_makes_no_room(postgres_l
     groups = PostgresEpisodeStore(postgres_learning.database)
     await store.start(POLICY, RolloutsPlan("tool-call", 2, 1, 3))
     [group] = (await store.next_groups(POLICY)).open
-    first, second = (await groups.begin_group(group, LIFETIME)).episodes
-    assert await groups.end_episode(EpisodeEnd(first.id, Ending.COMPLETED)) is None
+    _, second = (await groups.begin_group(group, LIFETIME)).episodes
     assert await groups.end_episode(EpisodeEnd(second.id, Ending.INFRASTRUCTURE, "its sandbox died")) is None
     assert (await store.next_groups(POLICY)).open == [group]
     again = await groups.begin_episode(group, 1, 2, LIFETIME)
