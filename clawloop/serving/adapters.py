@@ -140,7 +140,8 @@ class VllmControl:
             EngineRejected, EngineUnavailable
         """
         usage = await self._lora_usage()
-        if usage is not None and usage.names and time.time() - usage.updated_at > STALE_SECONDS:
+        # Also a value from the future, left by a clock that was set back: it says nothing about now.
+        if usage is not None and usage.names and abs(time.time() - usage.updated_at) > STALE_SECONDS:
             await self._probe(None)  # any request updates the metric
             usage = await self._lora_usage()
         return frozenset() if usage is None else usage.names
@@ -201,7 +202,9 @@ class VllmControl:
         samples = [sample for family in text_string_to_metric_families("\n".join(lines)) for sample in family.samples]
         if not samples:
             return None
-        newest = max(samples, key=lambda sample: sample.value)
+        # A series from before the clock was set back is updated by no request, and would seem newest for that long.
+        by_now = [sample for sample in samples if sample.value <= time.time() + STALE_SECONDS]
+        newest = max(by_now or samples, key=lambda sample: sample.value)
         labels = ("running_lora_adapters", "waiting_lora_adapters")
         names = frozenset(name for label in labels for name in newest.labels[label].split(",") if name)
         return _LoraUsage(names, int(newest.labels["max_lora"]), newest.value)

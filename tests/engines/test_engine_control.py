@@ -1,7 +1,8 @@
-"""What an engine says that it loaded is checked, and unloaded again where it is not the version."""
+"""What an engine says that it loaded and runs is checked: what is not the version is unloaded, old figures renewed."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
 from clawloop.adapters.digest import HASHED_FILES, adapter_sha256
@@ -88,3 +89,36 @@ async def test_what_was_loaded_is_the_version_or_is_unloaded_unused(
                 await control.load(version, NAME)
     assert loader.loaded == ({} if error else {NAME: str(written.path)})
     assert loader.probes == (0 if error else 1)
+
+
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize("asked_since", [True, False])
+async def test_after_the_clock_was_set_back_the_adapters_that_run_now_are_found(
+    tmp_path: Path, asked_since: bool
+) -> None:
+    """vLLM keeps a series for each set of adapters that it ran; those from before the jump seem newest for an hour."""
+    before = f'vllm:lora_requests_info{{max_lora="4",running_lora_adapters="{NAME}",waiting_lora_adapters=""}}'
+    now = before.replace(NAME, "default-v2")
+    updated: list[float] = [time.time()] if asked_since else []
+
+    async def metrics(_: Request) -> PlainTextResponse:
+        lines = [f"{before} {time.time() + HOUR}", *(f"{now} {at}" for at in updated)]
+        return PlainTextResponse("\n".join(lines) + "\n")
+
+    async def models(_: Request) -> JSONResponse:
+        return JSONResponse({"data": [{"id": "tiny", "root": "tiny", "parent": None}]})
+
+    async def probe(_: Request) -> JSONResponse:
+        updated.append(time.time())
+        return JSONResponse({})
+
+    routes = [
+        Route("/metrics", metrics),
+        Route("/v1/models", models),
+        Route("/v1/completions", probe, methods=["POST"]),
+    ]
+    async with serving(Starlette(routes=routes)) as url, VllmControl(url, tmp_path) as control:
+        assert await control.running() == {"default-v2"}
+        assert await control.slots() == 4
