@@ -34,7 +34,7 @@ _LARGEST_COUNT = 4095
 
 
 def new_turn_id() -> TurnId:
-    """A new turn id, greater than every id made before it on this machine."""
+    """A new turn id, greater than every id made before it by this process, also where the clock was set back."""
     return TurnId(UUID(int=uuid7().int))
 
 

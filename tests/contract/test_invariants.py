@@ -169,6 +169,13 @@ async def test_a_version_created_after_a_turn_it_answered_is_a_violation(used: P
     }
 
 
+async def test_turns_of_a_gateway_whose_clock_was_set_back_are_no_violation(used: PostgresLearning) -> None:
+    await used.execute(
+        "UPDATE turns SET started_at = started_at - interval '1 day', finished_at = finished_at - interval '1 day'"
+    )
+    assert await violations(used.database) == []
+
+
 @pytest.mark.slow
 async def test_clawloop_check_reports_violations_and_damaged_files(
     postgres_learning: PostgresLearning, postgres_url: str, tmp_path: Path
