@@ -30,6 +30,9 @@ PROXIES = ("gateway", "postgres", "temporal", "engine")
 REACHED_WITHIN_SECONDS = 180.0
 # PostgreSQL allows 100 by default; the stack holds some.
 CONNECTIONS = 100
+# Longer than Temporal waits for a heartbeat and PostgreSQL for a client: others take over what a process was doing, and
+# then it goes on as if nothing had happened. From a minute on the supervisor kills it.
+LONG_SECONDS = (35.0, 75.0)
 
 Inject = Callable[[Stack, random.Random], Awaitable[None]]
 
@@ -56,9 +59,10 @@ def all_faults(stack: Stack, longest_seconds: float = 8.0) -> list[Fault]:
     Args:
         longest_seconds: how long a fault that lasts lasts at most.
     """
-    lasting = Lasting(longest_seconds)
+    lasting, long = Lasting(longest_seconds / 5, longest_seconds), Lasting(*LONG_SECONDS)
     faults = [Fault(f"kill {part}", _kill(part), 2.0) for part in (*OURS, *SERVICES)]
     faults += [Fault(f"stop {part}", lasting.stop(part)) for part in (*OURS, *SERVICES)]
+    faults += [Fault(f"stop {part} for long", long.stop(part), 0.25) for part in (*OURS, *SERVICES)]
     faults += [Fault(f"crash {point}", _crash(point)) for point in CrashPoint]
     for name in PROXIES:
         faults += [
@@ -92,14 +96,15 @@ class Lasting:
     """Faults that last for a while.
 
     Args:
-        longest_seconds: at most; at least a fifth of it.
+        shortest_seconds, longest_seconds: chosen between these.
     """
 
-    def __init__(self, longest_seconds: float) -> None:
+    def __init__(self, shortest_seconds: float, longest_seconds: float) -> None:
+        self._shortest_seconds = shortest_seconds
         self._longest_seconds = longest_seconds
 
     async def _last(self, chance: random.Random) -> None:
-        await asyncio.sleep(chance.uniform(self._longest_seconds / 5, self._longest_seconds))
+        await asyncio.sleep(chance.uniform(self._shortest_seconds, self._longest_seconds))
 
     def stop(self, part: str) -> Inject:
         async def stop(stack: Stack, chance: random.Random) -> None:
