@@ -136,7 +136,8 @@ def cpu_by_part(parts: Mapping[str, str]) -> dict[str, float]:
             part = next((name for name, held in parts.items() if held in command), None)
             if part is not None:
                 times = one.cpu_times()
-                seconds[part] += times.user + times.system
+                # Also of its children that have ended, as PostgreSQL's connections do.
+                seconds[part] += times.user + times.system + times.children_user + times.children_system
     return seconds
 
 

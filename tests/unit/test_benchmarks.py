@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import subprocess
+import sys
+import time
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks import report
@@ -16,6 +20,7 @@ from benchmarks.__main__ import PRINTING, PROGRAMS, RATIOS, SLACK, is_much_worse
 from benchmarks.chaos import as_json
 from benchmarks.gateway import DIRECT, LITELLM, NOTIFYING, PARSING, RECORDING, Case, _ratios, _row
 from benchmarks.load import Load, percentile, prompt
+from benchmarks.processes import cpu_by_part
 from benchmarks.report import Ratio, Result, write_result
 from tests.chaos.run import Outcome
 
@@ -27,6 +32,21 @@ def test_every_listed_benchmark_exists() -> None:
     assert all(importlib.util.find_spec(module) for module in modules)
     assert json.loads(RATIOS.read_text()).keys() <= PROGRAMS.keys()
     assert main(["nothing"]) == 2
+
+
+def test_the_cpu_time_of_a_part_holds_that_of_its_children_that_have_ended() -> None:
+    busy = "import time\nwhile time.process_time() < 0.5: pass"
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {busy!r}]); input()"
+    parent = subprocess.Popen([sys.executable, "-c", program, "a-part"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 60
+        # The program and its imports alone take a tenth of half a second.
+        while psutil.Process(parent.pid).children() or cpu_by_part({"part": "a-part"})["part"] < 0.3:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert cpu_by_part({"part": "another-part"}) == {"part": 0.0}
+    finally:
+        parent.communicate(b"\n")
 
 
 def test_percentiles_are_of_the_sorted_values() -> None:
