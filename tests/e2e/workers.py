@@ -17,6 +17,8 @@ from clawloop.local.parts import answers_ok
 
 # Imports take 2 s on an idle machine, more when tests share it.
 START_SECONDS = 240
+# They take 4 s on an idle machine.
+STOP_SECONDS = 60
 
 
 @asynccontextmanager
@@ -49,4 +51,4 @@ async def running_workers(
         for worker in workers:
             worker.send_signal(signal.SIGTERM)
         for worker in workers:
-            assert await asyncio.to_thread(worker.wait, 20) == 0
+            assert await asyncio.to_thread(worker.wait, STOP_SECONDS) == 0

@@ -54,12 +54,20 @@ async def check_replay(client: Client, *options: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, app, ["check", "replay", *options], env=here)
 
 
+async def listed(client: Client, count: int) -> None:
+    """Wait until Temporal lists so many open workflows: its list lags behind what runs."""
+    async with asyncio.timeout(60):
+        while len([run.id async for run in client.list_workflows("ExecutionStatus = 'Running'")]) < count:
+            await asyncio.sleep(0.05)
+
+
 async def test_open_workflows_of_this_version_can_go_on(client: Client, scripted: ScriptedActivities) -> None:
     talks = [Conversation(client) for _ in range(2)]
     for talk in talks:
         await talk.say()
         await talk.say()
     await until(lambda: len(scripted.judged) == 4)
+    await listed(client, len(talks))
     checked = await check_replay(client)
     assert checked.stdout == "open workflows: 2 Session; 2 of 2 can go on with this version.\n"
     assert checked.exit_code == 0
@@ -82,6 +90,7 @@ async def test_an_open_workflow_that_this_code_cannot_continue_is_named(client: 
             async with asyncio.timeout(60):
                 while not (await handle.describe()).raw_description.pending_activities:
                     await asyncio.sleep(0.05)
+        await listed(client, 1)
         checked = await check_replay(client)
     finally:
         await end_all(client)

@@ -40,7 +40,7 @@ def working(folder: Path, settings: dict[str, str], *arguments: str) -> Iterator
             yield
         finally:
             worker.terminate()
-            worker.wait(30)
+            worker.wait(60)
 
 
 @pytest.mark.long
