@@ -10,6 +10,7 @@ import io
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -162,28 +163,58 @@ def pack(work: str, limit: int) -> tuple[bytes, str | None]:
     return packed.getvalue(), None
 
 
+class Way:
+    """One direction of a connection: what was read from its source and not sent yet."""
+
+    def __init__(self, source: socket.socket, target: socket.socket) -> None:
+        self.source, self.target, self.held = source, target, b""
+
+
 def relay(port: int) -> None:
-    """Connect each client on the loopback port with the gateway's socket."""
+    """Connect each client on the loopback port with the gateway's socket.
+
+    In one thread: where the command has used up its processes, no other could be started, and an agent that forks would
+    look like one whose gateway is away.
+    """
     server = socket.create_server(("127.0.0.1", port))
+    server.setblocking(False)
+    ways: list[Way] = []
     while True:
+        reading = [way.source for way in ways if not way.held]
+        writing = [way.target for way in ways if way.held]
+        readable, writable, _ = select.select([server, *reading], writing, [])
+        for way in list(ways):
+            try:
+                if way.held and way.target in writable:
+                    way.held = way.held[way.target.send(way.held) :]
+                elif not way.held and way.source in readable:
+                    way.held = way.source.recv(65536)
+                    if not way.held:
+                        ways.remove(way)
+                        with suppress(OSError):
+                            way.target.shutdown(socket.SHUT_WR)
+            except BlockingIOError:
+                continue
+            except OSError:  # one side is gone, which the other must learn
+                way.source.close()
+                way.target.close()
+                ways = [other for other in ways if way.source not in (other.source, other.target)]
+        if server in readable:
+            ways += connect(server)
+
+
+def connect(server: socket.socket) -> list[Way]:
+    """Both directions of a new connection; none if there can be no further one now."""
+    try:
         client, _ = server.accept()
         gateway = socket.socket(socket.AF_UNIX)
-        try:
-            gateway.connect(f"{HERE}/gateway.sock")
-        except OSError:
-            client.close()
-            continue
-        for source, target in ((client, gateway), (gateway, client)):
-            threading.Thread(target=copy, args=(source, target), daemon=True).start()
-
-
-def copy(source: socket.socket, target: socket.socket) -> None:
-    try:
-        while chunk := source.recv(65536):
-            target.sendall(chunk)
-        target.shutdown(socket.SHUT_WR)
+        gateway.connect(f"{HERE}/gateway.sock")
     except OSError:
-        return  # the other side is gone; the other direction ends by itself
+        time.sleep(0.1)  # too many are open, and the same client would be found at once
+        return []
+    for end in (client, gateway):
+        end.setblocking(False)
+    return [Way(client, gateway), Way(gateway, client)]
 
 
 if __name__ == "__main__":

@@ -113,6 +113,22 @@ async def test_agents_that_do_nothing_or_never_stop_get_nothing() -> None:
 
 
 @pytest.mark.slow
+async def test_an_agent_that_forks_until_nothing_can_be_started_fails_by_itself() -> None:
+    """Not as one whose gateway is away, which would be tried again."""
+    forks = "import os, time\ntry:\n  while os.fork(): pass\n  time.sleep(600)\nexcept OSError: pass"
+    answers: list[str] = []
+
+    def reply(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        answers.extend(message["content"] for message in messages[-1:] if message["role"] == "tool")
+        if not answers:
+            return bash_call(f"python3 -c '{forks}' > /dev/null 2>&1")
+        return bash_call("true") if len(answers) == 1 else {"content": "Done."}
+
+    assert await play("train-0", reply) == (Ending.COMPLETED, 0.0)
+    assert len(answers) == 2
+
+
+@pytest.mark.slow
 async def test_a_reply_that_is_cut_ends_the_episode() -> None:
     cut = {"content": "I shall", "finish_reason": "length"}
     assert await play("train-0", lambda messages: cut) == (Ending.TRUNCATED_TOKENS, 0.0)
