@@ -97,7 +97,8 @@ def line_of(one: Mapping[str, Any]) -> str:
     again = "" if run["flipped_at"] is None else f", again after {run['relearned_after']}"
     parts = [
         f"seed {run['seed']} {run['method']}: 90 % after {run['interactions_to_90']}{again}",
-        f"match {run['match_after']:.0%}, held {run['match_held']}, exact at least {run['exact_least']:.0%}",
+        f"match {run['match_after']:.0%}, held {run['match_held']}, kept {run['match_kept']}",
+        f"exact at least {run['exact_least']:.0%}",
         f"{run['versions']} versions, {run['rejected']} rejected, {run['seconds']:.0f} s, stopped: {run['stopped']}",
     ]
     return ", ".join(parts)

@@ -11,7 +11,9 @@ from clawloop.demo.plan import Plan, PlannedRun
 GOAL = 0.9
 """The match rate that a run should reach."""
 MEAN_WINDOW = 3
-"""Evaluations averaged for `match_held`: a single one, of 60 sampled answers, is noisy."""
+"""Evaluations averaged for `match_held` and `match_kept`: a single one, of 60 sampled answers, is noisy."""
+LEARNED = 0.95
+"""The mean match rate that a run should keep once it has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,9 @@ class RunReport:
         interactions_to_90: interactions at the first evaluation that reached the goal; None if none reached it before
             the flip.
         match_held: lowest mean match of three consecutive evaluations after that one and before the flip; None if
-            there were fewer.
+            there were fewer. What is learned between 90 and 95 % counts as well.
+        match_kept: lowest mean match of three consecutive evaluations from the first such mean of 95 % on and before
+            the flip; None if no mean reached it.
         exact_rate: share of right content at the last evaluation; exact_least: at the worst evaluation.
         requests_failed: HTTP answers of 400 and above, and broken streams, before any retry.
         versions: trained versions; steps: training steps that used turns of the run.
@@ -85,6 +89,7 @@ class RunReport:
     faults: dict[str, int] = field(default_factory=dict, kw_only=True)  # absent from reports of earlier releases
     rejected: int = field(default=0, kw_only=True)  # likewise
     probed: int = field(default=0, kw_only=True)  # likewise
+    match_kept: float | None = field(default=None, kw_only=True)  # likewise
     evaluations: tuple[Evaluation, ...]
 
 
@@ -121,6 +126,8 @@ def report_run(
     """
     first, last = evaluated[0], evaluated[-1]
     before_flip = [evaluation for evaluation in evaluated if not evaluation.flipped]
+    means = _means_after_goal(before_flip)
+    learned = next((at for at, mean in enumerate(means) if mean >= LEARNED), len(means))
     goal_after_flip = _interactions_at_goal([evaluation for evaluation in evaluated if evaluation.flipped])
     return RunReport(
         seed=run.seed,
@@ -129,7 +136,7 @@ def report_run(
         match_before=round(first.match, 3),
         match_after=round(last.match, 3),
         interactions_to_90=_interactions_at_goal(before_flip),
-        match_held=_lowest_mean_after_goal(before_flip),
+        match_held=_lowest(means),
         exact_rate=round(last.exact, 3),
         exact_least=round(min(evaluation.exact for evaluation in evaluated), 3),
         requests_failed=totals.failed,
@@ -148,6 +155,7 @@ def report_run(
         faults=dict(totals.faults),
         rejected=totals.rejected,
         probed=totals.probed,
+        match_kept=_lowest(means[learned:]),
     )
 
 
@@ -155,10 +163,15 @@ def _interactions_at_goal(evaluated: Sequence[Evaluation]) -> int | None:
     return next((evaluation.interactions for evaluation in evaluated if evaluation.match >= GOAL), None)
 
 
-def _lowest_mean_after_goal(evaluated: Sequence[Evaluation]) -> float | None:
+def _means_after_goal(evaluated: Sequence[Evaluation]) -> list[float]:
+    """The mean match of each three evaluations in a row after the first that reached the goal."""
     reached = next((at for at, evaluation in enumerate(evaluated) if evaluation.match >= GOAL), len(evaluated))
     after = [evaluation.match for evaluation in evaluated[reached + 1 :]]
-    means = [fmean(after[at : at + MEAN_WINDOW]) for at in range(len(after) - MEAN_WINDOW + 1)]
+    # Rounded, as 171 of 180 answers are 95 %.
+    return [round(fmean(after[at : at + MEAN_WINDOW]), 6) for at in range(len(after) - MEAN_WINDOW + 1)]
+
+
+def _lowest(means: Sequence[float]) -> float | None:
     return round(min(means), 3) if means else None
 
 

@@ -116,12 +116,12 @@ def difference_lines(runs: Sequence[RunReport]) -> list[str]:
 def as_markdown(runs: Sequence[RunReport]) -> str:
     """Return a Markdown table with a row for each run, after the comparison of methods for several runs."""
     head = ["seed", "method", "interactions", "match before", "match after", "90 % after", "match held"]
-    head += ["least right content", "requests failed", "versions", "seconds"]
+    head += ["match kept", "least right content", "requests failed", "versions", "seconds"]
     rows = [head]
     for run in runs:
         cells = [str(run.seed), run.method, str(run.interactions), f"{run.match_before:.0%}", f"{run.match_after:.0%}"]
-        cells += [_count(run.interactions_to_90), _share(run.match_held), _share(run.exact_least)]
-        cells += [str(run.requests_failed), str(run.versions), f"{run.seconds:.0f}"]
+        cells += [_count(run.interactions_to_90), _share(run.match_held), _share(run.match_kept)]
+        cells += [_share(run.exact_least), str(run.requests_failed), str(run.versions), f"{run.seconds:.0f}"]
         rows.append(cells)
     lines = _markdown(rows)
     if len(runs) > 1:

@@ -75,6 +75,8 @@ def test_a_run_goes_on_where_it_was_killed(tmp_path: Path, monkeypatch: pytest.M
             "method": method.value,
             "interactions_to_90": None,
             "match_held": None,
+            "match_kept": None,
+            "exact_least": 1.0,
             "flipped_at": None,
         }
         printed |= {"match_after": 0.5, "versions": 1, "rejected": 0, "seconds": 1.0}
