@@ -18,9 +18,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.postgres, pytest
 MAX_SECONDS = 1800
 # Each of them has to reach the bars.
 SEEDS = (1, 2)
-# Lowest share of right content in 60 answers of any version; 0.82 to 1.0 was measured with six seeds over twice as many
-# interactions.
-MIN_EXACT = 0.75
+# Lowest share of right content in 60 answers of any version. The demo's bar is 0.95, which ten users met in each of 551
+# versions (docs/demo.md); a version that just passes the gate, with 0.97, misses 0.9 in one of 480 evaluations.
+MIN_EXACT = 0.9
 
 
 def test_it_learns_hidden_preferences_in_64_interactions_without_a_failed_request(tmp_path: Path) -> None:
