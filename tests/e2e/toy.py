@@ -29,7 +29,7 @@ from workflows.names import training_workflow_id
 CONTEXT_TOKENS = 2048
 _MAX_TOKENS = 128
 # As many sessions as chat at once; the engine has places for more.
-_AT_ONCE = 8
+_AT_ONCE = 16
 
 
 def toy_model(folder: Path) -> Path:
