@@ -149,6 +149,7 @@ async def admin(gateway: RealGateway, path: str, body: Any = None) -> Any:
 
 def outcomes(database_url: str) -> str:
     """What became of each main turn, for a failed test."""
+    query = "SELECT version, outcome, outcome_detail FROM turns WHERE kind = 'main' ORDER BY id"
     with psycopg.connect(database_url) as connection:
-        found = connection.execute("SELECT version, outcome, why FROM turns WHERE kind = 'main' ORDER BY id").fetchall()
-    return "\n".join(f"v{version} {outcome}: {why}" for version, outcome, why in found)
+        found = connection.execute(query).fetchall()
+    return "\n".join(f"v{version} {outcome}: {detail}" for version, outcome, detail in found)
