@@ -17,8 +17,8 @@ from db.training.canary_sessions import read_canary_sessions
 from db.training.lineage import next_step
 from db.training.schedule import closed_by_canary, read_closed
 
-# Samples of another [signal] table are not ready: no step takes them. Of those held out, the newest are enough to tell
-# that a batch of them came without a step.
+# Samples of another [signal] table are not ready: no step takes them. Of those held out, as many as a batch has are
+# enough to tell that a batch of them came without a step.
 _STATUS = text("""
     SELECT p.id, p.pool, sr.content AS step_recipe, p.head, p.active, p.epoch, p.pinned, p.canary, p.canary_since,
         p.retired_at,
@@ -26,9 +26,12 @@ _STATUS = text("""
         p.paused_reason, r.content,
         waits.ready, waits.groups, waits.oldest_seconds,
         (SELECT count(*) FROM (
-            SELECT created_at FROM samples WHERE policy = p.id AND state = 'held_out' ORDER BY id DESC LIMIT 256) h
+            SELECT s.created_at FROM samples s
+            WHERE s.policy = p.id AND s.state = 'held_out' AND s.rollout_group_id IS NULL
+            ORDER BY s.id DESC LIMIT coalesce(CAST(r.content->'train'->>'batch_samples' AS int), 0)) h
             WHERE h.created_at > coalesce(
-                (SELECT created_at FROM steps WHERE policy = p.id ORDER BY n DESC LIMIT 1), '-infinity')) AS held_out,
+                (SELECT o.claimed_at FROM steps o WHERE o.policy = p.id ORDER BY o.n DESC LIMIT 1), '-infinity')
+        ) AS held_out,
         EXISTS (SELECT FROM probes WHERE policy = p.id) AS has_probes,
         (SELECT count(*) FROM turns t JOIN sessions c ON c.id = t.session_id
             WHERE t.outcome = 'waiting' AND t.episode_id IS NULL AND c.policy = p.id) AS judging,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from uuid import uuid4
+
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import TurnOutcome, TurnRecord
 from clawloop.recipes.recipe import Gate, Recipe, Train
 from clawloop.samples.holdout import is_held_out
 from db.database import Database
 from db.training.status import read_status
+from tests.contract.learning import POLICY, PostgresLearning, step
 from tests.contract.ledgers import BAD, GOOD, Ledger, fake_ledger, finalize, ledger, postgres_ledger
 
 __all__ = ["fake_ledger", "ledger", "postgres_ledger"]
@@ -74,3 +77,31 @@ async def test_a_share_that_leaves_no_batch_is_said(postgres_ledger: Ledger, dat
     await finalize(postgres_ledger, other, BAD)
     said = "0 of 2 samples; 2 since the last step are held out with their sessions: lower gate.held_out"
     assert (await status()).startswith(said)
+
+
+async def test_a_share_that_leaves_no_batch_is_said_after_a_step_too(
+    postgres_learning: PostgresLearning, database: Database
+) -> None:
+    learning = postgres_learning
+
+    async def status() -> str:
+        return (await database.run(lambda connection: read_status(connection, "default"))).reason
+
+    async def hold_out(count: int) -> None:
+        for sample in await learning.add_samples(count):
+            await learning.execute("UPDATE samples SET state = 'held_out' WHERE id = %s", sample)
+
+    await hold_out(4)
+    await step(learning, 1)
+    assert "held out" not in await status()  # those of before the step
+    await hold_out(3)
+    assert "held out" not in await status()  # less than a batch
+    await hold_out(1)
+    assert "0 of 4 samples; 4 since the last step are held out" in await status()
+    group = uuid4()
+    insert = (
+        "INSERT INTO rollout_groups (id, policy, environment, task, size, state) VALUES (%s, %s, 'e', 't', 2, 'open')"
+    )
+    await learning.execute(insert, group, POLICY)
+    await learning.execute("UPDATE samples SET rollout_group_id = %s WHERE state = 'held_out'", group)
+    assert "held out" not in await status()  # rollout groups are no batch of chats
