@@ -110,7 +110,7 @@ class DemoLoop:
         recipe, parent = self.recipe, self.chats.version
         state = copy.deepcopy(self.optimizer.state_dict())
         for group in self.optimizer.param_groups:
-            group["lr"] = recipe.train.optimiser.lr * recipe.gate.lr_backoff**self.rejections
+            group["lr"] = recipe.train.optimiser.lr * recipe.gate.lr_scale(self.rejections)
         held_out = self.chats.held_out[-recipe.gate.replay_turns :] if self.gated else []
         before = self._score(held_out)
         right: float | None = None

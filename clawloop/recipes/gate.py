@@ -8,6 +8,9 @@ from pydantic import Field
 
 from clawloop.recipes.table import Count, Positive, Table
 
+LEAST_SCALE = 1e-9
+"""The learning rate is lowered to this share of the recipe's at most."""
+
 
 class Gate(Table):
     """What a version must pass before it answers, and what follows when it does not."""
@@ -53,3 +56,10 @@ class Gate(Table):
     lr_backoff: Annotated[float, Field(gt=0, le=1)] = 0.5
     """After each step in a row without an accepted version the next step's learning rate is multiplied by this; the
     next accepted version ends it. 1 leaves the learning rate as it is."""
+
+    def lr_scale(self, rejections: int) -> float:
+        """What the learning rate is multiplied by after so many steps in a row without an accepted version.
+
+        Never 0, which hundreds of them would come to: a step that changes nothing would end the row by luck alone.
+        """
+        return max(self.lr_backoff**rejections, LEAST_SCALE)

@@ -274,7 +274,7 @@ async def _insert_step(
     connection: AsyncConnection, policy: PolicyRow, n: int, recipe: Recipe, samples: list[SampleId]
 ) -> None:
     row = {"policy": policy.id, "n": n, "parent": policy.head, "epoch": policy.epoch, "recipe_hash": recipe.hash}
-    lr_scale = recipe.gate.lr_backoff**policy.rejections
+    lr_scale = recipe.gate.lr_scale(policy.rejections)
     await connection.execute(insert(StepRow).values(row | {"state": StepState.CLAIMED, "lr_scale": lr_scale}))
     places = [
         {"policy": policy.id, "step": n, "sample_id": sample, "place": place} for place, sample in enumerate(samples)

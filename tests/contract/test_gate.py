@@ -106,6 +106,12 @@ async def test_the_learning_rate_backs_off_until_a_version_is_accepted(learning:
     assert scales == [1.0, 0.5, 0.25, 1.0]
 
 
+async def test_the_learning_rate_never_backs_off_to_nothing(learning: Learning) -> None:
+    await learning.set_recipe(Recipe.model_validate(RECIPE.model_dump() | {"gate": {"lr_backoff": 1e-200}}))
+    assert [(await reject(learning, n)).lr_scale for n in (1, 2)] == [1.0, 1e-9]
+    assert (await step(learning, 3)).lr_scale == 1e-9  # 1e-400 is 0 to a computer
+
+
 async def test_training_pauses_after_three_steps_in_a_row_without_an_accepted_version(learning: Learning) -> None:
     await reject(learning, 1)
     await step(learning, 2)

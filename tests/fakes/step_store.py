@@ -78,7 +78,7 @@ class FakeStepStore:
         for sample in usable:
             self.ledger.samples[sample].state = SampleState.CLAIMED
         step = FakeStep(policy_row.head, policy_row.epoch, recipe, usable)
-        step.lr_scale = recipe.gate.lr_backoff**policy_row.rejections
+        step.lr_scale = recipe.gate.lr_scale(policy_row.rejections)
         self.ledger.steps[policy_row.id, n] = step
         self.ledger.refresh_work_flag(policy_row.id)
         if len(usable) < wanted:
