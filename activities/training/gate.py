@@ -8,7 +8,7 @@ from temporalio import activity
 
 from activities.training.messages import CHECKS_LIMIT, REASON_LIMIT, DecideVersion, VersionDecided
 from activities.training.ports import GateStore
-from clawloop.contracts.training import CheckName, CheckResult, GateCheck
+from clawloop.contracts.gate_checks import SECONDS, CheckName, CheckResult, GateCheck
 from clawloop.gate.probes import not_asked
 from clawloop.heartbeat import heartbeating
 
@@ -16,9 +16,11 @@ log = logging.getLogger(__name__)
 
 # What a row of the Temporal UI has room for; REST, the command line and the page show all figures.
 _SHOWN = {
-    CheckName.NUMBERS: ("loss", "grad_norm", "parent_distance", "token_share", "base_distance"),
-    CheckName.REPLAY: ("praised", "blamed", "change", "upper_bound"),
-    CheckName.PROBES: ("asked", "right", "parent_right", "base_right", "compared", "preferred", "parent_preferred"),
+    CheckName.NUMBERS: ("loss", "grad_norm", "parent_distance", "token_share", "base_distance", SECONDS),
+    CheckName.REPLAY: ("praised", "blamed", "change", "upper_bound", SECONDS),
+    CheckName.PROBES: (
+        *("asked", "right", "parent_right", "base_right", "compared", "preferred", "parent_preferred", SECONDS),
+    ),
     CheckName.CANARY: ("sessions", "other_sessions", "change", "radius"),
 }
 

@@ -102,9 +102,10 @@ class ProbeResult(_Message):
 
 
 class ProbeProgress(_Message):
-    """The probes asked so far, by their ids: what the next attempt goes on from."""
+    """The probes asked so far, by their ids, and how long that took: what the next attempt goes on from."""
 
     asked: dict[UUID, ProbeResult]
+    seconds: float = 0.0
 
 
 class DecideVersion(_Message):

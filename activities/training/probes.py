@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Sequence
 from uuid import UUID
@@ -56,10 +57,11 @@ class ProbeActivities:
             EngineUnavailable: no engine has one of the versions, or the one that has did not answer; retry.
             StoreUnavailable
         """
-        asked = _asked_before()
+        before = _progress_before()
+        asked, began = dict(before.asked), time.monotonic()
 
         def progress() -> ProbeProgress:
-            return ProbeProgress(asked=asked)
+            return ProbeProgress(asked=asked, seconds=before.seconds + time.monotonic() - began)
 
         async with heartbeating(progress):
             plan = await self._store.plan(request.policy, request.n)
@@ -82,7 +84,7 @@ class ProbeActivities:
                 for task in tasks:
                     task.cancel()
             results = [asked[probe.id] for probe in plan.probes]
-            check = _check(results, plan.recipe.gate.content_loss)
+            check = _check(results, plan.recipe.gate.content_loss).timed(progress().seconds)
             await self._store.record(request.policy, request.n, check)
         facts = {"policy": request.policy, "version": request.n, "result": check.result, "why": check.reason}
         log.info("version probed", extra=facts)
@@ -155,13 +157,13 @@ class ProbeActivities:
         return preference(*choices)
 
 
-def _asked_before() -> dict[UUID, ProbeResult]:
+def _progress_before() -> ProbeProgress:
     """What earlier attempts found; nothing where they ran another version of this code."""
     details = activity.info().heartbeat_details if activity.in_activity() else ()
     try:
-        return dict(ProbeProgress.model_validate(details[0]).asked) if details else {}
+        return ProbeProgress.model_validate(details[0]) if details else ProbeProgress(asked={})
     except ValidationError:
-        return {}
+        return ProbeProgress(asked={})
 
 
 def _check(results: Sequence[ProbeResult], content_loss: float) -> GateCheck:

@@ -177,9 +177,10 @@ class TrainingActivities:
             log.warning("step quarantined", extra={"policy": request.policy, "step": request.n, "why": reason})
             return _ended(request, StepState.QUARANTINED, reason)
         report(f"step {request.n}: committing")
-        checks = [check_numbers(trained.figures, batch.recipe.gate)]
+        checks = [check_numbers(trained.figures, batch.recipe.gate).timed(trained.figures.distance_seconds)]
         if batch.recipe.gate.held_out:
-            checks.append(check_replay(trained.held_out, seed=trained.version.sha256))
+            replayed = check_replay(trained.held_out, seed=trained.version.sha256)
+            checks.append(replayed.timed(trained.held_out_seconds))
         crash_point(CrashPoint.SAVED_NOT_COMMITTED)
         state = await self._steps.commit(batch, trained, checks)
         crash_point(CrashPoint.COMMITTED)

@@ -32,7 +32,7 @@ FIGURES = {
     "samples": "judged replies that were trained",
     "dropped": "samples that were left out",
     "without_hint": "samples of which only the verdict was trained",
-    "seconds": "how long the step took",
+    "seconds": "how long it took",
     "moves_seconds": "how long the replies were read once more to see by how much the step moved each token",
     # of the replay of replies that are never trained
     "praised": "held-out replies with a good verdict",

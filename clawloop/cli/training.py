@@ -324,6 +324,7 @@ def _version_row(version: VersionView) -> dict[str, str]:
     metrics = version.metrics or {}
     samples, loss = metrics.get("samples"), metrics.get("loss")
     gate = "; ".join(f"{check.name} {check.result.replace('_', ' ')}: {check.reason}" for check in version.gate)
+    took = "" if version.gate_seconds is None else f"its gate took {version.gate_seconds:.3g} s"
     measured = "" if version.match is None else f"match {version.match:.0%}"
     origin = "" if version.origin is None else f"begun as version {version.origin.n} of {version.origin.policy}"
     return {
@@ -332,5 +333,5 @@ def _version_row(version: VersionView) -> dict[str, str]:
         "age": age(version.created_at),
         "samples": f"{samples:g}" if isinstance(samples, int | float) else "",
         "loss": f"{loss:.4g}" if isinstance(loss, int | float) else "",
-        "state and gate": "; ".join(each for each in (version.state, measured, origin, gate) if each),
+        "state and gate": "; ".join(each for each in (version.state, measured, origin, took, gate) if each),
     }

@@ -6,12 +6,15 @@ Step n makes version n. Numbers are never reused, so an abandoned step leaves a 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
 from pydantic import JsonValue
 
+from clawloop.contracts.gate_checks import CheckName as CheckName
+from clawloop.contracts.gate_checks import CheckResult as CheckResult
+from clawloop.contracts.gate_checks import GateCheck as GateCheck
 from clawloop.contracts.progress import StepProgress
 from clawloop.contracts.version_origin import VersionOrigin
 from clawloop.ids import EpisodeId, SampleId
@@ -92,42 +95,6 @@ class VersionRef:
     parent: int
     path: str
     sha256: str
-
-
-class CheckName(StrEnum):
-    """A check of the gate."""
-
-    NUMBERS = "numbers"  # the step's figures, and how far the version moved
-    REPLAY = "replay"  # held-out turns, scored under the version and its parent
-    PROBES = "probes"  # prompts that the version and its parent answered
-    CANARY = "canary"  # verdicts on a share of the sessions, once the version is the head
-
-
-class CheckResult(StrEnum):
-    """What a check of the gate found."""
-
-    PASSED = "passed"
-    NOT_ENOUGH = "not_enough"  # too little to decide by; the version is not rejected for it
-    FAILED = "failed"  # the version is rejected
-
-
-@dataclass(frozen=True, slots=True)
-class GateCheck:
-    """What one check of the gate found about a version.
-
-    Args:
-        reason: for people: what was compared, or what is wrong.
-        figures: the numbers it was decided by; None where a number is not known.
-    """
-
-    name: CheckName
-    result: CheckResult
-    reason: str
-    figures: Mapping[str, float | None]
-
-    def noting(self, note: str) -> GateCheck:
-        """The check with a further remark for people."""
-        return replace(self, reason=f"{self.reason}; {note}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +237,7 @@ class StepFigures:
         moves: by how much the step changed the log-probability of each token of a sample's reply, in nats, None for one
             that is not trained; empty unless the recipe asks for it.
         moves_seconds: how long the replies were read once more for that; None unless the recipe asks for it.
+        distance_seconds: how long it took to read them and to compare the versions; None: not measured.
     """
 
     loss: float
@@ -288,6 +256,7 @@ class StepFigures:
     advantages: Mapping[SampleId, Sequence[float | None]] = field(default_factory=dict)
     moves: Mapping[SampleId, Sequence[float | None]] = field(default_factory=dict)
     moves_seconds: float | None = None
+    distance_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,12 +266,14 @@ class TrainedStep:
     Args:
         seconds: from the batch's arrival to the adapter's last byte.
         held_out: the scores of the batch's held-out turns, without those that cannot be scored.
+        held_out_seconds: how long it took to score them, before the update and after it; None: not measured.
     """
 
     version: VersionRef
     figures: StepFigures
     seconds: float
     held_out: Sequence[HeldOutScore] = ()
+    held_out_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +351,7 @@ class VersionView:
         engines: names of the engines that have it loaded; every engine has version 0.
         metrics: its step's `StepFigures`, with numbers of samples instead of the samples; None for version 0.
         gate: what each check of the gate found; empty for version 0 and for versions older than the gate.
+        gate_seconds: how long its checks took, without a canary; None: not measured.
         match: share of the requests of an evaluation, e.g. the demo's, that it answered as wanted; None: not measured.
         origin: what the policy began from; None: a step of its own made the version.
     """
@@ -393,5 +365,6 @@ class VersionView:
     metrics: Mapping[str, JsonValue] | None
     created_at: datetime
     gate: Sequence[GateCheck] = ()
+    gate_seconds: float | None = None
     match: float | None = None
     origin: VersionOrigin | None = None

@@ -115,6 +115,9 @@ def train_step(
         moves = _merge(ranks.all_gather(token_moves(new, first.logprobs, signals.streams)))
         moves_seconds = time.monotonic() - began
     references = {m: s.reference_logprob_T for m, s in signals.streams.items() if s.reference_logprob_T is not None}
+    to_parent = distance(new, first.logprobs, signals.streams, token_distance, ranks)
+    to_base = distance(new, references, signals.streams, token_distance, ranks) if recipe.loss.kl > 0 else None
+    distance_seconds = time.monotonic() - began
     fillers = ranks.all_gather([micro_batch.is_filler for micro_batch in shard.trained])
     return StepFigures(
         loss=last.loss,
@@ -130,8 +133,9 @@ def train_step(
         moves_seconds=moves_seconds,
         micro_batches=sum(len(of_rank) for of_rank in fillers),
         fillers=sum(sum(of_rank) for of_rank in fillers),
-        to_parent=distance(new, first.logprobs, signals.streams, token_distance, ranks),
-        to_base=distance(new, references, signals.streams, token_distance, ranks) if recipe.loss.kl > 0 else None,
+        to_parent=to_parent,
+        to_base=to_base,
+        distance_seconds=distance_seconds,
     )
 
 

@@ -120,13 +120,17 @@ class StepRunner:
         parent = 0 if step.parent is None else step.parent.n
 
         held_out: list[HeldOutScore] = []
+        held_out_seconds = 0.0
 
         def train(samples: Sequence[BatchSample], within: Limits) -> StepFigures:
+            nonlocal held_out_seconds
             if step.parent is None:
                 begin(model, optimizer, seed=_seed(step))
             else:
                 resume(self._folder(step.parent), step.parent.sha256, model, optimizer, base)
+            began = time.monotonic()
             before = self._score_held_out(model, step, within, report_or_stop)
+            held_out_seconds = time.monotonic() - began
             figures = train_step(
                 model,
                 optimizer,
@@ -139,7 +143,9 @@ class StepRunner:
                 on_progress=lambda progress: report_or_stop(str(progress), progress.pace),
                 token_distance=step.recipe.gate.token_distance,
             )
+            began = time.monotonic()
             after = self._score_held_out(model, step, within, report_or_stop)
+            held_out_seconds += time.monotonic() - began
             held_out[:] = [
                 HeldOutScore(int(step.held_out[index].reward or 0), before[index], after[index])
                 for index in sorted(before.keys() & after.keys())
@@ -171,7 +177,8 @@ class StepRunner:
             return None
         path = written.path.relative_to(self._setup.adapters).as_posix()
         version = VersionRef(step.policy, step.n, parent, path, written.sha256)
-        return TrainedStep(version, _with_excluded(figures, batch), time.monotonic() - started, held_out)
+        taken = time.monotonic() - started
+        return TrainedStep(version, _with_excluded(figures, batch), taken, held_out, held_out_seconds)
 
     def _begin_attempt(
         self,

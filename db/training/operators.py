@@ -11,6 +11,7 @@ from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.algorithms.staleness import path_to_base
+from clawloop.contracts.gate_checks import gate_seconds
 from clawloop.contracts.training import OPEN_STEPS, SampleState, StepState, TrainingView, VersionView
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.contracts.version_origin import VersionOrigin
@@ -75,6 +76,7 @@ class PostgresTrainingStore:
                 metrics=row.metrics,
                 created_at=row.created_at,
                 gate=checks.get(row.n, ()),
+                gate_seconds=gate_seconds(checks.get(row.n, ())),
                 match=matches.get(row.n),
                 origin=None if row.origin_policy is None else VersionOrigin(row.origin_policy, row.origin_n),
             )

@@ -67,7 +67,9 @@ async def test_a_trained_step_is_a_candidate_with_its_figures_and_checks(desk: D
     assert (done.state, done.path, done.sha256, done.parent) == (StepState.CANDIDATE, made.path, made.sha256, 0)
     assert (done.samples, done.loss, done.reason) == (3, 0.5, "")
     assert desk.trainer.taken == [batch]
-    assert [check.result for check in await desk.learning.gate.checks(POLICY, 1)] == [CheckResult.PASSED]
+    (check,) = await desk.learning.gate.checks(POLICY, 1)
+    assert (check.result, check.figures["seconds"]) == (CheckResult.PASSED, 0.25)
+    assert (await desk.learning.operators.versions(POLICY))[1].gate_seconds == 0.25
     await desk.learning.gate.accept(POLICY, 1)
     assert await desk.learning.sample_result(samples[0]) == (
         SampleState.TRAINED,

@@ -57,6 +57,7 @@ class FakeTrainer:
             dropped=dropped,
             micro_batches=1,
             fillers=0,
+            distance_seconds=0.25,
         )
         return TrainedStep(VersionRef(step.policy, step.n, parent, path, digest), figures, seconds=0.1)
 

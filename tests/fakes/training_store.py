@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from pydantic import JsonValue
 
+from clawloop.contracts.gate_checks import gate_seconds
 from clawloop.contracts.training import SampleState, StepState, TrainingView, VersionView
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.contracts.version_origin import VersionOrigin
@@ -202,5 +203,6 @@ class FakeTrainingStore:
             metrics=metrics,
             created_at=version.made_at,
             gate=() if step is None else step.checks,
+            gate_seconds=None if step is None else gate_seconds(step.checks),
             origin=version.origin,
         )

@@ -268,6 +268,9 @@ def test_held_out_turns_are_scored_under_parent_and_version_and_change_no_step(
     assert len(trained.held_out) == len(held_out)
     assert all(score.verdict == 1 and score.parent < 0 and score.version < 0 for score in trained.held_out)
     assert any(score.change != 0 for score in trained.held_out)
+    assert trained.held_out_seconds is not None
+    assert trained.figures.distance_seconds is not None
+    assert 0 < trained.held_out_seconds + trained.figures.distance_seconds < trained.seconds
     # The next step sees under its parent what this one saw under its version.
     after = replace(step_of(batches[1], 3, second), held_out=held_out)
     again = completed(runner.train(after, ignore_status, never))

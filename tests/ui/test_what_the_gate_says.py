@@ -7,8 +7,9 @@ import html
 
 import httpx
 
+from clawloop.contracts.training import CheckName, CheckResult, GateCheck, StepState
 from clawloop.recipes.recipe import Gate
-from tests.contract.learning import RECIPE, reject, step
+from tests.contract.learning import POLICY, RECIPE, reject, step, trained
 from tests.ui.conftest import Page
 from tests.verbs import clawloop
 
@@ -64,3 +65,20 @@ async def test_a_gate_that_no_version_can_pass_is_told(page: Page) -> None:
     )
     for where, text in (await status(page)).items():
         assert said in text, where
+
+
+async def test_how_long_a_gate_took_is_told(page: Page) -> None:
+    learning = page.learning
+    await learning.add_samples(4)
+    assert (await learning.steps.claim(POLICY, 1)).state is StepState.CLAIMED
+    batch = await learning.steps.batch(POLICY, 1)
+    numbers = GateCheck(CheckName.NUMBERS, CheckResult.PASSED, "within limits", {}).timed(0.25)
+    replay = GateCheck(CheckName.REPLAY, CheckResult.PASSED, "no change", {}).timed(1.5)
+    await learning.steps.commit(batch, trained(batch), [numbers, replay])
+    made = await told(page, ["policy", "versions"], f"policies/{POLICY}/versions", "/ui/versions/1")
+    command, rest, shown = made.values()
+    assert "its gate took 1.75 s" in command
+    assert '"gate_seconds":1.75' in rest.replace(": ", ":")
+    assert '"seconds":1.5' in rest.replace(": ", ":")
+    assert "Its checks took 1.75 s." in shown
+    assert "<dt>seconds</dt><dd>0.25</dd>" in shown
