@@ -26,6 +26,7 @@ PROGRAMS = {
     "judging": "judged turns a second, signal to verdict, events a turn, with many sessions open",
     "feedback": "from feedback to a version that answers",
     "interference": "serving with training and judging on and off",
+    "gate": "seconds of each stage of the gate, and what chats beside it notice",
     "judge-lane": "votes while chats fill the engine that both ask",
     "policies": "twenty people's policies on one engine, with a slot for each and with few, and at one trainer",
     "soak": "memory of every process over 10,000 turns, half of them in one session",

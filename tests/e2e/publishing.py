@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -59,10 +59,17 @@ class Listener:
 
 
 @asynccontextmanager
-async def chatting(url: str, key: str, clients: int) -> AsyncIterator[Listener]:
-    """Clients stream during the block; at its end each reads its current reply to the end."""
+async def chatting(
+    url: str, key: str, clients: int, headers: Mapping[str, str] | None = None
+) -> AsyncIterator[Listener]:
+    """Clients stream during the block; at its end each reads its current reply to the end.
+
+    Args:
+        headers: further ones, of each request.
+    """
     seen, stop = Listener(), asyncio.Event()
-    talking = asyncio.create_task(_keep_chatting(url, key, clients, seen, stop))
+    sent = {"Authorization": f"Bearer {key}", **(headers or {})}
+    talking = asyncio.create_task(_keep_chatting(url, sent, clients, seen, stop))
     try:
         yield seen
         stop.set()
@@ -83,10 +90,12 @@ async def gaps_with_and_without(
     return publishes, seen.gaps_between(began, ended), seen.gaps_between(ended, 2 * ended - began)
 
 
-async def _keep_chatting(url: str, key: str, clients: int, seen: Listener, stop: asyncio.Event) -> None:
+async def _keep_chatting(
+    url: str, headers: Mapping[str, str], clients: int, seen: Listener, stop: asyncio.Event
+) -> None:
     """Each client has conversations of three turns, one after the other, until `stop` is set."""
     limit = aiohttp.ClientTimeout(total=120)
-    async with aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {key}"}, timeout=limit) as session:
+    async with aiohttp.ClientSession(url, headers=headers, timeout=limit) as session:
         async with asyncio.TaskGroup() as group:
             for client in range(clients):
                 group.create_task(_chat(session, client, seen, stop))
