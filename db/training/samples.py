@@ -115,6 +115,12 @@ async def _read_place(connection: AsyncConnection, turn_id: TurnId) -> SamplePla
     return sample_place(row.policy, row)
 
 
+async def _had_by_a_step(connection: AsyncConnection, turn_id: TurnId) -> bool:
+    states = (SampleState.CLAIMED, SampleState.TRAINED, SampleState.QUARANTINED)
+    had = select(SampleRow.id).where(SampleRow.turn_id == turn_id, SampleRow.state.in_(states))
+    return bool(await connection.scalar(select(had.exists())))
+
+
 async def insert_sample(
     connection: AsyncConnection,
     judgement: JudgementId,
@@ -127,12 +133,14 @@ async def insert_sample(
     """Insert the judgement's sample, or update it if no step has taken it.
 
     If the turn's session or group is held out, the sample is, and so is the turn: call this after setting its outcome.
+    Not if a step has or had an earlier sample of the turn, e.g. before the recipe held anything out: versions are
+    compared on what was never trained.
 
     Args:
         place: of the turn, where the caller has read it already.
     """
     place = place or await _read_place(connection, turn_id)
-    held_out = is_place_held_out(place)
+    held_out = is_place_held_out(place) and not await _had_by_a_step(connection, turn_id)
     hinted = None if hinted_prompt_ids is None else ids_to_bytes(hinted_prompt_ids)
     values = {
         "state": SampleState.HELD_OUT if held_out else SampleState.FRESH,

@@ -11,7 +11,7 @@ from clawloop.samples.holdout import is_held_out
 from db.database import Database
 from db.training.status import read_status
 from tests.contract.learning import POLICY, PostgresLearning, step
-from tests.contract.ledgers import BAD, GOOD, Ledger, fake_ledger, finalize, ledger, postgres_ledger
+from tests.contract.ledgers import BAD, GOOD, RECIPE, Ledger, fake_ledger, finalize, ledger, postgres_ledger
 
 __all__ = ["fake_ledger", "ledger", "postgres_ledger"]
 
@@ -57,6 +57,21 @@ async def test_feedback_revises_a_held_out_turn_and_it_stays_held_out(ledger: Le
     assert states[-1] is SampleState.HELD_OUT
     assert SampleState.FRESH not in states
     assert (await ledger.outcome_of(turn))[1] == "held out: verdict -1"
+
+
+async def test_a_turn_that_was_trained_before_the_share_was_set_is_never_held_out(postgres_ledger: Ledger) -> None:
+    ledger = postgres_ledger
+    turn, other = await conversation(ledger, held_out=True)
+    await ledger.learn_by(RECIPE)
+    await finalize(ledger, turn, GOOD)
+    ledger.train(turn.turn_id, 1)
+    await ledger.learn_by(HOLDS_OUT)
+    given = await ledger.give(turn.turn_id, -1.0, None)
+    opened = await ledger.judgements.revise(turn.turn_id, None, b"e", "hint")
+    await ledger.judgements.finalize(opened.id, BAD, [given])
+    assert [state for state, _ in ledger.samples(turn.turn_id)] == [SampleState.TRAINED, SampleState.FRESH]
+    await finalize(ledger, other, GOOD)
+    assert [state for state, _ in ledger.samples(other.turn_id)] == [SampleState.HELD_OUT]
 
 
 async def test_a_step_does_not_take_a_held_out_sample(ledger: Ledger) -> None:
