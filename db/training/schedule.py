@@ -42,7 +42,9 @@ async def read_closed(connection: AsyncConnection, policy: str, recipe: Recipe) 
     made, chat_p95 = 0, None
     if schedule.versions_a_day:
         today = VersionRow.created_at >= day_begin(schedule, now)
-        count = select(func.count()).where(VersionRow.policy == policy, VersionRow.n > 0, today)
+        # What a policy began from is no version that it made.
+        own = (VersionRow.policy == policy, VersionRow.n > 0, VersionRow.origin_policy.is_(None))
+        count = select(func.count()).where(*own, today)
         made = (await connection.execute(count)).scalar_one()
     if schedule.chat_seconds:
         since = now - timedelta(minutes=CHAT_MINUTES)

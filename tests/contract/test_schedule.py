@@ -55,6 +55,17 @@ async def test_no_more_versions_a_day_than_the_schedule_has(learning: Learning) 
 
 
 @pytest.mark.postgres
+async def test_what_a_policy_began_from_was_not_made_today(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    zone = f"Etc/GMT{datetime.now(UTC).hour - 12:+d}"
+    await step(learning, 1)
+    await learning.operators.create_policy("anna", POLICY, scheduled(versions_a_day=1, time_zone=zone), 1)
+    assert (await learning.steps.status("anna")).closed_seconds is None
+    await learning.operators.set_recipe(POLICY, scheduled(versions_a_day=1, time_zone=zone))
+    assert (await learning.steps.status(POLICY)).closed_seconds is not None
+
+
+@pytest.mark.postgres
 async def test_while_replies_are_slow_no_batch_is_claimed(postgres_learning: PostgresLearning) -> None:
     learning = postgres_learning
     await learning.operators.set_recipe(POLICY, scheduled(chat_seconds=2.0))
