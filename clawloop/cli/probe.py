@@ -107,7 +107,7 @@ def _read_file(file: Path) -> list[ProbeContent]:
     from clawloop.operations.probes import read_probe_lines
 
     try:
-        probes, faults = read_probe_lines(file.read_text(encoding="utf-8"))
+        probes, faults = read_probe_lines(file.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise SetupError(f"{file} cannot be read: {error}") from error
     if faults:

@@ -116,7 +116,8 @@ def read_probe_lines(text: str) -> tuple[list[ProbeContent], dict[int, str]]:
     """The probes of a file of JSON lines, and what is wrong with the others by their line's number from 1."""
     written: dict[int, object] = {}
     faults: dict[int, str] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
+    # Not `splitlines`: a JSON text may hold what Unicode calls a line's end.
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:

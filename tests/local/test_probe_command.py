@@ -22,7 +22,8 @@ def here(postgres_url: str, tmp_path: Path) -> dict[str, str]:
 
 def test_probes_come_and_go(here: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "probes.jsonl"
-    file.write_text('{"prompt": "2 + 2?", "contains": "4"}\n\n{"prompt": "Say hello."}\n')
+    # As some editors write it: with a mark of the byte order.
+    file.write_text('{"prompt": "2 + 2?", "contains": "4"}\n\n{"prompt": "Say hello."}\n', encoding="utf-8-sig")
     added = clawloop_process("probe", "add", str(file), **here)
     assert (added.returncode, added.stdout) == (0, "2 added; the next version is asked\n")
     assert clawloop("probe", "add", "--prompt", "3 + 3?", "--regex", r"\b6\b", **here).returncode == 0

@@ -20,6 +20,12 @@ def test_lines_become_probes_and_empty_ones_are_skipped() -> None:
     assert (probes[1].tools, probes[1].regex, probes[1].exact) == (tools, "^a", None)
 
 
+def test_a_text_may_hold_what_unicode_calls_a_line_end() -> None:
+    probes, faults = read_probe_lines('{"prompt": "one\u2028two"}\r\n{"prompt": "three\x85four"}\n')
+    assert faults == {}
+    assert [probe.messages[0]["content"] for probe in probes] == ["one\u2028two", "three\x85four"]
+
+
 def test_every_bad_line_is_named() -> None:
     bad = [
         "{",
