@@ -16,6 +16,9 @@ from clawloop.operations.probes import MOST_PROBES, find_probe, read_probes
 
 router = APIRouter(prefix="/admin/v1", tags=["training"])
 
+# An answer of all faults of a long list would be as long as the list.
+_NAMED = 20
+
 
 class NewProbes(RequestBody):
     probes: list[dict[str, Any]] = Field(min_length=1, max_length=MOST_PROBES)
@@ -36,10 +39,10 @@ async def add_probes(request: Request, policy: str) -> ProbeList:
     requested = check(NewProbes, await read_json(request, services.limits))
     probes, faults = read_probes(requested.probes)
     if faults:
-        place, fault = next(iter(faults.items()))
-        others = f" {len(faults) - 1} more cannot be used either." if len(faults) > 1 else ""
+        named = "; ".join(f"`probes.{place}`: {fault}" for place, fault in list(faults.items())[:_NAMED])
+        others = f" {len(faults) - _NAMED} more cannot be used either." if len(faults) > _NAMED else ""
         raise RequestRejected(
-            f"`probes.{place}`: {fault}. None was added.{others}", code="invalid_probe", field=f"probes.{place}"
+            f"{named}. None was added.{others}", code="invalid_probe", field=f"probes.{next(iter(faults))}"
         )
     return ProbeList(probes=[Probe.of(probe) for probe in await services.probes.add(policy, probes, MOST_PROBES)])
 

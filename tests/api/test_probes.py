@@ -39,8 +39,13 @@ async def test_one_that_cannot_be_used_adds_none_and_is_named(gateway: Gateway) 
     async with gateway.client(gateway.admin_key) as client:
         refused = await client.post(PATH, json={"probes": [{"prompt": "a"}, {"prompt": "b", "regex": "(b"}, {}]})
         assert (refused.status_code, refused.json()["code"]) == (400, "invalid_probe")
-        assert "`probes.1`" in refused.json()["detail"]
-        assert "1 more cannot be used either" in refused.json()["detail"]
+        said = refused.json()["detail"]
+        assert "`probes.1`: regex" in said
+        assert "; `probes.2`: give either prompt or messages. None was added." in said
+        assert "either." not in said
+        worse = await client.post(PATH, json={"probes": [{}] * 23})
+        assert "; `probes.19`: give" in worse.json()["detail"]
+        assert worse.json()["detail"].endswith("None was added. 3 more cannot be used either.")
         assert (await client.get(PATH)).json() == {"probes": []}
         many = await client.post(PATH, json={"probes": [{"prompt": "a"}] * 201})
         assert many.status_code == 400
