@@ -88,11 +88,12 @@ def evaluate_command(
 async def learned(url: str, admin_key: str | None, policy: str, wait_minutes: float) -> None:
     """Return once every turn is judged, every full batch is trained and the newest version answers, or time is up.
 
-    Without an admin key it returns at once, and says so.
+    Without an admin key it returns at once, and says so; likewise once all is judged while training is paused.
     """
     if admin_key is None:
         typer.echo("no --admin-key: graded again at once, with what is learned by now", err=True)
         return
+    from clawloop.contracts.training import TrainingState
     from clawloop.demo.admin_client import AdminClient
 
     async with AdminClient(url, admin_key) as admin:
@@ -102,6 +103,9 @@ async def learned(url: str, admin_key: str | None, policy: str, wait_minutes: fl
                 while True:
                     status = await admin.training_status(policy)
                     if status.is_done:
+                        return
+                    if status.state is TrainingState.PAUSED and not status.judging:
+                        typer.echo(f"training is {status.reason}: graded again with what is learned by now", err=True)
                         return
                     await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:

@@ -139,11 +139,14 @@ async def chat(setting: Setting, models: Models, task: Task, session: str, rng: 
         if is_last:
             break
         said = await models.persona.ask(_as_persona(setting, messages))
-        if not said or said.strip(" .!*`").upper() == DONE:
+        is_done = said.strip(" .!*`").upper() == DONE
+        if is_done or not said:
             closing: list[ChatCompletionMessageParam] = [*messages, {"role": "user", "content": "Thanks, that is all."}]
-            done = {"X-Session-Id": session, "X-Turn-Type": "main", "X-Session-Done": "true"}
-            await models.policy.ask(closing, headers=done)
-            return turn, bool(said)
+            # A persona that says nothing praises nothing: as a side turn its end is no feedback on the answer.
+            kind = "main" if is_done else "side"
+            ends = {"X-Session-Id": session, "X-Turn-Type": kind, "X-Session-Done": "true"}
+            await models.policy.ask(closing, headers=ends)
+            return turn, is_done
         messages.append({"role": "user", "content": said})
     return MOST_TURNS, False
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import StrEnum
 
 from clawloop.evaluation.tasks import Task
@@ -62,7 +63,7 @@ def _student_opening(task: Task, rng: random.Random) -> str:
 
 def _teacher_opening(task: Task, rng: random.Random) -> str:
     # Half of the pupils are wrong, so that a comment has to say something of the solution.
-    shown = task.answer if rng.random() < 0.5 else f"{float(task.answer) + rng.choice((-2, -1, 1, 2, 10)):g}"
+    shown = task.answer if rng.random() < 0.5 else f"{Decimal(task.answer) + rng.choice((-2, -1, 1, 2, 10)):f}"
     return (
         "Write a comment on this pupil's homework.\n\n"
         f"Problem: {task.question}\nRight answer: {task.answer}\nThe pupil's answer: {shown}"

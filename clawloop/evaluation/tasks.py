@@ -38,7 +38,7 @@ def read_tasks(path: Path) -> list[Task]:
         SetupError: it cannot be read, or names the first entry that is no task.
     """
     try:
-        return _parse(path.read_text(encoding="utf-8"), str(path))
+        return _parse(path.read_text(encoding="utf-8-sig"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise SetupError(f"{path} cannot be read: {error}") from error
 
@@ -55,7 +55,8 @@ def _parse(text: str, name: str) -> list[Task]:
         entries = (
             list(enumerate(listed, start=1))
             if isinstance(listed, list)
-            else [(at, json.loads(line)) for at, line in enumerate(text.splitlines(), start=1) if line.strip()]
+            # Not `splitlines`: a JSON text may hold what Unicode calls a line's end.
+            else [(at, json.loads(line)) for at, line in enumerate(text.split("\n"), start=1) if line.strip()]
         )
     except json.JSONDecodeError as error:
         raise SetupError(f"{name}: not JSON: {error}") from error

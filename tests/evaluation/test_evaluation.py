@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from clawloop.cli.evaluate import learned
 from clawloop.contracts.turns import TurnKind
 from clawloop.errors import SetupError
 from clawloop.evaluation.clients import ModelClient
@@ -108,6 +110,15 @@ async def test_a_teacher_who_is_never_content_ends_after_eight_answers(gateway: 
     assert found.changes["right"].mean is None
 
 
+async def test_a_persona_that_says_nothing_ends_a_session_and_praises_nothing(gateway: Gateway) -> None:
+    found = await run(People(["No bold please.", ""], ["1"]), gateway, SettingName.STUDENT, sessions=1)
+    assert (found.completed, found.turns) == (0, 2)
+    records = await gateway.recorded(11)
+    ended = [record for record in records if record.ends_session]
+    assert [record.kind for record in ended] == [TurnKind.SIDE]
+    assert sum(record.kind is TurnKind.MAIN for record in records) == 2
+
+
 async def test_a_model_that_refuses_ends_it_with_its_name_and_reason(gateway: Gateway) -> None:
     async with everyone(People(["DONE"], ["1"]), gateway) as models:
         async with ModelClient("the policy", gateway.url, "another", gateway.key) as wrong:
@@ -118,6 +129,20 @@ async def test_a_model_that_refuses_ends_it_with_its_name_and_reason(gateway: Ga
 
 async def _at_once() -> None:
     pass
+
+
+async def test_nobody_waits_for_training_that_is_paused(capsys: pytest.CaptureFixture[str]) -> None:
+    judging = [3, 0]
+    status = {"reason": "paused: 3 steps in a row", "ready": 20, "needed": 16, "step": 4, "version": 3, "head": 3}
+
+    async def training(request: Request) -> Response:
+        return JSONResponse(status | {"state": "paused", "judging": judging.pop(0)})
+
+    async with serving(Starlette(routes=[Route("/admin/v1/training", training)])) as url:
+        async with asyncio.timeout(60):
+            await learned(url, "secret", "default", wait_minutes=60)
+    assert judging == []  # what is not judged yet was waited for
+    assert "training is paused: 3 steps in a row: graded again with what is learned" in capsys.readouterr().err
 
 
 def test_the_settings_are_the_originals() -> None:

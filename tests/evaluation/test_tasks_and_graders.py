@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,12 @@ def test_both_forms_of_gsm8k_are_read(tmp_path: Path) -> None:
     lines.write_text(json.dumps({"question": "How many?", "answer": "3 * 400 = 1,200\n#### 1,200"}) + "\n\n")
     whole.write_text(json.dumps([{"question": "How many?", "ground_truth_answer": "1200"}]))
     assert read_tasks(lines) == read_tasks(whole) == [Task("How many?", "1200")]
+
+
+def test_a_task_may_hold_what_unicode_calls_a_line_end_and_a_file_a_mark_of_its_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"question": "one\u2028two", "answer": "1"}\r\n', encoding="utf-8-sig")
+    assert read_tasks(path) == [Task("one\u2028two", "1")]
 
 
 @pytest.mark.parametrize(
@@ -68,6 +75,17 @@ def test_rules_see_an_ais_marks_and_a_friendly_specific_comment() -> None:
     kind = "Well done with the first step, 3 times 4 is 12! Notice that you then added 2. Take it away. Keep it up."
     assert grade_by_rules(TEACHER, kind) == 1.0
     assert grade_by_rules(TEACHER, "Wrong.") < 0.5
+
+
+@pytest.mark.parametrize("answer", ["7", "2.5", "12345678"])
+def test_half_of_a_teachers_pupils_are_wrong_by_a_little(answer: str) -> None:
+    shown = []
+    for seed in range(200):
+        opening = TEACHER.opening(Task("How many?", answer), random.Random(seed))
+        shown.append(opening.rpartition("The pupil's answer: ")[2])
+    wrong = [number for number in shown if number != answer]
+    assert 60 < len(wrong) < 140
+    assert all(0 < abs(float(number) - float(answer)) <= 10 for number in wrong)
 
 
 def test_intervals_hold_the_mean_and_changes_are_paired() -> None:
