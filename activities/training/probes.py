@@ -51,7 +51,7 @@ class ProbeActivities:
 
     @activity.defn(name="probe_version")
     async def probe_version(self, request: ProbeVersion) -> VersionProbed:
-        """Ask a candidate and its parent; nothing if the step is no candidate, was probed, or there are no probes.
+        """Ask a candidate and its parent; nothing if the step is no candidate or was probed.
 
         Raises:
             EngineUnavailable: no engine has one of the versions, or the one that has did not answer; retry.
@@ -65,8 +65,12 @@ class ProbeActivities:
 
         async with heartbeating(progress):
             plan = await self._store.plan(request.policy, request.n)
-            if plan is None or not plan.probes:
+            if plan is None:
                 return VersionProbed(policy=request.policy, n=request.n)
+            if not plan.probes:
+                nothing = not_asked("there is no probe, nor a praised turn to ask again")
+                await self._store.record(request.policy, request.n, nothing)
+                return VersionProbed(policy=request.policy, n=request.n, reason=nothing.reason)
             slots = asyncio.Semaphore(CONCURRENT_PROBES)
 
             async def ask(probe: AskedProbe) -> None:

@@ -182,6 +182,19 @@ async def test_praised_turns_are_asked_again_and_compared_in_both_orders(postgre
     assert machine.asked[0]["max_tokens"] == 32
 
 
+async def test_where_no_turn_was_praised_yet_the_gate_says_that_nothing_was_asked(
+    postgres_learning: PostgresLearning,
+) -> None:
+    learning = postgres_learning
+    await learning.set_recipe(RECIPE.model_copy(update={"gate": Gate(drawn_probes=12)}))
+    await candidate(learning)  # all that was praised is in the step's own batch
+    async with probing(learning, Machine(), {1}) as activities:
+        probed = await activities.probe_version(ProbeVersion(policy=POLICY, n=1))
+    (check,) = (await learning.operators.versions(POLICY))[1].gate
+    assert (probed.asked, check.result) == (0, CheckResult.NOT_ENOUGH)
+    assert check.reason == probed.reason == "not asked: there is no probe, nor a praised turn to ask again"
+
+
 async def test_equal_answers_are_a_tie_without_the_judge(postgres_learning: PostgresLearning) -> None:
     learning, machine = postgres_learning, Machine()
     await PostgresProbeStore(learning.database).add(POLICY, [asks(f"{n}") for n in range(10)], 200)
