@@ -64,6 +64,10 @@ _KEPT = text(f"""
     SELECT p.head, coalesce(CAST(r.content->'train'->>'kept_versions' AS int), {Train().kept_versions}) AS versions
     FROM policies p LEFT JOIN recipes r ON r.hash = p.recipe_hash WHERE p.id = :policy
 """)
+# A person who sees a rejection the next morning can still release the version; of a later head it is no child.
+_REJECTED = text("""
+    SELECT n FROM steps WHERE policy = :policy AND parent = :head AND state = 'rejected' ORDER BY n DESC LIMIT :versions
+""")
 _LEFTOVER = text("""
     SELECT d.path FROM unnest(CAST(:policies AS text[]), CAST(:ns AS int[]), CAST(:paths AS text[])) d (policy, n, path)
         JOIN steps s ON s.policy = d.policy AND s.n = d.n
@@ -188,10 +192,13 @@ async def _versions(connection: AsyncConnection, query: TextClause, **parameters
 
 async def _removable(connection: AsyncConnection, age: timedelta) -> list[VersionRef]:
     versions = await _versions(connection, _REMOVABLE, age=age)
-    newest = {policy: await _newest_on_path(connection, policy) for policy in {version.policy for version in versions}}
-    return [version for version in versions if version.n not in newest[version.policy]]
+    kept = {policy: await _kept(connection, policy) for policy in {version.policy for version in versions}}
+    return [version for version in versions if version.n not in kept[version.policy]]
 
 
-async def _newest_on_path(connection: AsyncConnection, policy: str) -> Sequence[int]:
+async def _kept(connection: AsyncConnection, policy: str) -> set[int]:
+    """The newest versions on the path to the head, and as many of those rejected that were made from it."""
     kept = (await connection.execute(_KEPT, {"policy": policy})).one()
-    return path_to_base(kept.head, await read_parents(connection, policy))[: kept.versions]
+    path = path_to_base(kept.head, await read_parents(connection, policy))[: kept.versions]
+    rejected = {"policy": policy, "head": kept.head, "versions": kept.versions}
+    return {*path, *await connection.scalars(_REJECTED, rejected)}

@@ -110,7 +110,13 @@ class FakePublishingStore:
 
     def _needed(self, policy: str, n: int) -> bool:
         opened = self.ledger.open_step(policy)
-        kept = self.ledger.path(policy, self.ledger.policies[policy].head)[: Train().kept_versions]
+        head, count = self.ledger.policies[policy].head, Train().kept_versions
+        rejected = [
+            step_n
+            for (own, step_n), step in sorted(self.ledger.steps.items())
+            if own == policy and step.parent == head and step.state is StepState.REJECTED
+        ]
+        kept = [*self.ledger.path(policy, head)[:count], *rejected[-count:]]
         waiting = (SampleState.FRESH, SampleState.CLAIMED)
         return (
             n in kept
