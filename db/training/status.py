@@ -12,7 +12,7 @@ from clawloop.contracts.progress import StepProgress
 from clawloop.contracts.training import StepState, TrainingState, TrainingView
 from clawloop.errors import RecipeRejected, RecordUnusable
 from clawloop.gate.canary import traffic, version_for_all
-from clawloop.recipes.recipe import Recipe, parse_stored_recipe
+from clawloop.recipes.recipe import Gate, Recipe, parse_stored_recipe
 from db.training.canary_sessions import read_canary_sessions
 from db.training.lineage import next_step
 from db.training.schedule import closed_by_canary, read_closed
@@ -23,7 +23,7 @@ _STATUS = text("""
     SELECT p.id, p.pool, sr.content AS step_recipe, p.head, p.active, p.epoch, p.pinned, p.canary, p.canary_since,
         p.retired_at,
         (SELECT coalesce(c.parent, 0) FROM versions c WHERE c.policy = p.id AND c.n = p.canary) AS canary_parent,
-        p.paused_reason, r.content,
+        p.paused_reason, p.rejections, r.content,
         waits.ready, waits.groups, waits.oldest_seconds,
         (SELECT count(*) FROM (
             SELECT s.created_at FROM samples s
@@ -76,6 +76,8 @@ async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
         waits = waits_for(row.ready, needed, row.judging, row.held_out)
         if recipe is not None and row.groups:
             waits += f"; {row.groups} of {recipe.train.batch_groups} rollout groups"
+        if recipe is not None:
+            waits += after_rejections(row.rejections, recipe.gate)
         state = TrainingState.WAITING
         reason = fault or (waits if closed is None else f"{closed.reason}; {waits}")
     return TrainingView(
@@ -141,6 +143,15 @@ def waits_for(ready: int, needed: int, judging: int, held_out: int = 0) -> str:
     if ready < needed <= held_out:
         samples += f"; {held_out} since the last step are held out with their sessions: lower gate.held_out"
     return f"{samples}; {turns} next state or judge" if judging else samples
+
+
+def after_rejections(rejections: int, gate: Gate) -> str:
+    """What follows from steps in a row without an accepted version, to be added to what training waits for; empty
+    without any."""
+    if not rejections:
+        return ""
+    steps = "the last step" if rejections == 1 else f"the last {rejections} steps"
+    return f"; {steps} made no accepted version, so the learning rate is multiplied by {gate.lr_scale(rejections):.3g}"
 
 
 def open_step(n: int, state: StepState, attempt: int) -> str:

@@ -99,11 +99,14 @@ async def test_a_rejected_candidate_sets_its_samples_aside_and_training_goes_on_
 
 async def test_the_learning_rate_backs_off_until_a_version_is_accepted(learning: Learning) -> None:
     scales = []
-    for n in (1, 2):
+    for n, steps in ((1, "the last step"), (2, "the last 2 steps")):
         scales.append((await reject(learning, n)).lr_scale)
+        said = f"0 of 4 samples; {steps} made no accepted version, so the learning rate is multiplied by {0.5**n:g}"
+        assert (await learning.operators.status(POLICY)).reason == said
     scales.append((await step(learning, 3)).lr_scale)
     scales.append((await step(learning, 4)).lr_scale)
     assert scales == [1.0, 0.5, 0.25, 1.0]
+    assert (await learning.operators.status(POLICY)).reason == "0 of 4 samples"
 
 
 async def test_the_learning_rate_never_backs_off_to_nothing(learning: Learning) -> None:

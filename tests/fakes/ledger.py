@@ -26,7 +26,7 @@ from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import SampleId, new_sample_id
 from clawloop.recipes.recipe import Recipe
 from clawloop.recipes.schedule import Closed, closed_by, day_begin
-from db.training.status import open_step, waits_for
+from db.training.status import after_rejections, open_step, waits_for
 from db.training.step_transitions import paused_by_rejections, trained_detail
 
 
@@ -246,6 +246,7 @@ class FakeLedger:
             "the policy has no recipe"
             if policy_row.recipe is None
             else waits_for(len(fresh), needed, self.waiting_turns)
+            + after_rejections(policy_row.rejections, policy_row.recipe.gate)
         )
         closed = self.closed(policy)
         state, reason = TrainingState.WAITING, waits if closed is None else f"{closed.reason}; {waits}"
