@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from clawloop.contracts.sessions import ContentErased, RejudgeRequested, SessionFacts
     from clawloop.contracts.training import OperatorChange
-    from clawloop.ids import SessionId
+    from clawloop.ids import RolloutGroupId, SessionId
     from clawloop.operations.engines import EngineOperations
     from clawloop.operations.history import HistoryOperations
     from clawloop.operations.keys import KeyOperations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from clawloop.processes.operations import Operations
     from clawloop.settings import Settings
     from clawloop.temporal.client import TemporalSessionNotifier
+    from clawloop.temporal.environment_workers import TemporalEnvironmentWorkers
     from clawloop.temporal.training_notifier import TemporalTrainingNotifier
     from db.database import Database
 
@@ -39,7 +40,7 @@ def with_operations(data: Path | None, work: Callable[[Operations], Coroutine[An
 
         settings = settings_of(data)
         temporal = _TemporalOnDemand(settings)
-        return await work(operations_on(database, settings, temporal, temporal, temporal))
+        return await work(operations_on(database, settings, temporal, temporal, temporal, temporal))
 
     return with_database(data, run)
 
@@ -92,7 +93,7 @@ def with_history(data: Path | None, work: Callable[[HistoryOperations], Coroutin
 
         settings = settings_of(data)
         temporal = _TemporalOnDemand(settings)
-        sessions = operations_on(database, settings, temporal, temporal, temporal).sessions
+        sessions = operations_on(database, settings, temporal, temporal, temporal, temporal).sessions
         directory = await PostgresDirectoryStore(database).read()
         async with history_on(database, settings, lambda: directory, sessions) as history:
             return await work(history)
@@ -101,7 +102,10 @@ def with_history(data: Path | None, work: Callable[[HistoryOperations], Coroutin
 
 
 class _TemporalOnDemand:
-    """Connects at each call. Satisfies `OperatorNotifier`, `SessionWorkflows` and `RolloutsNotifier`."""
+    """Connects at each call.
+
+    Satisfies `OperatorNotifier`, `SessionWorkflows`, `RolloutsNotifier` and `EnvironmentWorkers`.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -119,11 +123,23 @@ class _TemporalOnDemand:
 
         await TemporalRolloutsNotifier(client).rollouts_changed(policy)
 
+    async def asks_for_work(self, environment: str) -> bool:
+        return await (await self._environment_workers()).asks_for_work(environment)
+
+    async def has_work(self, groups: Sequence[RolloutGroupId]) -> bool:
+        return await (await self._environment_workers()).has_work(groups)
+
     async def rejudge(self, session: SessionFacts, request: RejudgeRequested) -> None:
         await (await self._session_notifier()).rejudge(session, request)
 
     async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
         await (await self._session_notifier()).content_erased(session, erased)
+
+    async def _environment_workers(self) -> TemporalEnvironmentWorkers:
+        client = await self._client()
+        from clawloop.temporal.environment_workers import TemporalEnvironmentWorkers
+
+        return TemporalEnvironmentWorkers(client)
 
     async def _training_notifier(self) -> TemporalTrainingNotifier:
         from clawloop.processes.endpoints import page_links

@@ -72,9 +72,7 @@ def pause_rollouts(
 @rollouts_app.command("status")
 def rollouts_status(policy: Policy = "default", data: Data = None, as_json: AsJson = False) -> None:
     """Show the state of a policy's rollouts, and what they wait for."""
-    from db.episodes.rollouts import PostgresRolloutStore
-
-    _show(with_database(data, lambda database: PostgresRolloutStore(database).status(policy)), as_json)
+    _show(with_operations(data, lambda operations: operations.rollouts.status(policy)), as_json)
 
 
 @rollouts_app.command("groups")
@@ -215,6 +213,8 @@ def _show(view: RolloutsView, as_json: bool) -> None:
         show_json(view)
         return
     facts = {"policy": view.policy, "state": str(view.state), "reason": view.reason}
+    if view.no_worker:
+        facts["problem"] = view.no_worker
     if view.plan is not None:
         facts["environment"] = view.plan.environment
         facts["group size"] = str(view.plan.size)

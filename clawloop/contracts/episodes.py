@@ -285,6 +285,7 @@ class RolloutsView:
         settled, dropped: finished groups.
         recent_reward: mean reward of the last 20 groups that have one.
         curriculum: by kind; empty without one.
+        no_worker: that no worker serves the environment, and how to start one; empty if one does, or nobody can say.
     """
 
     policy: str
@@ -296,3 +297,4 @@ class RolloutsView:
     dropped: int
     recent_reward: float | None
     curriculum: Sequence[KindView] = ()
+    no_worker: str = ""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from clawloop.contracts.episodes import RolloutsPlan, RolloutsView
 from clawloop.contracts.sessions import ContentErased, Erasure, RejudgeRequested, SessionFacts
 from clawloop.contracts.training import OperatorChange, TrainingView, VersionView
-from clawloop.ids import SessionId, TurnId
+from clawloop.ids import RolloutGroupId, SessionId, TurnId
 from clawloop.judging.rejudging import RejudgeFacts
 from clawloop.recipes.recipe import Recipe
 
@@ -173,6 +174,9 @@ class RolloutsStore(Protocol):
 
     async def status(self, policy: str) -> RolloutsView: ...
 
+    async def oldest_open(self, environment: str, limit: int) -> list[RolloutGroupId]:
+        """Open groups of the environment, of all policies, oldest first."""
+
 
 class RolloutsNotifier(Protocol):
     async def rollouts_changed(self, policy: str) -> None:
@@ -181,3 +185,13 @@ class RolloutsNotifier(Protocol):
         Raises:
             SignalFailed: PostgreSQL holds the change.
         """
+
+
+class EnvironmentWorkers(Protocol):
+    """Which environments have a worker. Every call raises SignalFailed when Temporal does not answer."""
+
+    async def asks_for_work(self, environment: str) -> bool:
+        """Whether a worker asked for the environment's episodes in the last minutes. A busy one does not ask."""
+
+    async def has_work(self, groups: Sequence[RolloutGroupId]) -> bool:
+        """Whether a worker runs an agent, or a verifier, of one of these groups."""

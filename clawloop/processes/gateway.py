@@ -35,17 +35,18 @@ from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.operations.export import Exporter
 from clawloop.operations.keys import KeyOperations
 from clawloop.operations.overview import Overview
-from clawloop.operations.ports import OperatorNotifier, RolloutsNotifier, SessionWorkflows
+from clawloop.operations.ports import SessionWorkflows
 from clawloop.operations.reading import Reading
 from clawloop.processes.artifacts import open_artifacts
 from clawloop.processes.database import open_database, sealer_of
 from clawloop.processes.draining_server import CUT_SECONDS, DrainingServer
 from clawloop.processes.encryption import compare_keys, require_marked_keys, write_mark
-from clawloop.processes.endpoints import database_url, engine_secret, page_links, temporal_address, workflow_links
+from clawloop.processes.endpoints import database_url, engine_secret, temporal_address, workflow_links
 from clawloop.processes.engine_operations import engine_operations_on
 from clawloop.processes.gateway_pages import GatewayPages
 from clawloop.processes.history import history_on
 from clawloop.processes.ledger_check import DatabaseCheck
+from clawloop.processes.notifiers import notifiers_of
 from clawloop.processes.operations import NoTemporal, operations_on
 from clawloop.processes.runtime_file import installation_id
 from clawloop.serving.chat import ChatEngines
@@ -54,10 +55,7 @@ from clawloop.serving.rotation import Rotation
 from clawloop.settings import Settings
 from clawloop.telemetry.metrics import GatewayMetrics
 from clawloop.telemetry.tracing import tracing
-from clawloop.temporal.client import TemporalSessionNotifier
 from clawloop.temporal.plugin import connect
-from clawloop.temporal.rollouts_notifier import TemporalRolloutsNotifier
-from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from clawloop.temporal.watch import TemporalWatch
 from db.content import ContentCodec
 from db.database import BACKGROUND_LIMIT, CHAT_LIMIT, Database
@@ -264,9 +262,9 @@ async def gateway_services(
     feedback = PostgresFeedbackStore(background)
     client = await _temporal_client(settings)
     temporal = await stack.enter_async_context(TemporalWatch(client))
-    notifier, operator_notifier, rollouts_notifier = _notifiers(client, settings)
+    notifier, operator_notifier, rollouts_notifier, workers = notifiers_of(client, settings)
     workflows: SessionWorkflows = notifier or NoTemporal()
-    operations = operations_on(background, settings, operator_notifier, workflows, rollouts_notifier)
+    operations = operations_on(background, settings, operator_notifier, workflows, rollouts_notifier, workers)
     history = await stack.enter_async_context(
         history_on(background, settings, lambda: directory.snapshot, operations.sessions)
     )
@@ -339,20 +337,6 @@ async def _temporal_client(settings: Settings) -> Client | None:
         log.warning("no Temporal is configured: turns are stored and not judged; set TEMPORAL_ADDRESS")
         return None
     return await connect(address, lazy=True)
-
-
-def _notifiers(
-    client: Client | None, settings: Settings
-) -> tuple[TemporalSessionNotifier | None, OperatorNotifier, RolloutsNotifier]:
-    if client is None:
-        return None, NoTemporal(), NoTemporal()
-    idle = timedelta(minutes=settings.session_idle_minutes)
-    links = page_links(settings)
-    return (
-        TemporalSessionNotifier(client, idle, links),
-        TemporalTrainingNotifier(client, links=links),
-        TemporalRolloutsNotifier(client),
-    )
 
 
 async def _add_configured_engines(settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
@@ -10,8 +11,8 @@ from clawloop.adapters.folder import AdapterFolder
 from clawloop.contracts.sessions import ContentErased, RejudgeRequested, SessionFacts
 from clawloop.contracts.training import OperatorChange
 from clawloop.errors import SignalFailed
-from clawloop.ids import SessionId
-from clawloop.operations.ports import OperatorNotifier, RolloutsNotifier, SessionWorkflows
+from clawloop.ids import RolloutGroupId, SessionId
+from clawloop.operations.ports import EnvironmentWorkers, OperatorNotifier, RolloutsNotifier, SessionWorkflows
 from clawloop.operations.recovery import Recovery
 from clawloop.operations.rollouts import RolloutOperations
 from clawloop.operations.sessions import SessionOperations
@@ -37,7 +38,10 @@ class Operations:
 
 
 class NoTemporal:
-    """Satisfies `OperatorNotifier`, `SessionWorkflows` and `RolloutsNotifier` where no Temporal is configured."""
+    """Where no Temporal is configured.
+
+    Satisfies `OperatorNotifier`, `SessionWorkflows`, `RolloutsNotifier` and `EnvironmentWorkers`.
+    """
 
     async def notify_work(self, policy: str) -> None:
         self._fail()
@@ -46,6 +50,12 @@ class NoTemporal:
         self._fail()
 
     async def rollouts_changed(self, policy: str) -> None:
+        self._fail()
+
+    async def asks_for_work(self, environment: str) -> bool:
+        self._fail()
+
+    async def has_work(self, groups: Sequence[RolloutGroupId]) -> bool:
         self._fail()
 
     async def rejudge(self, session: SessionFacts, request: RejudgeRequested) -> None:
@@ -64,11 +74,12 @@ def operations_on(
     notifier: OperatorNotifier,
     workflows: SessionWorkflows,
     rollouts: RolloutsNotifier,
+    workers: EnvironmentWorkers,
 ) -> Operations:
     return Operations(
         TrainingOperations(PostgresTrainingStore(database), notifier, settings.max_lora_rank),
         SessionOperations(PostgresRejudgeStore(database), PostgresErasureStore(database), workflows),
-        RolloutOperations(PostgresRolloutStore(database), rollouts),
+        RolloutOperations(PostgresRolloutStore(database), rollouts, workers),
     )
 
 

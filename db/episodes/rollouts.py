@@ -141,6 +141,12 @@ class PostgresRolloutStore:
         await require_policy(connection, policy)
         return await _view(connection, policy)
 
+    @transaction
+    async def oldest_open(self, connection: AsyncConnection, environment: str, limit: int) -> list[RolloutGroupId]:
+        is_open = [RolloutGroupRow.environment == storable(environment), RolloutGroupRow.state == GroupState.OPEN]
+        query = select(RolloutGroupRow.id).where(*is_open).order_by(RolloutGroupRow.id).limit(limit)
+        return [RolloutGroupId(group) for group in await connection.scalars(query)]
+
 
 async def end_rollouts(connection: AsyncConnection, policy: str, why: str) -> None:
     """Pause the policy's rollouts and settle its open groups, in the caller's transaction, which has locked the policy.

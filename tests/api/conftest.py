@@ -186,7 +186,7 @@ async def running_gateway(
                     training=training,
                     training_operations=TrainingOperations(training, operator, max_lora_rank=16),
                     session_operations=operations,
-                    rollout_operations=RolloutOperations(rollouts, rollouts),
+                    rollout_operations=RolloutOperations(rollouts, rollouts, rollouts),
                     episodes=episodes,
                     votes=FakeVoteReader(),
                     episode_keys=episode_keys,

@@ -15,7 +15,9 @@ from clawloop.contracts.episodes import (
     GroupView,
     RolloutsPlan,
 )
+from clawloop.environments.choice import ENVIRONMENTS
 from clawloop.ids import new_episode_id, new_rollout_group_id
+from clawloop.operations.rollouts import OURS
 from tests.api.conftest import Gateway
 
 ROLLOUTS = "/admin/v1/rollouts"
@@ -75,6 +77,40 @@ async def test_rollouts_are_started_paused_and_shown(fresh_gateway: Gateway) -> 
     assert (status, body["state"], body["reason"]) == (200, "paused", "lunch")
     assert gateway.rollouts.notified == ["default", "default"]
     assert (await send(gateway, "GET", f"{ROLLOUTS}?policy=other"))[0] == 404
+
+
+async def test_an_environment_without_a_worker_is_said_at_once_and_until_one_comes(fresh_gateway: Gateway) -> None:
+    gateway, rollouts = fresh_gateway, fresh_gateway.rollouts
+
+    async def said(method: str, path: str, body: Any = None) -> str:
+        line = (await send(gateway, method, path, body))[1]["no_worker"]
+        assert isinstance(line, str)
+        return line
+
+    assert await said("GET", ROLLOUTS) == ""  # nothing was started, nothing is missing
+    line = "no worker serves the environment 'terminal', and its episodes wait: "
+    line += "`clawloop worker environment --environment terminal` starts one"
+    assert await said("POST", f"{ROLLOUTS}/start", {"environment": "terminal"}) == line
+    assert await said("POST", f"{ROLLOUTS}/pause", {"reason": "lunch"}) == line
+    assert await said("GET", ROLLOUTS) == line
+    # A worker whose places are all taken asks for nothing.
+    rollouts.open = [new_rollout_group_id()]
+    assert await said("GET", ROLLOUTS) == line
+    rollouts.busy = set(rollouts.open)
+    assert await said("GET", ROLLOUTS) == ""
+    rollouts.busy = set()
+    rollouts.available = False  # nobody can say, and that Temporal is away is said elsewhere
+    assert await said("GET", ROLLOUTS) == ""
+    rollouts.available = True
+    rollouts.asking.add("terminal")
+    assert await said("GET", ROLLOUTS) == ""
+    of_a_folder = await said("POST", f"{ROLLOUTS}/start", {"environment": "my tasks"})
+    assert "`clawloop worker environment --tasks 'my tasks'`" in of_a_folder
+    assert "`clawloop-environment --verifiers 'my tasks'`" in of_a_folder
+
+
+def test_environments_that_a_worker_is_named_are_known() -> None:
+    assert set(OURS) == set(ENVIRONMENTS)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,20 @@ async def test_groups_are_kept_in_flight_with_a_new_task_each(postgres_learning:
     assert {(task.policy, task.environment, task.size) for task in tasks} == {(POLICY, "tool-call", 4)}
 
 
+async def test_the_oldest_open_groups_of_an_environment_are_found(postgres_learning: PostgresLearning) -> None:
+    store = PostgresRolloutStore(postgres_learning.database)
+    groups = PostgresEpisodeStore(postgres_learning.database)
+    await store.start(POLICY, PLAN)
+    started = (await store.next_groups(POLICY)).open
+    await groups.make_group(new_group(2))
+    found = await store.oldest_open("tool-call", 10)
+    assert found[:2] == started
+    assert await store.oldest_open("tool-call", 1) == started[:1]
+    assert await store.oldest_open("terminal", 10) == []
+    await groups.settle(started[0])
+    assert (await store.oldest_open("tool-call", 10))[0] == started[1]
+
+
 async def agents_end(groups: PostgresEpisodeStore, group: RolloutGroupId, places: Sequence[int]) -> list[str | None]:
     """What each end says, all at the same time."""
     begun = (await groups.begin_group(group, LIFETIME)).episodes

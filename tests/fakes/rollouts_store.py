@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from clawloop.contracts.episodes import EpisodeView, GroupView, RolloutsPlan, RolloutsState, RolloutsView
@@ -11,12 +12,22 @@ from clawloop.ids import EpisodeId, RolloutGroupId
 
 @dataclass
 class FakeRolloutsStore:
-    """Satisfies `clawloop.operations.ports.RolloutsStore` and `RolloutsNotifier`, for the policy `default`."""
+    """Satisfies `clawloop.operations.ports.RolloutsStore`, `RolloutsNotifier` and `EnvironmentWorkers`, for the policy
+    `default`.
+
+    Attributes:
+        available: Temporal answers.
+        asking: environments whose worker asks for work; busy: groups that a worker works at.
+        open: groups.
+    """
 
     plan: RolloutsPlan | None = None
     paused: str | None = None
     notified: list[str] = field(default_factory=list)
     available: bool = True
+    asking: set[str] = field(default_factory=lambda: {"tool-call"})
+    busy: set[RolloutGroupId] = field(default_factory=set)
+    open: list[RolloutGroupId] = field(default_factory=list)
 
     async def start(self, policy: str, plan: RolloutsPlan) -> RolloutsView:
         _require(policy)
@@ -37,10 +48,24 @@ class FakeRolloutsStore:
             state = RolloutsState.NEVER_STARTED
         return RolloutsView(policy, state, self.paused or "", self.plan, 0, 0, 0, None)
 
+    async def oldest_open(self, environment: str, limit: int) -> list[RolloutGroupId]:
+        return self.open[:limit]
+
     async def rollouts_changed(self, policy: str) -> None:
+        self._require_temporal()
+        self.notified.append(policy)
+
+    async def asks_for_work(self, environment: str) -> bool:
+        self._require_temporal()
+        return environment in self.asking
+
+    async def has_work(self, groups: Sequence[RolloutGroupId]) -> bool:
+        self._require_temporal()
+        return not self.busy.isdisjoint(groups)
+
+    def _require_temporal(self) -> None:
         if not self.available:
             raise SignalFailed("the fake is set to be unavailable")
-        self.notified.append(policy)
 
 
 @dataclass

@@ -7,6 +7,9 @@ import html
 import re
 from uuid import uuid4
 
+import pytest
+
+from clawloop.processes.operations import NoTemporal
 from tests.contract.episodes import run_group
 from tests.contract.learning import POLICY
 from tests.ui.conftest import Page
@@ -23,6 +26,19 @@ async def test_rollouts_are_started_and_paused(page: Page) -> None:
     status = await page.services[0].rollout_operations.status(POLICY)
     assert status.plan is not None
     assert (status.state.value, status.plan.size, status.plan.barren_limit) == ("paused", 4, 9)
+
+
+async def test_an_environment_without_a_worker_is_said_on_the_page(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no(self: NoTemporal, asked: object) -> bool:
+        return False
+
+    async with page.visitor() as visitor:
+        await visitor.post("/ui/rollouts/start", environment="terminal", size="4", groups="1", barren="9")
+        missing = "no worker serves the environment &#39;terminal&#39;"
+        assert missing not in await visitor.get("/ui/rollouts")  # without Temporal nobody can say
+        for question in ("asks_for_work", "has_work"):
+            monkeypatch.setattr(NoTemporal, question, no)
+        assert missing in await visitor.get("/ui/rollouts")
 
 
 async def test_a_curriculum_is_shown_by_kind_and_is_off_unless_chosen(page: Page) -> None:

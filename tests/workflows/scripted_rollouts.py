@@ -28,25 +28,29 @@ class ScriptedRunner:
     """Satisfies `EpisodeRunner`.
 
     Attributes:
+        environment: the only one that it knows.
         run: what becomes of the episode at a place, at its n-th attempt.
         verdict: the same for the verifier's n-th call on an episode.
-        may_verify: verifiers wait for it.
+        may_run: agents wait for it; may_verify: verifiers.
     """
 
     def __init__(self, store: FakeEpisodeStore) -> None:
         self.store = store
+        self.environment = "tool-call"
         self.run: Callable[[int, int], AgentRun] = lambda place, attempt: AgentRun(Ending.COMPLETED, "", b"left")
         self.verdict: Callable[[int, int], tuple[float | None, str]] = lambda place, n: (float(place % 2), "")
-        self.may_verify = asyncio.Event()
+        self.may_run, self.may_verify = asyncio.Event(), asyncio.Event()
+        self.may_run.set()
         self.may_verify.set()
         self.votes = ScriptedVotes(store)
         self.ran: list[tuple[int, int]] = []
         self.verified: dict[EpisodeId, int] = {}
 
     async def run_agent(self, environment: str, task_id: str, episode: EpisodeId, key: str) -> AgentRun:
-        assert (environment, task_id, key) == ("tool-call", "train-0", f"ce_{episode.hex}.fake")
+        assert (environment, task_id, key) == (self.environment, "train-0", f"ce_{episode.hex}.fake")
         begun = self.store.by_id[episode].begun
         self.ran.append((begun.place, begun.attempt))
+        await self.may_run.wait()
         return self.run(begun.place, begun.attempt)
 
     async def verify(
@@ -116,12 +120,23 @@ class TwoGroups:
 
 @asynccontextmanager
 async def working(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> AsyncIterator[TwoGroups]:
+    async with orchestrating(client, store, runner) as rollouts, environment_worker(client, store, runner):
+        yield rollouts
+
+
+def environment_worker(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> Worker:
+    environment = EnvironmentActivities(store, runner, Artifacts())
+    queue = environment_queue(runner.environment)
+    return Worker(client, task_queue=queue, activities=[environment.run_episode, environment.verify_episode])
+
+
+@asynccontextmanager
+async def orchestrating(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> AsyncIterator[TwoGroups]:
+    """All workers but the environment's."""
     rollouts = TwoGroups(store)
     ledger = EpisodeLedgerActivities(store, rollouts, NoBatch(), TemporalRolloutsNotifier(client))
-    environment = EnvironmentActivities(store, runner, Artifacts())
     local = ledger.where_workflows_run
     calls = [*local, ledger.read_group_task, ledger.settle_group]
-    queue = environment_queue("tool-call")
     async with (
         Worker(
             client,
@@ -132,7 +147,6 @@ async def working(client: Client, store: FakeEpisodeStore, runner: ScriptedRunne
         ),
         Worker(client, task_queue=names.LEDGER_QUEUE, activities=calls),
         Worker(client, task_queue=names.JUDGE_QUEUE, activities=[runner.votes.judge_episode]),
-        Worker(client, task_queue=queue, activities=[environment.run_episode, environment.verify_episode]),
     ):
         yield rollouts
 
