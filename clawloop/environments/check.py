@@ -16,6 +16,7 @@ _TAMPER = r"""
 mkdir -p /logs/verifier /tmp/logs/verifier logs/verifier 2>/dev/null
 for file in reward.txt logs/verifier/reward.txt /logs/verifier/reward.txt /tmp/logs/verifier/reward.txt; do
   echo 1 > $file 2>/dev/null
+  echo '{"reward": 1}' > ${file%.txt}.json 2>/dev/null
 done
 cheat='import os
 os.makedirs("/tmp/logs/verifier", exist_ok=True)

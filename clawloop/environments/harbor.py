@@ -2,7 +2,7 @@
 
 A task runs in our own sandbox, which has the host's /usr, or the image that `docker_image` names. Files of
 `environment/files` lie in /work, which is also /app, or in the image's working folder; `tests/test.sh` writes the
-reward to /logs/verifier/reward.txt. A task whose image would have to be built is refused.
+reward to /logs/verifier, as reward.txt or reward.json. A task whose image would have to be built is refused.
 """
 
 from __future__ import annotations
@@ -41,12 +41,15 @@ BASH = AgentLoop(
     max_tokens=1024,
     answer=None,
 )
-# The reward of test.sh alone: what the agent left under that name goes first, and its files go before the reward is
+# The reward of test.sh alone: what the agent left under its names goes first, and its files go before the reward is
 # copied, so that nothing else is handed back.
 _VERIFY = """
-work=$PWD; rm -rf reward.txt; mkdir -p /tmp/logs /tmp/home; mkdir -p /logs/verifier
+work=$PWD; rm -rf reward.txt reward.json; mkdir -p /tmp/logs /tmp/home; mkdir -p /logs/verifier
 bash /tests/test.sh
-cd /; find "$work" -mindepth 1 -delete; cp /logs/verifier/reward.txt "$work/reward.txt"
+cd /; find "$work" -mindepth 1 -delete
+for name in reward.txt reward.json; do
+    if [ -e /logs/verifier/$name ]; then cp /logs/verifier/$name "$work/$name" || exit 1; fi
+done
 """
 # Python of the verifier must not load what the agent left in its home.
 _VERIFIER_VARIABLES = {"HOME": "/tmp/home", "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1"}

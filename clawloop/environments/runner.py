@@ -7,7 +7,7 @@ import tarfile
 from collections.abc import Mapping
 
 from clawloop.contracts.episodes import AgentRun, Ending
-from clawloop.environments.reward import read_reward
+from clawloop.environments.reward import NAMED_REWARDS_FILE, REWARD_FILE, read_reward
 from clawloop.environments.task import Environment, EnvironmentTask
 from clawloop.errors import RecordUnusable, SandboxFailed
 from clawloop.ids import EpisodeId
@@ -96,7 +96,7 @@ def _ending(result: BoxResult) -> tuple[Ending, str]:
 
 
 def reward_of(result: BoxResult, task: EnvironmentTask) -> tuple[float | None, str]:
-    """The one number in the verifier's reward file, −1e6 to 1e6, or why there is none.
+    """The reward in the verifier's files, −1e6 to 1e6, or why there is none.
 
     Raises:
         SandboxFailed: what the verifier left cannot be read.
@@ -110,4 +110,4 @@ def reward_of(result: BoxResult, task: EnvironmentTask) -> tuple[float | None, s
     except (KeyError, tarfile.TarError) as error:
         if result.problem is not None:
             raise SandboxFailed(result.problem) from error
-        return None, "the verifier wrote no reward.txt"
+        return None, f"the verifier wrote neither {REWARD_FILE} nor {NAMED_REWARDS_FILE}"

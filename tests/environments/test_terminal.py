@@ -223,8 +223,25 @@ async def test_tasks_that_reward_nothing_or_cheats_or_not_their_solution_are_ref
     problems = [(await check_task(sandboxes, task)).problem for task in (always, never, silent, believes)]
     assert problems[0] == "nothing has the reward 1, and must have 0"
     assert problems[1] == "oracle has the reward 0, and must have 1"
-    assert problems[2] == "oracle has no reward: the verifier failed with exit code 1"
+    assert problems[2] == "oracle has no reward: the verifier wrote neither reward.txt nor reward.json"
     assert problems[3] is not None
+
+
+@pytest.mark.slow
+async def test_a_verifier_may_write_named_rewards_and_what_the_agent_left_under_the_name_is_none() -> None:
+    sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders())
+    script = b"""
+        [ -e done ] && won=1 || won=0
+        echo '{"reward": '$won', "speed": 3.5}' > /logs/verifier/reward.json
+    """
+    named = HarborTask("x", {}, {"test.sh": script}, {"solve.sh": b"touch done"})
+    assert (await check_task(sandboxes, named)).problem is None
+    both = script + b"echo 1 > /logs/verifier/reward.txt"
+    checked = await check_task(sandboxes, HarborTask("x", {}, {"test.sh": both}, {"solve.sh": b"touch done"}))
+    assert checked.problem == "nothing has no reward: the verifier wrote two rewards: 0 and 1"
+    believes = HarborTask("x", {}, {"test.sh": b"cp reward.json /logs/verifier/ || true"}, {"solve.sh": b""})
+    silent = "oracle has no reward: the verifier wrote neither reward.txt nor reward.json"
+    assert (await check_task(sandboxes, believes)).problem == silent
 
 
 @pytest.mark.slow

@@ -174,7 +174,13 @@ def _refusal(status: int) -> web.HTTPException:
     [
         ("exit 4", "echo 0.5 > reward.txt", Ending.TRUNCATED_TOKENS, 0.5, ""),
         ("exit 75", "echo 1 > reward.txt", Ending.INFRASTRUCTURE, 1.0, ""),
-        ("echo 1 > reward.txt", "true", Ending.COMPLETED, None, "the verifier wrote no reward.txt"),
+        (
+            "echo 1 > reward.txt",
+            "true",
+            Ending.COMPLETED,
+            None,
+            "the verifier wrote neither reward.txt nor reward.json",
+        ),
         ("true", "exit 1", Ending.COMPLETED, None, "the verifier failed with exit code 1"),
         (
             "true",
