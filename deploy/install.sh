@@ -5,6 +5,7 @@
 #   DEVICE=cpu|cuda      overrides the detection of device.sh
 #   PYTHON=PROGRAM       the Python to use
 #   INTO=DIR EXTRAS=A,B  for images: another environment, with these extras only, and not editable
+#   PROJECT=./DIR        for images: another project of this tree than Clawloop itself
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -77,6 +78,6 @@ options=(--constraint "$pins" --build-constraint "$pins")
 if [ "$device" = cpu ]; then options+=(--override requirements/override.txt); fi
 if url=$(pip config get global.index-url 2>/dev/null) && [ -n "$url" ]; then options+=(--default-index "$url"); fi
 if [ -z "${INTO:-}" ]; then options+=(--editable); fi
-"$venv/bin/uv" pip install --python "$venv/bin/python" "${options[@]}" ".${extras:+[$extras]}"
+"$venv/bin/uv" pip install --python "$venv/bin/python" "${options[@]}" "${PROJECT:-.}${extras:+[$extras]}"
 echo "$want" >"$venv/.installed"
 say "done in $(( $(date +%s) - started )) s"

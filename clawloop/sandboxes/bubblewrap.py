@@ -67,7 +67,8 @@ class Bubblewrap:
             why = " ".join(probe.stderr.decode(errors="replace").split())[-300:]
             raise SetupError(
                 f"bubblewrap at {program} makes no sandbox here ({why}): it needs user namespaces, which a container's"
-                " seccomp profile or AppArmor (kernel.apparmor_restrict_unprivileged_userns) may forbid"
+                " seccomp profile or AppArmor (kernel.apparmor_restrict_unprivileged_userns) may forbid, and a /proc of"
+                " which nothing is covered, as containers cover it"
             )
         return cls(program, folders, python)
 

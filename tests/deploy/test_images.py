@@ -29,7 +29,7 @@ def test_shellcheck_passes(script: Path) -> None:
 def test_images_do_not_run_as_root() -> None:
     stages = re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[1:]
     named = {re.findall(r" AS (\S+)", stage)[0]: stage for stage in stages}
-    for target in ("services", "models"):
+    for target in ("services", "models", "environment"):
         users = re.findall(r"^USER (\S+)$", named["runtime"] + named[target], flags=re.MULTILINE)
         assert users[-1] == "10001:10001"
 
@@ -45,10 +45,11 @@ def test_the_build_context_is_complete() -> None:
     """It holds what install.sh reads and what hatchling puts into the wheel, and nothing else."""
     sent = {line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")}
     assert [path for path in sent if not (ROOT / path).exists()] == []
+    of_workers = {"deploy/environment"}  # a distribution of its own
     read_by_set_up = {"pyproject.toml", "README.md", "LICENSE", "requirements", "deploy/install.sh", "deploy/device.sh"}
     packages = re.findall(r'"(\w+)"', next(line for line in _pyproject() if line.startswith("packages = ")))
     shared = [re.findall(r'^"([\w/]+)" = "share/', line) for line in _pyproject()]
-    assert sent == read_by_set_up | set(packages) | {folder for found in shared for folder in found}
+    assert sent == read_by_set_up | of_workers | set(packages) | {folder for found in shared for folder in found}
 
 
 def _pyproject() -> list[str]:
