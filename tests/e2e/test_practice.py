@@ -31,7 +31,7 @@ NO_COLLAPSE = 0.55
 def test_a_toy_learns_in_sandboxes(environment: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "clawloop.cli.main", "demo", "run", "--environment", environment]
     done = subprocess.run(
-        [*command, "--seeds", str(SEED), "--data", "data", "--json"],
+        [*command, "--seed", str(SEED), "--data", "data", "--json"],
         cwd=tmp_path,
         env=dict(os.environ) | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
         capture_output=True,
