@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from tests.e2e.foreign_worker import foreign_worker, settled_groups, worker_key
 from tests.e2e.gateway import prepared, running_gateway
 from tests.e2e.workers import running_workers
-from tests.environments.foreign_python import foreign_python
+from tests.environments.foreign_python import FOREIGN, foreign_python
 from tests.fakes.engine import fake_engine
 from tests.fakes.replies import Reply
 
@@ -83,3 +84,23 @@ def _check_samples(url: str) -> None:
     assert all((advantage > 0) == (reward == 2.0) for reward, advantage in samples)
     # The environment asked for 0.7, which cannot be trained.
     assert [float(temperature) for (temperature,) in sampled] == [1.0]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_tasks_with_images_that_cannot_be_had_are_refused_in_one_line(tmp_path: Path) -> None:
+    """By the worker itself, before it reaches for Temporal or a gateway."""
+    installed = foreign_python(tmp_path / "wheel")
+    command = [str(installed / "clawloop-environment"), "--verifiers", "vf_images", "--temporal", "127.0.0.1:9"]
+    done = subprocess.run(
+        command,
+        env={"PATH": str(tmp_path), "HOME": str(tmp_path), "CLAWLOOP_WORKER_KEY": "key", "PYTHONPATH": str(FOREIGN)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    why = "clawloop-environment: --verifiers vf_images: its tasks name images, and the runtime `subprocess` has none"
+    assert (done.returncode, done.stderr.splitlines()[-1].startswith(why)) == (1, True), done.stderr
+    assert "Traceback" not in done.stderr
