@@ -25,11 +25,14 @@ from urllib.parse import urlsplit
 from benchmarks.report import load_now, surroundings
 from clawloop.local.tiny_model import ensure_tiny_model
 from tests.chaos.chatters import Chatters
+from tests.chaos.fuzzer import Fuzzer
 from tests.chaos.run import Outcome, run_faults
 from tests.chaos.stack import running_stack
 from tests.chaos.stand_in_engine import stand_in_engine
 
 DISK_MEGABYTES = 1024
+# The chatting sessions keep the engine busy; so few requests take nothing from them.
+FUZZ_PAUSE_SECONDS = 1.0
 
 
 def main() -> int:
@@ -83,16 +86,21 @@ async def _run(folder: Path, arguments: argparse.Namespace) -> list[Outcome]:
             port = urlsplit(engine.url).port
         stack = await running.enter_async_context(running_stack(folder, model, port))
         chatters = Chatters(stack.gateway_url, stack.keys["chat"], arguments.think)
+        fuzzer = Fuzzer(stack.gateway_url, stack.keys, FUZZ_PAUSE_SECONDS)
+        await fuzzer.start()
         chatters.start(arguments.sessions, arguments.seed)
         try:
             async for outcome in run_faults(
-                stack, chatters, arguments.runs, arguments.seed, lambda fault: arguments.only in fault.kind
+                stack, chatters, fuzzer, arguments.runs, arguments.seed, lambda fault: arguments.only in fault.kind
             ):
                 outcomes.append(outcome)
                 print(line(outcome), flush=True)
         finally:
-            await chatters.end()
+            await asyncio.gather(chatters.end(), fuzzer.end())
         print(f"{len(chatters.seen)} replies were acknowledged and checked")
+        statuses = Counter(status for _, status in fuzzer.answered.elements())
+        answered = ", ".join(f"{count} with {status}" for status, count in sorted(statuses.items()))
+        print(f"requests of any shape were answered: {answered}")
     return outcomes
 
 

@@ -29,6 +29,8 @@ CHOICES = VALUES | st.fixed_dictionaries(
     {"type": st.sampled_from(("function", "tool", "allowed_tools", "any", "auto"))},
     optional={"name": VALUES, "mode": st.sampled_from(("auto", "required")), "tools": FUNCTIONS | VALUES},
 )
+# Of replies that nobody gave, with the form of those that somebody did.
+UNKNOWN_IDS = st.integers(0, 2**128 - 1).map(lambda number: f"chatcmpl-{number & ~(0xF << 76) | (7 << 76):032x}")
 DEEP = "[" * 300 + "]" * 300
 NAMES: st.SearchStrategy[Any] = st.sampled_from((f'{{"session_id": "s", "x": {DEEP}}}', DEEP, "\0", "é" * 70)) | VALUES
 SHARED: dict[str, st.SearchStrategy[Any]] = OPTIONS | {
@@ -94,8 +96,20 @@ REQUESTS = {
     "/v1/responses": RESPONSES,
     "/v1/responses/input_tokens": RESPONSES,
     "/v1/feedback": st.fixed_dictionaries(
-        {}, optional=dict.fromkeys(("response_id", "session_id", "turn", "rating", "score", "text", "outcome"), VALUES)
+        {},
+        optional=dict.fromkeys(("session_id", "turn", "rating", "score", "text", "outcome"), VALUES)
+        | {"response_id": VALUES | UNKNOWN_IDS},
     ),
+}
+
+# Each of these an engine answers; of those that are generated few are.
+PROPER: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "policy", "messages": HELLO},
+    "/v1/completions": {"model": "policy", "prompt": "hello"},
+    "/v1/messages": {"model": "policy", "messages": HELLO, "max_tokens": 5},
+    "/v1/messages/count_tokens": {"model": "policy", "messages": HELLO},
+    "/v1/responses": {"model": "policy", "input": "hello"},
+    "/v1/responses/input_tokens": {"model": "policy", "input": "hello"},
 }
 
 

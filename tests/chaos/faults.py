@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import psycopg
 
+from activities.serving.engines import KEEP
 from clawloop.crash_points import CrashPoint
 from tests.chaos.stack import Stack, family
 
@@ -30,9 +31,13 @@ PROXIES = ("gateway", "postgres", "temporal", "engine")
 REACHED_WITHIN_SECONDS = 180.0
 # PostgreSQL allows 100 by default; the stack holds some.
 CONNECTIONS = 100
+# What a point is reached by is done again after this long: a process may have been starting, PostgreSQL away.
+AGAIN_SECONDS = 5.0
 # Longer than Temporal waits for a heartbeat and PostgreSQL for a client: others take over what a process was doing, and
 # then it goes on as if nothing had happened. From a minute on the supervisor kills it.
 LONG_SECONDS = (35.0, 75.0)
+
+CRASH = "crash "  # what the kinds of crash points begin with
 
 Inject = Callable[[Stack, random.Random], Awaitable[None]]
 
@@ -63,7 +68,7 @@ def all_faults(stack: Stack, longest_seconds: float = 8.0) -> list[Fault]:
     faults = [Fault(f"kill {part}", _kill(part), 2.0) for part in (*OURS, *SERVICES)]
     faults += [Fault(f"stop {part}", lasting.stop(part)) for part in (*OURS, *SERVICES)]
     faults += [Fault(f"stop {part} for long", long.stop(part), 0.25) for part in (*OURS, *SERVICES)]
-    faults += [Fault(f"crash {point}", _crash(point)) for point in CrashPoint]
+    faults += [Fault(f"{CRASH}{point}", _crash(point)) for point in CrashPoint]
     for name in PROXIES:
         faults += [
             Fault(f"cut {name}", _cut(name), 0.5),
@@ -88,8 +93,16 @@ def all_faults(stack: Stack, longest_seconds: float = 8.0) -> list[Fault]:
     return faults
 
 
-def choose(faults: list[Fault], chance: random.Random) -> Fault:
-    return chance.choices(faults, [fault.weight for fault in faults])[0]
+def choose(faults: Sequence[Fault], runs: int, chance: random.Random) -> list[Fault]:
+    """So many faults by weight, in the order in which they are injected.
+
+    Up to half of them are each crash point once: by weight alone every fifth run of 200 leaves one out.
+    """
+    points = [fault for fault in faults if fault.kind.startswith(CRASH)]
+    once = chance.sample(points, min(len(points), runs // 2))
+    chosen = once + chance.choices(faults, [fault.weight for fault in faults], k=runs - len(once))
+    chance.shuffle(chosen)
+    return chosen
 
 
 class Lasting:
@@ -193,16 +206,44 @@ def _crash(point: CrashPoint) -> Inject:
     async def crash(stack: Stack, chance: random.Random) -> None:
         armed = stack.crash_points / point
         armed.touch()
-        if point is CrashPoint.GATEWAY_SHUTDOWN:
-            (await _running(stack, "gateway"))[0].terminate()
-        deadline = time.monotonic() + REACHED_WITHIN_SECONDS
+        bring_about = _BRINGS_ABOUT.get(point)
+        began = time.monotonic()
+        again_at = began
         while armed.exists():
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > began + REACHED_WITHIN_SECONDS:
                 armed.unlink(missing_ok=True)
                 raise NotReached(point)
+            if bring_about is not None and now >= again_at:
+                await bring_about(stack)
+                again_at = now + AGAIN_SECONDS
             await asyncio.sleep(0.02)
 
     return crash
+
+
+async def _end_a_gateway(stack: Stack) -> None:
+    with suppress(psutil.NoSuchProcess):
+        (await _running(stack, "gateway"))[0].terminate()
+
+
+async def _age_versions(stack: Stack) -> None:
+    """As if another version had taken their place a while ago; the engine's agent then unloads them."""
+    with suppress(psycopg.OperationalError):
+        await asyncio.to_thread(_set_back, stack.database_url)
+
+
+def _set_back(url: str) -> None:
+    with psycopg.connect(url) as connection:
+        for column, table in (("retired_at", "versions"), ("loaded_at", "engine_versions")):
+            connection.execute(f"UPDATE {table} SET {column} = now() - %s WHERE {column} > now() - %s", [KEEP, KEEP])
+
+
+# The other points are on the way of every chat, judgement or step.
+_BRINGS_ABOUT: dict[CrashPoint, Callable[[Stack], Awaitable[None]]] = {
+    CrashPoint.GATEWAY_SHUTDOWN: _end_a_gateway,
+    CrashPoint.UNROUTED_NOT_UNLOADED: _age_versions,
+}
 
 
 def _cut(name: str) -> Inject:

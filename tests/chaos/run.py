@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from tests.chaos.chatters import Chatters
 from tests.chaos.faults import Fault, NotReached, all_faults, choose
+from tests.chaos.fuzzer import Fuzzer
 from tests.chaos.stack import Stack
 from tests.chaos.verify import Verifier
 
@@ -31,7 +32,7 @@ class Outcome:
         chat_seconds: from its end until a new client had a whole answer; None: not reached.
         training_seconds: from its end until the next step was committed; None if that was not waited for.
         failures: requests of the chatting sessions that failed, by reason.
-        problems: what the checks found.
+        problems: what the checks and the fuzzer found.
     """
 
     number: int
@@ -45,7 +46,7 @@ class Outcome:
 
 
 async def run_faults(
-    stack: Stack, chatters: Chatters, runs: int, seed: int, wanted: Callable[[Fault], bool]
+    stack: Stack, chatters: Chatters, fuzzer: Fuzzer, runs: int, seed: int, wanted: Callable[[Fault], bool]
 ) -> AsyncIterator[Outcome]:
     """Faults chosen by seed; after each the next step is waited for. Some outcomes without a fault come first.
 
@@ -59,16 +60,15 @@ async def run_faults(
         await _next_step(verifier, await verifier.committed_steps())
         for _ in range(BASELINE):
             # What recovery is compared with.
-            yield await _inject(stack, chatters, verifier, Fault("no fault", _nothing), chance, 0)
-        for number in range(1, runs + 1):
-            fault = choose(faults, chance)
-            yield await _inject(stack, chatters, verifier, fault, chance, number)
+            yield await _inject(stack, chatters, fuzzer, verifier, Fault("no fault", _nothing), chance, 0)
+        for number, fault in enumerate(choose(faults, runs, chance), 1):
+            yield await _inject(stack, chatters, fuzzer, verifier, fault, chance, number)
     finally:
         await verifier.close()
 
 
 async def run_these(
-    stack: Stack, chatters: Chatters, kinds: Sequence[str], seed: int, longest_seconds: float
+    stack: Stack, chatters: Chatters, fuzzer: Fuzzer, kinds: Sequence[str], seed: int, longest_seconds: float
 ) -> AsyncIterator[Outcome]:
     """These kinds of faults in this order; the next step is waited for after the last."""
     chance = random.Random(seed)
@@ -77,7 +77,7 @@ async def run_these(
     try:
         for number, kind in enumerate(kinds, 1):
             is_last = number == len(kinds)
-            yield await _inject(stack, chatters, verifier, faults[kind], chance, number, trains=is_last)
+            yield await _inject(stack, chatters, fuzzer, verifier, faults[kind], chance, number, trains=is_last)
     finally:
         await verifier.close()
 
@@ -85,6 +85,7 @@ async def run_these(
 async def _inject(
     stack: Stack,
     chatters: Chatters,
+    fuzzer: Fuzzer,
     verifier: Verifier,
     fault: Fault,
     chance: random.Random,
@@ -106,7 +107,7 @@ async def _inject(
     if trains:
         await _next_step(verifier, await verifier.committed_steps(), f"fault {number}, {fault.kind}")
         training_seconds = time.monotonic() - ended
-    problems = await verifier.problems(chatters.seen)
+    problems = await verifier.problems(chatters.seen) + fuzzer.take_problems()
     chatters.raise_if_ended()
     return Outcome(
         number, fault.kind, reached, lasted, chat_seconds, training_seconds, chatters.take_failures(), problems

@@ -38,8 +38,8 @@ class StandInEngine:
 
     async def chat(self, request: Request) -> Response:
         body = json.loads(await request.body())
-        if "structured_outputs" in body:
-            contents = [self._chance.choice(body["structured_outputs"]["choice"]) for _ in range(body.get("n", 1))]
+        if votes := _votes(body):
+            contents = [self._chance.choice(votes) for _ in range(body.get("n", 1))]
             choices = [{"index": index, "message": {"content": content}} for index, content in enumerate(contents)]
             return JSONResponse({"choices": choices})
         self._chats.models = {self._base_model, *self.roots}
@@ -48,8 +48,12 @@ class StandInEngine:
 
     async def complete(self, request: Request) -> Response:
         model = json.loads(await request.body())["model"]
-        known = model == self._base_model or model in self.roots
-        return JSONResponse({"choices": [{"text": "x"}]}, 200 if known else 404)
+        if model != self._base_model and model not in self.roots:
+            return JSONResponse({"error": {"message": "there is no such model"}}, 404)
+        return await self._chats.complete(request)
+
+    async def tokenize(self, request: Request) -> Response:
+        return await self._chats.tokenize(request)
 
     async def models(self, request: Request) -> Response:
         base = {"id": self._base_model, "root": self._base_model, "parent": None}
@@ -72,6 +76,13 @@ class StandInEngine:
     async def metrics(self, request: Request) -> Response:
         labels = f'max_lora="{SLOTS}",running_lora_adapters="",waiting_lora_adapters=""'
         return PlainTextResponse(f"vllm:lora_requests_info{{{labels}}} {time.time()}\n")
+
+
+def _votes(body: dict[str, Any]) -> list[str]:
+    """What a judge's question is answered from; empty: it is no judge's."""
+    form = body.get("structured_outputs")
+    choice = form.get("choice") if isinstance(form, dict) and not body.get("stream") else None
+    return choice if isinstance(choice, list) else []
 
 
 @asynccontextmanager
@@ -98,6 +109,7 @@ async def serving_stand_in(engine: StandInEngine, port: int = 0) -> AsyncIterato
             Route("/v1/models", engine.models),
             Route("/v1/completions", engine.complete, methods=["POST"]),
             Route("/v1/chat/completions", engine.chat, methods=["POST"]),
+            Route("/tokenize", engine.tokenize, methods=["POST"]),
             Route("/v1/load_lora_adapter", engine.load, methods=["POST"]),
             Route("/v1/unload_lora_adapter", engine.unload, methods=["POST"]),
         ]

@@ -1,0 +1,37 @@
+"""Which faults a run of `make chaos` injects."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from clawloop.crash_points import CrashPoint
+from tests.chaos.faults import CRASH, Fault, choose
+from tests.chaos.stack import Stack
+
+
+async def _never(stack: Stack, chance: random.Random) -> None:
+    raise AssertionError("only chosen, not injected")
+
+
+FAULTS = [Fault("kill judge", _never, 100.0), *(Fault(f"{CRASH}{point}", _never, 0.001) for point in CrashPoint)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_crash_point_is_among_enough_faults(seed: int) -> None:
+    kinds = Counter(fault.kind for fault in choose(FAULTS, 2 * len(CrashPoint), random.Random(seed)))
+    assert kinds.total() == 2 * len(CrashPoint)
+    assert {kind for kind in kinds if kind.startswith(CRASH)} == {f"{CRASH}{point}" for point in CrashPoint}
+
+
+def test_few_faults_are_chosen_too() -> None:
+    kinds = [fault.kind for fault in choose(FAULTS, 5, random.Random(1))]
+    assert sum(kind.startswith(CRASH) for kind in kinds) == 2
+
+
+def test_a_seed_chooses_the_same_faults_again() -> None:
+    first, again, other = ([fault.kind for fault in choose(FAULTS, 50, random.Random(seed))] for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
