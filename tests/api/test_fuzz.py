@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -15,6 +15,7 @@ from schemathesis.checks import not_a_server_error
 
 from tests.api.conftest import Gateway
 from tests.api.gateway_thread import gateway_thread
+from tests.api.test_any_shape import PROPER, REQUESTS, VERSION
 
 pytestmark = pytest.mark.slow  # hundreds of requests per operation
 
@@ -31,25 +32,37 @@ def gateway_in_thread(tmp_path_factory: pytest.TempPathFactory, migrated_url: st
         yield gateway
 
 
-@pytest.fixture
-def without_engine(tmp_path: Path) -> Iterator[Gateway]:
-    with gateway_thread(tmp_path) as (thread, gateway):
+@pytest.fixture(scope="module")
+def without_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with gateway_thread(tmp_path_factory.mktemp("without-engine")) as (thread, gateway):
         thread.stop_engine()
         yield gateway
 
 
-@pytest.fixture(params=["cached key", "uncached key"])
-def without_store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Gateway]:
-    with gateway_thread(tmp_path) as (_, gateway):
-        if request.param == "cached key":
-            body = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
-            assert _post(gateway, body).status_code == 200
+@pytest.fixture(scope="module")
+def without_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """Without PostgreSQL, and with a key that it knew."""
+    with gateway_thread(tmp_path_factory.mktemp("without-store")) as (_, gateway):
+        assert _post(gateway, CHAT, PROPER[CHAT]).status_code == 200
         gateway.turns.available = gateway.keys.available = gateway.directory.available = False
         yield gateway
 
 
-def _post(gateway: Gateway, body: object) -> httpx.Response:
-    return httpx.post(f"{gateway.url}{CHAT}", json=body, headers={"Authorization": f"Bearer {gateway.key}"})
+@pytest.fixture(scope="module")
+def without_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """Without PostgreSQL from the beginning on."""
+    with gateway_thread(tmp_path_factory.mktemp("without-keys")) as (_, gateway):
+        gateway.turns.available = gateway.keys.available = gateway.directory.available = False
+        yield gateway
+
+
+def _post(gateway: Gateway, path: str, body: object) -> httpx.Response:
+    headers = _headers(path) | {"Authorization": f"Bearer {gateway.key}"}
+    return httpx.post(f"{gateway.url}{path}", json=body, headers=headers, timeout=120)
+
+
+def _headers(path: str) -> dict[str, str]:
+    return VERSION if path.startswith("/v1/messages") else {}
 
 
 OPERATIONS = (
@@ -133,7 +146,7 @@ def test_every_operation_is_fuzzed(gateway_in_thread: Gateway) -> None:
 def test_no_request_makes_a_500(gateway_in_thread: Gateway, path: str, method: str) -> None:
     operation = schemathesis.openapi.from_url(f"{gateway_in_thread.url}/openapi.json")[path][method]
     key = gateway_in_thread.admin_key if path.startswith("/admin") else gateway_in_thread.key
-    version = {"anthropic-version": "2023-06-01"} if path.startswith("/v1/messages") else {}
+    version = _headers(path)
 
     @given(case=st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in GenerationMode)))
     @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -148,35 +161,50 @@ def test_no_request_makes_a_500(gateway_in_thread: Gateway, path: str, method: s
     check()
 
 
-def test_without_an_engine_a_chat_is_refused(without_engine: Gateway) -> None:
-    statuses = _fuzz_chat(without_engine)
+@pytest.mark.parametrize("path", PROPER)
+def test_without_an_engine_every_request_is_refused(without_engine: Gateway, path: str) -> None:
+    statuses = _fuzz(without_engine, path)
     assert 503 in statuses
     assert 200 not in statuses
 
 
-def test_without_the_store_a_chat_is_answered_or_refused(without_store: Gateway) -> None:
-    statuses = _fuzz_chat(without_store)
-    # A cached key chats on; an uncached one gets a 503.
-    assert (200 in statuses) != (503 in statuses)
+@pytest.mark.parametrize("path", PROPER)
+def test_without_the_store_a_known_key_is_answered(without_store: Gateway, path: str) -> None:
+    assert 200 in _fuzz(without_store, path)
 
 
-def _fuzz_chat(gateway: Gateway) -> set[int]:
-    """The statuses of generated chats; checks that each error has OpenAI's shape and is no internal one."""
-    operation = schemathesis.openapi.from_url(f"{gateway.url}/openapi.json")[CHAT]["POST"]
+@pytest.mark.parametrize("path", REQUESTS)
+def test_without_the_store_an_unknown_key_is_refused(without_keys: Gateway, path: str) -> None:
+    statuses = _fuzz(without_keys, path)
+    assert 503 in statuses
+    assert not statuses & {200, 202}
+
+
+def _fuzz(gateway: Gateway, path: str) -> set[int]:
+    """The statuses of generated requests; checks that each error has its format's shape and is no internal one."""
+    operation = schemathesis.openapi.from_url(f"{gateway.url}/openapi.json")[path]["POST"]
+    described = st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in GenerationMode))
     statuses: set[int] = set()
 
-    @given(case=st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in GenerationMode)))
-    @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-    def check(case: schemathesis.Case) -> None:
+    def take(status: int, body: Callable[[], Any]) -> None:
+        statuses.add(status)
+        assert status in {200, 202, 502, 503, 504} or 400 <= status < 500
+        if status >= 400:
+            error = set(body()["error"])
+            assert error == ({"message", "type"} if _headers(path) else {"message", "type", "param", "code"})
+
+    proper = _post(gateway, path, PROPER.get(path, {}))
+    take(proper.status_code, proper.json)
+
+    @given(case=described, body=REQUESTS[path])
+    @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    def check(case: schemathesis.Case, body: object) -> None:
         if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
             case.body["model"] = "policy"  # else hardly any request would reach the engine
-        response = case.call(headers={"Authorization": f"Bearer {gateway.key}"})
-        statuses.add(response.status_code)
-        assert (
-            response.status_code == 200 or 400 <= response.status_code < 500 or response.status_code in {502, 503, 504}
-        )
-        if response.status_code != 200:
-            assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        answer = case.call(headers={"Authorization": f"Bearer {gateway.key}"} | _headers(path))
+        take(answer.status_code, answer.json)
+        other = _post(gateway, path, body)
+        take(other.status_code, other.json)
 
     check()
     return statuses
