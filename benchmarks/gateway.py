@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 
 import aiohttp
+import psycopg
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import contenders
@@ -37,6 +38,8 @@ DIRECT = "direct"
 LITELLM = "LiteLLM proxy"
 # An answer keeps pace that takes at most this much longer than its tokens at their pace.
 PACE_SLACK = 1.1
+# Temporal's development server takes some 200 signals a second, and no turn has more requests than some hundreds.
+BACKLOG_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def run(options: argparse.Namespace) -> Result:
         for name, address in ((RECORDING, None), (NOTIFYING, temporal)):
             ours = contenders.gateway(name, folder / name, postgres.url, key, address, options.processes)
             servers.append(stack.enter_context(ours))
-        measured = asyncio.run(_measure(cases, servers, engine, rounds, options))
+        measured = asyncio.run(_measure(cases, servers, engine, postgres.url, rounds, options))
         places = asyncio.run(_places([server for server in servers if server.name in (RECORDING, NOTIFYING)]))
     tokens = options.tokens
     rows = [
@@ -119,7 +122,12 @@ def _engine(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, st
 
 
 async def _measure(
-    cases: Sequence[Case], servers: Sequence[Contender], engine: str, rounds: int, options: argparse.Namespace
+    cases: Sequence[Case],
+    servers: Sequence[Contender],
+    engine: str,
+    database_url: str,
+    rounds: int,
+    options: argparse.Namespace,
 ) -> dict[Case, dict[str, Load]]:
     measured: dict[Case, dict[str, Load]] = {}
     number = 0
@@ -135,7 +143,10 @@ async def _measure(
                 for server in (*servers[offset:], *servers[:offset]):
                     load = Load() if round_number < 0 else loads[server.name]
                     requests = case.streams if round_number < 0 else _requests(case, server.name, options.quick)
+                    announced = await _announced(database_url) if server.name == NOTIFYING else None
                     await _one_turn(client, server, case, requests, number, load, options)
+                    if announced is not None:
+                        load.backlogs.append(await _drain(database_url, announced + requests))
                     number += requests
             print(f"{time.strftime('%H:%M:%S')} {case}", flush=True)
     return measured
@@ -171,12 +182,38 @@ async def _one_turn(
         raise RuntimeError(f"{server.name}, {case}: {len(load.failures)} failed: {load.failures[0]}")
 
 
+async def _drain(database_url: str, announced: int) -> tuple[int, float | None]:
+    """Wait until so many turns are announced.
+
+    Returns:
+        How many were missing, and how long that took; None: some are left to the sweep, which does not run here.
+    """
+    began = time.monotonic()
+    missing = left = announced - await _announced(database_url)
+    while left > 0:
+        if time.monotonic() > began + BACKLOG_SECONDS:
+            return missing, None
+        await asyncio.sleep(0.05)
+        left = announced - await _announced(database_url)
+    return missing, time.monotonic() - began
+
+
+async def _announced(database_url: str) -> int:
+    """Turns that are announced to Temporal: of one server only, as the others announce none."""
+    async with await psycopg.AsyncConnection.connect(database_url) as connection:
+        counted = await connection.execute("SELECT count(*) FROM turns WHERE announced_at IS NOT NULL")
+        row = await counted.fetchone()
+    assert row is not None
+    return int(row[0])
+
+
 def _row(case: Case, name: str, load: Load, direct: Load, tokens: int) -> dict[str, Figure]:
     def added(share: float) -> float:
         return (percentile(load.whole_seconds, share) - percentile(direct.whole_seconds, share)) * 1000
 
     pace = case.milliseconds / 1000 * tokens * PACE_SLACK
     cpu = None if load.cpu_seconds is None else load.cpu_seconds / len(load.whole_seconds) * 1000
+    drained = [seconds for _, seconds in load.backlogs if seconds is not None]
     return {
         "streams": case.streams,
         "prompt": case.prompt_tokens,
@@ -190,6 +227,8 @@ def _row(case: Case, name: str, load: Load, direct: Load, tokens: int) -> dict[s
         "keeps pace": sum(seconds <= pace for seconds in load.whole_seconds) / len(load.whole_seconds)
         if pace
         else None,
+        "not announced at its end": median(missing for missing, _ in load.backlogs) if load.backlogs else None,
+        "announced after s": median(drained) if drained and len(drained) == len(load.backlogs) else None,
     }
 
 

@@ -26,6 +26,7 @@ from temporalio.client import Client
 from benchmarks.load import percentile
 from benchmarks.processes import (
     LOOPBACK,
+    busy_seconds,
     cpu_by_part,
     free_port,
     module,
@@ -189,7 +190,7 @@ async def _measure(
             opened = time.perf_counter() - began
             alone = await _lone(chats, connection, lone, size)
             events = await _events_of_one_more(client, chats, connection, f"lone-{size}-0")
-            seconds, cpu = await _together(chats, connection, together, size)
+            seconds, cpu, others = await _together(chats, connection, together, size)
             all_events, turns = await _events(client, connection, f"many-{size}-0")
             memory = {role: resident_megabytes(worker) for role, worker in workers.items()}
             rows.append(
@@ -201,6 +202,8 @@ async def _measure(
                     "p99 ms": percentile(alone, 0.99) * 1000,
                     "events a lone turn": events,
                     "judged/s": together / seconds,
+                    "cores meanwhile": sum(cpu.values()) / seconds,
+                    "cores of other programs": others / seconds,
                     "CPU ms a judged turn": sum(cpu.values()) / together * 1000,
                     **{f"of these {part}": spent / together * 1000 for part, spent in cpu.items()},
                     "events a turn together": all_events / turns,
@@ -238,15 +241,19 @@ async def _together(
     connection: psycopg.AsyncConnection[object],
     count: int,
     size: int,
-) -> tuple[float, dict[str, float]]:
-    """Sessions of four turns whose signals come all at once; returns wall seconds, and CPU seconds by part."""
+) -> tuple[float, dict[str, float], float]:
+    """Sessions of four turns whose signals come all at once.
+
+    Returns:
+        Wall seconds, CPU seconds by part, and those of other programs on this machine.
+    """
     judged, signals = [], []
     for number in range(-(-count // 3)):
         session = f"many-{size}-{number}"
         turns = [await chats.turn(session) for _ in range(4)]
         judged += [turn.turn_id for turn in turns[:-1]]
         signals += turns
-    before = cpu_by_part(PARTS)
+    before, busy_before = cpu_by_part(PARTS), busy_seconds()
     began = time.perf_counter()
     limit = asyncio.Semaphore(AT_ONCE)
 
@@ -257,7 +264,8 @@ async def _together(
     await asyncio.gather(*map(signal, signals))
     await _judged(connection, judged, pause=0.1)
     seconds = time.perf_counter() - began
-    return seconds, {part: spent - before[part] for part, spent in cpu_by_part(PARTS).items()}
+    spent = {part: later - before[part] for part, later in cpu_by_part(PARTS).items()}
+    return seconds, spent, busy_seconds() - busy_before - sum(spent.values())
 
 
 async def _judged(connection: psycopg.AsyncConnection[object], turns: Sequence[TurnId], pause: float) -> None:

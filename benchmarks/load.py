@@ -20,6 +20,8 @@ class Load:
         first_seconds, whole_seconds: of each answer, to its first byte and to its last.
         wall_seconds: in which they were answered; cpu_seconds: of the server's processes; None: not measured.
         failures: answers that did not come to their end.
+        backlogs: turns that were not announced to Temporal when a turn of this server ended, and how many seconds later
+            all were; None: not while it was waited for.
     """
 
     first_seconds: list[float] = field(default_factory=list)
@@ -27,6 +29,7 @@ class Load:
     wall_seconds: float = 0.0
     cpu_seconds: float | None = None
     failures: list[str] = field(default_factory=list)
+    backlogs: list[tuple[int, float | None]] = field(default_factory=list)
 
     @property
     def per_second(self) -> float:

@@ -141,6 +141,13 @@ def cpu_by_part(parts: Mapping[str, str]) -> dict[str, float]:
     return seconds
 
 
+def busy_seconds() -> float:
+    """CPU time that all programs of this machine have taken."""
+    times = psutil.cpu_times()
+    # A guest's time is in `user` already.
+    return float(times.user + times.nice + times.system + times.irq + times.softirq)
+
+
 def resident_megabytes(process: subprocess.Popen[bytes]) -> float:
     root = psutil.Process(process.pid)
     return float(sum(one.memory_info().rss for one in (root, *root.children(recursive=True)))) / 2**20
