@@ -18,7 +18,7 @@ from clawloop.contracts.episodes import Ending
 from clawloop.environments.browser.chromium import Chromium
 from clawloop.environments.browser.environment import LIMITS, BrowserEnvironment, generated_task
 from clawloop.environments.browser.fetch import chromium_folder
-from clawloop.environments.browser.kinds import KINDS
+from clawloop.environments.browser.kinds import KINDS, Kind, search, steps
 from clawloop.environments.browser.scripted import call, next_message
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import Split
@@ -76,6 +76,20 @@ async def test_each_kind_is_solved_by_its_solution(environment: BrowserEnvironme
     for split in Split:
         agent = partial(next_message, generated_task(split, number).solution)
         assert await play(environment, number, agent, split) == (Ending.COMPLETED, 1.0)
+
+
+@pytest.mark.parametrize(("kind", "hidden"), [(search, "- link"), (steps, '"Place"')])
+async def test_what_is_not_there_yet_is_not_shown(environment: BrowserEnvironment, kind: Kind, hidden: str) -> None:
+    """A style for `li` and `fieldset` once showed all results before the search, and all steps at once."""
+    shown: list[str] = []
+
+    def reply(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        shown.append(messages[-1]["content"])
+        return next_message(generated_task(Split.TRAIN, KINDS.index(kind)).solution, messages)
+
+    assert await play(environment, KINDS.index(kind), reply) == (Ending.COMPLETED, 1.0)
+    assert hidden not in shown[0]
+    assert any(hidden in page for page in shown)
 
 
 async def test_agents_that_do_nothing_or_the_wrong_thing_or_never_stop_get_nothing(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 _STYLE = """
 body { font: 15px/1.5 sans-serif; margin: 1rem; max-width: 40rem }
 label, fieldset, li { display: block; margin: .4rem 0 }
+[hidden] { display: none }
 table { border-collapse: collapse } td, th { border: 1px solid #999; padding: .2rem .6rem }
 .long { height: 8rem; overflow: auto; border: 1px solid #999; padding: .4rem }
 """
