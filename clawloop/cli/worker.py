@@ -179,6 +179,10 @@ def environment(
     screenshots: Annotated[
         bool, typer.Option("--screenshots", help="In browser: with each page its picture; such turns are not trained.")
     ] = False,
+    kinds: Annotated[
+        str | None,
+        typer.Option(help="In browser: the kinds of its tasks, such as press,write; the same in all workers."),
+    ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Sandboxes at a time, for each environment.")] = 8,
     health_port: HealthPort = 0,
     health_host: HealthHost = LOOPBACK,
@@ -197,7 +201,7 @@ def environment(
     chosen = environment or ([] if tasks else list(DEFAULT_ENVIRONMENTS))
     brought = None if harness is None else CommandHarness(harness, harness_folder)
     health = (health_host, health_port)
-    browser = BrowserOptions(chromium, screenshots)
+    browser = BrowserOptions(chromium, screenshots, () if kinds is None else kinds.split(","))
     asyncio.run(run_environment_worker(chosen, tasks or [], gateway, episodes, settings, health, brought, browser))
 
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from clawloop.environments.agent import CommandHarness
 from clawloop.environments.browser.chromium import Chromium
 from clawloop.environments.browser.environment import BrowserEnvironment
+from clawloop.environments.browser.kinds import KINDS, KINDS_BY_NAME, Kind
 from clawloop.environments.harbor import HarborEnvironment
 from clawloop.environments.reasoning_gym.environment import ReasoningGymEnvironment
 from clawloop.environments.swe.environment import SweEnvironment
@@ -27,10 +28,15 @@ ENVIRONMENTS = (BrowserEnvironment.name, *WITHOUT_BROWSER)
 
 @dataclass(frozen=True, slots=True)
 class BrowserOptions:
-    """Of the environment `browser`, see `Chromium.find` and `BrowserEnvironment`."""
+    """Of the environment `browser`, see `Chromium.find` and `BrowserEnvironment`.
+
+    Args:
+        kinds: names of kinds of tasks; empty: all.
+    """
 
     chromium: Path | None = None
     screenshots: bool = False
+    kinds: Sequence[str] = ()
 
 
 def choose(
@@ -67,10 +73,17 @@ def _ours(name: str, harness: CommandHarness | None, browser: BrowserOptions) ->
     if harness is not None:
         raise SetupError(f"--harness: {name} has its own; give --environment terminal or swe, or --tasks")
     if name == BrowserEnvironment.name:
-        return BrowserEnvironment(Chromium.find(browser.chromium), browser.screenshots)
+        return BrowserEnvironment(Chromium.find(browser.chromium), browser.screenshots, _kinds(browser.kinds))
     if name == ReasoningGymEnvironment.name:
         return ReasoningGymEnvironment.find()
     return ToolCallEnvironment()
+
+
+def _kinds(names: Sequence[str]) -> Sequence[Kind]:
+    for name in names:
+        if name not in KINDS_BY_NAME:
+            raise SetupError(f"--kinds: browser has no {name!r}; it has {', '.join(KINDS_BY_NAME)}")
+    return [KINDS_BY_NAME[name] for name in names] or KINDS
 
 
 async def probe(environments: Iterable[Environment], sandboxes: Sandboxes) -> None:

@@ -16,7 +16,7 @@ from clawloop.environments.browser import chromium, fetch
 from clawloop.environments.browser.chromium import Chromium
 from clawloop.environments.browser.environment import TOOLS, BrowserEnvironment, expected, generated_task
 from clawloop.environments.browser.fetch import NpmPackage, chromium_folder
-from clawloop.environments.browser.kinds import KINDS
+from clawloop.environments.browser.kinds import KINDS, press, tab
 from clawloop.environments.browser.scripted import next_message, reference
 from clawloop.environments.choice import DEFAULT_ENVIRONMENTS, BrowserOptions, choose
 from clawloop.environments.task import Split
@@ -157,6 +157,18 @@ def test_a_program_in_usr_needs_no_folder_and_without_playwright_there_is_one_li
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SetupError, match="install the extra `browser`"):
         Chromium.find()
+
+
+def test_kinds_that_are_named_come_in_turn(program: Path) -> None:
+    options = BrowserOptions(program, kinds=["tab", "press"])
+    environment = choose(["browser"], browser=options)["browser"]
+    for number, kind in enumerate([tab, press, tab]):
+        prompt = environment.task(f"train-{number}").files["prompt.txt"].decode()
+        assert prompt == generated_task(Split.TRAIN, number, [tab, press]).instruction
+        assert prompt.startswith({tab: "Call the office", press: "Press the button"}[kind])
+    with pytest.raises(SetupError) as refused:
+        choose(["browser"], browser=BrowserOptions(program, kinds=["press", "chess"]))
+    assert str(refused.value).startswith("--kinds: browser has no 'chess'; it has press, write, choose")
 
 
 def test_a_command_cannot_play_in_a_browser(program: Path) -> None:

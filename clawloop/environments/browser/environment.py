@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.resources
 import json
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from clawloop.environments.agent import HARNESS, SessionLoop
 from clawloop.environments.browser.chromium import PLAYWRIGHT, REMEDY, Chromium
-from clawloop.environments.browser.kinds import KINDS, Scenario
+from clawloop.environments.browser.kinds import KINDS, Kind, Scenario
 from clawloop.environments.browser.pages import SENT
 from clawloop.environments.task import EnvironmentTask, Split, parse_task_id, split_of
 from clawloop.errors import SandboxFailed, SetupError
@@ -57,16 +58,18 @@ class BrowserEnvironment:
 
     Args:
         screenshots: the model gets a picture with each snapshot; turns with pictures are recorded, and not trained.
+        kinds: of tasks, which come in turn.
     """
 
     name = "browser"
 
-    def __init__(self, chromium: Chromium, screenshots: bool = False) -> None:
+    def __init__(self, chromium: Chromium, screenshots: bool = False, kinds: Sequence[Kind] = KINDS) -> None:
         self._chromium = chromium
         self._screenshots = screenshots
+        self._kinds = kinds
 
     def task(self, task_id: str) -> EnvironmentTask:
-        made = generated_task(*parse_task_id(task_id))
+        made = generated_task(*parse_task_id(task_id), self._kinds)
         return self.as_task(task_id, made)
 
     def as_task(self, task_id: str, made: Scenario) -> EnvironmentTask:
@@ -115,9 +118,9 @@ class BrowserEnvironment:
             )
 
 
-def generated_task(split: Split, number: int) -> Scenario:
+def generated_task(split: Split, number: int, kinds: Sequence[Kind] = KINDS) -> Scenario:
     """The `number`-th task of a split: the kinds in turn, each with names and values of its own."""
-    kind = KINDS[number % len(KINDS)]
+    kind = kinds[number % len(kinds)]
     drawn = random.Random(f"browser {split} {number}")
     while True:
         task = kind(drawn)

@@ -271,3 +271,4 @@ KINDS: tuple[Kind, ...] = (
     *(press, write, choose, check, pick, date, search),
     *(steps, tab, dialog, sort, count, agree, mail),
 )
+KINDS_BY_NAME: Mapping[str, Kind] = {kind.__name__: kind for kind in KINDS}
