@@ -333,5 +333,5 @@ def _version_row(version: VersionView) -> dict[str, str]:
         "age": age(version.created_at),
         "samples": f"{samples:g}" if isinstance(samples, int | float) else "",
         "loss": f"{loss:.4g}" if isinstance(loss, int | float) else "",
-        "state and gate": "; ".join(each for each in (version.state, measured, origin, took, gate) if each),
+        "state and gate": "; ".join(each for each in (version.state, measured, origin, gate, took) if each),
     }

@@ -77,7 +77,7 @@ async def test_how_long_a_gate_took_is_told(page: Page) -> None:
     await learning.steps.commit(batch, trained(batch), [numbers, replay])
     made = await told(page, ["policy", "versions"], f"policies/{POLICY}/versions", "/ui/versions/1")
     command, rest, shown = made.values()
-    assert "its gate took 1.75 s" in command
+    assert "replay passed: no change; its gate took 1.75 s" in command
     assert '"gate_seconds":1.75' in rest.replace(": ", ":")
     assert '"seconds":1.5' in rest.replace(": ", ":")
     assert "Its checks took 1.75 s." in shown
