@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from benchmarks.demo_chats import DemoChats
+from clawloop.contracts.gate_checks import CheckResult, GateCheck
 from clawloop.contracts.probes import ProbeAnswer
-from clawloop.contracts.training import BatchSample, CheckResult, GateCheck, HeldOutScore
+from clawloop.contracts.training import BatchSample, HeldOutScore
 from clawloop.demo.experiment import FULLY_MEASURED_INTERACTIONS, rounds
 from clawloop.demo.plan import PlannedRun
 from clawloop.demo.probes import demo_probes

@@ -11,18 +11,11 @@ from datetime import timedelta
 from typing import Protocol
 
 from clawloop.contracts.attempts import Attempts
+from clawloop.contracts.gate_checks import GateCheck
 from clawloop.contracts.probes import ProbeAnswer, ProbeContent, ProbePlan
 from clawloop.contracts.progress import Pace, StatusCallback
 from clawloop.contracts.step_record import StepRecord
-from clawloop.contracts.training import (
-    Claim,
-    GateCheck,
-    StepBatch,
-    StepState,
-    TrainedStep,
-    TrainingView,
-    VersionRef,
-)
+from clawloop.contracts.training import Claim, StepBatch, StepState, TrainedStep, TrainingView, VersionRef
 from clawloop.gate.canary import CanaryDecision
 
 

@@ -19,8 +19,8 @@ from temporalio import activity
 from activities.judging.ports import Judge
 from activities.training.messages import REASON_LIMIT, ProbeProgress, ProbeResult, ProbeVersion, VersionProbed
 from activities.training.ports import ProbeEngines, ProbeStore
+from clawloop.contracts.gate_checks import CheckResult, GateCheck
 from clawloop.contracts.probes import AskedProbe, ProbeAnswer, ProbePlan
-from clawloop.contracts.training import CheckResult, GateCheck
 from clawloop.errors import EngineRejected, EngineUnavailable, JudgeRefused, JudgeUnavailable
 from clawloop.gate.probe_content import is_right
 from clawloop.gate.probes import AnswerScores, ProbePair, ProbeScores, check_probes, not_asked

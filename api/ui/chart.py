@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pydantic import JsonValue
 
 from clawloop.contracts.browsing import ReplyFigures
-from clawloop.contracts.training import CheckName, VersionView
+from clawloop.contracts.gate_checks import CheckName
+from clawloop.contracts.training import VersionView
 
 # Replies in a mean: few enough to show what a step of 16 samples changed.
 WINDOW = 20

@@ -12,9 +12,7 @@ from enum import StrEnum
 
 from pydantic import JsonValue
 
-from clawloop.contracts.gate_checks import CheckName as CheckName
-from clawloop.contracts.gate_checks import CheckResult as CheckResult
-from clawloop.contracts.gate_checks import GateCheck as GateCheck
+from clawloop.contracts.gate_checks import GateCheck
 from clawloop.contracts.progress import StepProgress
 from clawloop.contracts.version_origin import VersionOrigin
 from clawloop.ids import EpisodeId, SampleId

@@ -11,7 +11,8 @@ from uuid import UUID
 
 import aiohttp
 
-from clawloop.contracts.training import CheckName, CheckResult, TrainingState
+from clawloop.contracts.gate_checks import CheckName, CheckResult
+from clawloop.contracts.training import TrainingState
 from clawloop.demo.openai_client import PATIENCE_SECONDS
 from clawloop.errors import SetupError
 

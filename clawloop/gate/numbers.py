@@ -5,7 +5,8 @@ Medians, clipped means and shares of tokens only: the mean of an unbounded figur
 
 from __future__ import annotations
 
-from clawloop.contracts.training import CheckName, CheckResult, GateCheck, StepFigures
+from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
+from clawloop.contracts.training import StepFigures
 from clawloop.recipes.recipe import Gate
 
 

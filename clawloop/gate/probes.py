@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 
+from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
 from clawloop.contracts.probes import ProbeAnswer, ProbeContent
-from clawloop.contracts.training import CheckName, CheckResult, GateCheck
 
 MIN_COMPARED = 10
 """With fewer pairs the judge's preference decides nothing: its votes are noisy, and ties are common."""

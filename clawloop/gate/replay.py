@@ -13,7 +13,8 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 
-from clawloop.contracts.training import CheckName, CheckResult, GateCheck, HeldOutScore
+from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
+from clawloop.contracts.training import HeldOutScore
 
 MIN_TURNS = 32
 """With fewer turns the interval is so wide that only a collapse would show, which the numbers show as well."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.training import GateCheck, StepState
+from clawloop.contracts.gate_checks import GateCheck
+from clawloop.contracts.training import StepState
 from clawloop.errors import RecipeRejected
 from clawloop.recipes.recipe import Gate
 from db.database import Database, transaction

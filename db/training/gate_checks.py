@@ -9,7 +9,8 @@ from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.training import CheckName, CheckResult, GateCheck, StepState
+from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
+from clawloop.contracts.training import StepState
 from db.exact_json import exact_json, storable
 from db.tables import GateCheckRow, StepRow
 from db.training.policies import lock_policy

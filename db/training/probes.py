@@ -8,8 +8,9 @@ from typing import Any
 from sqlalchemy import delete, func, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from clawloop.contracts.gate_checks import CheckName, GateCheck
 from clawloop.contracts.probes import AskedProbe, ProbeContent, ProbePlan, StoredProbe
-from clawloop.contracts.training import CheckName, GateCheck, StepState
+from clawloop.contracts.training import StepState
 from clawloop.contracts.turns import TurnRecord
 from clawloop.errors import NotFound, RecipeRejected, RecordUnusable, StateConflict
 from clawloop.ids import ProbeId, TurnId, new_probe_id

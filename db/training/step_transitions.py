@@ -15,7 +15,8 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import InstrumentedAttribute
 
-from clawloop.contracts.training import Distance, GateCheck, SampleState, StepBatch, StepState, TrainedStep
+from clawloop.contracts.gate_checks import GateCheck
+from clawloop.contracts.training import Distance, SampleState, StepBatch, StepState, TrainedStep
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId

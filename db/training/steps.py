@@ -13,13 +13,13 @@ from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.attempts import Attempts
+from clawloop.contracts.gate_checks import GateCheck
 from clawloop.contracts.progress import Pace
 from clawloop.contracts.step_record import StepRecord
 from clawloop.contracts.training import (
     OPEN_STEPS,
     BatchSample,
     Claim,
-    GateCheck,
     SampleState,
     StepBatch,
     StepState,

@@ -9,7 +9,8 @@ from uuid import UUID
 from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from clawloop.contracts.training import CheckName, CheckResult, SampleState, StepState
+from clawloop.contracts.gate_checks import CheckName, CheckResult
+from clawloop.contracts.training import SampleState, StepState
 from db.content import SEALED_REST
 from db.declarative import Base, one_of
 from db.exact_json import ExactJson

@@ -13,18 +13,9 @@ from psycopg.rows import dict_row
 
 from activities.serving.ports import PublishingStore
 from activities.training.ports import GateStore, StepStore
+from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
 from clawloop.contracts.serving import Engine, Scope
-from clawloop.contracts.training import (
-    CheckName,
-    CheckResult,
-    GateCheck,
-    SampleState,
-    StepBatch,
-    StepFigures,
-    StepState,
-    TrainedStep,
-    VersionRef,
-)
+from clawloop.contracts.training import SampleState, StepBatch, StepFigures, StepState, TrainedStep, VersionRef
 from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnOutcome
 from clawloop.ids import ApiKeyId, FeedbackId, SampleId, new_feedback_id
 from clawloop.judging.hints import HintChoice

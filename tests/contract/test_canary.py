@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from activities.training.canaries import Canaries
 from activities.training.notifier import TrainingNotifier
-from clawloop.contracts.training import CheckName, CheckResult, TrainingState
+from clawloop.contracts.gate_checks import CheckName, CheckResult
+from clawloop.contracts.training import TrainingState
 from clawloop.gate.canary import CanaryEnd
 from clawloop.recipes.recipe import Gate
 from db.serving.directory import PostgresDirectoryStore

@@ -8,16 +8,8 @@ import pytest
 
 from activities.training.gate import GateActivities
 from activities.training.messages import DecideVersion
-from clawloop.contracts.training import (
-    CheckName,
-    CheckResult,
-    Claim,
-    GateCheck,
-    SampleState,
-    StepBatch,
-    StepState,
-    TrainingState,
-)
+from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
+from clawloop.contracts.training import Claim, SampleState, StepBatch, StepState, TrainingState
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import NotFound, RecordUnusable, StateConflict
 from clawloop.recipes.recipe import Recipe

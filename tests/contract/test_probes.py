@@ -16,9 +16,10 @@ from starlette.routing import Route
 from activities.training.gate import GateActivities
 from activities.training.messages import DecideVersion, ProbeVersion
 from activities.training.probes import ProbeActivities
+from clawloop.contracts.gate_checks import CheckResult
 from clawloop.contracts.probes import ProbeContent
 from clawloop.contracts.serving import Directory, Engine, Policy
-from clawloop.contracts.training import CheckResult, StepState
+from clawloop.contracts.training import StepState
 from clawloop.errors import EngineUnavailable, NotFound, StateConflict
 from clawloop.ids import new_probe_id
 from clawloop.judging.prompts import AnswerForm

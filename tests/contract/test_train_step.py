@@ -8,15 +8,9 @@ import pytest
 
 from activities.training.messages import REASON_LIMIT, StepDone, TrainStep
 from activities.training.train_step import LOST_ATTEMPTS, TrainingActivities
+from clawloop.contracts.gate_checks import CheckResult
 from clawloop.contracts.progress import Pace, StatusCallback, StepProgress
-from clawloop.contracts.training import (
-    CheckResult,
-    SampleState,
-    StepBatch,
-    StepState,
-    TrainedStep,
-    TrainingState,
-)
+from clawloop.contracts.training import SampleState, StepBatch, StepState, TrainedStep, TrainingState
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import (
     AdapterUnusable,

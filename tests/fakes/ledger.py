@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from clawloop.algorithms.staleness import path_to_base
+from clawloop.contracts.gate_checks import GateCheck
 from clawloop.contracts.progress import Pace, StepProgress
 from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import (
     OPEN_STEPS,
     BatchSample,
-    GateCheck,
     SampleState,
     StepState,
     TrainedStep,

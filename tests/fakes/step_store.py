@@ -8,18 +8,10 @@ from datetime import timedelta
 
 from clawloop.algorithms.staleness import is_stale, versions_apart
 from clawloop.contracts.attempts import Attempts
+from clawloop.contracts.gate_checks import GateCheck
 from clawloop.contracts.progress import Pace
 from clawloop.contracts.step_record import StepRecord
-from clawloop.contracts.training import (
-    Claim,
-    GateCheck,
-    SampleState,
-    StepBatch,
-    StepState,
-    TrainedStep,
-    TrainingView,
-    VersionRef,
-)
+from clawloop.contracts.training import Claim, SampleState, StepBatch, StepState, TrainedStep, TrainingView, VersionRef
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId

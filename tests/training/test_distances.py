@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clawloop.algorithms.streams import Streams
-from clawloop.contracts.training import CheckResult
+from clawloop.contracts.gate_checks import CheckResult
 from clawloop.gate.numbers import check_numbers
 from clawloop.recipes.checks import TOKEN_LIMIT
 from clawloop.recipes.recipe import Bounds, Gate, Optimiser, Train

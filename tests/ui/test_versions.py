@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from api.ui.chart import probes_of
-from clawloop.contracts.training import CheckName, CheckResult, GateCheck, VersionView
+from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
+from clawloop.contracts.training import VersionView
 from db.training.measured import PostgresMeasurements
 from tests.contract.learning import POLICY, publish, step
 from tests.ui.conftest import Page

@@ -7,7 +7,8 @@ import html
 
 import httpx
 
-from clawloop.contracts.training import CheckName, CheckResult, GateCheck, StepState
+from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
+from clawloop.contracts.training import StepState
 from clawloop.recipes.recipe import Gate
 from tests.contract.learning import POLICY, RECIPE, reject, step, trained
 from tests.ui.conftest import Page

@@ -11,8 +11,9 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.training.messages import ProbeVersion, VersionProbed
 from activities.training.probes import ProbeActivities
+from clawloop.contracts.gate_checks import GateCheck
 from clawloop.contracts.probes import AskedProbe, ProbeAnswer, ProbeContent, ProbePlan
-from clawloop.contracts.training import GateCheck, VersionRef
+from clawloop.contracts.training import VersionRef
 from clawloop.errors import EngineUnavailable
 from clawloop.judging.prompts import AnswerForm
 from clawloop.recipes.recipe import Recipe

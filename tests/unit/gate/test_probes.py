@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clawloop.contracts.gate_checks import CheckResult, GateCheck
 from clawloop.contracts.probes import ProbeAnswer, ProbeContent
-from clawloop.contracts.training import CheckResult, GateCheck
 from clawloop.gate.probe_content import is_right, pattern_problem
 from clawloop.gate.probes import (
     ProbePair,

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.contracts.training import CheckResult, HeldOutScore
+from clawloop.contracts.gate_checks import CheckResult
+from clawloop.contracts.training import HeldOutScore
 from clawloop.gate.replay import MARGIN, MIN_TURNS, check_replay
 from clawloop.samples.holdout import is_held_out
 
