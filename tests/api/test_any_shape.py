@@ -126,19 +126,26 @@ def client(gateway_in_thread: Gateway) -> Iterator[httpx.Client]:
         yield client
 
 
+def headers_of(path: str) -> dict[str, str]:
+    """What the path's format asks for besides a key."""
+    return VERSION if path.startswith("/v1/messages") else {}
+
+
+def error_fields(path: str) -> set[str]:
+    """What an error has in the path's format."""
+    return {"message", "type"} if path.startswith("/v1/messages") else {"message", "type", "param", "code"}
+
+
 def check_answer(answer: httpx.Response, path: str) -> None:
     # The fake engine takes whatever it gets, so nothing is its fault.
     assert answer.status_code in (200, 202) or 400 <= answer.status_code < 500, answer.text
     if answer.status_code >= 400:
-        is_anthropic = path.startswith("/v1/messages")
-        assert set(answer.json()["error"]) == (
-            {"message", "type"} if is_anthropic else {"message", "type", "param", "code"}
-        )
+        assert set(answer.json()["error"]) == error_fields(path)
 
 
 @pytest.mark.parametrize("path", REQUESTS)
 def test_no_json_makes_a_500(client: httpx.Client, path: str) -> None:
-    headers = VERSION if path.startswith("/v1/messages") else {}
+    headers = headers_of(path)
 
     @given(body=REQUESTS[path] | VALUES)
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)

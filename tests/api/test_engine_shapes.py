@@ -18,6 +18,7 @@ from clawloop.contracts.turns import TurnStatus
 from tests.api.chat_requests import PATH, chat_body
 from tests.api.conftest import Gateway, running_gateway, until
 from tests.api.gateway_thread import gateway_thread
+from tests.api.test_any_shape import error_fields
 from tests.fakes.engine import FakeEngine
 
 VERSION = {"anthropic-version": "2023-06-01"}
@@ -91,7 +92,7 @@ async def raw_gateway(folder: Path) -> AsyncIterator[tuple[Gateway, RawEngine]]:
 def check_error(answer: httpx.Response, path: str, status: int) -> dict[str, Any]:
     assert answer.status_code == status, (path, answer.text)
     error: dict[str, Any] = answer.json()["error"]
-    assert set(error) == ({"message", "type"} if path == "/v1/messages" else {"message", "type", "param", "code"})
+    assert set(error) == error_fields(path)
     assert ("retry-after" in answer.headers) == (status == 503)
     return error
 

@@ -19,15 +19,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
-from tests.api.test_any_shape import PROPER, REQUESTS, VERSION
+from tests.api.test_any_shape import PROPER, REQUESTS, error_fields, headers_of
 
 # As the chatting users, who wait far longer than a reply takes.
 PATIENCE_SECONDS = 30.0
 # What the gateway answers while something behind it is away.
 AWAY = frozenset({502, 503, 504})
-ANTHROPIC = "/v1/messages"
-OPENAI_ERROR = {"message", "type", "param", "code"}
-ANTHROPIC_ERROR = {"message", "type"}
 # Replies are short where the request leaves it open.
 SHORT = {
     "/v1/chat/completions": {"max_tokens": 8},
@@ -99,7 +96,7 @@ class Fuzzer:
             async def send(path: str, body: Any) -> tuple[int, bytes]:
                 if isinstance(body, dict):
                     body = SHORT.get(path, {}) | body
-                answer = await client.post(path, json=body, headers=VERSION if path.startswith(ANTHROPIC) else {})
+                answer = await client.post(path, json=body, headers=headers_of(path))
                 return answer.status_code, answer.content
 
             await self._repeat([(path, partial(send, path, body)) for path, body in wire])
@@ -163,7 +160,6 @@ def problem_of(path: str, status: int, content: bytes) -> str | None:
         body = httpx.Response(status, content=content).json()
         if path.startswith("/admin"):
             return None if body["status"] == status and body["detail"] else "without its reason"
-        expected = ANTHROPIC_ERROR if path.startswith(ANTHROPIC) else OPENAI_ERROR
-        return None if set(cast(dict[str, Any], body["error"])) == expected else "in another form"
+        return None if set(cast(dict[str, Any], body["error"])) == error_fields(path) else "in another form"
     except (ValueError, LookupError, TypeError):
         return "in no form"
