@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> Result:
             command = module("clawloop.cli.main", "worker", role, *more, "--health-port", port)
             worker = stack.enter_context(running(command, log, settings))
             wait_for(f"http://{LOOPBACK}:{port}/readyz", worker, log)
-        measured, seen = asyncio.run(_measure(gateway.url, keys, postgres.url, options.clients, rounds, max(steps, 1)))
+        measured, seen = asyncio.run(_measure(gateway.url, keys, postgres.url, options.clients, rounds, steps))
     if seen.errors:
         raise RuntimeError(f"{len(seen.errors)} answers failed: {seen.errors[0]}")
     return _result(measured, seen)
