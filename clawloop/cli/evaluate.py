@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +43,9 @@ def evaluate_command(
     ] = None,
     sessions: Annotated[int | None, typer.Option(min=0, help="Sessions; 36 for student, 24 for teacher.")] = None,
     held_out: Annotated[int, typer.Option(min=1, help="Tasks that are graded and never chatted about.")] = 24,
+    answer_tokens: Annotated[
+        int, typer.Option(min=1, help="An answer has so many tokens at most; more for models that think.")
+    ] = 1024,
     wait_minutes: Annotated[float, typer.Option(min=0, help="Wait at most so long until all is learned.")] = 60.0,
     out: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the report, as JSON.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -60,11 +64,11 @@ def evaluate_command(
 
     async def run() -> Evaluation:
         grades_at = grader_url or persona_url
-        grader = ModelClient("the grader", grades_at, grader_model or persona_model, grader_key or persona_key)
+        client = partial(ModelClient, answer_tokens=answer_tokens)
         async with (
-            ModelClient("the policy", url, model, key) as learner,
-            ModelClient("the persona", persona_url, persona_model, persona_key) as persona,
-            grader,
+            client("the policy", url, model, key) as learner,
+            client("the persona", persona_url, persona_model, persona_key) as persona,
+            client("the grader", grades_at, grader_model or persona_model, grader_key or persona_key) as grader,
         ):
             return await evaluate(
                 chosen,
@@ -83,6 +87,8 @@ def evaluate_command(
         except OSError as error:
             raise SetupError(f"{out} cannot be written: {error}") from error
     typer.echo(report if as_json else _shown(found))
+    if found.problem is not None:
+        raise SetupError(f"the evaluation is not whole: {found.problem}")
 
 
 async def learned(url: str, admin_key: str | None, policy: str, wait_minutes: float) -> None:
@@ -122,7 +128,11 @@ def _shown(found: Evaluation) -> str:
         "95 % intervals, over tasks that no session was about",
     ]
     for name, label in words.items():
-        before, after, change = found.before[name], found.after[name], found.changes[name]
+        before = found.before[name]
+        if not found.after:
+            lines += [f"{label}: {shown(before)} before"] if before.count else []
+            continue
+        after, change = found.after[name], found.changes[name]
         if before.count and change.mean is not None and change.low is not None and change.high is not None:
             by = f"{change.mean:+.2f} ({change.low:+.2f} to {change.high:+.2f})"
             lines.append(f"{label}: {shown(before)} before, {shown(after)} after, changed by {by}")

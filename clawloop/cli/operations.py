@@ -36,13 +36,18 @@ TEMPORAL_CONNECT_SECONDS = 2.0
 
 def with_operations(data: Path | None, work: Callable[[Operations], Coroutine[Any, Any, Result]]) -> Result:
     async def run(database: Database) -> Result:
-        from clawloop.processes.operations import operations_on
-
-        settings = settings_of(data)
-        temporal = _TemporalOnDemand(settings)
-        return await work(operations_on(database, settings, temporal, temporal, temporal, temporal))
+        return await work(operations_of(database, data))
 
     return with_database(data, run)
+
+
+def operations_of(database: Database, data: Path | None) -> Operations:
+    """Operations that connect to Temporal when they need it."""
+    from clawloop.processes.operations import operations_on
+
+    settings = settings_of(data)
+    temporal = _TemporalOnDemand(settings)
+    return operations_on(database, settings, temporal, temporal, temporal, temporal)
 
 
 def with_reading(data: Path | None, work: Callable[[Reading], Coroutine[Any, Any, Result]]) -> Result:
@@ -88,14 +93,11 @@ def with_history(data: Path | None, work: Callable[[HistoryOperations], Coroutin
 
     async def run(database: Database) -> Result:
         from clawloop.processes.history import history_on
-        from clawloop.processes.operations import operations_on
         from db.serving.directory import PostgresDirectoryStore
 
-        settings = settings_of(data)
-        temporal = _TemporalOnDemand(settings)
-        sessions = operations_on(database, settings, temporal, temporal, temporal, temporal).sessions
+        sessions = operations_of(database, data).sessions
         directory = await PostgresDirectoryStore(database).read()
-        async with history_on(database, settings, lambda: directory, sessions) as history:
+        async with history_on(database, settings_of(data), lambda: directory, sessions) as history:
             return await work(history)
 
     return with_database(data, run)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clawloop.cli.operations import TemporalProbe, links_of
+from clawloop.cli.operations import TemporalProbe, links_of, operations_of
 from clawloop.cli.show import age, doing, printable, show_json
 from clawloop.cli.terminal import AsJson, Data, settings_of, with_database
 
@@ -31,8 +31,9 @@ def status_command(data: Data = None, as_json: AsJson = False) -> None:
 
         engines = engine_operations_on(database, settings_of(data))
         training = PostgresTrainingStore(database)
-        temporal = TemporalProbe(settings_of(data))
-        return await Overview(PostgresOverviewStore(database), engines, training, temporal, links_of(data)).status()
+        store, temporal = PostgresOverviewStore(database), TemporalProbe(settings_of(data))
+        rollouts = operations_of(database, data).rollouts
+        return await Overview(store, engines, training, temporal, rollouts, links_of(data)).status()
 
     status = with_database(data, read)
     if as_json:

@@ -14,7 +14,10 @@ from clawloop.turns.thinking import without_leading_thinking
 # A long answer of a model on a CPU takes minutes.
 _SECONDS = 600.0
 _PAUSES = (1.0, 5.0, 20.0, 60.0)
-MAX_TOKENS = 1024
+
+
+class NoAnswer(SetupError):
+    """A model of an evaluation does not answer, and waiting did not help."""
 
 
 class ModelClient:
@@ -23,10 +26,16 @@ class ModelClient:
     Args:
         name: for errors: which part of the evaluation it is.
         url: with or without `/v1`.
+        answer_tokens: an answer has so many at most, thinking included.
+
+    Attributes:
+        cut: number of answers that were cut there.
     """
 
-    def __init__(self, name: str, url: str, model: str, key: str | None) -> None:
-        self._name = name
+    def __init__(self, name: str, url: str, model: str, key: str | None, *, answer_tokens: int = 1024) -> None:
+        self.answer_tokens = answer_tokens
+        self.cut = 0
+        self.name = name
         self._url = url
         self._model = model
         base = f"{url.rstrip('/').removesuffix('/v1')}/v1"
@@ -50,7 +59,7 @@ class ModelClient:
         """The answer's text, without thinking.
 
         Raises:
-            SetupError: the model refuses the request, or does not answer.
+            NoAnswer: the model refuses the request, or does not answer.
         """
         problem = ""
         for pause in (*_PAUSES, None):
@@ -58,10 +67,11 @@ class ModelClient:
                 answer = await self._client.chat.completions.create(
                     model=self._model,
                     messages=messages,
-                    max_tokens=MAX_TOKENS,
+                    max_tokens=self.answer_tokens,
                     extra_headers=headers,
                     temperature=omit if temperature is None else temperature,
                 )
+                self.cut += answer.choices[0].finish_reason == "length"
                 return without_leading_thinking(answer.choices[0].message.content or "").strip()
             except (APIConnectionError, APITimeoutError, APIStatusError) as error:
                 problem = " ".join(str(error).split())[:300]
@@ -69,4 +79,4 @@ class ModelClient:
                     break
             if pause is not None:
                 await asyncio.sleep(pause)
-        raise SetupError(f"{self._name} ({self._model} at {self._url}) does not answer: {problem}")
+        raise NoAnswer(f"{self.name} ({self._model} at {self._url}) does not answer: {problem}")

@@ -17,7 +17,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from pydantic import JsonValue
 
 from clawloop.errors import SetupError
-from clawloop.evaluation.clients import ModelClient
+from clawloop.evaluation.clients import ModelClient, NoAnswer
 from clawloop.evaluation.graders import grade_by_rules, grading_prompt, parse_grade
 from clawloop.evaluation.settings import DONE, MOST_TURNS, Setting, SettingName
 from clawloop.evaluation.statistics import Estimate, change, estimate
@@ -37,6 +37,18 @@ class Models:
     persona: ModelClient
     grader: ModelClient
 
+    def cut(self) -> dict[str, int]:
+        """Number of answers that were cut, by who gave them."""
+        return {"policy": self.policy.cut, "persona": self.persona.cut, "grader": self.grader.cut}
+
+    def cut_lines(self) -> list[str]:
+        """What to say of them, if any were."""
+        return [
+            f"{client.cut} answers of {client.name} were cut at {client.answer_tokens:,} tokens: raise --answer-tokens"
+            for client in (self.policy, self.persona, self.grader)
+            if client.cut
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class Grades:
@@ -55,9 +67,13 @@ class Grades:
 class Evaluation:
     """
     Args:
+        sessions: number of those that took place.
         held_out: number of graded tasks.
         completed: sessions that the persona ended, of all.
         turns: answers in all sessions.
+        cut: answers that were longer than --answer-tokens, by who gave them.
+        after, changes: empty if a model stopped answering before it was all graded again.
+        problem: why there are fewer sessions than asked for, or no grades afterwards; None: there are.
     """
 
     setting: SettingName
@@ -65,9 +81,11 @@ class Evaluation:
     held_out: int
     completed: int
     turns: int
+    cut: dict[str, int]
     before: dict[str, Estimate]
     after: dict[str, Estimate]
     changes: dict[str, Estimate]
+    problem: str | None
 
     def as_json(self) -> dict[str, JsonValue]:
         found: dict[str, JsonValue] = asdict(self)
@@ -96,31 +114,50 @@ async def evaluate(
 ) -> Evaluation:
     """Grade, chat, wait until it is learned, and grade again.
 
+    A model that stops answering after the first grades ends the sessions, not the evaluation: what it found by then
+    took hours.
+
     Args:
         chats: the task of each session.
         learned: returns once what happened is learned.
         report: gets a line of progress.
+
+    Raises:
+        NoAnswer: a model did not answer before there were any grades.
     """
     before = await grade(setting, models, held_out)
     report(f"before: {_line(before)}")
-    completed = turns = 0
+    for line in models.cut_lines():
+        report(line)
+    sessions = completed = turns = 0
+    after: Grades | None = None
+    problem: str | None = None
     run = uuid4().hex[:8]
-    for number, task in enumerate(chats, start=1):
-        answers, done = await chat(setting, models, task, f"{setting.name}-{run}-{number}", random.Random(number))
-        completed, turns = completed + done, turns + answers
-        report(f"session {number} of {len(chats)}: {answers} answers, {'done' if done else 'not done'}")
+    try:
+        for number, task in enumerate(chats, start=1):
+            answers, done = await chat(setting, models, task, f"{setting.name}-{run}-{number}", random.Random(number))
+            sessions, completed, turns = number, completed + done, turns + answers
+            report(f"session {number} of {len(chats)}: {answers} answers, {'done' if done else 'not done'}")
+    except NoAnswer as error:
+        problem = f"{sessions} of {len(chats)} sessions: {error}"
+        report(problem)
     await learned()
-    after = await grade(setting, models, held_out)
-    report(f"after: {_line(after)}")
+    try:
+        after = await grade(setting, models, held_out)
+        report(f"after: {_line(after)}")
+    except NoAnswer as error:
+        problem = "; ".join(filter(None, [problem, f"not graded again: {error}"]))
     return Evaluation(
         setting=setting.name,
-        sessions=len(chats),
+        sessions=sessions,
         held_out=len(held_out),
         completed=completed,
         turns=turns,
+        cut=models.cut(),
         before=_estimates(before),
-        after=_estimates(after),
-        changes={name: change(values, _lists(after)[name]) for name, values in _lists(before).items()},
+        after={} if after is None else _estimates(after),
+        changes={} if after is None else _changes(before, after),
+        problem=problem,
     )
 
 
@@ -189,6 +226,10 @@ def _lists(grades: Grades) -> dict[str, list[float | None]]:
 
 def _estimates(grades: Grades) -> dict[str, Estimate]:
     return {name: estimate(values, name) for name, values in _lists(grades).items()}
+
+
+def _changes(before: Grades, after: Grades) -> dict[str, Estimate]:
+    return {name: change(values, _lists(after)[name]) for name, values in _lists(before).items()}
 
 
 def _line(grades: Grades) -> str:

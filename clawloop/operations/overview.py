@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
 from clawloop.contracts.answers import EngineList, ServiceStatus, TrainingStatus
+from clawloop.contracts.episodes import RolloutsState
 from clawloop.contracts.training import TrainingState
 from clawloop.operations.engines import EngineOperations
 from clawloop.operations.ports import TrainingStore
+from clawloop.operations.rollouts import RolloutOperations
 from clawloop.operations.workflow_links import NO_LINKS, WorkflowLinks
 
 NO_TEMPORAL = "no Temporal is configured: turns are recorded and not judged; set TEMPORAL_ADDRESS"
@@ -52,6 +55,7 @@ class Overview:
         engines: EngineOperations,
         training: TrainingStore,
         temporal: TemporalHealth,
+        rollouts: RolloutOperations,
         links: WorkflowLinks = NO_LINKS,
     ) -> None:
         self._temporal = temporal
@@ -59,6 +63,7 @@ class Overview:
         self._links = links
         self._engines = engines
         self._training = training
+        self._rollouts = rollouts
 
     async def status(self) -> ServiceStatus:
         """How all stands.
@@ -77,6 +82,8 @@ class Overview:
         ]
         if (away := await self._temporal.problem()) is not None:
             problems.append(away)
+        else:
+            problems += await self._environments_without_worker(counts.policies)
         if counts.late:
             turns = "1 turn was" if counts.late == 1 else f"{counts.late} turns were"
             problems.append(f"{turns} not notified for over two minutes: is Temporal, or the orchestrator, away?")
@@ -94,6 +101,12 @@ class Overview:
             temporal_ui=self._links.ui,
             workflows={name: link for name in workflows if (link := self._links.of(name)) is not None},
         )
+
+    async def _environments_without_worker(self, policies: Sequence[str]) -> list[str]:
+        """What running rollouts wait for; an environment of several policies is said once."""
+        views = [await self._rollouts.status(policy) for policy in policies]
+        waiting = [view for view in views if view.state is RolloutsState.RUNNING and view.no_worker]
+        return list(dict.fromkeys(view.no_worker for view in waiting))
 
 
 def _of_engines(engines: EngineList) -> list[str]:

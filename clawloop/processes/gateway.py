@@ -300,7 +300,12 @@ async def gateway_services(
         history=history,
         engine_operations=engine_operations,
         overview=Overview(
-            PostgresOverviewStore(background), engine_operations, PostgresTrainingStore(background), temporal, links
+            PostgresOverviewStore(background),
+            engine_operations,
+            PostgresTrainingStore(background),
+            temporal,
+            operations.rollouts,
+            links,
         ),
         key_operations=KeyOperations(PostgresKeyStore(background)),
         ledger=DatabaseCheck(background, settings.data / "adapters"),

@@ -144,6 +144,7 @@ async def running_gateway(
     spool = Spool(folder / "spool", spool_bytes)
     metrics, training = GatewayMetrics(), FakeTrainingStore(ledger)
     rollouts, episodes, episode_keys = FakeRolloutsStore(), FakeEpisodeReader(), FakeEpisodeKeys()
+    rollout_operations = RolloutOperations(rollouts, rollouts, rollouts)
     created: list[Services] = []
     counts: list[StoredBytes] = []
 
@@ -186,7 +187,7 @@ async def running_gateway(
                     training=training,
                     training_operations=TrainingOperations(training, operator, max_lora_rank=16),
                     session_operations=operations,
-                    rollout_operations=RolloutOperations(rollouts, rollouts, rollouts),
+                    rollout_operations=rollout_operations,
                     episodes=episodes,
                     votes=FakeVoteReader(),
                     episode_keys=episode_keys,
@@ -199,7 +200,9 @@ async def running_gateway(
                     changes=Changes(browser),
                     probes=FakeProbeStore(),
                     engine_operations=engine_operations,
-                    overview=Overview(FakeOverviewStore(turns), engine_operations, training, TemporalAnswers()),
+                    overview=Overview(
+                        FakeOverviewStore(turns), engine_operations, training, TemporalAnswers(), rollout_operations
+                    ),
                     temporal=TemporalAnswers(),
                     key_operations=KeyOperations(keys),
                     ledger=FakeLedgerCheck(),

@@ -104,6 +104,11 @@ async def test_an_environment_without_a_worker_is_said_at_once_and_until_one_com
     rollouts.available = True
     rollouts.asking.add("terminal")
     assert await said("GET", ROLLOUTS) == ""
+    rollouts.asking.clear()
+    problems = (await send(gateway, "GET", "/admin/v1/status"))[1]["problems"]
+    assert line not in problems  # while paused nothing waits
+    await said("POST", f"{ROLLOUTS}/start", {"environment": "terminal"})
+    assert line in (await send(gateway, "GET", "/admin/v1/status"))[1]["problems"]
     of_a_folder = await said("POST", f"{ROLLOUTS}/start", {"environment": "my tasks"})
     assert "`clawloop worker environment --tasks 'my tasks'`" in of_a_folder
     assert "`clawloop-environment --verifiers 'my tasks'`" in of_a_folder

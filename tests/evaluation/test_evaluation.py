@@ -32,14 +32,26 @@ class People:
     Attributes:
         says: what the persona says after each answer; the last one is repeated.
         grades: what the grader ends with, in order; the last one is repeated.
+        finish: why an answer ends.
+        refused_from: number of questions from which on the persona's account is empty; None: never.
+        grader_is_away: whether it refuses all.
+        tokens: what an answer could have, of the last question.
     """
+
+    tokens: int
 
     def __init__(self, says: list[str], grades: list[str]) -> None:
         self.says, self.grades = says, grades
         self.asked: list[list[dict[str, Any]]] = []
+        self.finish = "stop"
+        self.refused_from: int | None = None
+        self.grader_is_away = False
 
     async def chat(self, request: Request) -> Response:
         body = json.loads(await request.body())
+        self.tokens = body["max_tokens"]
+        if self.grader_is_away or (body["model"] == "persona" and len(self.asked) == self.refused_from):
+            return JSONResponse({"error": {"message": "out of credit"}}, 402)
         if body["model"] == "persona":
             self.asked.append(body["messages"])
             said = sum(message["role"] == "assistant" for message in body["messages"])
@@ -48,7 +60,7 @@ class People:
             text = f"As wanted.\nscore: {self.grades[0]}"
             self.grades = self.grades[1:] or self.grades
         message = {"role": "assistant", "content": text}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        choice = {"index": 0, "message": message, "finish_reason": self.finish}
         return JSONResponse({"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
 
 
@@ -57,8 +69,8 @@ async def everyone(people: People, gateway: Gateway) -> AsyncIterator[Models]:
     async with serving(Starlette(routes=[Route("/v1/chat/completions", people.chat, methods=["POST"])])) as url:
         async with (
             ModelClient("the policy", gateway.url, "policy", gateway.key) as policy,
-            ModelClient("the persona", url, "persona", None) as persona,
-            ModelClient("the grader", f"{url}/v1", "grader", "secret") as grader,
+            ModelClient("the persona", url, "persona", None, answer_tokens=77) as persona,
+            ModelClient("the grader", f"{url}/v1", "grader", "secret", answer_tokens=78) as grader,
         ):
             yield Models(policy, persona, grader)
 
@@ -125,6 +137,41 @@ async def test_a_model_that_refuses_ends_it_with_its_name_and_reason(gateway: Ga
             asking = Models(wrong, models.persona, models.grader)
             with pytest.raises(SetupError, match=r"the policy \(another at .*does not answer"):
                 await evaluate(STUDENT, asking, [], own_tasks()[:1], _at_once, lambda line: None)
+
+
+async def test_a_persona_that_fails_ends_the_sessions_and_keeps_what_was_found(gateway: Gateway) -> None:
+    people = People(["No bold please.", "DONE"], ["0.25"] * 4 + ["0.75"])
+    people.refused_from = 3
+    found = await run(people, gateway, SettingName.STUDENT, sessions=3)
+    assert (found.sessions, found.completed, found.turns) == (1, 1, 2)
+    assert (found.before["by_model"].mean, found.after["by_model"].mean) == (0.25, 0.75)
+    assert found.problem is not None
+    assert found.problem.startswith("1 of 3 sessions: the persona (persona at ")
+    assert "out of credit" in found.problem
+
+
+async def test_grades_before_are_kept_where_none_can_be_given_afterwards(gateway: Gateway) -> None:
+    people = People(["DONE"], ["0.25"])
+    async with everyone(people, gateway) as models:
+
+        async def ends() -> None:
+            people.grader_is_away = True
+
+        found = await evaluate(STUDENT, models, [], own_tasks()[:2], ends, lambda line: None)
+    assert (found.before["by_model"].mean, found.after, found.changes) == (0.25, {}, {})
+    assert found.problem is not None
+    assert found.problem.startswith("not graded again: the grader (grader at ")
+
+
+async def test_answers_that_were_cut_are_counted_and_said(gateway: Gateway) -> None:
+    people = People(["DONE"], ["0.25"])
+    people.finish = "length"
+    said: list[str] = []
+    async with everyone(people, gateway) as models:
+        found = await evaluate(STUDENT, models, [], own_tasks()[:2], _at_once, said.append)
+    assert found.cut == {"policy": 0, "persona": 0, "grader": 4}
+    assert people.tokens == 78
+    assert "2 answers of the grader were cut at 78 tokens: raise --answer-tokens" in said
 
 
 async def _at_once() -> None:

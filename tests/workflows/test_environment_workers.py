@@ -77,6 +77,8 @@ async def test_commands_say_that_no_worker_serves_the_environment_until_one_does
         started = await asyncio.to_thread(clawloop, *start, **settings)
         assert (started.returncode, started.stderr) == (0, "")
         assert line in started.stdout
+        all_stands = (await asyncio.to_thread(clawloop, "status", **settings)).stdout
+        assert line.replace("problem     no", "problem    no") in all_stands
         assert line in (await asyncio.to_thread(clawloop, "rollouts", "pause", "lunch", **settings)).stdout
         assert line in (await asyncio.to_thread(clawloop, "rollouts", "status", **settings)).stdout
         async with environment_worker(client, runner.store, runner):
