@@ -18,7 +18,8 @@ from db.training.lineage import next_step
 from db.training.schedule import closed_by_canary, read_closed
 
 # Samples of another [signal] table are not ready: no step takes them. Of those held out, as many as a batch has are
-# enough to tell that a batch of them came without a step.
+# enough to tell that a batch of them came without a step. Those of rollout groups are counted by group, and so many are
+# looked at that a batch of large groups is among them.
 _STATUS = text("""
     SELECT p.id, p.pool, sr.content AS step_recipe, p.head, p.active, p.epoch, p.pinned, p.canary, p.canary_since,
         p.retired_at,
@@ -32,6 +33,13 @@ _STATUS = text("""
             WHERE h.created_at > coalesce(
                 (SELECT o.claimed_at FROM steps o WHERE o.policy = p.id ORDER BY o.n DESC LIMIT 1), '-infinity')
         ) AS held_out,
+        (SELECT count(DISTINCT h.rollout_group_id) FROM (
+            SELECT s.created_at, s.rollout_group_id FROM samples s
+            WHERE s.policy = p.id AND s.state = 'held_out'
+            ORDER BY s.id DESC LIMIT 5000) h
+            WHERE h.created_at > coalesce(
+                (SELECT o.claimed_at FROM steps o WHERE o.policy = p.id ORDER BY o.n DESC LIMIT 1), '-infinity')
+        ) AS held_out_groups,
         EXISTS (SELECT FROM probes WHERE policy = p.id) AS has_probes,
         (SELECT count(*) FROM turns t JOIN sessions c ON c.id = t.session_id
             WHERE t.outcome = 'waiting' AND t.episode_id IS NULL AND c.policy = p.id) AS judging,
@@ -74,8 +82,8 @@ async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
         state, reason = TrainingState.TRAINING, claimed
     else:
         waits = waits_for(row.ready, needed, row.judging, row.held_out)
-        if recipe is not None and row.groups:
-            waits += f"; {row.groups} of {recipe.train.batch_groups} rollout groups"
+        if recipe is not None:
+            waits += waits_for_groups(row.groups, recipe.train.batch_groups, row.held_out_groups)
         if recipe is not None:
             waits += after_rejections(row.rejections, recipe.gate)
         state = TrainingState.WAITING
@@ -143,6 +151,18 @@ def waits_for(ready: int, needed: int, judging: int, held_out: int = 0) -> str:
     if ready < needed <= held_out:
         samples += f"; {held_out} since the last step are held out with their sessions: lower gate.held_out"
     return f"{samples}; {turns} next state or judge" if judging else samples
+
+
+def waits_for_groups(ready: int, needed: int, held_out: int = 0) -> str:
+    """E.g. `; 3 of 8 rollout groups`, to be added to what training waits for; empty without any.
+
+    Args:
+        held_out: groups held out since the last step. A whole batch of them is said.
+    """
+    groups = f"; {ready} of {needed} rollout groups" if ready else ""
+    if ready < needed <= held_out:
+        return f"{groups}; rollout groups held out since the last step: {held_out}: lower gate.held_out"
+    return groups
 
 
 def after_rejections(rejections: int, gate: Gate) -> str:

@@ -10,7 +10,7 @@ from clawloop.recipes.recipe import Gate, Recipe, Train
 from clawloop.samples.holdout import is_held_out
 from db.database import Database
 from db.training.status import read_status
-from tests.contract.learning import POLICY, PostgresLearning, step
+from tests.contract.learning import POLICY, PostgresLearning, recipe, step
 from tests.contract.ledgers import BAD, GOOD, RECIPE, Ledger, fake_ledger, finalize, ledger, postgres_ledger
 
 __all__ = ["fake_ledger", "ledger", "postgres_ledger"]
@@ -119,4 +119,8 @@ async def test_a_share_that_leaves_no_batch_is_said_after_a_step_too(
     )
     await learning.execute(insert, group, POLICY)
     await learning.execute("UPDATE samples SET rollout_group_id = %s WHERE state = 'held_out'", group)
-    assert "held out" not in await status()  # rollout groups are no batch of chats
+    assert "held out" not in await status()  # a rollout group is no batch of chats, and no batch of groups
+    await learning.set_recipe(recipe(batch_groups=1))
+    assert "; rollout groups held out since the last step: 1: lower gate.held_out" in await status()
+    await step(learning, 2)
+    assert "held out" not in await status()
