@@ -32,7 +32,9 @@ from benchmarks.report import Figure, Ratio, Result
 from clawloop.contracts.gate_checks import SECONDS, CheckName
 from clawloop.demo.probes import demo_probes
 from clawloop.demo.world import CHAT
+from clawloop.layout.engine import probes_at_once
 from clawloop.local.services.postgres import running_postgres
+from clawloop.local.services.vllm import max_num_seqs
 from clawloop.processes.bootstrap import prepare
 from tests.e2e.conftest import running_engine
 from tests.e2e.publishing import Listener, chatting
@@ -77,6 +79,7 @@ RECIPES = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--probes-at-once", type=int, default=None, help="default: as `clawloop up` for this engine")
     parser.add_argument("--rounds", type=int, default=None, help="default: 4; 1 with --quick")
     parser.add_argument("--steps", type=int, default=None, help="of each policy in a round; default: 4; 2 with --quick")
 
@@ -105,7 +108,12 @@ def run(options: argparse.Namespace) -> Result:
         layout = engine_options(model, free_port(), max_model_len=CONTEXT_TOKENS, policies=1 + len(LEARNERS))
         engine = stack.enter_context(running_engine(model, layout, folder / "vllm.log"))
         keys = asyncio.run(prepare(postgres.url, model.name, [], [engine], {}))
-        settings = {"DATABASE_URL": postgres.url, "TEMPORAL_ADDRESS": temporal, "CLAWLOOP_DATA": str(folder / "data")}
+        settings = {
+            "DATABASE_URL": postgres.url,
+            "TEMPORAL_ADDRESS": temporal,
+            "CLAWLOOP_DATA": str(folder / "data"),
+            "CLAWLOOP_PROBES_AT_ONCE": str(options.probes_at_once or probes_at_once(max_num_seqs(layout))),
+        }
         gateway = stack.enter_context(
             contenders.gateway("clawloop", folder / "data", postgres.url, keys["chat"], temporal, 1)
         )

@@ -136,6 +136,10 @@ class Settings(BaseSettings):
     first. What all gateways leave of an engine's `--max-num-seqs` stays free for the judge, the gate and probes, which
     share it. None: `clawloop up` leaves an eighth of its engines free; on engines of your own there is no bound."""
 
+    probes_at_once: PositiveInt = 2
+    """Probes that a worker asks the engines at the same time, for the gate; engines compute them before chats.
+    `clawloop up` gives as many as its gateways leave free of an engine's `--max-num-seqs`: an eighth."""
+
     engine_secret: SecretStr | None = None
     """Sent to engines as `Authorization: Bearer …`: the secret of their guard, or of vLLM's `--api-key`. None: none."""
 

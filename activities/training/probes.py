@@ -1,6 +1,6 @@
 """Asks a candidate, its parent and the base model the policy's probes, and stores what the gate's check by them found.
 
-The chat notices little of it: two requests at a time, answers of bounded length. Like side turns they are never judged
+The chat notices little of it: few requests at a time, answers of bounded length. Like side turns they are never judged
 or trained; they are in no session.
 """
 
@@ -30,8 +30,6 @@ from clawloop.judging.comparison import comparison_prompt, parse_choice, prefere
 
 log = logging.getLogger(__name__)
 
-# An engine answers chats beside it.
-CONCURRENT_PROBES = 2
 # Of each probe, in heartbeats: 200 of them stay far below what Temporal stores.
 PROBLEM_LIMIT = 300
 # Of a judge's choice between two answers: it should say the same each time.
@@ -41,9 +39,14 @@ _KEPT_ANSWERS = 2000
 
 
 class ProbeActivities:
-    """On the queue `judge`, whose workers reach engines and judge."""
+    """On the queue `judge`, whose workers reach engines and judge.
 
-    def __init__(self, store: ProbeStore, engines: ProbeEngines, judge: Judge) -> None:
+    Args:
+        at_once: probes that are asked at the same time, beside chats.
+    """
+
+    def __init__(self, store: ProbeStore, engines: ProbeEngines, judge: Judge, at_once: int = 2) -> None:
+        self._at_once = at_once
         self._store = store
         self._engines = engines
         self._judge = judge
@@ -71,7 +74,7 @@ class ProbeActivities:
                 nothing = not_asked("there is no probe, nor a praised turn to ask again")
                 await self._store.record(request.policy, request.n, nothing)
                 return VersionProbed(policy=request.policy, n=request.n, reason=nothing.reason)
-            slots = asyncio.Semaphore(CONCURRENT_PROBES)
+            slots = asyncio.Semaphore(self._at_once)
 
             async def ask(probe: AskedProbe) -> None:
                 async with slots:

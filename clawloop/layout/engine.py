@@ -63,6 +63,11 @@ def chats_of_gateway(seqs: int, gateways: int) -> int:
     return max(1, (seqs - -(-seqs // CHATS_LEAVE)) // gateways)
 
 
+def probes_at_once(seqs: int) -> int:
+    """Probes that an engine is asked at the same time: as many as chats leave free, or two."""
+    return max(2, seqs // CHATS_LEAVE)
+
+
 def grammars_of_gateway(cores: int, gateways: int) -> int:
     """Grammars that each of so many gateways may have an engine compile at once.
 

@@ -75,6 +75,7 @@ class Deployment:
         gateway: URL of the gateways on this machine; None if not known.
         context_tokens: the longest context of the engines started here.
         engine_chats: CLAWLOOP_ENGINE_CHATS of each gateway; None: no bound.
+        probes: CLAWLOOP_PROBES_AT_ONCE of the judge worker; None: that of the settings.
         grammars: CLAWLOOP_CHAT_BOUNDS__STRUCTURED_REQUESTS_TOGETHER of each gateway; None: that of the settings.
         encryption_key_file: CLAWLOOP_ENCRYPTION_KEY_FILE.
     """
@@ -102,6 +103,7 @@ class Deployment:
     gateway: str | None = None
     context_tokens: int | None = None
     engine_chats: int | None = None
+    probes: int | None = None
     grammars: int | None = None
 
 
@@ -219,6 +221,8 @@ def _gateway(
 def workers(deployment: Deployment, environment: Mapping[str, str]) -> list[Part]:
     """All workers but the trainer."""
     judging = _with_judge(deployment, environment)
+    if deployment.probes is not None:
+        judging.setdefault("CLAWLOOP_PROBES_AT_ONCE", str(deployment.probes))
     started = [
         _worker("orchestrator", ("orchestrator",), deployment, environment),
         _worker("judge", ("judge",), deployment, judging),

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from clawloop.encryption.key_file import SETTING
 from clawloop.errors import SetupError
-from clawloop.layout.engine import chats_of_gateway, grammars_of_gateway
+from clawloop.layout.engine import chats_of_gateway, grammars_of_gateway, probes_at_once
 from clawloop.layout.table import overview
 from clawloop.local import checks, parts
 from clawloop.local.keys_file import read_keys, write_keys
@@ -233,6 +233,7 @@ def _deployment(options: UpOptions, plan: Plan, keys: Mapping[str, str]) -> Depl
         encryption_key_file=_key_file(options.environment),
         context_tokens=None if models is None else models.layout.max_model_len,
         engine_chats=None if models is None else chats_of_gateway(models.seqs, options.gateways),
+        probes=None if models is None else probes_at_once(models.seqs),
         grammars=None if models is None else grammars_of_gateway(os.cpu_count() or 1, options.gateways),
     )
 

@@ -213,7 +213,7 @@ async def _judge_worker(
         judgements, PostgresEpisodeStore(database), judge, metrics, judge_learns=settings.judge_learns
     )
     engines = await stack.enter_async_context(ProbeClient(now, engine_secret(settings)))
-    probing = ProbeActivities(PostgresProbeStore(database, conversations), engines, judge)
+    probing = ProbeActivities(PostgresProbeStore(database, conversations), engines, judge, settings.probes_at_once)
     return Worker(
         client,
         task_queue=names.JUDGE_QUEUE,

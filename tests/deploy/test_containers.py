@@ -21,7 +21,7 @@ from clawloop.cli.main import app
 from clawloop.families.chat_format import ChatFormat
 from clawloop.families.thinking import Thinking
 from clawloop.layout import plan as layouts
-from clawloop.layout.engine import chats_of_gateway, grammars_of_gateway
+from clawloop.layout.engine import chats_of_gateway, grammars_of_gateway, probes_at_once
 from clawloop.layout.parts import Process, Role
 from clawloop.local.services.vllm import GUARD_SECRET, GUARD_SECRETS, EngineOptions, ModelFacts, launch
 from clawloop.local.supervision.part import Launch
@@ -138,6 +138,9 @@ def test_every_command_line_parses(containers: list[Container]) -> None:
 def test_gateways_leave_sequences_of_the_engine_for_the_judge(containers: list[Container]) -> None:
     share = chats_of_gateway(int(engine_of(containers).option("--max-num-seqs")), GATEWAYS)
     assert the(containers, "gateway").environment["CLAWLOOP_ENGINE_CHATS"] == str(share)
+    assert the(containers, "worker", "judge").environment["CLAWLOOP_PROBES_AT_ONCE"] == str(
+        probes_at_once(int(engine_of(containers).option("--max-num-seqs")))
+    )
     # On the engine's smallest machine.
     grammars = the(containers, "gateway").environment["CLAWLOOP_CHAT_BOUNDS__STRUCTURED_REQUESTS_TOGETHER"]
     assert grammars == str(grammars_of_gateway(1, GATEWAYS))

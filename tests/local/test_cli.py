@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -183,6 +184,19 @@ def test_up_gives_each_gateway_its_share_of_an_engine_and_a_persons_own_comes_fi
             )
         ]
     assert given == ["28", "9", None]
+
+
+def test_up_gives_the_judge_worker_the_probes_that_an_engine_is_asked_at_once(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path, "postgresql://x/y", "127.0.0.1:1", (), "tiny", (), {}, probes=4)
+
+    def given(deployment: Deployment, environment: Mapping[str, str]) -> list[str | None]:
+        return [
+            part.prepare().environment.get("CLAWLOOP_PROBES_AT_ONCE") for part in parts.workers(deployment, environment)
+        ]
+
+    assert given(deployment, {}) == [None, "4"]
+    assert given(deployment, {"CLAWLOOP_PROBES_AT_ONCE": "9"}) == ["9", "9"]
+    assert given(replace(deployment, probes=None), {}) == [None, None]
 
 
 def test_up_shares_the_grammars_that_an_engine_compiles_among_its_gateways(tmp_path: Path) -> None:
