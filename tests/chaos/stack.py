@@ -133,6 +133,8 @@ async def running_stack(folder: Path, model: Path, engine_port: int | None = Non
         options = engine_options(model, engine_port)
         services.append(parts.vllm(parts.ENGINE, read_model(model), options, "CPU", environment))
     listener = bound_socket("the gateway", parts.LOOPBACK, 0, "")
+    # At once: nobody knows the port yet, and one that only is bound another process may still take.
+    listener.listen(QUEUED_CONNECTIONS)
     targets = {
         "gateway": listener.getsockname()[1],
         "postgres": postgres.port,
@@ -170,7 +172,6 @@ async def running_stack(folder: Path, model: Path, engine_port: int | None = Non
         environment |= {"CLAWLOOP_JUDGE_URL": judge.url, "CLAWLOOP_JUDGE_MODEL": model.name}
         # The disks of `make chaos` are smaller than what is kept free by default.
         environment |= {"CLAWLOOP_JUDGE_FORM": "grammar", "CLAWLOOP_MIN_FREE_DISK_GIB": "0.05"}
-        listener.listen(QUEUED_CONNECTIONS)
         gateways = parts.gateways(deployment, listener, GATEWAYS, environment)
         for part in (*gateways, *parts.workers(deployment, environment), parts.trainer(model, deployment, environment)):
             supervisor.start(part)
