@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 
 from temporalio import activity
 
 from activities.episodes.messages import BeginEpisode, ScoreEpisode
 from activities.episodes.ports import BatchNotifier, EpisodeStore, RolloutStore, RoomNotifier
 from clawloop.contracts.episodes import EpisodeBegun, EpisodeEnd, GroupBegun, GroupResult, GroupTask, NextGroups
+from clawloop.episodes.keys import KEY_LIFETIME
 from clawloop.episodes.messages import REASON_LIMIT
 from clawloop.errors import SignalFailed
 from clawloop.heartbeat import heartbeating
 from clawloop.ids import RolloutGroupId
 
 log = logging.getLogger(__name__)
-
-# An episode's key ends by itself after this, if nothing ends it before: longer than any episode may take.
-KEY_LIFETIME = timedelta(hours=6)
 
 
 class EpisodeLedgerActivities:

@@ -27,7 +27,7 @@ from clawloop.contracts.episodes import (
     NewGroup,
 )
 from clawloop.contracts.turns import TurnKind, TurnOutcome
-from clawloop.episodes.keys import EpisodeKey, sign
+from clawloop.episodes.keys import KEY_LIFETIME, EpisodeKey, sign
 from clawloop.errors import AmbiguousId, NotFound, RecordUnusable
 from clawloop.ids import EpisodeId, JudgementId, RolloutGroupId, SessionId, TurnId, ids_beginning
 from clawloop.judging.voting import Verdict
@@ -61,8 +61,8 @@ _LIST = text(f"""{_EPISODES}
 """)
 _ONE = text(f"{_EPISODES} WHERE e.id = :episode")
 
-# Longer than an episode of any environment so far.
-_LEAST_LEFT = timedelta(minutes=30)
+# An agent has four hours at most, and the gateway's clock may be another one.
+_LEAST_LEFT = timedelta(hours=5)
 
 
 class PostgresEpisodeStore:
@@ -110,22 +110,24 @@ class PostgresEpisodeStore:
 
     @transaction
     async def key_of(self, connection: AsyncConnection, episode: EpisodeId) -> str:
-        query = select(ApiKeyRow.policy, ApiKeyRow.expires_at).where(
-            ApiKeyRow.episode_id == episode,
-            ApiKeyRow.revoked_at.is_(None),
-            # An agent whose key ends under it would fail, and the failure would count as its own.
-            ApiKeyRow.expires_at > func.now() + _LEAST_LEFT,
-        )
-        row = (await connection.execute(query)).one_or_none()
+        valid = [ApiKeyRow.episode_id == episode, ApiKeyRow.revoked_at.is_(None)]
+        query = select(ApiKeyRow.policy, ApiKeyRow.expires_at, func.now().label("now")).where(*valid)
+        row = (await connection.execute(query.with_for_update())).one_or_none()
         if row is None:
-            raise RecordUnusable(f"episode {episode} does not run, or its key ends soon")
+            raise RecordUnusable(f"episode {episode} does not run")
         if await connection.scalar(select(TurnRow.id).where(TurnRow.episode_id == episode).limit(1)) is not None:
             raise RecordUnusable(f"episode {episode} has turns already: another agent ran")
-        token = sign(EpisodeKey(episode, row.policy, row.expires_at), await signing_secret(connection))
+        # It may have waited for hours until a worker had a place. An agent whose key ends under it would fail, and the
+        # failure would count as its own.
+        ends = row.expires_at
+        if ends < row.now + _LEAST_LEFT:
+            ends = (row.now + KEY_LIFETIME).replace(microsecond=0)
+        token = sign(EpisodeKey(episode, row.policy, ends), await signing_secret(connection))
         # Nobody has used it yet, and the secret may be another one than when the episode began.
         digest = hashlib.sha256(token.encode()).digest()
-        of_episode = update(ApiKeyRow).where(ApiKeyRow.episode_id == episode, ApiKeyRow.secret_sha256 != digest)
-        await connection.execute(of_episode.values(secret_sha256=digest))
+        changed = update(ApiKeyRow).where(*valid, ApiKeyRow.secret_sha256 != digest)
+        prefix = token.partition(".")[0]
+        await connection.execute(changed.values(secret_sha256=digest, prefix=prefix, expires_at=ends))
         return token
 
     @transaction

@@ -44,6 +44,14 @@ _COUNTS = text("""
             ORDER BY finished_at DESC LIMIT 20) n) AS recent_reward
     FROM rollout_groups WHERE policy = :policy
 """)
+# A mistyped environment, or one whose worker is gone: nobody has begun anything in these.
+_UNTOUCHED = text("""
+    SELECT g.id FROM rollout_groups g
+    WHERE g.policy = :policy AND g.state = 'open' AND g.environment <> :environment AND NOT EXISTS (
+        SELECT FROM episodes e WHERE e.group_id = g.id
+            AND (e.state <> 'running' OR EXISTS (SELECT FROM turns t WHERE t.episode_id = e.id)))
+    ORDER BY g.id
+""")
 
 
 class PostgresRolloutStore:
@@ -113,6 +121,9 @@ class PostgresRolloutStore:
         }
         new = upsert(RolloutsRow).values(policy=policy, **values)
         await connection.execute(new.on_conflict_do_update(index_elements=[RolloutsRow.policy], set_=values))
+        untouched = {"policy": policy, "environment": storable(plan.environment)}
+        for group in (await connection.scalars(_UNTOUCHED, untouched)).all():
+            await settle_group(connection, RolloutGroupId(group))
         if plan.curriculum:
             await begin_curriculum(connection, policy, plan.environment)
         await insert_event(

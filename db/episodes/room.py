@@ -22,7 +22,7 @@ _MOST_OPEN = 2
 _BUSY = text("""
     SELECT count(*) AS open, coalesce(sum(g.size - (SELECT count(DISTINCT e.place) FROM episodes e
         WHERE e.group_id = g.id AND e.state IN ('ended', 'scored', 'unscored'))), 0) AS places
-    FROM rollout_groups g WHERE g.policy = :policy AND g.state = 'open'
+    FROM rollout_groups g WHERE g.policy = :policy AND g.environment = :environment AND g.state = 'open'
 """)
 
 
@@ -43,7 +43,9 @@ async def room_of(connection: AsyncConnection, rollouts: Any) -> Room:
     Args:
         rollouts: the row of a policy's rollouts, locked: otherwise two ends at the same time see each only itself.
     """
-    busy = (await connection.execute(_BUSY, {"policy": rollouts.policy})).one()
+    # Groups of an environment that was chosen before end by themselves, and may wait for a worker that never comes.
+    of_these = {"policy": rollouts.policy, "environment": rollouts.environment}
+    busy = (await connection.execute(_BUSY, of_these)).one()
     free = rollouts.groups_in_flight * rollouts.group_size - int(busy.places)
     with_room_for_one = free + rollouts.group_size - 1
     groups = min(with_room_for_one // rollouts.group_size, _MOST_OPEN * rollouts.groups_in_flight - busy.open)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from clawloop.contracts.episodes import Ending, EpisodeEnd, EpisodeState, RolloutsPlan, RolloutsState
+from clawloop.contracts.episodes import Ending, EpisodeEnd, EpisodeState, GroupState, RolloutsPlan, RolloutsState
 from clawloop.errors import NotFound, RecordUnusable, StateConflict
 from clawloop.ids import RolloutGroupId
 from db.episodes.groups import PostgresEpisodeStore
 from db.episodes.rollouts import PostgresRolloutStore
-from tests.contract.episodes import LIFETIME, new_group, run_group
+from tests.contract.episodes import LIFETIME, add_turns, new_group, run_group
 from tests.contract.learning import POLICY, PostgresLearning, recipe
 
 pytestmark = pytest.mark.postgres
@@ -49,6 +50,27 @@ async def test_the_oldest_open_groups_of_an_environment_are_found(postgres_learn
     assert await store.oldest_open("terminal", 10) == []
     await groups.settle(started[0])
     assert (await store.oldest_open("tool-call", 10))[0] == started[1]
+
+
+async def test_another_environment_is_not_held_up_by_groups_of_the_former_one(
+    postgres_learning: PostgresLearning,
+) -> None:
+    store = PostgresRolloutStore(postgres_learning.database)
+    groups = PostgresEpisodeStore(postgres_learning.database)
+    await store.start(POLICY, replace(PLAN, environment="termnal"))
+    waiting, ran = (await store.next_groups(POLICY)).open
+    for group in (waiting, ran):
+        begun = (await groups.begin_group(group, LIFETIME)).episodes
+    await add_turns(postgres_learning, begun[0], 1)
+    view = await store.start(POLICY, replace(PLAN, environment="terminal"))
+    # What an agent has begun is finished; what nobody has begun is dropped.
+    assert (view.in_flight, view.dropped) == (1, 1)
+    assert (await groups.group_task(waiting)).state is GroupState.DROPPED
+    started = (await store.next_groups(POLICY)).open
+    assert len(started) == 3
+    tasks = [await groups.group_task(group) for group in started]
+    assert [task.environment for task in tasks] == ["termnal", "terminal", "terminal"]
+    assert (await store.start(POLICY, replace(PLAN, environment="terminal"))).in_flight == 3
 
 
 async def agents_end(groups: PostgresEpisodeStore, group: RolloutGroupId, places: Sequence[int]) -> list[str | None]:

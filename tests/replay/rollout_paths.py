@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 from temporalio.client import Client, WorkflowHistory
 
-from activities.episodes.ledger import KEY_LIFETIME
 from clawloop.contracts.episodes import AgentRun, Ending, EpisodeEnd, NewGroup
+from clawloop.episodes.keys import KEY_LIFETIME
 from clawloop.errors import RecordUnusable, SandboxFailed
 from clawloop.ids import new_rollout_group_id
 from tests.fakes.episode_store import FakeEpisodeStore

@@ -9,8 +9,8 @@ import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client
 
-from activities.episodes.ledger import KEY_LIFETIME
 from clawloop.contracts.episodes import AgentRun, Ending, EpisodeEnd, EpisodeState, GroupState, NewGroup
+from clawloop.episodes.keys import KEY_LIFETIME
 from clawloop.errors import RecordUnusable, SandboxFailed
 from clawloop.ids import new_rollout_group_id
 from tests.fakes.episode_store import FakeEpisodeStore
