@@ -124,10 +124,9 @@ class PostgresEpisodeStore:
             ends = (row.now + KEY_LIFETIME).replace(microsecond=0)
         token = sign(EpisodeKey(episode, row.policy, ends), await signing_secret(connection))
         # Nobody has used it yet, and the secret may be another one than when the episode began.
-        digest = hashlib.sha256(token.encode()).digest()
-        changed = update(ApiKeyRow).where(*valid, ApiKeyRow.secret_sha256 != digest)
-        prefix = token.partition(".")[0]
-        await connection.execute(changed.values(secret_sha256=digest, prefix=prefix, expires_at=ends))
+        digest, prefix = hashlib.sha256(token.encode()).digest(), token.partition(".")[0]
+        of_episode = update(ApiKeyRow).where(*valid)
+        await connection.execute(of_episode.values(secret_sha256=digest, prefix=prefix, expires_at=ends))
         return token
 
     @transaction
