@@ -174,6 +174,13 @@ class TurnStore(Protocol):
             StoreUnavailable
         """
 
+    async def parent_of(self, turn_id: TurnId) -> TurnId | None:
+        """The turn that a stored turn continues; None if that one is not stored, or not yet.
+
+        Raises:
+            StoreUnavailable
+        """
+
     async def mark_notified(self, turn_ids: Sequence[TurnId]) -> None:
         """Record that the workflows of these turns were notified; keeps the time of the first call.
 

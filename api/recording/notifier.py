@@ -16,7 +16,7 @@ from api.ports import FeedbackStore, SessionNotifier, TurnStore
 from clawloop.contracts.sessions import FeedbackGiven, RepeatableRequest, SessionFacts, StoredFeedback, TurnRecorded
 from clawloop.contracts.turns import InsertedTurn, TurnKind, TurnRecord
 from clawloop.errors import AlreadyAnswered, SignalFailed, StoreUnavailable
-from clawloop.ids import TurnId
+from clawloop.ids import ApiKeyId
 from clawloop.telemetry.metrics import GatewayMetrics
 from clawloop.telemetry.tracing import continued, current_context
 from clawloop.turns.reactions import Reaction, newest_reaction
@@ -32,6 +32,10 @@ QUEUES = 8
 QUEUE_LIMIT = 250
 # After a failure no signal is sent for this long; turns of that time are left to the sweep.
 PAUSE_SECONDS = 5.0
+# When a reaction is stored at last: PostgreSQL may be away, or the reply that it is about still on the disk.
+RATING_PAUSES = (1.0, 5.0, 30.0, 120.0, 600.0)
+# Reactions that wait at the same time; each holds ids only.
+RATINGS_LIMIT = 1000
 # At shutdown: what is not sent by then is left to the sweep.
 DRAIN_SECONDS = 1.0
 
@@ -96,28 +100,40 @@ class NotificationQueue:
         self._enqueue(stored.session, stored.given)
 
     def _rate_by_reaction(self, record: TurnRecord, inserted: InsertedTurn) -> None:
-        rated = inserted.parent_turn_id
-        if rated is None or inserted.duplicate or inserted.erased or record.episode_id is not None:
+        if inserted.erased or record.episode_id is not None:
             return
-        if (reaction := newest_reaction(record.messages)) is not None:
-            task = asyncio.create_task(self._rate(record, inserted, rated, reaction))
-            self._reactions.add(task)
-            task.add_done_callback(self._reactions.discard)
+        if inserted.parent_turn_id is None and not any(message["role"] == "assistant" for message in record.messages):
+            return
+        if (reaction := newest_reaction(record.messages)) is None:
+            return
+        if len(self._reactions) >= RATINGS_LIMIT:
+            log.warning("a reaction was not stored", extra={"turn_id": str(record.turn_id), "why": "many others wait"})
+            return
+        task = asyncio.create_task(self._rate(record.api_key_id, inserted, reaction))
+        self._reactions.add(task)
+        task.add_done_callback(self._reactions.discard)
 
-    async def _rate(self, record: TurnRecord, inserted: InsertedTurn, rated: TurnId, reaction: Reaction) -> None:
+    async def _rate(self, key: ApiKeyId, inserted: InsertedTurn, reaction: Reaction) -> None:
         """Rate the reply before the request; once, however often the client sends the request."""
         told = hashlib.sha256(f"reaction {inserted.session_id} {reaction.event}".encode()).digest()
-        try:
-            stored = await self._feedback.give(
-                record.api_key_id, rated, reaction.score, None, RepeatableRequest(told, told)
-            )
-        except AlreadyAnswered:
-            return
-        except StoreUnavailable as error:
-            log.warning("a reaction was not stored", extra={"turn_id": str(rated), "why": str(error)})
-            return
-        if stored is not None:
-            self.add_feedback(stored)
+        why = ""
+        for pause in (*RATING_PAUSES, None):
+            try:
+                rated = inserted.parent_turn_id or await self._turns.parent_of(inserted.turn_id)
+                if rated is not None:
+                    request = RepeatableRequest(told, told)
+                    stored = await self._feedback.give(key, rated, reaction.score, None, request)
+                    if stored is not None:
+                        self.add_feedback(stored)
+                    return
+                why = "the reply that it is about is not stored"
+            except AlreadyAnswered:
+                return
+            except StoreUnavailable as error:
+                why = str(error)
+            if pause is not None:
+                await asyncio.sleep(pause)
+        log.warning("a reaction was not stored", extra={"turn_id": str(inserted.turn_id), "why": why})
 
     def _enqueue(self, session: SessionFacts, message: TurnRecorded | FeedbackGiven) -> None:
         if not self._queues or time.monotonic() < self._paused_until:

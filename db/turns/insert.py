@@ -62,6 +62,11 @@ class PostgresTurnStore:
         return await self._version_of_parent(Request(key, evidence, take_files(messages)[0]))
 
     @transaction
+    async def parent_of(self, connection: AsyncConnection, turn_id: TurnId) -> TurnId | None:
+        parent = await connection.scalar(select(TurnRow.parent_turn_id).where(TurnRow.id == turn_id))
+        return None if parent is None else TurnId(parent)
+
+    @transaction
     async def mark_notified(self, connection: AsyncConnection, turn_ids: Sequence[TurnId]) -> None:
         pending = update(TurnRow).where(TurnRow.id.in_(turn_ids), TurnRow.announced_at.is_(None))
         await connection.execute(pending.values(announced_at=func.now()))

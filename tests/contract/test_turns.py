@@ -384,6 +384,16 @@ def _logprobs(record: TurnRecord) -> list[float]:
     return record.logprobs
 
 
+async def test_the_turn_that_another_continues_is_known_once_both_are_stored(stores: Stores) -> None:
+    first, second = conversation(stores, "a", "b")
+    assert await stores.turns.parent_of(second.turn_id) is None
+    await insert_all(stores, [second])
+    assert await stores.turns.parent_of(second.turn_id) is None
+    await insert_all(stores, [first])
+    assert await stores.turns.parent_of(second.turn_id) == first.turn_id
+    assert await stores.turns.parent_of(first.turn_id) is None
+
+
 async def test_the_first_notification_time_of_a_turn_is_kept(stores: Stores) -> None:
     first, second = conversation(stores, "a", "b")
     await insert_all(stores, [first, second])

@@ -142,6 +142,10 @@ class FakeTurnStore:
         ids = sorted(record.turn_id for record in self.records)
         return [stored for turn_id in ids if (stored := await self.load(turn_id)) is not None]
 
+    async def parent_of(self, turn_id: TurnId) -> TurnId | None:
+        self._require_available()
+        return self._inserted[turn_id].parent_turn_id if turn_id in self._inserted else None
+
     async def mark_notified(self, turn_ids: Sequence[TurnId]) -> None:
         self._require_available()
         for turn_id in turn_ids:
