@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -108,8 +108,7 @@ class EngineActivities:
                 async with self._lock:
                     state = await self._reconcile(await self._engine(request.engine_id))
                     waiting = [name for name in state.missing if name not in rejected]
-                    if waiting and await self._has_room(state, state.missing[waiting[0]].policy):
-                        name = waiting[0]
+                    if (name := await self._first_with_room(state, waiting)) is not None:
                         try:
                             await self._load(request.engine_id, state.missing[name], name)
                         except (EngineRejected, AdapterUnusable) as error:
@@ -239,6 +238,16 @@ class EngineActivities:
             wanted=wanted,
             loaded={name: version for name in listed if (version := _parse_version(name)) and version[0] in policies},
         )
+
+    async def _first_with_room(self, state: _ReconciledState, waiting: Sequence[str]) -> str | None:
+        """The oldest of these versions that there is room for now; of each policy its oldest is loaded first."""
+        tried: set[str] = set()
+        for name in waiting:
+            policy = state.missing[name].policy
+            if policy not in tried and await self._has_room(state, policy):
+                return name
+            tried.add(policy)
+        return None
 
     async def _has_room(self, state: _ReconciledState, policy: str) -> bool:
         """Whether the engine has a slot for one more version of the policy, beside those with requests now or soon.

@@ -69,7 +69,8 @@ class Spool:
         for path in self._folder.glob(f"*{_SUFFIX}"):
             self._add(path)
         self._reserve = DiskReserve(self._folder / "reserve", reserve_bytes)
-        self.take_over()
+        with suppress(OSError):  # the drain tries again, and says so
+            self.take_over()
 
     def close(self) -> None:
         """Release the sub-folder to the next gateway."""
@@ -108,18 +109,31 @@ class Spool:
             self._reserve.restore()
 
     def take_over(self) -> int:
-        """Take over the turns of gateways that died, and remove what they had only begun to write; returns how many."""
-        count = 0
+        """Take over the turns of gateways that died, and remove what they had only begun to write; returns how many.
+
+        Raises:
+            OSError: of a folder that cannot be read or changed; what the others have was taken over.
+        """
+        count, failed = 0, None
         for other in _subfolders(self._shared):
-            if other == self._folder or (lock := _try_lock(other)) is None:
+            if other == self._folder:
                 continue
             try:
-                _remove_partial(other)
-                for path in other.glob(f"*{_SUFFIX}"):
-                    count += self._add(path.rename(self._folder / path.name))
-            finally:
-                os.close(lock)
+                count += self._take_over(other)
+            except OSError as error:
+                failed = error
+        if failed is not None:
+            raise failed
         return count
+
+    def _take_over(self, other: Path) -> int:
+        if (lock := _try_lock(other)) is None:
+            return 0
+        try:
+            _remove_partial(other)
+            return sum(self._add(path.rename(self._folder / path.name)) for path in other.glob(f"*{_SUFFIX}"))
+        finally:
+            os.close(lock)
 
     def turn_ids(self) -> list[TurnId]:
         """The spooled turns, oldest first."""

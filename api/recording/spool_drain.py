@@ -104,7 +104,7 @@ class SpoolDrain:
             self._filled.clear()
             self._stuck = False
             try:
-                await asyncio.to_thread(self._spool.take_over)
+                await self._take_over()
                 await self._drain_once()
                 await asyncio.to_thread(self._spool.restore_reserve)
             except Exception:  # e.g. the disk; the turns stay where they are
@@ -116,6 +116,13 @@ class SpoolDrain:
             else:
                 self._most_turns = LONGEST_BATCH_TURNS
                 await self._wait_until_filled()
+
+    async def _take_over(self) -> None:
+        try:
+            await asyncio.to_thread(self._spool.take_over)
+        except OSError:  # of another gateway's folder; its own turns must not wait for it
+            self._stuck = True
+            log.exception("turns of another gateway not taken over")
 
     async def _wait_until_filled(self) -> None:
         try:

@@ -70,6 +70,9 @@ log = logging.getLogger(__name__)
 
 # A judgement needs little memory while it waits for its judge, whose client sends 8 requests at a time.
 MAX_CONCURRENT_ACTIVITIES = 16
+# A workflow task that the orchestrator which has the workflow in memory does not take in this time, any may: it was
+# killed, or lost the task. The default of 10 s would be added to the time from a step to its version's first reply.
+STICKY_SECONDS = timedelta(seconds=5)
 
 
 class Role(StrEnum):
@@ -171,6 +174,7 @@ def _orchestrator_workers(
             workflows=WORKFLOWS,
             activities=episodes.where_workflows_run,
             no_remote_activities=True,  # those of the queue below
+            sticky_queue_schedule_to_start_timeout=STICKY_SECONDS,
             graceful_shutdown_timeout=GRACE,
         ),
         Worker(

@@ -34,6 +34,8 @@ STALE_SECONDS = 5.0
 # Every vocabulary has a token with this id.
 _PROBE_TOKEN = 1
 _LORA_METRIC = "vllm:lora_requests_info"
+# The engine has another secret by now, or too much to do.
+_RETRYABLE = frozenset({401, 408, 429})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,8 @@ class VllmControl:
             loaded_path = None
         if loaded_path is None:
             try:
-                await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)}, LOAD_SECONDS)
+                names = {"lora_name": name, "lora_path": str(path)}
+                await self._post("/v1/load_lora_adapter", names, LOAD_SECONDS, of_version=True)
             except EngineRejected as error:
                 raise EngineRejected(error.status, _with_remedy(error.error)) from error
             await self._check_loaded(version, name, path)
@@ -176,7 +179,8 @@ class VllmControl:
         model = name
         if model is None:
             model = next(iter(await self._models(adapters=False)))
-        await self._post("/v1/completions", {"model": model, "prompt": [_PROBE_TOKEN], "max_tokens": 1}, LOAD_SECONDS)
+        body = {"model": model, "prompt": [_PROBE_TOKEN], "max_tokens": 1}
+        await self._post("/v1/completions", body, LOAD_SECONDS, of_version=name is not None)
 
     async def _roots(self) -> dict[str, str]:
         """The directory of each loaded adapter, by name."""
@@ -209,10 +213,16 @@ class VllmControl:
         names = frozenset(name for label in labels for name in newest.labels[label].split(",") if name)
         return _LoraUsage(names, int(newest.labels["max_lora"]), newest.value)
 
-    async def _post(self, path: str, body: dict[str, Any], seconds: float) -> None:
-        await self._request("POST", path, body, seconds)
+    async def _post(self, path: str, body: dict[str, Any], seconds: float, *, of_version: bool = False) -> None:
+        await self._request("POST", path, body, seconds, of_version=of_version)
 
-    async def _request(self, method: str, path: str, body: dict[str, Any] | None, seconds: float) -> bytes:
+    async def _request(
+        self, method: str, path: str, body: dict[str, Any] | None, seconds: float, *, of_version: bool = False
+    ) -> bytes:
+        """
+        Args:
+            of_version: the request is about one version, so that a 500 may be its fault, and not the engine's.
+        """
         data = None if body is None else orjson.dumps(body)
         headers = {} if data is None else {"Content-Type": "application/json"}
         try:
@@ -220,6 +230,8 @@ class VllmControl:
                 method, f"{self._url}{path}", data=data, headers=headers, timeout=_limit(seconds)
             ) as answer:
                 content = await answer.read()
+                if answer.status in _RETRYABLE or (answer.status >= 500 and not of_version):
+                    raise EngineUnavailable(f"the engine answered {answer.status} to {path}")
                 if answer.status != 200:
                     raise EngineRejected(answer.status, {"message": _error_message(content)})
                 return content

@@ -83,6 +83,28 @@ async def test_busy_versions_of_other_policies_do_not_block_a_load(shelf: Shelf)
     assert shelf.control.loads[-1] == "ann-v2"
 
 
+async def test_a_policy_that_waits_for_a_slot_does_not_hold_up_another(shelf: Shelf) -> None:
+    for policy in ("ann", "ben"):
+        await ensure_policy(shelf.database, policy, "tiny", [])
+        execute(shelf.url, f"INSERT INTO versions (policy, n) VALUES ('{policy}', 0) ON CONFLICT DO NOTHING")
+    for n in (1, 2):
+        shelf.commit(n, policy="ann")
+        await shelf.load()
+    shelf.control.busy = {"ann-v0", "ann-v1", "ann-v2", "ann-v3"}
+    shelf.commit(3, policy="ann")
+    shelf.commit(1, policy="ben")
+    waiting = asyncio.create_task(shelf.load())
+    async with asyncio.timeout(30):
+        while shelf.control.loads[-1:] != ["ben-v1"]:
+            await asyncio.sleep(0.05)
+    assert not waiting.done()
+    assert "ann-v3" not in shelf.control.loads
+    shelf.control.busy.clear()
+    async with asyncio.timeout(30):
+        await waiting
+    assert shelf.control.loads[-1] == "ann-v3"
+
+
 async def test_old_versions_are_unloaded_a_minute_after_another_took_their_place(shelf: Shelf) -> None:
     for n in (1, 2, 3, 4):
         await shelf.publish(n)

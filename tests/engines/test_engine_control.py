@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from clawloop.adapters.digest import HASHED_FILES, adapter_sha256
 from clawloop.contracts.training import VersionRef
-from clawloop.errors import AdapterUnusable, EngineRejected
+from clawloop.errors import AdapterUnusable, EngineRejected, EngineUnavailable
 from clawloop.serving.adapters import VllmControl
 from clawloop.training.adapters.files import write_version
 from tests.fakes.engine import serving
@@ -89,6 +89,19 @@ async def test_what_was_loaded_is_the_version_or_is_unloaded_unused(
                 await control.load(version, NAME)
     assert loader.loaded == ({} if error else {NAME: str(written.path)})
     assert loader.probes == (0 if error else 1)
+
+
+@pytest.mark.parametrize("status", [401, 500, 503])
+async def test_an_engine_that_cannot_answer_now_is_asked_again(tmp_path: Path, status: int) -> None:
+    async def fails(_: Request) -> JSONResponse:
+        return JSONResponse({"error": {"message": "its core ended"}}, status)
+
+    paths = ("/v1/models", "/metrics", "/v1/unload_lora_adapter")
+    routes = [Route(path, fails, methods=["GET", "POST"]) for path in paths]
+    async with serving(Starlette(routes=routes)) as url, VllmControl(url, tmp_path) as control:
+        for asked in (control.names(), control.running(), control.slots(), control.unload(NAME)):
+            with pytest.raises(EngineUnavailable, match=str(status)):
+                await asked
 
 
 HOUR = 3600.0

@@ -67,6 +67,29 @@ def test_a_running_gateway_takes_over_the_turns_of_one_that_died(tmp_path: Path)
     assert second.size_bytes > 0
 
 
+def test_a_folder_that_cannot_be_taken_over_keeps_no_other_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spools = [Spool(tmp_path, 10**6) for _ in range(3)]
+    for spool in spools[:2]:
+        spool.write(turn_record())
+        spool.close()
+    broken = spools[1]._folder
+    rename = Path.rename
+
+    def fails(path: Path, target: Path) -> Path:
+        if path.parent == broken:
+            raise OSError(errno.EIO, "the disk")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(OSError, match="the disk"):
+        spools[2].take_over()
+    assert spools[2].turns == 1
+    spools[2].close()
+    assert Spool(tmp_path, 10**6).turns == 1  # it starts all the same
+
+
 def test_a_rejected_turn_is_kept_and_does_not_wait(tmp_path: Path) -> None:
     spool = Spool(tmp_path, 10**6)
     path = spool.write_rejected(turn_record("a"))
