@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import UUID
 
@@ -140,7 +140,7 @@ class DemoChats:
                     turns.append(_Turn(chat, prompt_ids, reply_ids, of_tokens, reply, following))
             for turn, sample in zip(turns, self._judge(turns), strict=True):
                 if sample is not None and is_held_out(self.run.policy, turn.chat.id, self.recipe.gate.held_out):
-                    self.held_out += [sample] if sample.reward else []
+                    self.held_out += [replace(sample, unit=turn.chat.id)] if sample.reward else []
                 elif sample is not None:
                     samples.append(sample)
                 turn.chat.messages = turn.following_messages

@@ -153,7 +153,7 @@ class DemoLoop:
     def _replay(self, held_out: Sequence[BatchSample], before: Mapping[int, float]) -> GateCheck:
         after = self._score(held_out)
         scores = [
-            HeldOutScore(int(sample.reward or 0), before[at], after[at])
+            HeldOutScore(int(sample.reward or 0), before[at], after[at], sample.unit)
             for at, sample in enumerate(held_out)
             if at in before and at in after
         ]

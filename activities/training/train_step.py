@@ -180,6 +180,8 @@ class TrainingActivities:
         checks = [check_numbers(trained.figures, batch.recipe.gate).timed(trained.figures.distance_seconds)]
         if batch.recipe.gate.held_out:
             replayed = check_replay(trained.held_out, seed=trained.version.sha256)
+            if unscored := len(batch.held_out) - len(trained.held_out):
+                replayed = replayed.noting(f"{unscored} turns were too long to score, or memory ran out")
             checks.append(replayed.timed(trained.held_out_seconds))
         crash_point(CrashPoint.SAVED_NOT_COMMITTED)
         state = await self._steps.commit(batch, trained, checks)

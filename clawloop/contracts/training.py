@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from uuid import UUID
 
 from pydantic import JsonValue
 
@@ -109,6 +110,7 @@ class BatchSample:
         explicit: from explicit feedback: does not age, but is dropped if the policy has drifted from the response.
         response_mask: one per response token, True = trained; None: all are trained.
         episode: the episode whose turn it is; None for a chat.
+        unit: of a held-out turn its session, or its rollout group: turns of one unit are alike.
     """
 
     sample_id: SampleId
@@ -122,6 +124,7 @@ class BatchSample:
     explicit: bool = False
     response_mask: Sequence[bool] | None = None
     episode: EpisodeId | None = None
+    unit: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,11 +164,13 @@ class HeldOutScore:
     Args:
         verdict: 1 for a praised reply, −1 for a blamed one.
         parent, version: mean log-probability of the reply's tokens, in nats.
+        unit: see `BatchSample`; None: the turn is one of its own.
     """
 
     verdict: int
     parent: float
     version: float
+    unit: UUID | None = None
 
     @property
     def change(self) -> float:

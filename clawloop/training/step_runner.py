@@ -147,8 +147,9 @@ class StepRunner:
             after = self._score_held_out(model, step, within, report_or_stop)
             held_out_seconds += time.monotonic() - began
             held_out[:] = [
-                HeldOutScore(int(step.held_out[index].reward or 0), before[index], after[index])
+                HeldOutScore(int(sample.reward or 0), before[index], after[index], sample.unit)
                 for index in sorted(before.keys() & after.keys())
+                for sample in (step.held_out[index],)
             ]
             return figures
 

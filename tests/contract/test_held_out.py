@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
-from clawloop.contracts.training import SampleState
+from clawloop.contracts.training import BatchSample, SampleState
 from clawloop.contracts.turns import TurnOutcome, TurnRecord
 from clawloop.recipes.recipe import Gate, Recipe, Train
 from clawloop.samples.holdout import is_held_out
 from db.database import Database
+from db.training.held_out import read_held_out
 from db.training.status import read_status
+from db.turns.conversation_cache import ConversationCache
 from tests.contract.learning import POLICY, PostgresLearning, recipe, step
 from tests.contract.ledgers import BAD, GOOD, RECIPE, Ledger, fake_ledger, finalize, ledger, postgres_ledger
 
@@ -124,3 +127,32 @@ async def test_a_share_that_leaves_no_batch_is_said_after_a_step_too(
     assert "; rollout groups held out since the last step: 1: lower gate.held_out" in await status()
     await step(learning, 2)
     assert "held out" not in await status()
+
+
+async def test_blamed_turns_are_compared_though_praised_ones_are_newer(
+    postgres_learning: PostgresLearning, database: Database
+) -> None:
+    learning = postgres_learning
+    await learning.set_recipe(recipe().model_copy(update={"gate": Gate(held_out=SHARE)}))
+    samples = await learning.add_samples(44)
+    await learning.execute("UPDATE samples SET state = 'held_out'")
+
+    async def blame(first: int) -> None:
+        blamed = "verdict = CASE WHEN s.id = ANY(%s) THEN -1 ELSE 1 END"
+        of_samples = "FROM samples s WHERE s.judgement_id = judgements.id"
+        await learning.execute(f"UPDATE judgements SET {blamed} {of_samples}", samples[:first])
+
+    async def read() -> list[BatchSample]:
+        gate, later = Gate(held_out=SHARE, replay_turns=32), datetime.now(UTC) + timedelta(minutes=1)
+        return await database.run(
+            lambda connection: read_held_out(connection, ConversationCache(), POLICY, later, gate)
+        )
+
+    await blame(20)
+    chosen = await read()
+    assert [sample.sample_id for sample in chosen] == [*samples[4:20], *samples[28:]]
+    assert [sample.reward for sample in chosen] == [-1.0] * 16 + [1.0] * 16
+    sessions = await learning.rows("SELECT DISTINCT session_id FROM turns")
+    assert {sample.unit for sample in chosen} <= {row["session_id"] for row in sessions}
+    await blame(3)  # praised ones take the places that are left
+    assert [sample.sample_id for sample in await read()] == [*samples[:3], *samples[15:]]

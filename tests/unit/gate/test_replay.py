@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -23,10 +24,41 @@ def scores(praised: int, blamed: int, change: float, noise: float = 0.1, seed: i
 
 
 def test_too_few_turns_decide_nothing() -> None:
-    for praised, blamed in ((0, 0), (16, 15), (40, 7), (0, 64)):
+    for praised, blamed, why in (
+        (0, 0, ", 32 are needed"),
+        (16, 15, ", 32 are needed"),
+        (40, 7, ", of 40 and 7 sessions or groups, 8 of each are needed"),
+        (0, 64, ", of 0 and 64 sessions or groups, 8 of each are needed"),
+    ):
         check = check_replay(scores(praised, blamed, -5.0), "a")
         assert check.result is CheckResult.NOT_ENOUGH
-        assert check.reason == f"{praised} praised and {blamed} blamed turns held out, 32 are needed"
+        assert check.reason == f"{praised} praised and {blamed} blamed turns held out{why}"
+
+
+def test_turns_of_one_session_count_once() -> None:
+    turns = scores(32, 32, -5.0)
+    of_seven = [replace(turn, unit=UUID(int=at % 7)) for at, turn in enumerate(turns)]
+    check = check_replay(of_seven, "a")
+    assert check.result is CheckResult.NOT_ENOUGH
+    assert check.reason.endswith(" of 7 and 7 sessions or groups, 8 of each are needed")
+    of_eight = [replace(turn, unit=UUID(int=at % 8)) for at, turn in enumerate(turns)]
+    assert check_replay(of_eight, "a").result is CheckResult.FAILED
+
+
+def test_sessions_that_change_as_a_whole_call_few_versions_worse() -> None:
+    """Eight turns of one verdict in each of 16 sessions, whose changes correlate by 0.4: by turn 39 of 160 fail."""
+    failed = 0
+    for seed in range(160):
+        rng = random.Random(seed)
+        turns = []
+        for session in range(16):
+            verdict, common = (1 if session % 2 else -1), rng.gauss(0, 0.4**0.5)
+            change = -verdict * MARGIN / 2 + common
+            turns += [
+                HeldOutScore(verdict, -1.0, -1.0 + change + rng.gauss(0, 0.6**0.5), UUID(int=session)) for _ in range(8)
+            ]
+        failed += check_replay(turns, str(seed)).result is CheckResult.FAILED
+    assert failed <= 0.09 * 160, failed
 
 
 def test_a_version_that_prefers_blamed_replies_fails_and_a_better_one_passes() -> None:
