@@ -46,10 +46,10 @@ class ProbeActivities:
     """
 
     def __init__(self, store: ProbeStore, engines: ProbeEngines, judge: Judge, at_once: int = 2) -> None:
-        self._at_once = at_once
         self._store = store
         self._engines = engines
         self._judge = judge
+        self._slots = asyncio.Semaphore(at_once)  # of all policies whose versions are probed here
         self._answered: dict[tuple[str, int, UUID, int], tuple[AnswerScores, bool | None]] = {}
 
     @activity.defn(name="probe_version")
@@ -74,10 +74,9 @@ class ProbeActivities:
                 nothing = not_asked("there is no probe, nor a praised turn to ask again")
                 await self._store.record(request.policy, request.n, nothing)
                 return VersionProbed(policy=request.policy, n=request.n, reason=nothing.reason)
-            slots = asyncio.Semaphore(self._at_once)
 
             async def ask(probe: AskedProbe) -> None:
-                async with slots:
+                async with self._slots:
                     asked[probe.id] = await self._ask(plan, probe)
 
             tasks = [asyncio.create_task(ask(probe)) for probe in plan.probes if probe.id not in asked]
