@@ -18,6 +18,7 @@ _LONGEST_REPLY = timedelta(hours=1)
 _CHAT_P95 = text("""
     SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY extract(epoch FROM finished_at - started_at))
     FROM turns WHERE id >= :first AND finished_at >= :since AND status IN ('complete', 'length')
+        AND kind = 'main' AND episode_id IS NULL
 """)
 # The training workflow looks again this often; the sweep decides once a minute.
 _RECHECK_SECONDS = 60.0

@@ -80,6 +80,15 @@ async def test_while_replies_are_slow_no_batch_is_claimed(postgres_learning: Pos
 
 
 @pytest.mark.postgres
+async def test_slow_agents_of_episodes_and_side_turns_hold_up_no_training(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    await learning.operators.set_recipe(POLICY, scheduled(chat_seconds=2.0))
+    await learning.add_samples(4)
+    await learning.execute("UPDATE turns SET kind = 'side', finished_at = now(), started_at = now() - interval '9 s'")
+    assert (await learning.steps.claim(POLICY, 1)).state is StepState.CLAIMED
+
+
+@pytest.mark.postgres
 async def test_replies_of_a_while_ago_do_not_count(postgres_learning: PostgresLearning) -> None:
     learning = postgres_learning
     await learning.operators.set_recipe(POLICY, scheduled(chat_seconds=2.0))
