@@ -58,11 +58,14 @@ def evaluate_command(
 
     if setting not in [name.value for name in SettingName]:
         raise typer.BadParameter(f"{setting!r}: student or teacher", param_hint="SETTING")
+    if out is not None and not out.parent.is_dir():
+        raise SetupError(f"--out {out}: there is no folder {out.parent}")
     chosen = SETTINGS[SettingName(setting)]
     known = own_tasks() if tasks is None else read_tasks(tasks)
     chats, graded = split(known, chosen.sessions if sessions is None else sessions, held_out)
 
     async def run() -> Evaluation:
+        await check_policy(url, admin_key, policy)
         grades_at = grader_url or persona_url
         client = partial(ModelClient, answer_tokens=answer_tokens)
         async with (
@@ -81,14 +84,28 @@ def evaluate_command(
 
     found = asyncio.run(run())
     report = json.dumps(found.as_json(), indent=2)
+    typer.echo(report if as_json else _shown(found))
     if out is not None:
         try:
             out.write_text(report + "\n", encoding="utf-8")
         except OSError as error:
             raise SetupError(f"{out} cannot be written: {error}") from error
-    typer.echo(report if as_json else _shown(found))
     if found.problem is not None:
         raise SetupError(f"the evaluation is not whole: {found.problem}")
+
+
+async def check_policy(url: str, admin_key: str | None, policy: str) -> None:
+    """Ask for the policy's training once, so that a mistake is not found after hours of sessions.
+
+    Raises:
+        SetupError: the key or the policy is another one, or the gateway does not answer.
+    """
+    if admin_key is None:
+        return
+    from clawloop.demo.admin_client import AdminClient
+
+    async with AdminClient(url, admin_key) as admin:
+        await admin.training_status(policy)
 
 
 async def learned(url: str, admin_key: str | None, policy: str, wait_minutes: float) -> None:

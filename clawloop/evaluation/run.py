@@ -119,7 +119,7 @@ async def evaluate(
 
     Args:
         chats: the task of each session.
-        learned: returns once what happened is learned.
+        learned: returns once what happened is learned; raises SetupError if nobody can say.
         report: gets a line of progress.
 
     Raises:
@@ -141,11 +141,11 @@ async def evaluate(
     except NoAnswer as error:
         problem = f"{sessions} of {len(chats)} sessions: {error}"
         report(problem)
-    await learned()
     try:
+        await learned()
         after = await grade(setting, models, held_out)
         report(f"after: {_line(after)}")
-    except NoAnswer as error:
+    except SetupError as error:
         problem = "; ".join(filter(None, [problem, f"not graded again: {error}"]))
     return Evaluation(
         setting=setting.name,

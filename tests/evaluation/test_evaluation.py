@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from clawloop.cli.evaluate import learned
+from clawloop.cli.evaluate import check_policy, learned
 from clawloop.contracts.turns import TurnKind
 from clawloop.errors import SetupError
 from clawloop.evaluation.clients import ModelClient
@@ -161,6 +161,23 @@ async def test_grades_before_are_kept_where_none_can_be_given_afterwards(gateway
     assert (found.before["by_model"].mean, found.after, found.changes) == (0.25, {}, {})
     assert found.problem is not None
     assert found.problem.startswith("not graded again: the grader (grader at ")
+
+
+async def test_what_was_found_is_kept_where_nobody_can_say_whether_it_is_learned(gateway: Gateway) -> None:
+    async def fails() -> None:
+        raise SetupError("the gateway does not answer")
+
+    async with everyone(People(["DONE"], ["0.25"]), gateway) as models:
+        found = await evaluate(STUDENT, models, own_tasks()[2:3], own_tasks()[:2], fails, lambda line: None)
+    assert (found.sessions, found.completed, found.after) == (1, 1, {})
+    assert found.problem == "not graded again: the gateway does not answer"
+
+
+async def test_a_wrong_policy_is_found_before_anybody_chats(gateway: Gateway) -> None:
+    await check_policy(gateway.url, gateway.admin_key, "default")
+    await check_policy(gateway.url, None, "mistyped")  # it is not asked for
+    with pytest.raises(SetupError, match="mistyped"):
+        await check_policy(gateway.url, gateway.admin_key, "mistyped")
 
 
 async def test_answers_that_were_cut_are_counted_and_said(gateway: Gateway) -> None:
