@@ -73,6 +73,7 @@ async def parents(stores: Stores, turns: list[TurnRecord]) -> list[TurnId | None
         stored = await stores.turns.load(turn.turn_id)
         assert stored is not None
         assert_same(stored.record, turn)
+        assert await stores.turns.parent_of(turn.turn_id) == stored.parent_turn_id
         found.append(stored.parent_turn_id)
     return found
 
@@ -382,16 +383,6 @@ def _with(record: TurnRecord, **changes: Any) -> TurnRecord:
 def _logprobs(record: TurnRecord) -> list[float]:
     assert record.logprobs is not None
     return record.logprobs
-
-
-async def test_the_turn_that_another_continues_is_known_once_both_are_stored(stores: Stores) -> None:
-    first, second = conversation(stores, "a", "b")
-    assert await stores.turns.parent_of(second.turn_id) is None
-    await insert_all(stores, [second])
-    assert await stores.turns.parent_of(second.turn_id) is None
-    await insert_all(stores, [first])
-    assert await stores.turns.parent_of(second.turn_id) == first.turn_id
-    assert await stores.turns.parent_of(first.turn_id) is None
 
 
 async def test_the_first_notification_time_of_a_turn_is_kept(stores: Stores) -> None:
