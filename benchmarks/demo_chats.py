@@ -6,12 +6,14 @@ real ones.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import UUID
 
+from clawloop.algorithms.rewards import RunningMean
 from clawloop.contracts.training import BatchSample
 from clawloop.contracts.turns import Message
 from clawloop.demo.evaluate import DemoModel
@@ -26,7 +28,7 @@ from clawloop.judging.hints import HintChoice, choose_hint, with_hint
 from clawloop.judging.parsing import parse_hint
 from clawloop.judging.prompts import AnswerForm, JudgePrompt, hint_prompt, vote_prompt
 from clawloop.judging.records import TurnDecision
-from clawloop.judging.voting import majority
+from clawloop.judging.voting import Verdict, majority
 from clawloop.recipes.recipe import Recipe
 from clawloop.samples.decision import decide
 from clawloop.samples.holdout import is_held_out
@@ -88,6 +90,7 @@ class DemoChats:
         self.preference = draw_preference(run.seed)
         self.version, self.interactions = 0, 0
         self.held_out: list[BatchSample] = []
+        self._mean = RunningMean()
         self._sessions = 0
         self._rng = random.Random(run.seed)
         self._known: dict[Request, list[list[int]]] = {}
@@ -140,7 +143,9 @@ class DemoChats:
                     turns.append(_Turn(chat, prompt_ids, reply_ids, of_tokens, reply, following))
             for turn, sample in zip(turns, self._judge(turns), strict=True):
                 if sample is not None and is_held_out(self.run.policy, turn.chat.id, self.recipe.gate.held_out):
-                    self.held_out += [replace(sample, unit=turn.chat.id)] if sample.reward else []
+                    if sample.reward:
+                        verdict = math.copysign(1.0, sample.reward)
+                        self.held_out.append(replace(sample, reward=verdict, unit=turn.chat.id))
                 elif sample is not None:
                     samples.append(sample)
                 turn.chat.messages = turn.following_messages
@@ -164,7 +169,7 @@ class DemoChats:
         if signal.verdicts:
             votes = [vote_prompt(id_, each, AnswerForm.GRAMMAR) for id_, each in zip(ids, evidence, strict=True)]
             drawn = self.judge.sampled_votes(votes, signal.m, signal.judge_temperature)
-            verdicts = [majority(of_turn) for of_turn in drawn]
+            verdicts = [self._beside_baseline(majority(of_turn)) for of_turn in drawn]
         hints = [HintChoice(None, False, "not asked")] * len(turns)
         if signal.hints:
             questions = [hint_prompt(id_, each, AnswerForm.GRAMMAR) for id_, each in zip(ids, evidence, strict=True)]
@@ -177,6 +182,13 @@ class DemoChats:
             self._sample(turn, SampleId(id_), decide(signal, verdict, hint, None))
             for turn, id_, verdict, hint in zip(turns, ids, verdicts, hints, strict=True)
         ]
+
+    def _beside_baseline(self, verdict: Verdict) -> Verdict:
+        """With `signal.baseline = "mean"` as `db.judging.finalize_together` rewards it, in the order of judging."""
+        if self.recipe.signal.baseline == "none" or not verdict.verdict or verdict.reward is None:
+            return verdict
+        before, self._mean = self._mean, self._mean.including(verdict.verdict)
+        return replace(verdict, reward=before.relative(verdict.reward) or None)
 
     def _hint_texts(self, questions: Sequence[JudgePrompt]) -> list[list[str]]:
         """The judge's m answers to each question."""
