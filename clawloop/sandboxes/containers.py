@@ -33,6 +33,9 @@ _GRACE_SECONDS = 60.0
 _REMOVE_SECONDS = 30.0
 # What podman and docker end with where no container was started, or its program was not found.
 _NOT_STARTED = (125, 126, 127)
+# What they end with where the container's first process was killed. No signal from inside reaches it; and at the
+# container's limit on memory the kernel kills the largest process, which this one, waiting for its child, is not.
+_KILLED = 128 + signal.SIGKILL
 # Where the files of an image's working folder are copied to, once for each image.
 _COPY_AT = "/clawloop-copy"
 _COPY = 'if [ -d "$0" ]; then cp -R "$0/." .; fi'
@@ -160,6 +163,8 @@ class Containers:
             await asyncio.shield(self._end(process, name))
         if process.returncode is not None and process.returncode < 0:
             raise SandboxFailed(f"{self._engine.program.name} was ended by signal {-process.returncode}")
+        if process.returncode == _KILLED:
+            raise SandboxFailed(f"the container was killed from outside, as {self._engine.program.name} says")
         if not answer and process.returncode in _NOT_STARTED:
             raise SandboxFailed(" ".join(errors.decode(errors="replace").split())[-300:])
         return parse_answer(answer, errors, task.limits)

@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from clawloop.contracts.episodes import Ending
+from clawloop.environments.harbor import HarborEnvironment, HarborTask
+from clawloop.environments.runner import SandboxRunner
 from clawloop.errors import RecordUnusable, SandboxFailed, SetupError
+from clawloop.ids import new_episode_id
 from clawloop.sandboxes.boxes import BoxTask, Limits
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.by_image import SandboxesByImage
@@ -19,7 +23,9 @@ from clawloop.sandboxes.container_engine import ContainerEngine
 from clawloop.sandboxes.containers import Containers
 from clawloop.sandboxes.folders import BoxFolders
 from clawloop.sandboxes.images import image_of
-from tests.sandboxes.test_bubblewrap import MIB
+from tests.sandboxes.test_bubblewrap import MIB, open_folder
+
+__all__ = ["open_folder"]
 
 STAND_IN = """#!{python}
 import json, os, pathlib, sys, time
@@ -43,6 +49,8 @@ elif words[0] == "run":
     if file("stderr"):
         print(file("stderr"), file=sys.stderr)
         sys.exit(125)
+    if file("exit"):
+        sys.exit(int(file("exit")))
     print(json.dumps({{"exit_code": 0, "output": 0, "artifact": 0, "problem": None}}), flush=True)
     sys.stdin.read() if file("waits") else None
 """
@@ -78,9 +86,8 @@ def podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> BoxFolders:
-    (tmp_path / "boxes").mkdir()
-    return BoxFolders(tmp_path / "boxes")
+def folders(open_folder: Path) -> BoxFolders:
+    return BoxFolders(open_folder)
 
 
 def task(**fields: object) -> BoxTask:
@@ -154,6 +161,24 @@ async def test_an_engine_that_is_killed_is_no_fault_of_the_command(podman: Stand
     podman.write("killed", "yes")
     with pytest.raises(SandboxFailed, match="podman was ended by signal 9"):
         await Containers.find(folders).run(task())
+
+
+async def test_containers_that_are_killed_are_no_fault_of_agent_or_verifier(
+    podman: StandIn, folders: BoxFolders
+) -> None:
+    environment = HarborEnvironment(
+        "images", [HarborTask(str(n), {}, {"test.sh": b""}, {"solve.sh": b""}, image="debian:12") for n in range(9)]
+    )
+    containers = Containers.find(folders)
+    await containers.run(task())
+    runner, episode = SandboxRunner(containers, {"images": environment}, ("127.0.0.1", 1)), new_episode_id()
+    podman.write("exit", "137")
+    with pytest.raises(SandboxFailed, match="the container was killed from outside, as podman says"):
+        await runner.run_agent("images", "train-0", episode, "key")
+    with pytest.raises(SandboxFailed, match="the container was killed from outside, as podman says"):
+        await runner.verify("images", "train-0", episode, b"")
+    podman.write("exit", "247")  # by what runs inside: the program that answers, and not its parent, the first process
+    assert (await runner.run_agent("images", "train-0", episode, "key")).ending is Ending.AGENT_ERROR
 
 
 async def test_an_image_without_python_is_refused(podman: StandIn, folders: BoxFolders) -> None:
