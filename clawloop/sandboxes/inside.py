@@ -149,6 +149,8 @@ def pack(work: str, limit: int) -> tuple[bytes, str | None]:
                 path = os.path.join(folder, name)  # noqa: PTH118
                 try:
                     info = archive.gettarinfo(path, os.path.relpath(path, work))
+                    if info.islnk():  # a further name of a file that is packed: links are left out, and this is none
+                        info.type, info.linkname, info.size = tarfile.REGTYPE, "", os.lstat(path).st_size
                     if not info.isreg():
                         continue
                     total += 1024 + info.size
