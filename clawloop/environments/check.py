@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from clawloop.environments.harbor import HarborTask, environment_task
+from clawloop.environments.harbor import SOLUTION, HarborTask, environment_task
 from clawloop.environments.runner import reward_of
 from clawloop.environments.task import EnvironmentTask
 from clawloop.sandboxes.boxes import BoxTask, Sandboxes
@@ -71,16 +71,23 @@ async def check_task(sandboxes: Sandboxes, task: HarborTask) -> Checked:
     """
     made = environment_task("check", task)
     commands = {
-        "oracle": (("bash", "/solution/solve.sh"), task.solution),
-        "nothing": (("true",), {}),
-        "tampering": (("bash", "-c", _TAMPER), {}),
+        "oracle": (("bash", "/solution/solve.sh"), task.solution, task.executable_in(SOLUTION)),
+        "nothing": (("true",), {}, ()),
+        "tampering": (("bash", "-c", _TAMPER), {}, ()),
     }
     rewards: dict[str, float | None] = {}
     reasons: dict[str, str] = {}
-    for name, (command, files) in commands.items():
-        left = await sandboxes.run(
-            BoxTask(f"check-{name}", command, made.seconds, files, archive=made.start, image=made.image)
+    for name, (command, files, executable) in commands.items():
+        box = BoxTask(
+            f"check-{name}",
+            command,
+            made.seconds,
+            files,
+            archive=made.start,
+            image=made.image,
+            executable=executable,
         )
+        left = await sandboxes.run(box)
         if left.problem is not None:
             reasons[name] = left.problem
             rewards[name] = None
@@ -102,5 +109,6 @@ async def _verify(sandboxes: Sandboxes, task: EnvironmentTask, artifact: bytes) 
         environment={**task.environment, **task.verifier_environment},
         image=task.image,
         fresh=True,
+        executable=task.executable_tests,
     )
     return reward_of(await sandboxes.run(box), task)

@@ -7,8 +7,9 @@ reward to /logs/verifier, as reward.txt or reward.json. A task whose image would
 
 from __future__ import annotations
 
+import stat
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ AGENT_SECONDS = 900.0
 VERIFIER_SECONDS = 120.0
 _MAX_SECONDS = 4 * 3600.0
 _FILE_BYTES = 8 * 1024 * 1024
+# Folders of a task directory whose files reach sandboxes.
+START, TESTS, SOLUTION = "environment/files", "tests", "solution"
 BASH = AgentLoop(
     tool={
         "type": "function",
@@ -62,6 +65,7 @@ class HarborTask:
         start: files in /work at the beginning, by path.
         tests, solution: files of these folders.
         image: None: the host's /usr is enough.
+        executable: files of all three that can be run, by their path in the task directory.
     """
 
     instruction: str
@@ -71,6 +75,11 @@ class HarborTask:
     agent_seconds: float = AGENT_SECONDS
     verifier_seconds: float = VERIFIER_SECONDS
     image: str | None = None
+    executable: Collection[str] = ()
+
+    def executable_in(self, part: str) -> frozenset[str]:
+        """Files of one of the folders that can be run, by their path in it."""
+        return frozenset(path.removeprefix(f"{part}/") for path in self.executable if path.startswith(f"{part}/"))
 
     @property
     def split(self) -> Split:
@@ -93,10 +102,11 @@ def environment_task(task_id: str, task: HarborTask, harness: CommandHarness | N
         verifier=("bash", "-c", _VERIFY),
         seconds=task.agent_seconds,
         verifier_seconds=task.verifier_seconds,
-        start=packed(task.start),
+        start=packed(task.start, task.executable_in(START)),
         artifact_at="/work",
         verifier_environment=_VERIFIER_VARIABLES,
         image=task.image,
+        executable_tests=task.executable_in(TESTS),
     )
 
 
@@ -151,8 +161,8 @@ def read_task(folder: Path) -> HarborTask:
     config = _config(folder / "task.toml")
     environment = _table(config, "environment", folder)
     image = _image(folder, environment)
-    tests, solution = _files(folder / "tests"), _files(folder / "solution")
-    for place, files, name in (("tests", tests, "test.sh"), ("solution", solution, "solve.sh")):
+    tests, solution = _files(folder / TESTS), _files(folder / SOLUTION)
+    for place, files, name in ((TESTS, tests, "test.sh"), (SOLUTION, solution, "solve.sh")):
         if name not in files:
             raise SetupError(f"{folder} has no {place}/{name}")
     instruction = folder / "instruction.md"
@@ -162,12 +172,13 @@ def read_task(folder: Path) -> HarborTask:
         raise SetupError(f"{instruction} cannot be read: {error}") from error
     return HarborTask(
         instruction=text,
-        start=_files(folder / "environment" / "files"),
+        start=_files(folder / START),
         tests=tests,
         solution=solution,
         agent_seconds=_seconds(config, "agent", folder, AGENT_SECONDS),
         verifier_seconds=_seconds(config, "verifier", folder, VERIFIER_SECONDS),
         image=image,
+        executable=frozenset(path for part in (START, TESTS, SOLUTION) for path in _executable(folder, part)),
     )
 
 
@@ -221,3 +232,12 @@ def _files(folder: Path) -> dict[str, bytes]:
                 raise SetupError(f"{path} has more than {_FILE_BYTES} bytes")
             found[path.relative_to(folder).as_posix()] = path.read_bytes()
     return found
+
+
+def _executable(folder: Path, part: str) -> list[str]:
+    """Files below a part of the folder that their owner may run, by their path in the folder."""
+    return [
+        path.relative_to(folder).as_posix()
+        for path in (folder / part).rglob("*")
+        if path.is_file() and not path.is_symlink() and path.stat().st_mode & stat.S_IXUSR
+    ]

@@ -10,7 +10,7 @@ import io
 import json
 import math
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from clawloop.contracts.episodes import REWARD_LIMIT
@@ -101,12 +101,18 @@ def _within_limits(reward: float) -> float:
     return reward
 
 
-def packed(files: Mapping[str, bytes]) -> bytes:
-    """A tar archive of these files; the same for the same files."""
+def packed(files: Mapping[str, bytes], executable: Collection[str] = ()) -> bytes:
+    """A tar archive of these files; the same for the same files.
+
+    Args:
+        executable: which of them can be run by their path.
+    """
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as writing:
         for path in sorted(files):
             info = tarfile.TarInfo(path)
             info.size = len(files[path])
+            if path in executable:
+                info.mode = 0o755
             writing.addfile(info, io.BytesIO(files[path]))
     return archive.getvalue()

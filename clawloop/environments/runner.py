@@ -76,6 +76,7 @@ class SandboxRunner:
                 environment={**task.environment, **task.verifier_environment},
                 image=task.image,
                 fresh=True,
+                executable=task.executable_tests,
             )
         )
         return reward_of(result, task)

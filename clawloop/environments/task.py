@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +26,7 @@ class EnvironmentTask:
         files: what the agent finds below /task, read-only.
         harness: the command that plays the agent, in the agent's sandbox.
         tests: what the verifier finds below /task; the agent never sees them.
+        executable_tests: which of them can be run by their path.
         verifier: the command that writes the reward to /work/reward.txt, in a sandbox of its own; what the agent left
             is below /artifact.
         seconds, verifier_seconds: time limits.
@@ -53,6 +54,7 @@ class EnvironmentTask:
     verifier_folders: Mapping[str, Path] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     image: str | None = None
+    executable_tests: Collection[str] = ()
 
 
 class Environment(Protocol):

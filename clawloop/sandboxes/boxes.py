@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -45,6 +45,7 @@ class BoxTask:
         command: its first word is looked up in /usr/local/bin and /usr/bin.
         seconds: the command is stopped after this.
         files: read-only below /task.
+        executable: which of the files can be run by their path.
         folders: of the host, read-only, by where they are in the sandbox; everybody must be able to read them.
         archive: a tar archive that is unpacked at `unpack_to` before.
         gateway: host and port that the sandbox reaches at `GATEWAY_PORT`; None: it reaches nothing.
@@ -65,6 +66,7 @@ class BoxTask:
     limits: Limits = Limits()
     image: str | None = None
     fresh: bool = False
+    executable: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,6 @@ def fill(
         "port": 0 if task.gateway is None else GATEWAY_PORT,
         "work": work,
         "unpack_first": first_archive is not None,
-        "with_modes": task.image is not None,
         "unpack_to": "" if task.archive is None else work if task.unpack_to == WORK else task.unpack_to,
         "output_bytes": task.limits.output_bytes,
         "artifact_bytes": task.limits.artifact_bytes,
@@ -75,6 +74,8 @@ def fill(
             raise SetupError(f"a task's file must be below its folder, not {name!r}")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
+        if name in task.executable:
+            path.chmod(0o755)
 
 
 def give(folder: Path, uid: int | None) -> None:

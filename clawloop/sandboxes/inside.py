@@ -34,9 +34,9 @@ def main() -> None:
     for name, value in config["limits"].items():
         resource.setrlimit(getattr(resource, name), (value, value))
     if config["unpack_first"]:
-        unpack("first.tar", config["work"], config["with_modes"])
+        unpack("first.tar", config["work"])
     if config["unpack_to"]:
-        unpack("archive.tar", config["unpack_to"], config["with_modes"])
+        unpack("archive.tar", config["unpack_to"])
     if config["port"]:
         threading.Thread(target=relay, args=(config["port"],), daemon=True).start()
     too_much: list[str] = []
@@ -93,7 +93,7 @@ def watch_memory(limit: int, too_much: list[str]) -> None:
                 os.kill(-1, signal.SIGKILL)  # not this process, not the sandbox's init
 
 
-def unpack(name: str, folder: str, with_modes: bool) -> None:
+def unpack(name: str, folder: str) -> None:
     """Unpack regular files only, below the folder: the archive is what an agent left."""
     with tarfile.open(f"{HERE}/{name}") as archive:
         for member in archive:
@@ -103,8 +103,7 @@ def unpack(name: str, folder: str, with_modes: bool) -> None:
                 os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
                 with open(path, "wb") as target:  # noqa: PTH123
                     target.write(file.read())
-                if with_modes:
-                    os.chmod(path, member.mode & 0o777 | 0o600)  # noqa: PTH101
+                os.chmod(path, member.mode & 0o777 | 0o600)  # noqa: PTH101
 
 
 def run(config: dict[str, Any]) -> tuple[int | None, bytes]:

@@ -28,6 +28,8 @@ from clawloop.sandboxes.folders import BoxFolders
 from tests.environments.scripted_model import bash_call, model
 from tests.verbs import clawloop_process
 
+_WON = b"echo $won > /logs/verifier/reward.txt\n"
+
 
 def write_task(folder: Path, task: HarborTask, config: str = "") -> Path:
     """The task as a Harbor task directory."""
@@ -242,6 +244,24 @@ async def test_a_verifier_may_write_named_rewards_and_what_the_agent_left_under_
     believes = HarborTask("x", {}, {"test.sh": b"cp reward.json /logs/verifier/ || true"}, {"solve.sh": b""})
     silent = "oracle has no reward: the verifier wrote neither reward.txt nor reward.json"
     assert (await check_task(sandboxes, believes)).problem == silent
+
+
+@pytest.mark.slow
+async def test_files_of_a_task_directory_that_can_be_run_can_be_run_in_sandboxes(tmp_path: Path) -> None:
+    task = HarborTask(
+        "Run tools/do.",
+        start={"tools/do": b"#!/bin/sh\necho done > done\n", "tools/text": b""},
+        tests={"test.sh": b"/tests/more/check", "more/check": b"#!/bin/sh\n[ -x done ] && won=1 || won=0\n" + _WON},
+        solution={"solve.sh": b"/solution/act", "act": b"#!/bin/sh\ntools/do; chmod +x done\n"},
+    )
+    folder = write_task(tmp_path / "task", task)
+    for path in ("environment/files/tools/do", "tests/more/check", "solution/act"):
+        (folder / path).chmod(0o755)
+    read = read_task(folder)
+    sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders())
+    assert await check_task(sandboxes, read) == Checked(1.0, 0.0, 0.0, {})
+    made, again = environment_task("train-0", read), environment_task("train-0", read_task(folder))
+    assert (made.start, made.executable_tests) == (again.start, {"more/check"})
 
 
 @pytest.mark.slow
