@@ -5,6 +5,7 @@ The processes of a sandbox die with the worker that started it; only its folder 
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import tempfile
@@ -47,12 +48,12 @@ class BoxFolders:
 
     @property
     def owner(self) -> str:
-        """Which folders these are, on which machine: workers that see the same ones have the same owner."""
+        """Which folders these are, on which machine, and whose: workers of one user that see the same ones share it."""
         found = self._root.stat()
-        return f"{socket.gethostname()}-{found.st_dev}-{found.st_ino}"
+        return f"{socket.gethostname()}-{found.st_dev}-{found.st_ino}-{os.geteuid()}"
 
     def in_use(self, name: str) -> bool:
-        """Whether the folder of this name is there, and its process alive."""
+        """Whether the folder of this name is there, and its process alive or another user's."""
         return is_locked(self._root / name)
 
     def sweep(self) -> int:

@@ -48,9 +48,11 @@ def abandoned_folders(root: Path, prefix: str) -> Iterator[Path]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether the process that made the folder lives."""
+    """Whether the process that made the folder lives, or is another user's, who alone can know."""
     try:
         lock = os.open(folder / "lock", os.O_RDWR)
+    except PermissionError:
+        return True
     except OSError:
         return False
     try:

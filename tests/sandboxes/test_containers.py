@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,6 +214,35 @@ def test_containers_of_dead_workers_are_swept_and_those_of_living_ones_stay(
         assert podman.calls("ps")[0][3] == f"label=clawloop.owner={folders.owner}"
         assert [words[-1] for words in podman.calls("rm")] == ["clawloop-box-gone-1"]
     assert containers.sweep() == 2
+
+
+def test_each_user_sweeps_containers_of_their_own(
+    podman: StandIn, folders: BoxFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder for temporary files is one for all users, and a docker as well."""
+    containers = Containers.find(folders)
+    for user in (1001, 1002):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        containers.sweep()
+    first, second = [words[3] for words in podman.calls("ps")]
+    assert first != second
+
+
+def test_containers_whose_folder_is_closed_to_this_user_stay(
+    podman: StandIn, folders: BoxFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def closed(path: str | Path, flags: int, mode: int = 0o777) -> int:
+        if str(path).endswith("-closed/lock"):
+            raise PermissionError(path)
+        return opened(path, flags, mode)
+
+    podman.write("names", "clawloop-box-gone\nclawloop-box-closed")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", closed)
+        assert Containers.find(folders).sweep() == 1
+    assert [words[-1] for words in podman.calls("rm")] == ["clawloop-box-gone"]
 
 
 def test_an_engine_that_does_not_answer_is_passed_over_and_named(
