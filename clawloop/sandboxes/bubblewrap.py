@@ -47,8 +47,10 @@ class Bubblewrap:
     def find(cls, folders: BoxFolders) -> Bubblewrap:
         """
         Raises:
-            SetupError: there is no bubblewrap, it does not work here, or /usr has no Python 3.
+            SetupError: there is no bubblewrap, it does not work here, /usr has no Python 3, or the folders' path is too
+                long.
         """
+        folders.check_path()
         program = _program()
         python = shutil.which("python3", path="/usr/local/bin:/usr/bin")
         if python is None:
@@ -85,7 +87,7 @@ class Bubblewrap:
                 fill, box.path, task, resource_limits(task.limits), memory_bytes=task.limits.memory_bytes
             )
             if task.gateway is not None:
-                await stack.enter_async_context(relaying(box.path / "box" / "gateway.sock", *task.gateway))
+                await stack.enter_async_context(relaying(box.gateway, *task.gateway))
             give(box.path, uid)
             command = [
                 str(self._program),

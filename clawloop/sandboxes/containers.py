@@ -98,7 +98,7 @@ class Containers:
             variables = {**made.image.variables, "HOME": made.work, "LANG": "C.UTF-8"}
             await asyncio.to_thread(fill, box.path, task, limits, made.work, variables, made.first)
             if task.gateway is not None:
-                await stack.enter_async_context(relaying(box.path / "box" / "gateway.sock", *task.gateway))
+                await stack.enter_async_context(relaying(box.gateway, *task.gateway))
             give(box.path, uid)
             command = [str(self._engine.program), *self._arguments(box.path, task, made, uid)]
             return await self._answer(command, box.path.name, task)

@@ -14,24 +14,49 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from clawloop.errors import SetupError
 from clawloop.sandboxes.owned_folders import abandoned_folders, is_locked, owned_folder
 
 _PREFIX = "clawloop-box-"
+# An episode's id: each character more would be one less for the root.
+_LABEL_CHARACTERS = 36
+# What Linux takes as the path of a Unix socket, without the byte that ends it.
+_SOCKET_BYTES = 107
 
 
 @dataclass(frozen=True, slots=True)
 class BoxFolder:
     path: Path
 
+    @property
+    def gateway(self) -> Path:
+        """The socket by which the sandbox reaches the gateway."""
+        return self.path / "box" / "gateway.sock"
+
 
 class BoxFolders:
     """
     Args:
-        root: an existing folder on a local disk with a short path, since Unix sockets have at most 107 characters.
+        root: an existing folder on a local disk, with a path that `check_path` takes; None: the system's for temporary
+            files.
     """
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root or Path(tempfile.gettempdir())
+
+    def check_path(self) -> None:
+        """
+        Raises:
+            SetupError: the root's path is so long that sandboxes could not have a socket below it.
+        """
+        root = len(os.fsencode(self._root))
+        with self.new("x" * _LABEL_CHARACTERS) as longest:
+            limit = _SOCKET_BYTES + root - len(os.fsencode(longest.gateway))
+        if root > limit:
+            raise SetupError(
+                f"sandboxes have sockets in the folder for temporary files, whose path may have {limit} characters, and"
+                f" {self._root} has {root}: set TMPDIR to a shorter one"
+            )
 
     @contextmanager
     def new(self, name: str) -> Iterator[BoxFolder]:
@@ -40,7 +65,7 @@ class BoxFolders:
         Args:
             name: what people who list the folders see: letters, digits and dashes are kept.
         """
-        label = re.sub(r"[^A-Za-z0-9-]+", "-", name)[:40]
+        label = re.sub(r"[^A-Za-z0-9-]+", "-", name)[:_LABEL_CHARACTERS]
         with owned_folder(self._root, f"{_PREFIX}{label}-") as folder:
             (folder / "box").mkdir()
             (folder / "task").mkdir()
