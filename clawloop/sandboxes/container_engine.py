@@ -101,3 +101,16 @@ class ContainerEngine:
         listed = self.ask("ps", "--all", "--filter", f"label={label}", "--format", "{{.Names}}")
         listed.check_returncode()
         return listed.stdout.decode(errors="replace").split()
+
+    def has_image(self, identity: str) -> bool:
+        """Whether the image of this id is on the machine.
+
+        Raises:
+            OSError, subprocess.SubprocessError: the program does not answer, which asking for the image alone would not
+                tell from an image that is gone.
+        """
+        listed = self.ask("image", "ls", "--all", "--quiet", "--no-trunc")
+        listed.check_returncode()
+        # podman inspects ids without the prefix, and lists them with it.
+        ids = {one.removeprefix("sha256:") for one in listed.stdout.decode(errors="replace").split()}
+        return identity.removeprefix("sha256:") in ids

@@ -80,7 +80,11 @@ class Containers:
         """
         assert task.image is not None
         image = await self._images.ready(task.image)
-        return await self._run(task, _Made(image, image.work, None if task.fresh else image.files))
+        try:
+            return await self._run(task, _Made(image, image.work, None if task.fresh else image.files))
+        except SandboxFailed:
+            await self._images.forget_if_gone(image)
+            raise
 
     async def _content(self, image: Image) -> BoxResult:
         """The files of an image's working folder, as far as what a sandbox leaves may be large."""

@@ -93,6 +93,15 @@ class Images:
                 raise SandboxFailed(f"{self._engine.program.name} does not answer: {error}") from error
             return self._ready[name]
 
+    async def forget_if_gone(self, image: Image) -> None:
+        """Have it looked for, and pulled, anew by whoever needs it next, if it was removed from the machine."""
+        try:
+            there = await asyncio.to_thread(self._engine.has_image, image.id)
+        except (OSError, subprocess.SubprocessError):
+            return
+        if not there and self._ready.get(image.name) is image:  # and not one that was pulled meanwhile
+            del self._ready[image.name]
+
     def _found(self, name: str) -> Image:
         asked = self._inspected(name)
         if asked.returncode != 0:

@@ -41,8 +41,11 @@ elif words[0] == "--version":
     print(file("version"))
 elif words[:2] == ["image", "inspect"]:
     print("sha256:abc", file("image") or sys.exit("no such image"))
+elif words[:2] == ["image", "ls"]:
+    print("sha256:def", "sha256:abc" if file("image") else "")
+    sys.exit(file("info") or 0)
 elif words[0] == "pull":
-    sys.exit("denied:\\n requested access")
+    (here / "image").write_text(file("pulled") or sys.exit("denied:\\n requested access"))
 elif words[0] == "ps":
     print(file("names"))
 elif words[0] == "run":
@@ -150,6 +153,39 @@ async def test_an_image_that_cannot_be_pulled_is_one_line_and_is_not_asked_for_a
     assert len(podman.calls("pull")) == 1
     assert [record.message for record in caplog.records] == ["pulling an image, which is not on this machine"]
     assert not podman.calls("run")
+
+
+async def test_an_image_that_was_removed_is_pulled_again_at_the_next_attempt(
+    podman: StandIn, folders: BoxFolders
+) -> None:
+    containers = Containers.find(folders)
+    await containers.run(task())
+    podman.write("pulled", (podman.folder / "image").read_text())
+    podman.write("image", "")
+    podman.write("stderr", "Error: sha256:abc: image not known")
+    with pytest.raises(SandboxFailed, match="image not known"):
+        await containers.run(task())
+    assert not podman.calls("pull")
+    podman.write("stderr", "")
+    assert (await containers.run(task())).exit_code == 0
+    assert podman.calls("pull") == [["pull", "--quiet", "debian:12"]]
+
+
+@pytest.mark.parametrize("away", [False, True])
+async def test_an_image_that_is_there_or_cannot_be_looked_for_is_kept(
+    podman: StandIn, folders: BoxFolders, away: bool
+) -> None:
+    containers = Containers.find(folders)
+    await containers.run(task())
+    podman.write("stderr", "Error: no space left")
+    if away:
+        podman.write("image", "")
+        podman.write("info", "cannot connect")
+    with pytest.raises(SandboxFailed, match="no space left"):
+        await containers.run(task())
+    podman.write("stderr", "")
+    assert (await containers.run(task())).exit_code == 0
+    assert [words[1] for words in podman.calls("image")] == ["inspect", "ls"]
 
 
 async def test_a_container_that_was_not_made_is_no_fault_of_the_command(podman: StandIn, folders: BoxFolders) -> None:
