@@ -82,7 +82,7 @@ class HistoryStore(Protocol):
         """All comparisons so far."""
 
     async def differing(self, key: HistoryKey) -> list[TurnId]:
-        """Turns whose new verdict is another one, and which nobody had judged again since; oldest first."""
+        """Turns whose new verdict is another one, and which nobody rated or had judged again since; oldest first."""
 
     async def mark_applied(self, key: HistoryKey, turns: Sequence[TurnId]) -> None:
         """These turns are judged again."""

@@ -14,14 +14,17 @@ from clawloop.operations.history import HistoryKey, HistoryTurn, NewVerdict
 from db.database import Database, transaction
 from db.tables import ComparisonRow
 
+_NEWEST = """
+    CROSS JOIN LATERAL (
+        SELECT j.verdict, j.decided_at FROM judgements j WHERE j.turn_id = t.id AND j.decided_at IS NOT NULL
+        ORDER BY j.revision DESC, j.decided_at DESC LIMIT 1) newest
+"""
 # A rating decides without a judge, so there is nothing to compare.
-_WAITING = """
-    FROM turns t JOIN sessions s ON s.id = t.session_id
-        CROSS JOIN LATERAL (
-            SELECT j.verdict FROM judgements j WHERE j.turn_id = t.id AND j.decided_at IS NOT NULL
-            ORDER BY j.revision DESC, j.decided_at DESC LIMIT 1) newest
+_UNRATED = "NOT EXISTS (SELECT FROM feedback f WHERE f.turn_id = t.id AND f.score IS NOT NULL)"
+_WAITING = f"""
+    FROM turns t JOIN sessions s ON s.id = t.session_id {_NEWEST}
     WHERE s.policy = :policy AND t.kind = 'main' AND t.outcome <> 'erased' AND newest.verdict IS NOT NULL
-        AND NOT EXISTS (SELECT FROM feedback f WHERE f.turn_id = t.id AND f.score IS NOT NULL)
+        AND {_UNRATED}
         AND NOT EXISTS (SELECT FROM comparisons c
             WHERE c.turn_id = t.id AND c.signal_hash = :signal_hash AND c.judge = :judge)
 """
@@ -32,10 +35,13 @@ _PAIRS = text("""
     FROM comparisons c JOIN turns t ON t.id = c.turn_id JOIN sessions s ON s.id = t.session_id
     WHERE s.policy = :policy AND c.signal_hash = :signal_hash AND c.judge = :judge
 """)
-_DIFFERING = text("""
-    SELECT c.turn_id FROM comparisons c JOIN turns t ON t.id = c.turn_id JOIN sessions s ON s.id = t.session_id
+# The verdict may have changed while the other judge was asked, too: before its answer was stored.
+_DIFFERING = text(f"""
+    SELECT c.turn_id
+    FROM comparisons c JOIN turns t ON t.id = c.turn_id JOIN sessions s ON s.id = t.session_id {_NEWEST}
     WHERE s.policy = :policy AND c.signal_hash = :signal_hash AND c.judge = :judge
         AND c.after IS NOT NULL AND c.after <> c.before AND c.applied_at IS NULL
+        AND newest.verdict = c.before AND newest.decided_at <= c.compared_at AND {_UNRATED}
     ORDER BY c.turn_id
 """)
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Protocol
+
 import pytest
 
-from clawloop.ids import new_turn_id
+from clawloop.contracts.turns import TurnOutcome
+from clawloop.ids import TurnId, new_feedback_id, new_turn_id
 from clawloop.judging.agreement import Pair
+from clawloop.judging.hints import HintChoice
+from clawloop.judging.parsing import Vote
+from clawloop.judging.records import FinalizedJudgement
+from clawloop.judging.voting import Verdict
 from clawloop.operations.history import HistoryKey, HistoryStore, HistoryTurn, NewVerdict
 from db.judging.history import PostgresHistoryStore
 from tests.contract.learning import POLICY, PostgresLearning
@@ -14,22 +22,73 @@ from tests.fakes.history_store import FakeHistoryStore
 KEY = HistoryKey(POLICY, "hash", "judge")
 
 
+class Bench(Protocol):
+    """Three turns with the verdict 1, and what happens to them beside the comparison."""
+
+    @property
+    def store(self) -> HistoryStore: ...
+
+    async def judge_again(self, turn: TurnId, verdict: Vote) -> None: ...
+
+    async def rate(self, turn: TurnId) -> None: ...
+
+
+@dataclass
+class FakeBench:
+    store: FakeHistoryStore
+
+    async def judge_again(self, turn: TurnId, verdict: Vote) -> None:
+        self.store.judge_again(turn, verdict)
+
+    async def rate(self, turn: TurnId) -> None:
+        self.store.rate(turn)
+
+
+@dataclass
+class PostgresBench:
+    store: PostgresHistoryStore
+    learning: PostgresLearning
+
+    async def judge_again(self, turn: TurnId, verdict: Vote) -> None:
+        judgements = self.learning.judgements
+        opened = await judgements.open(turn, None, b"evidence", "hint", revision=1)
+        finalized = FinalizedJudgement(
+            verdict=Verdict(verdict, float(verdict), float(verdict), "3 of 3 votes"),
+            hint=HintChoice(None, answered=True, why="none"),
+            not_trainable=None,
+            reward=float(verdict),
+            hinted_prompt_ids=None,
+            outcome=TurnOutcome.SAMPLED,
+            why=f"verdict {verdict}",
+        )
+        await judgements.finalize(opened.id, finalized, [])
+
+    async def rate(self, turn: TurnId) -> None:
+        insert = "INSERT INTO feedback (id, turn_id, api_key_id, score, effect) VALUES (%s, %s, %s, 1, 'amends')"
+        await self.learning.execute(insert, new_feedback_id(), turn, self.learning.key)
+
+
 @pytest.fixture
-async def postgres_history(postgres_learning: PostgresLearning) -> HistoryStore:
+async def postgres_history(postgres_learning: PostgresLearning) -> Bench:
     await postgres_learning.add_samples(3)
-    return PostgresHistoryStore(postgres_learning.database)
+    return PostgresBench(PostgresHistoryStore(postgres_learning.database), postgres_learning)
 
 
 @pytest.fixture
-def fake_history() -> HistoryStore:
-    return FakeHistoryStore([HistoryTurn(new_turn_id(), 0, 1) for _ in range(3)])
+def fake_history() -> Bench:
+    return FakeBench(FakeHistoryStore([HistoryTurn(new_turn_id(), 0, 1) for _ in range(3)]))
 
 
 @pytest.fixture(params=["fake", pytest.param("postgres", marks=pytest.mark.postgres)])
-def store(request: pytest.FixtureRequest) -> HistoryStore:
+def bench(request: pytest.FixtureRequest) -> Bench:
+    bench: Bench = request.getfixturevalue(f"{request.param}_history")
+    return bench
+
+
+@pytest.fixture
+def store(bench: Bench) -> HistoryStore:
     """Three judged turns."""
-    store: HistoryStore = request.getfixturevalue(f"{request.param}_history")
-    return store
+    return bench.store
 
 
 async def test_each_turn_is_compared_once(store: HistoryStore) -> None:
@@ -60,3 +119,22 @@ async def test_what_differs_is_listed_until_it_is_applied(store: HistoryStore) -
     assert await store.differing(KEY) == [first.turn_id, third.turn_id]
     await store.mark_applied(KEY, [first.turn_id])
     assert await store.differing(KEY) == [third.turn_id]
+
+
+async def test_what_was_rated_or_judged_again_since_is_left_as_it_is(bench: Bench) -> None:
+    first, second, third = await bench.store.next_turns(KEY, 3)
+    for turn in (first, second, third):
+        await bench.store.record(KEY, turn, NewVerdict(-turn.verdict, "differs"))
+    await bench.rate(first.turn_id)
+    assert await bench.store.differing(KEY) == [second.turn_id, third.turn_id]
+    await bench.judge_again(second.turn_id, 1)
+    assert await bench.store.differing(KEY) == [third.turn_id]
+    await bench.judge_again(third.turn_id, -1)
+    assert await bench.store.differing(KEY) == []
+
+
+async def test_a_verdict_that_changed_while_the_other_judge_was_asked_is_left_as_it_is(bench: Bench) -> None:
+    (first, *_) = await bench.store.next_turns(KEY, 3)
+    await bench.judge_again(first.turn_id, -1)
+    await bench.store.record(KEY, first, NewVerdict(-first.verdict, "agrees with the new one"))
+    assert await bench.store.differing(KEY) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from clawloop.ids import TurnId
 from clawloop.judging.agreement import Pair
@@ -14,7 +15,7 @@ class FakeHistoryStore:
     """Satisfies `clawloop.operations.history.HistoryStore`.
 
     Attributes:
-        turns: those that have a verdict.
+        turns: those that have a verdict, and no rating.
     """
 
     def __init__(self, turns: Sequence[HistoryTurn] = ()) -> None:
@@ -35,13 +36,27 @@ class FakeHistoryStore:
         return [pair for pair, _ in self._compared.get(key, {}).values()]
 
     async def differing(self, key: HistoryKey) -> list[TurnId]:
-        compared = self._compared.get(key, {}).items()
-        return sorted(turn for turn, (pair, done) in compared if not done and pair.after not in (None, pair.before))
+        standing = {turn.turn_id: turn.verdict for turn in self.turns}
+        return sorted(
+            turn
+            for turn, (pair, done) in self._compared.get(key, {}).items()
+            if not done and pair.after not in (None, pair.before) and standing.get(turn) == pair.before
+        )
 
     async def mark_applied(self, key: HistoryKey, turns: Sequence[TurnId]) -> None:
         for turn in turns:
             pair, _ = self._compared[key][turn]
             self._compared[key][turn] = pair, True
+
+    def judge_again(self, turn_id: TurnId, verdict: int) -> None:
+        """The turn has a further judgement, whose verdict stands."""
+        self.turns = [replace(turn, verdict=verdict) if turn.turn_id == turn_id else turn for turn in self.turns]
+        for compared in self._compared.values():
+            if turn_id in compared:
+                compared[turn_id] = compared[turn_id][0], True
+
+    def rate(self, turn_id: TurnId) -> None:
+        self.turns = [turn for turn in self.turns if turn.turn_id != turn_id]
 
     def _missing(self, key: HistoryKey) -> list[HistoryTurn]:
         return [turn for turn in self.turns if turn.turn_id not in self._compared.get(key, {})]
