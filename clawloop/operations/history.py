@@ -70,7 +70,10 @@ class HistoryStore(Protocol):
     """Every call raises StoreUnavailable when PostgreSQL does not answer in time."""
 
     async def next_turns(self, key: HistoryKey, limit: int) -> list[HistoryTurn]:
-        """Turns with a verdict of a judge that the comparison lacks, oldest first; none with a user's rating."""
+        """Turns with a verdict of a judge that the comparison lacks, oldest first.
+
+        None with a user's rating, and none of an episode, whose rollout group alone decides.
+        """
 
     async def left(self, key: HistoryKey) -> int:
         """How many turns the comparison lacks."""

@@ -21,26 +21,28 @@ _NEWEST = """
 """
 # A rating decides without a judge, so there is nothing to compare.
 _UNRATED = "NOT EXISTS (SELECT FROM feedback f WHERE f.turn_id = t.id AND f.score IS NOT NULL)"
+# Nobody can have an episode's turn judged again: its rollout group alone decides.
+_OF_CHATS = "t.episode_id IS NULL"
 _WAITING = f"""
     FROM turns t JOIN sessions s ON s.id = t.session_id {_NEWEST}
-    WHERE s.policy = :policy AND t.kind = 'main' AND t.outcome <> 'erased' AND newest.verdict IS NOT NULL
-        AND {_UNRATED}
+    WHERE s.policy = :policy AND {_OF_CHATS} AND t.kind = 'main' AND t.outcome <> 'erased'
+        AND newest.verdict IS NOT NULL AND {_UNRATED}
         AND NOT EXISTS (SELECT FROM comparisons c
             WHERE c.turn_id = t.id AND c.signal_hash = :signal_hash AND c.judge = :judge)
 """
 _NEXT = text(f"SELECT t.id, t.version, newest.verdict {_WAITING} ORDER BY t.id LIMIT :limit")
 _LEFT = text(f"SELECT count(*) {_WAITING}")
-_PAIRS = text("""
+_COMPARED = f"s.policy = :policy AND {_OF_CHATS} AND c.signal_hash = :signal_hash AND c.judge = :judge"
+_PAIRS = text(f"""
     SELECT t.version, c.before, c.after
     FROM comparisons c JOIN turns t ON t.id = c.turn_id JOIN sessions s ON s.id = t.session_id
-    WHERE s.policy = :policy AND c.signal_hash = :signal_hash AND c.judge = :judge
+    WHERE {_COMPARED}
 """)
 # The verdict may have changed while the other judge was asked, too: before its answer was stored.
 _DIFFERING = text(f"""
     SELECT c.turn_id
     FROM comparisons c JOIN turns t ON t.id = c.turn_id JOIN sessions s ON s.id = t.session_id {_NEWEST}
-    WHERE s.policy = :policy AND c.signal_hash = :signal_hash AND c.judge = :judge
-        AND c.after IS NOT NULL AND c.after <> c.before AND c.applied_at IS NULL
+    WHERE {_COMPARED} AND c.after IS NOT NULL AND c.after <> c.before AND c.applied_at IS NULL
         AND newest.verdict = c.before AND newest.decided_at <= c.compared_at AND {_UNRATED}
     ORDER BY c.turn_id
 """)

@@ -15,7 +15,9 @@ from clawloop.judging.parsing import Vote
 from clawloop.judging.records import FinalizedJudgement
 from clawloop.judging.voting import Verdict
 from clawloop.operations.history import HistoryKey, HistoryStore, HistoryTurn, NewVerdict
+from db.episodes.groups import PostgresEpisodeStore
 from db.judging.history import PostgresHistoryStore
+from tests.contract.episodes import LIFETIME, new_group
 from tests.contract.learning import POLICY, PostgresLearning
 from tests.fakes.history_store import FakeHistoryStore
 
@@ -32,6 +34,9 @@ class Bench(Protocol):
 
     async def rate(self, turn: TurnId) -> None: ...
 
+    async def give_to_episode(self, turn: TurnId) -> None:
+        """As if it had always been an episode's."""
+
 
 @dataclass
 class FakeBench:
@@ -42,6 +47,9 @@ class FakeBench:
 
     async def rate(self, turn: TurnId) -> None:
         self.store.rate(turn)
+
+    async def give_to_episode(self, turn: TurnId) -> None:
+        self.store.of_episodes.add(turn)
 
 
 @dataclass
@@ -66,6 +74,12 @@ class PostgresBench:
     async def rate(self, turn: TurnId) -> None:
         insert = "INSERT INTO feedback (id, turn_id, api_key_id, score, effect) VALUES (%s, %s, %s, 1, 'amends')"
         await self.learning.execute(insert, new_feedback_id(), turn, self.learning.key)
+
+    async def give_to_episode(self, turn: TurnId) -> None:
+        episodes, group = PostgresEpisodeStore(self.learning.database), new_group(2)
+        await episodes.make_group(group)
+        episode = await episodes.begin_episode(group.id, 0, 1, LIFETIME)
+        await self.learning.execute("UPDATE turns SET episode_id = %s WHERE id = %s", episode.id, turn)
 
 
 @pytest.fixture
@@ -137,4 +151,15 @@ async def test_a_verdict_that_changed_while_the_other_judge_was_asked_is_left_as
     (first, *_) = await bench.store.next_turns(KEY, 3)
     await bench.judge_again(first.turn_id, -1)
     await bench.store.record(KEY, first, NewVerdict(-first.verdict, "agrees with the new one"))
+    assert await bench.store.differing(KEY) == []
+
+
+async def test_turns_of_episodes_are_not_compared_as_nobody_can_have_them_judged_again(bench: Bench) -> None:
+    first, second, third = await bench.store.next_turns(KEY, 3)
+    await bench.store.record(KEY, first, NewVerdict(-first.verdict, "differs"))
+    await bench.store.record(KEY, second, NewVerdict(second.verdict, "agrees"))
+    for turn in (first, third):
+        await bench.give_to_episode(turn.turn_id)
+    assert (await bench.store.next_turns(KEY, 10), await bench.store.left(KEY)) == ([], 0)
+    assert await bench.store.pairs(KEY) == [Pair(0, second.verdict, second.verdict)]
     assert await bench.store.differing(KEY) == []

@@ -16,10 +16,12 @@ class FakeHistoryStore:
 
     Attributes:
         turns: those that have a verdict, and no rating.
+        of_episodes: those of `turns` and of the comparisons that belong to episodes.
     """
 
     def __init__(self, turns: Sequence[HistoryTurn] = ()) -> None:
         self.turns = list(turns)
+        self.of_episodes: set[TurnId] = set()
         self._compared: dict[HistoryKey, dict[TurnId, tuple[Pair, bool]]] = {}
 
     async def next_turns(self, key: HistoryKey, limit: int) -> list[HistoryTurn]:
@@ -33,10 +35,11 @@ class FakeHistoryStore:
         self._compared.setdefault(key, {}).setdefault(turn.turn_id, (pair, False))
 
     async def pairs(self, key: HistoryKey) -> list[Pair]:
-        return [pair for pair, _ in self._compared.get(key, {}).values()]
+        compared = self._compared.get(key, {}).items()
+        return [pair for turn, (pair, _) in compared if turn not in self.of_episodes]
 
     async def differing(self, key: HistoryKey) -> list[TurnId]:
-        standing = {turn.turn_id: turn.verdict for turn in self.turns}
+        standing = {turn.turn_id: turn.verdict for turn in self._of_chats()}
         return sorted(
             turn
             for turn, (pair, done) in self._compared.get(key, {}).items()
@@ -59,7 +62,10 @@ class FakeHistoryStore:
         self.turns = [turn for turn in self.turns if turn.turn_id != turn_id]
 
     def _missing(self, key: HistoryKey) -> list[HistoryTurn]:
-        return [turn for turn in self.turns if turn.turn_id not in self._compared.get(key, {})]
+        return [turn for turn in self._of_chats() if turn.turn_id not in self._compared.get(key, {})]
+
+    def _of_chats(self) -> list[HistoryTurn]:
+        return [turn for turn in self.turns if turn.turn_id not in self.of_episodes]
 
 
 class FakeHistoryJudge:
