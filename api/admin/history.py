@@ -23,7 +23,8 @@ class CompareHistory(RequestBody):
     turns: Annotated[int, Field(ge=0, le=MOST_TURNS)] = 20
     """How many further turns this call judges."""
     apply: bool = False
-    """Then have those turns judged again on which the verdicts differ."""
+    """Then have those turns judged again on which the verdicts differ: by the judge workers, with their own judge, so
+    switch the workers first if it is not the one compared here."""
 
 
 @router.post("/judge/history", openapi_extra=described(CompareHistory))

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from api.dependencies import services_of
 from api.ui.page import PageRoute, operator, policy_of, read_form, render, render_page
 from clawloop.errors import RecipeRejected, RequestRejected
-from clawloop.operations.history import MOST_TURNS
+from clawloop.operations.history import MOST_TURNS, judged_by_workers
 from clawloop.recipes.recipe import Recipe, read_recipe
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -28,7 +28,8 @@ async def compare_history(request: Request, policy: str | None = None) -> Respon
         found = await services.history.compare(chosen, _recipe(form), int(turns))
     except RecipeRejected as error:
         raise RequestRejected(f"{error}.", code="invalid_recipe", field=error.field) from error
-    return render_page(request, login, "_agreement.html", chosen, "settings", found=found)
+    notice = judged_by_workers(found.judge)
+    return render_page(request, login, "_agreement.html", chosen, "settings", found=found, notice=notice)
 
 
 @router.post("/ui/judge/history/apply")
@@ -42,7 +43,8 @@ async def apply_history(request: Request, policy: str | None = None) -> Response
     except RecipeRejected as error:
         raise RequestRejected(f"{error}.", code="invalid_recipe", field=error.field) from error
     refused = len([turn for turn in applied if turn.refused is not None])
-    note = f"{len(applied) - refused} turns are judged again; their places show the results."
+    asked = len(applied) - refused
+    note = f"{asked} turns are judged again, by the judge workers' own judge; their places show the results."
     if refused:
         note += f" {refused} cannot be."
     return render(request, "_note.html", note=note)

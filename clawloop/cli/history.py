@@ -56,9 +56,10 @@ def shown(found: History) -> str:
 def applied_lines(applied: Sequence[Rejudged]) -> Iterator[str]:
     """What became of the turns that were to be judged again."""
     if not applied:
-        yield "No turn differs that was not judged again before."
+        yield "No turn differs that was not rated or judged again since."
     for turn in applied:
-        yield f"{turn.turn_id} {'is judged again' if turn.refused is None else f'stays: {turn.refused}'}"
+        told = "is judged again by the judge workers" if turn.refused is None else f"stays: {turn.refused}"
+        yield f"{turn.turn_id} {told}"
 
 
 def _summary(figures: Agreement) -> str:

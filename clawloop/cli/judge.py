@@ -70,12 +70,14 @@ def compare_history(
 ) -> None:
     """Judge stored turns by another judge or recipe and compare the verdicts; changes nothing without --apply."""
     from clawloop.cli.history import applied_lines, apply_verdicts, compare, shown
+    from clawloop.operations.history import judged_by_workers
 
     found = compare(data, recipe, policy, turns)
     if not as_json:
         typer.echo(shown(found))
     applied: list[Rejudged] = []
     if apply and found.stopped is None:
+        typer.echo(judged_by_workers(found.judge), err=True)
         if not yes:
             typer.confirm("Have the turns judged again on which the verdicts differ?", abort=True, err=True)
         applied = apply_verdicts(data, recipe, policy)

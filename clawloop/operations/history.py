@@ -130,7 +130,7 @@ class ComparedHistory(View):
         judged: turns of this call.
         left: turns not compared yet: call again.
         stopped: why this call ended early.
-        applied: what became of the turns on which the verdicts differ.
+        applied: what became of the turns on which the verdicts differ; the judge workers ask their own judge.
     """
 
     judge: str
@@ -152,6 +152,18 @@ class ComparedHistory(View):
             versions=found.versions,
             applied=applied,
         )
+
+
+def judged_by_workers(judge: str) -> str:
+    """What an operator must know before turns are judged again: no judgement says which judge the workers ask.
+
+    Args:
+        judge: the one whose verdicts were compared.
+    """
+    return (
+        "The judge workers judge them again, with their own judge: "
+        f"if theirs is not the one compared here ({judge}), switch the workers first."
+    )
 
 
 class HistoryOperations:
@@ -199,6 +211,8 @@ class HistoryOperations:
 
     async def apply(self, policy: str, recipe: Recipe | None) -> list[Rejudged]:
         """Have the turns judged again, by the judge workers, on which the verdicts differ.
+
+        The workers ask their own judge, which need not be the one compared: see `judged_by_workers`.
 
         Raises:
             NotFound: there is no such policy, or it has no recipe.

@@ -156,3 +156,5 @@ async def test_the_command_prints_the_agreement(binary_bench: Bench, tmp_path: P
     asked = await asyncio.to_thread(CliRunner().invoke, app, [*arguments, "--apply"], env=here)
     assert asked.exit_code == 1
     assert "Have the turns judged again on which the verdicts differ?" in asked.output
+    # The workers' judge is set where they run, and nothing stored says which one it is.
+    assert f"not the one compared here (other at {bench.judge.url}), switch the workers first" in asked.output

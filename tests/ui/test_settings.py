@@ -287,8 +287,13 @@ async def test_stored_turns_are_judged_by_another_recipe_and_nothing_changes_una
         compared = html.unescape((await visitor.post("/ui/judge/history", turns="5", recipe="")).text)
         assert "1 turn, no new verdict. 1 compared now, 0 left." in re.sub(r"<[^>]+>", "", compared)
         assert "/ui/judge/history/apply" not in compared  # no verdict differs
+        await page.learning.execute("UPDATE comparisons SET after = 1")
+        differs = html.unescape((await visitor.post("/ui/judge/history", turns="5", recipe="")).text)
+        assert "if theirs is not the one compared here (base model), switch the workers first." in differs
+        await page.learning.execute("UPDATE comparisons SET after = NULL")
         for fields in ({"turns": "0"}, {"turns": "101"}, {"turns": "5", "recipe": "name = 7"}):
             assert (await visitor.post("/ui/judge/history", **fields)).status_code == 400, fields
-        assert "0 turns are judged again" in (await visitor.post("/ui/judge/history/apply", recipe="")).text
+        asked = html.unescape((await visitor.post("/ui/judge/history/apply", recipe="")).text)
+        assert "0 turns are judged again, by the judge workers' own judge" in asked
     [kept] = await page.learning.rows("SELECT count(*) AS n FROM judgements")
     assert kept["n"] == 1
