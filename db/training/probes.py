@@ -15,6 +15,7 @@ from clawloop.contracts.turns import TurnRecord
 from clawloop.errors import NotFound, RecipeRejected, RecordUnusable, StateConflict
 from clawloop.ids import ProbeId, TurnId, new_probe_id
 from clawloop.recipes.recipe import Recipe
+from clawloop.turns.files import references_in
 from db.content import content_of
 from db.database import Database, transaction
 from db.exact_json import exact_json, storable
@@ -36,7 +37,7 @@ _PRAISED = text("""
         WHERE s.policy = :policy AND s.state IN ('held_out', 'fresh', 'trained') AND j.verdict = 1
             AND s.rollout_group_id IS NULL AND t.outcome <> 'erased'
         ORDER BY s.id DESC LIMIT 8 * :drawn) newest
-    ORDER BY md5(turn_id::text || '/' || CAST(:n AS text)) LIMIT 2 * :drawn
+    ORDER BY md5(turn_id::text || '/' || CAST(:n AS text))
 """)
 # A longer prompt would cost an engine more than the answers to it.
 _LONGEST_PROMPT = 4096
@@ -115,13 +116,19 @@ class PostgresProbeStore:
         if not drawn:
             return probes
         for turn_id in await connection.scalars(_PRAISED, {"policy": policy, "n": n, "drawn": drawn}):
+            if len(probes) == drawn:
+                break
             stored = await read_turn(connection, self._conversations, TurnId(turn_id))
-            if len(probes) == drawn or stored is None:
-                continue
-            record = stored.record
-            if record.prompt_ids is not None and len(record.prompt_ids) <= _LONGEST_PROMPT:
-                probes.append(AskedProbe(turn_id, _asked_again(record)))
+            if stored is not None and _can_be_asked(stored.record):
+                probes.append(AskedProbe(turn_id, _asked_again(stored.record)))
         return probes
+
+
+def _can_be_asked(record: TurnRecord) -> bool:
+    """Its prompt is short enough, and whole: an engine takes no reference in place of a file."""
+    if record.prompt_ids is None or len(record.prompt_ids) > _LONGEST_PROMPT:
+        return False
+    return not references_in(record.messages)
 
 
 def _asked_again(record: TurnRecord) -> ProbeContent:

@@ -16,7 +16,7 @@ from activities.training.ports import GateStore, StepStore
 from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
 from clawloop.contracts.serving import Engine, Scope
 from clawloop.contracts.training import SampleState, StepBatch, StepFigures, StepState, TrainedStep, VersionRef
-from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnOutcome
+from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome
 from clawloop.ids import ApiKeyId, FeedbackId, SampleId, new_feedback_id
 from clawloop.judging.hints import HintChoice
 from clawloop.judging.records import FinalizedJudgement
@@ -261,14 +261,21 @@ class PostgresLearning:
         reward: float | None = 1.0,
         hinted: Sequence[int] | None = None,
         explicit: bool = False,
+        messages: list[Message] | None = None,
     ) -> list[SampleId]:
-        return [await self._add_sample(version, reward, hinted, explicit) for _ in range(count)]
+        return [await self._add_sample(version, reward, hinted, explicit, messages) for _ in range(count)]
 
     async def _add_sample(
-        self, version: int, reward: float | None, hinted: Sequence[int] | None, explicit: bool
+        self,
+        version: int,
+        reward: float | None,
+        hinted: Sequence[int] | None,
+        explicit: bool,
+        messages: list[Message] | None,
     ) -> SampleId:
         evidence = SessionEvidence(SessionSource.HEADER, f"s{len(self.woken)}")
-        turn = turn_record(f"{evidence.value}", api_key_id=self.key, version=version, evidence=evidence)
+        asked: list[Message] = messages or [{"role": "user", "content": f"{evidence.value}"}]
+        turn = turn_record(messages=asked, api_key_id=self.key, version=version, evidence=evidence)
         await self.turns.insert(turn)
         applied: list[FeedbackId] = []
         if explicit:

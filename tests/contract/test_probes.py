@@ -27,9 +27,11 @@ from clawloop.recipes.recipe import Gate
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.probes import ProbeClient
+from clawloop.turns.files import STORED
 from db.training.probes import PostgresProbeStore
 from tests.contract.learning import POLICY, RECIPE, PostgresLearning, trained
 from tests.fakes.engine import serving
+from tests.pictures import asks_about, png
 
 
 def asks(text: str, **checks: Any) -> ProbeContent:
@@ -182,6 +184,21 @@ async def test_praised_turns_are_asked_again_and_compared_in_both_orders(postgre
     assert (probed.asked, probed.failed) == (12, True)
     assert probed.reason.startswith("answers the judge likes less: 12 of 12")
     assert machine.asked[0]["max_tokens"] == 32
+
+
+async def test_turns_whose_messages_have_files_are_passed_over_for_the_next_ones(
+    postgres_learning: PostgresLearning,
+) -> None:
+    """An engine takes no reference in place of an image; a judge that sees and learns has samples of such turns."""
+    learning, machine = postgres_learning, Machine()
+    await learning.set_recipe(RECIPE.model_copy(update={"gate": Gate(drawn_probes=4)}))
+    await learning.add_samples(4)
+    await learning.add_samples(24, messages=[asks_about(png())])
+    await candidate(learning)
+    async with probing(learning, machine, {1}) as activities:
+        probed = await activities.probe_version(ProbeVersion(policy=POLICY, n=1))
+    assert probed.asked == 4
+    assert STORED not in str(machine.asked)
 
 
 async def test_where_no_turn_was_praised_yet_the_gate_says_that_nothing_was_asked(
