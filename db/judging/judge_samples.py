@@ -18,7 +18,7 @@ from clawloop.episodes.curriculum import SUCCESS
 from clawloop.errors import ContentUnreadable
 from clawloop.ids import RolloutGroupId, TurnId, new_judgement_id, new_sample_id
 from clawloop.recipes.recipe import Recipe
-from clawloop.samples.eligibility import PREFIX
+from clawloop.samples.eligibility import PREFIX, unseen_parts
 from clawloop.samples.holdout import is_held_out
 from clawloop.samples.judge_rewards import CastVote, RewardedVote, reward_votes
 from db.arrays import ID_BYTES
@@ -114,11 +114,13 @@ class PostgresJudgeSampleStore:
 async def _cast_votes(connection: AsyncConnection, these: Mapping[str, Any], judge: str) -> list[CastVote]:
     weights: dict[str, float] = {}
     votes: list[CastVote] = []
+    content = content_of(connection)
     for row in (await connection.execute(_VOTES, {**these, "judge": judge})).all():
         if row.judged_by not in weights:
             weights[row.judged_by] = (await recipe_by_hash(connection, row.judged_by)).signal.process_weight
         try:
-            why = turn_not_trainable(row, [], content_of(connection))
+            added = content.read_json(row.messages_added, "turns.messages_added", row.id)
+            why = turn_not_trainable(row, unseen_parts(added), content)
         except ContentUnreadable as error:  # of one turn, which must not keep the others' votes
             why = f"{PREFIX}{error}"
         votes.append(

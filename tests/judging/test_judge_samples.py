@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -38,8 +39,12 @@ RECIPE = Recipe.model_validate(GROUP)
 STATES = "SELECT state, reward FROM samples WHERE policy = 'judge' ORDER BY id"
 
 
-async def record_answers(bench: Bench) -> list[TurnRecord]:
-    """Have the judge answer as a gateway does that relays the policy `judge`; the turns that it has recorded."""
+async def record_answers(bench: Bench, seen: Sequence[object] = ()) -> list[TurnRecord]:
+    """Have the judge answer as a gateway does that relays the policy `judge`; the turns that it has recorded.
+
+    Args:
+        seen: parts of its questions beside their text.
+    """
     await ensure_policy(bench.database, JUDGE, "tiny", [])
     key, _ = await PostgresKeyStore(bench.database).create_key(JUDGE, frozenset({Scope.CHAT}), "judge")
     recorded: list[TurnRecord] = []
@@ -48,7 +53,7 @@ async def record_answers(bench: Bench) -> list[TurnRecord]:
         ids = [new_turn_id() for _ in texts]
         for choice, (turn_id, text) in enumerate(zip(ids, texts, strict=True)):
             turn = turn_record(
-                f"question {ids[0]}",
+                messages=[{"role": "user", "content": [{"type": "text", "text": f"question {ids[0]}"}, *seen]}],
                 turn_id=turn_id,
                 group_id=ids[0] if len(ids) > 1 else None,
                 choice=choice,
@@ -111,6 +116,16 @@ async def test_a_damaged_turn_keeps_no_other_vote_from_teaching(bench: Bench) ->
     [damaged] = bench.rows("SELECT outcome, outcome_detail AS why FROM turns WHERE id = %s", recorded[0].turn_id)
     assert damaged["outcome"] == "not_trainable"
     assert "neither plain nor encrypted" in damaged["why"]
+
+
+async def test_a_vote_on_what_the_judge_saw_as_an_image_is_not_trained(bench: Bench) -> None:
+    recorded = await record_answers(bench, [{"type": "image_url", "image_url": {"url": "x"}}])
+    await practise(bench, (1, 1))
+    assert await PostgresJudgeSampleStore(bench.database).reward_votes() == 0
+    assert bench.rows(STATES) == []
+    [first] = bench.rows("SELECT outcome, outcome_detail AS why FROM turns WHERE id = %s", recorded[0].turn_id)
+    assert first["outcome"] == "not_trainable"
+    assert first["why"].startswith("not trainable: image in the prompt")
 
 
 async def test_votes_whose_turns_are_stored_later_are_compared_with_their_group(
