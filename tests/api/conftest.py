@@ -101,9 +101,12 @@ class Gateway:
         return await self.services.keys.require(Headers({"authorization": f"Bearer {self.key}"}), Scope.CHAT)
 
     async def recorded(self, count: int = 1) -> list[TurnRecord]:
-        """The stored turns, once there are `count`: a turn is stored shortly after its client disconnects."""
+        """The stored turns in the order of their requests, once there are `count`.
+
+        A turn is stored shortly after its client disconnects, on a busy machine by the disk and so after a later one.
+        """
         await until(lambda: len(self.turns.records) >= count)
-        return list(self.turns.records)
+        return sorted(self.turns.records, key=lambda record: record.turn_id)
 
 
 async def until(condition: Callable[[], object], seconds: float = 30) -> None:
