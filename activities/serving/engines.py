@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -240,26 +241,18 @@ class EngineActivities:
         )
 
     async def _first_with_room(self, state: _ReconciledState, waiting: Sequence[str]) -> str | None:
-        """The oldest of these versions that there is room for now; of each policy its oldest is loaded first."""
-        tried: set[str] = set()
-        for name in waiting:
-            policy = state.missing[name].policy
-            if policy not in tried and await self._has_room(state, policy):
-                return name
-            tried.add(policy)
-        return None
-
-    async def _has_room(self, state: _ReconciledState, policy: str) -> bool:
-        """Whether the engine has a slot for one more version of the policy, beside those with requests now or soon.
+        """The oldest of these versions for which the engine has a slot, beside those of its policy with requests now or
+        soon.
 
         Other policies do not count: with more policies than slots requests take turns, and no policy may keep another
         from learning.
         """
-        if len(state.loaded) < 2:
-            return True  # saves a request to the engine
+        if len(state.loaded) < 2 or not waiting:
+            return next(iter(waiting), None)  # saves requests to the engine
         busy = await self._control.running() | (state.rows & state.wanted.keys())
-        busy_of_policy = [name for name in busy if (version := _parse_version(name)) and version[0] == policy]
-        return len(busy_of_policy) < max(2, await self._control.slots())
+        of_policy = Counter(version[0] for name in busy if (version := _parse_version(name)))
+        most = max(2, await self._control.slots())
+        return next((name for name in waiting if of_policy[state.missing[name].policy] < most), None)
 
     async def _load(self, engine_id: str, version: VersionRef, name: str) -> None:
         await self._control.load(version, name)

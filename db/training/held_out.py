@@ -18,16 +18,16 @@ from db.turns.conversation_cache import ConversationCache
 # One turn of each episode: the others have the same verdict, and the comparison takes its turns to be independent.
 # The newest half of each verdict: a policy that is mostly praised has its blamed turns far back.
 _NEWEST = text("""
-    SELECT id, verdict, unit FROM (
-        SELECT *, row_number() OVER (PARTITION BY verdict > 0 ORDER BY id DESC) <= :limit / 2 AS is_of_half FROM (
+    WITH held_out AS (
         SELECT DISTINCT ON (coalesce(t.episode_id, t.id)) s.id, d.verdict,
             coalesce(s.rollout_group_id, t.session_id) AS unit
         FROM samples s JOIN judgements j ON j.id = s.judgement_id JOIN turns t ON t.id = s.turn_id,
             LATERAL (SELECT CASE WHEN s.rollout_group_id IS NULL THEN j.verdict ELSE sign(s.reward) END AS verdict) d
         WHERE s.policy = :policy AND s.state = 'held_out' AND d.verdict <> 0 AND j.decided_at < :before
             AND t.outcome <> 'erased'
-        ORDER BY coalesce(t.episode_id, t.id), s.id DESC) held_out) newest
-    ORDER BY is_of_half DESC, id DESC LIMIT :limit
+        ORDER BY coalesce(t.episode_id, t.id), s.id DESC)
+    SELECT id, verdict, unit FROM held_out
+    ORDER BY row_number() OVER (PARTITION BY verdict > 0 ORDER BY id DESC) <= :limit / 2 DESC, id DESC LIMIT :limit
 """)
 
 

@@ -18,8 +18,7 @@ from db.training.lineage import next_step
 from db.training.schedule import closed_by_canary, read_closed
 
 # Samples of another [signal] table are not ready: no step takes them. Of those held out, as many as a batch has are
-# enough to tell that a batch of them came without a step. Those of rollout groups are counted by group, and so many are
-# looked at that a batch of large groups is among them.
+# enough to tell that a batch of them came without a step; of rollout groups the newest as many as a batch can have.
 _STATUS = text("""
     SELECT p.id, p.pool, sr.content AS step_recipe, p.head, p.active, p.epoch, p.pinned, p.canary, p.canary_since,
         p.retired_at,
@@ -30,15 +29,13 @@ _STATUS = text("""
             SELECT s.created_at FROM samples s
             WHERE s.policy = p.id AND s.state = 'held_out' AND s.rollout_group_id IS NULL
             ORDER BY s.id DESC LIMIT coalesce(CAST(r.content->'train'->>'batch_samples' AS int), 0)) h
-            WHERE h.created_at > coalesce(
-                (SELECT o.claimed_at FROM steps o WHERE o.policy = p.id ORDER BY o.n DESC LIMIT 1), '-infinity')
+            WHERE h.created_at > last_claim.at
         ) AS held_out,
-        (SELECT count(DISTINCT h.rollout_group_id) FROM (
-            SELECT s.created_at, s.rollout_group_id FROM samples s
-            WHERE s.policy = p.id AND s.state = 'held_out'
-            ORDER BY s.id DESC LIMIT 5000) h
-            WHERE h.created_at > coalesce(
-                (SELECT o.claimed_at FROM steps o WHERE o.policy = p.id ORDER BY o.n DESC LIMIT 1), '-infinity')
+        (SELECT count(*) FROM (
+            SELECT g.id FROM rollout_groups g WHERE g.policy = p.id ORDER BY g.id DESC LIMIT 1000) g
+            WHERE EXISTS (
+                SELECT FROM samples s WHERE s.policy = p.id AND s.rollout_group_id = g.id AND s.state = 'held_out'
+                    AND s.created_at > last_claim.at)
         ) AS held_out_groups,
         EXISTS (SELECT FROM probes WHERE policy = p.id) AS has_probes,
         (SELECT count(*) FROM turns t JOIN sessions c ON c.id = t.session_id
@@ -48,6 +45,9 @@ _STATUS = text("""
     FROM policies p LEFT JOIN recipes r ON r.hash = p.recipe_hash
         LEFT JOIN steps st ON st.policy = p.id AND st.state IN ('claimed', 'candidate')
         LEFT JOIN recipes sr ON sr.hash = st.recipe_hash
+        CROSS JOIN LATERAL (SELECT coalesce(
+            (SELECT o.claimed_at FROM steps o WHERE o.policy = p.id ORDER BY o.n DESC LIMIT 1), '-infinity') AS at
+        ) last_claim
         CROSS JOIN LATERAL (
             SELECT count(*) FILTER (WHERE s.rollout_group_id IS NULL) AS ready,
                 count(DISTINCT s.rollout_group_id) AS groups,
@@ -84,7 +84,6 @@ async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
         waits = waits_for(row.ready, needed, row.judging, row.held_out)
         if recipe is not None:
             waits += waits_for_groups(row.groups, recipe.train.batch_groups, row.held_out_groups)
-        if recipe is not None:
             waits += after_rejections(row.rejections, recipe.gate)
         state = TrainingState.WAITING
         reason = fault or (waits if closed is None else f"{closed.reason}; {waits}")
