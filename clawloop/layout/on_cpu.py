@@ -22,39 +22,61 @@ SERVICES = {
 }
 KEPT_FREE = 0.05
 """Of the machine's memory, for its system."""
-CONTEXTS = 2
+FEWEST_CONTEXTS = 2
 """Whole contexts that the cache holds, so that one long conversation does not put out every other."""
+CACHE_SHARE = 1 / 16
+"""Of the machine's memory, for more contexts: without them vLLM computes replies that run at once again and again."""
 
 
 def on_cpu(request: Request) -> Layout | Shortage:
-    """One engine, one trainer, and the services beside them."""
-    serving = engine.on_cpu(request.limits.max_model_len)
+    """One engine, one trainer, and the services beside them.
+
+    Caches are as large as all requests at once can use, if `CACHE_SHARE` allows, else smaller; of `FEWEST_CONTEXTS`
+    where memory is short.
+    """
     device = Device("memory", request.memory, int(request.memory * KEPT_FREE))
-    engines = [_engine(request.for_engines, serving, Role.ENGINE)]
-    if request.judge_model is not None:
-        for_judge = request.for_judge
-        engines.append(_engine(for_judge, engine.on_cpu(for_judge.limits.max_model_len), Role.JUDGE))
-    learners = () if request.training is None else (_trainer(request),)
-    processes = (*engines, *learners, *(_service(name, size) for name, size in SERVICES.items()))
+    processes = _processes(request, int(request.memory * CACHE_SHARE))
+    if sum(process.bytes for process in processes) > device.usable:
+        processes = _processes(request, 0)
     if sum(process.bytes for process in processes) > device.usable:
         return Shortage(device, processes)
     return Layout("cpu", (device,), processes, None, request.limits.max_model_len, ())
 
 
-def _engine(request: Request, serving: Serving, role: Role) -> Process:
+def _processes(request: Request, cache: int) -> tuple[Process, ...]:
+    """
+    Args:
+        cache: bytes of each engine's, if they hold `FEWEST_CONTEXTS`.
+    """
+    engines = [_engine(request.for_engines, Role.ENGINE, cache)]
+    if request.judge_model is not None:
+        engines.append(_engine(request.for_judge, Role.JUDGE, cache))
+    learners = () if request.training is None else (_trainer(request),)
+    return (*engines, *learners, *(_service(name, size) for name, size in SERVICES.items()))
+
+
+def _contexts(request: Request, serving: Serving, cache: int) -> int:
+    """Whole contexts in a cache of so many bytes: no more than requests at once, no fewer than `FEWEST_CONTEXTS`."""
+    held = engine.kv_tokens(request, cache, serving) // request.limits.max_model_len
+    return max(FEWEST_CONTEXTS, min(serving.seqs, held))
+
+
+def _engine(request: Request, role: Role, cache_bytes: int) -> Process:
+    serving = engine.on_cpu(request.limits.max_model_len)
     model, limits, b = request.model, request.limits, request.number_bytes
     weights = engine.weight_bytes(model, b) + engine.packed_vocabulary(model, b)
     rank = limits.max_lora_rank if request.training is None else request.training.rank
     slots = engine.lora_slots(model, limits.max_loras, limits.max_lora_rank, b)
     loaded = engine.loaded_loras(model, limits.max_cpu_loras, rank, b)
-    tokens = CONTEXTS * limits.max_model_len
+    contexts = _contexts(request, serving, cache_bytes)
+    tokens = contexts * limits.max_model_len
     cache = engine.kv_bytes(request, tokens, serving)
     with_lora = role is Role.ENGINE
     lora = Part(PartName.LORA, slots + loaded, f"{limits.max_loras} of rank {limits.max_lora_rank}, and those loaded")
     parts = (
         Part(PartName.WEIGHTS, weights, f"{engine.weight_words(request)}, the vocabulary packed twice more"),
         *((lora,) if with_lora else ()),
-        Part(PartName.KV, cache, f"{tokens:,} tokens, {CONTEXTS} contexts"),
+        Part(PartName.KV, cache, f"{tokens:,} tokens, {contexts} contexts"),
         Part(
             PartName.READING,
             engine.reading_bytes(model, serving, b),

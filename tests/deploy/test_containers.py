@@ -42,7 +42,8 @@ MACHINES: dict[str, tuple[int, ...] | None] = {
     "kubernetes cpu": None,
     "kubernetes cuda": (80, 80),
 }
-MEMORY = 256
+MEMORY = 192
+"""GiB: a CPU engine's cache holds two contexts; the examples take no more of a machine that they do not know."""
 # In both; `test_compose` and `test_kubernetes` have the number.
 GATEWAYS = 2
 TRAINERS_OWN = {"PYTORCH_ALLOC_CONF", "MALLOC_MMAP_THRESHOLD_", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"}

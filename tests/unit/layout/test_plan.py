@@ -210,6 +210,23 @@ def with_gpu(asked: Request, gib: int) -> Request:
     return replace(asked, gpus=replace(asked.gpus, sizes=(gib * GIB,)))
 
 
+@pytest.mark.parametrize(("memory", "contexts"), [(16, 2), (64, 4), (2000, 64)])
+def test_without_gpus_the_cache_grows_with_the_memory_until_all_requests_fit(memory: float, contexts: int) -> None:
+    limits = Limits(max_model_len=8192, max_sample_tokens=4096)
+    model = decoder(vocab=151_936, width=1024, inner=3072, layers=28, heads=16, kv_heads=8, head_dim=128)
+    [engine, *_] = plan(request(model, None, limits=limits, memory=memory)).processes
+    assert engine.cached_tokens // 8192 == contexts
+
+
+def test_without_gpus_a_larger_cache_displaces_nothing() -> None:
+    large = request(SMALL, None, memory=100)
+    least = arrange(replace(large, memory=1))
+    assert isinstance(least, Shortage)
+    needed = sum(process.bytes for process in least.processes)
+    found = plan(replace(large, memory=int(needed / 0.95) + 1))
+    assert [process.bytes for process in found.processes] == [process.bytes for process in least.processes]
+
+
 def test_without_gpus_all_processes_share_the_memory() -> None:
     found = plan(request(SMALL, None, memory=8))
     assert found.kind == "cpu"
