@@ -6,8 +6,10 @@ import asyncio
 import time
 from typing import Any
 
+import httpx
 import orjson
 from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.parser import text_string_to_metric_families
 
 from clawloop.contracts.serving import Engine, RouteKey
 from clawloop.judging.prompts import AnswerForm, vote_prompt
@@ -38,23 +40,39 @@ class Chats:
         self.began = 0
         self.ended: list[float] = []
 
-    async def chat(self, key: int, tokens: int, choices: int = 1) -> None:
+    async def chat(self, key: int, tokens: int, choices: int = 1, *, stream: bool = True) -> None:
+        """One chat to its end. A reply as a whole leaves the client's core to the engine."""
         body: dict[str, Any] = {
             "model": "tiny-random",
             "messages": [{"role": "user", "content": f"Tell {key} a tale."}],
         }
-        body |= {"n": choices, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+        body |= {"n": choices, "max_tokens": tokens, "ignore_eos": True, "stream": stream}
         route = RouteKey("default", 0, "tiny-random", str(key), owner=str(key), choices=choices)
         async with self.engines.open_chat(route, orjson.dumps(body)) as answer:
-            seen = False
-            async for _ in answer.events():
-                self.began += not seen
-                seen = True
+            if stream:
+                seen = False
+                async for _ in answer.events():
+                    self.began += not seen
+                    seen = True
+            else:
+                await answer.body()
         self.ended.append(time.monotonic())
 
     async def begun(self, count: int) -> None:
         while self.began < count:
             await asyncio.sleep(0.01)
+
+
+async def sequences(url: str, *, running: int, waiting: int = 0) -> None:
+    """Wait until the engine runs so many sequences and has so many in its queue."""
+    # No timeout: a full engine's API server answers late where it has little of a core.
+    async with httpx.AsyncClient(base_url=url, timeout=None) as client:
+        while True:
+            families = text_string_to_metric_families((await client.get("/metrics")).text)
+            gauges = {sample.name: sample.value for family in families for sample in family.samples}
+            if gauges["vllm:num_requests_running"] >= running and gauges["vllm:num_requests_waiting"] >= waiting:
+                return
+            await asyncio.sleep(0.1)
 
 
 async def vote(url: str, *, with_chats: bool) -> float:
