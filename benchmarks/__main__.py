@@ -25,6 +25,7 @@ PROGRAMS = {
     "gateway": "chats through gateway, aiohttp relays and LiteLLM, beside a direct client",
     "judging": "judged turns a second, signal to verdict, events a turn, with many sessions open",
     "feedback": "from feedback to a version that answers",
+    "publish": "gaps between tokens while versions are published, trainer idle and busy",
     "interference": "serving with training and judging on and off",
     "gate": "seconds of each stage of the gate, and what chats beside it notice",
     "judge-lane": "votes while chats fill the engine that both ask",
@@ -38,7 +39,6 @@ PROGRAMS = {
 }
 # These print their figures; their options are their own.
 PRINTING = {
-    "publish": ("benchmarks.publish", "gaps between tokens while versions are published, trainer idle and busy"),
     "temporal": ("benchmarks.temporal_away", "what a chat notices of Temporal: up, hanging and ended"),
     "train": ("benchmarks.train_step", "a training step beside PEFT + transformers and torchtune; --gpu with CUDA"),
     "injections": ("benchmarks.injections", "how often injected text sways a judge; --url URL --name MODEL for yours"),

@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> Result:
             command = module("clawloop.cli.main", "worker", role, "--health-port", port)
             workers[role] = stack.enter_context(running(command, folder / f"{role}.log", settings))
             wait_for(f"http://{LOOPBACK}:{port}/readyz", workers[role], folder / f"{role}.log")
-        trainer = stack.enter_context(running(module("benchmarks.publish", "--train", model), folder / "trainer.log"))
+        trainer = stack.enter_context(running(module("benchmarks.busy_trainer", model), folder / "trainer.log"))
         stack.callback(_continue, workers["judge"], trainer)  # a suspended process does not stop
         time.sleep(SETTLE_SECONDS if options.quick else 10.0)  # until the trainer's steps have begun
         measured, seen = asyncio.run(

@@ -1,6 +1,4 @@
-"""Measures what publishing costs chats: gaps between tokens, with the trainer idle and with a busy trainer.
-
-    python -m benchmarks.publish [--publishes 20] [--clients 8]
+"""What publishing costs chats, with the trainer idle and with a busy trainer: gaps between tokens, time until active.
 
 Everything is real: PostgreSQL, Temporal, vLLM on the random tiny model, gateway, orchestrator, the engine's agent. The
 publishes are followed by an equal time without publishes, so that both kinds of gaps come from one run.
@@ -10,116 +8,111 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 
-import torch
-
-from clawloop.local.checks import choose_port
-from clawloop.local.services import temporal_server
+from benchmarks.load import percentile
+from benchmarks.processes import free_port, module, running, running_temporal
+from benchmarks.report import Figure, Ratio, Result
+from clawloop.contracts.training import VersionRef
 from clawloop.local.services.postgres import running_postgres
-from clawloop.local.supervision.supervisor import guarded
 from clawloop.local.tiny_model import ensure_tiny_model
-from clawloop.training.packing.collate import collate
-from clawloop.training.packing.sequences import TokenSequence
 from db.schema import migrate
-from tests.e2e.adapters import load_policy, random_versions
+from tests.e2e.adapters import random_versions
 from tests.e2e.conftest import running_engine
 from tests.e2e.gateway import prepared, running_gateway
-from tests.e2e.publishing import chatting, gaps_with_and_without, publish_all, spread
+from tests.e2e.publishing import Publish, chatting, gaps_with_and_without, publish_all
 from tests.e2e.workers import running_workers
 from tests.engine_options import engine_options
 
-
-@contextmanager
-def _temporal(folder: Path) -> Iterator[str]:
-    ports = temporal_server.Ports(*(choose_port("Temporal", temporal_server.HOST, 0, "") for _ in range(3)))
-    started = temporal_server.launch(folder, ports, os.environ)
-    command = guarded(started.command, signal.SIGTERM, timedelta(seconds=3))
-    with (folder / "server.log").open("wb") as log:
-        process = subprocess.Popen(command, env=dict(started.environment), stdout=log, stderr=log)
-        try:
-            while not asyncio.run(temporal_server.is_ready(ports.http)):
-                if process.poll() is not None:
-                    raise SystemExit((folder / "server.log").read_text()[-2000:])
-            yield f"{temporal_server.HOST}:{ports.main}"
-        finally:
-            process.terminate()
-            process.wait(10)
+STATES = ("trainer idle", "trainer busy")
+WARM_UP_SECONDS = 3.0
+TRAINER_SECONDS = 10.0
+"""Until its steps have begun."""
 
 
-@contextmanager
-def _trainer(model: Path) -> Iterator[None]:
-    """Run a process that only computes training steps on the same model."""
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.publish", "--train", str(model)])
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def _train(model: Path) -> None:
-    policy = load_policy(model)
-    optimiser = torch.optim.AdamW(policy.adapter_parameters().values(), lr=1e-4)
-    ids = torch.randint(1, 500, (16, 512)).tolist()
-    packed = collate([TokenSequence(str(n), row[:256], row[256:], 1.0) for n, row in enumerate(ids)], range(16))
-    while True:
-        (-policy(packed).logprobs_N.mean()).backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-        optimiser.zero_grad()
-
-
-async def _measure(url: str, temporal: str, engine: str, model: Path, data: Path, publishes: int, clients: int) -> None:
-    versions = random_versions(model, data / "adapters", range(1, 2 * publishes + 1))
-    agent = ["engine", "--engine", engine]
-    async with running_gateway(url, await prepared(url, [engine]), data) as gateway:
-        async with running_workers(data, url, temporal, ["orchestrator"], agent):
-            async with chatting(gateway.url, gateway.key, clients) as seen:
-                await asyncio.sleep(3)  # warm-up
-                for name, ready in (("trainer idle", versions[:publishes]), ("trainer busy", versions[publishes:])):
-                    with ExitStack() as stack:
-                        if name == "trainer busy":
-                            stack.enter_context(_trainer(model))
-                            await asyncio.sleep(10)  # until its steps have begun
-                        done, during, quiet = await gaps_with_and_without(
-                            seen, partial(publish_all, url, temporal, ready)
-                        )
-                    print(f"{name}, {publishes} publishes, {clients} streams")
-                    print(f"  from commit to active   {spread([publish.seconds for publish in done])}")
-                    print(f"  gaps without publishes  {spread(quiet)}")
-                    print(f"  gaps during publishes   {spread(during)}")
-            print(f"{len(seen.answers)} answers, {len(seen.errors)} errors {seen.errors[:3]}")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--publishes", type=int, default=20)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--publishes", type=int, default=None, help="in each state; default: 20; 5 with --quick")
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.train is not None:
-        _train(options.train)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of one state; seconds."""
+
+    publishes: list[Publish]
+    during: list[float]
+    quiet: list[float]
+
+
+def run(options: argparse.Namespace) -> Result:
+    publishes = options.publishes or (5 if options.quick else 20)
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(scratch)
-        for part in ("postgres", "temporal", "data"):
-            (folder / part).mkdir()
         model = ensure_tiny_model(folder / "models")
+        (folder / "data").mkdir()
         server = stack.enter_context(running_postgres(folder / "postgres"))
         migrate(server.url)
-        temporal = stack.enter_context(_temporal(folder / "temporal"))
-        options_of_engine = engine_options(model, choose_port("vLLM", "127.0.0.1", 0, ""))
-        engine = stack.enter_context(running_engine(model, options_of_engine, folder / "vllm.log"))
-        asyncio.run(_measure(server.url, temporal, engine, model, folder / "data", options.publishes, options.clients))
+        temporal = stack.enter_context(running_temporal(folder / "temporal"))
+        engine = stack.enter_context(running_engine(model, engine_options(model, free_port()), folder / "vllm.log"))
+        versions = random_versions(model, folder / "data" / "adapters", range(1, len(STATES) * publishes + 1))
+        each = {state: versions[n * publishes : (n + 1) * publishes] for n, state in enumerate(STATES)}
+        measured = asyncio.run(_measure(server.url, temporal, engine, model, folder, each, options.clients))
+    ratios = {
+        f"tokens a second while versions are published to none, {state}": Ratio(
+            len(found.during) / len(found.quiet), "higher"
+        )
+        for state, found in measured.items()
+    }
+    active = {
+        f"until active, {state}": [publish.seconds for publish in found.publishes] for state, found in measured.items()
+    }
+    return Result([_row(state, found) for state, found in measured.items()], ratios, active)
 
 
-if __name__ == "__main__":
-    main()
+def _row(state: str, measured: Measured) -> dict[str, Figure]:
+    active = [publish.seconds for publish in measured.publishes]
+    row: dict[str, Figure] = {
+        "state": state,
+        "publishes": len(active),
+        "until active p50 s": median(active),
+        "max s": max(active),
+    }
+    for when, gaps in (("during", measured.during), ("without", measured.quiet)):
+        row |= {f"gap p99 ms {when}": percentile(gaps, 0.99) * 1000, f"max ms {when}": max(gaps) * 1000}
+    return row
+
+
+async def _measure(
+    url: str,
+    temporal: str,
+    engine: str,
+    model: Path,
+    folder: Path,
+    versions: Mapping[str, Sequence[VersionRef]],
+    clients: int,
+) -> dict[str, Measured]:
+    """For each state its publishes, and gaps of the clients' streams during and after them."""
+    data, measured = folder / "data", {}
+    async with (
+        running_gateway(url, await prepared(url, [engine]), data) as gateway,
+        running_workers(data, url, temporal, ["orchestrator"], ["engine", "--engine", engine]),
+        chatting(gateway.url, gateway.key, clients) as seen,
+    ):
+        await asyncio.sleep(WARM_UP_SECONDS)
+        for state, ready in versions.items():
+            with ExitStack() as stack:
+                if state == "trainer busy":
+                    stack.enter_context(running(module("benchmarks.busy_trainer", model), folder / "trainer.log"))
+                    await asyncio.sleep(TRAINER_SECONDS)
+                measured[state] = Measured(
+                    *await gaps_with_and_without(seen, partial(publish_all, url, temporal, ready))
+                )
+    if seen.errors:
+        raise RuntimeError(f"{len(seen.errors)} answers failed: {seen.errors[0]}")
+    return measured
