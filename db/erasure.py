@@ -160,6 +160,12 @@ _END_SESSION = text(f"""
         guarantee = coalesce(guarantee, 'no sample: {WHY}')
     WHERE id = :session
 """)
+_ARTIFACTS = text("""
+    WITH own AS (SELECT DISTINCT episode_id AS id FROM turns WHERE session_id = :session AND episode_id IS NOT NULL)
+    SELECT DISTINCT encode(e.artifact_sha256, 'hex') FROM episodes e JOIN own USING (id)
+    WHERE e.artifact_sha256 IS NOT NULL AND NOT EXISTS (
+        SELECT FROM episodes o WHERE o.artifact_sha256 = e.artifact_sha256 AND o.id NOT IN (SELECT id FROM own))
+""")
 # An hour, as a spool may store turns late, and a client summarise before its next turn.
 _BESIDE_SESSION = text("""
     SELECT t.id, t.session_id, t.messages_added, t.response
@@ -203,6 +209,10 @@ class PostgresErasureStore:
                 reply = content.read_json(row.response, "turns.response", row.id)
                 messages += [] if reply is None else [reply]
         return own, beside
+
+    @transaction
+    async def artifacts_of(self, connection: AsyncConnection, session: SessionId) -> list[str]:
+        return list((await connection.scalars(_ARTIFACTS, {"session": session})).all())
 
     @transaction
     async def erase_session(self, connection: AsyncConnection, session: SessionId) -> Erasure | None:

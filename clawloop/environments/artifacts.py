@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from clawloop.encryption.key_file import SETTING
 from clawloop.encryption.sealer import KEYED_BYTES, Sealer
-from clawloop.errors import DiskFull, RecordUnusable
+from clawloop.errors import DiskFull, RecordUnusable, SetupError
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ PRUNE_SECONDS = 3600.0
 
 
 class ArtifactFolder:
-    """Satisfies `clawloop.episodes.ports.Artifacts`.
+    """Satisfies `clawloop.episodes.ports.Artifacts` and `clawloop.operations.ports.ErasedArtifacts`.
 
     Args:
         min_free_bytes: left free on its disk.
@@ -49,6 +49,14 @@ class ArtifactFolder:
             RecordUnusable: it is not there, or damaged.
         """
         return await asyncio.to_thread(self._load, digest)
+
+    async def delete(self, digest: str) -> None:
+        """Delete it, if it is here. Idempotent.
+
+        Raises:
+            SetupError: this process may not.
+        """
+        await asyncio.to_thread(self._delete, digest)
 
     async def prune(self, age: timedelta) -> int:
         """Delete what was stored longer ago than this, and what interrupted writes left; the number of files."""
@@ -124,6 +132,17 @@ class ArtifactFolder:
         if self._sealer is None:
             raise RecordUnusable(f"artifact {digest} is encrypted: set {SETTING}")
         return self._sealer.open(stored, _place(digest))
+
+    def _delete(self, digest: str) -> None:
+        paths = [self._path(digest)]
+        if self._sealer is not None and not _is_keyed(digest):  # it may have been encrypted since
+            paths.append(self._path(self._keyed(bytes.fromhex(digest))))
+        for path in paths:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                owner = f"run this as the owner of {self._folder}"
+                raise SetupError(f"cannot delete {path}: {error.strerror}: {owner}") from error
 
     def _keyed(self, sha256: bytes) -> str:
         assert self._sealer is not None

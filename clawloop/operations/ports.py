@@ -145,6 +145,16 @@ class ErasureStore(Protocol):
     async def erase_turn(self, turn: TurnId) -> Erasure | None:
         """Erase a turn, other replies to its request, and all turns that continue them; None if there is none."""
 
+    async def artifacts_of(self, session: SessionId) -> list[str]:
+        """Digests of what the agents of the session's episodes left, and no other episode's agent."""
+
+
+class ErasedArtifacts(Protocol):
+    """What agents left, by its digest."""
+
+    async def delete(self, digest: str) -> None:
+        """Delete it, if it is kept here. Idempotent."""
+
 
 class SessionWorkflows(Protocol):
     """Workflows of sessions. Every call raises SignalFailed when Temporal does not take the signal."""

@@ -10,16 +10,19 @@ from clawloop.contracts.sessions import Erasure, RejudgeRequested
 from clawloop.ids import SessionId, TurnId
 from clawloop.judging.rejudging import RejudgeFacts, why_not_rejudged
 from clawloop.operations.applied import Applied, notify_best_effort
-from clawloop.operations.ports import ErasureStore, RejudgeStore, SessionWorkflows
+from clawloop.operations.ports import ErasedArtifacts, ErasureStore, RejudgeStore, SessionWorkflows
 
 # Signals are sent one after the other, 10 ms each; the next call takes the next turns.
 UNJUDGED_LIMIT = 1000
 
 
 class SessionOperations:
-    def __init__(self, rejudging: RejudgeStore, erasures: ErasureStore, workflows: SessionWorkflows) -> None:
+    def __init__(
+        self, rejudging: RejudgeStore, erasures: ErasureStore, artifacts: ErasedArtifacts, workflows: SessionWorkflows
+    ) -> None:
         self._rejudging = rejudging
         self._erasures = erasures
+        self._artifacts = artifacts
         self._workflows = workflows
 
     async def rejudge_turn(self, turn_id: TurnId) -> Rejudged | None:
@@ -64,11 +67,14 @@ class SessionOperations:
         return results
 
     async def erase_session(self, session: SessionId) -> Applied[Erasure] | None:
-        """Erase a session's content for good, and what quotes it in side turns; None if there is no such session.
+        """Erase a session's content for good, what quotes it in side turns, and what its episode's agent left; None if
+        there is no such session.
 
         Raises:
             StoreUnavailable: call it again.
         """
+        for digest in await self._erasures.artifacts_of(session):
+            await self._artifacts.delete(digest)
         # The session last: as long as it has its content, what quotes it is found again.
         copies = [await self._erasures.erase_session(copy) for copy in await self._erasures.copies_of(session)]
         for copy in copies:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from clawloop.adapters.folder import AdapterFolder
 from clawloop.contracts.sessions import ContentErased, RejudgeRequested, SessionFacts
 from clawloop.contracts.training import OperatorChange
+from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.errors import SignalFailed
 from clawloop.ids import RolloutGroupId, SessionId
 from clawloop.operations.ports import EnvironmentWorkers, OperatorNotifier, RolloutsNotifier, SessionWorkflows
@@ -17,6 +18,7 @@ from clawloop.operations.recovery import Recovery
 from clawloop.operations.rollouts import RolloutOperations
 from clawloop.operations.sessions import SessionOperations
 from clawloop.operations.training import TrainingOperations
+from clawloop.processes.database import sealer_of
 from clawloop.processes.endpoints import page_links
 from clawloop.settings import Settings
 from db.database import Database
@@ -76,9 +78,10 @@ def operations_on(
     rollouts: RolloutsNotifier,
     workers: EnvironmentWorkers,
 ) -> Operations:
+    artifacts = ArtifactFolder(settings.data / "artifacts", sealer_of(settings.encryption_key_file))
     return Operations(
         TrainingOperations(PostgresTrainingStore(database), notifier, settings.max_lora_rank),
-        SessionOperations(PostgresRejudgeStore(database), PostgresErasureStore(database), workflows),
+        SessionOperations(PostgresRejudgeStore(database), PostgresErasureStore(database), artifacts, workflows),
         RolloutOperations(PostgresRolloutStore(database), rollouts, workers),
     )
 

@@ -174,7 +174,8 @@ async def running_gateway(
             stored = await stack.enter_async_context(StoredBytes(keys))
             counts.append(stored)
             key_ring, browser = KeyRing(keys, retry_seconds=0), AwayBrowser()
-            operations = SessionOperations(sessions, FakeErasureStore(turns), notifier or FakeNotifier())
+            artifacts = ArtifactFolder(folder / "artifacts")
+            operations = SessionOperations(sessions, FakeErasureStore(turns), artifacts, notifier or FakeNotifier())
             engine_operations = EngineOperations(FakeEngineStore(directory), FakeEngineProbe())
             created.append(
                 Services(
@@ -194,7 +195,7 @@ async def running_gateway(
                     episodes=episodes,
                     votes=FakeVoteReader(),
                     episode_keys=episode_keys,
-                    artifacts=ArtifactFolder(folder / "artifacts"),
+                    artifacts=artifacts,
                     history=HistoryOperations(FakeHistoryStore(history), FakeHistoryJudge(), training, operations),
                     logins=Logins(key_ring, keys),
                     key_maker=keys,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from clawloop.contracts.turns import Message, TurnKind, TurnOutcome, TurnRecord
+from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.ids import ApiKeyId, SessionId
 from clawloop.operations.sessions import SessionOperations
 from clawloop.turns.classify import classify
@@ -54,7 +56,7 @@ async def erased(stores: Stores, *turns: TurnRecord) -> list[bool]:
     return [turn is not None and turn.outcome is TurnOutcome.ERASED for turn in stored]
 
 
-async def test_summaries_and_flushes_of_a_session_are_erased_with_it(stores: Stores) -> None:
+async def test_summaries_and_flushes_of_a_session_are_erased_with_it(stores: Stores, tmp_path: Path) -> None:
     own = record(stores.key, agent_turn(KEYS, "side-demo"), "In the blue bowl beside the door.")
     copies = [
         record(stores.key, flush(KEYS, "In the blue bowl beside the door."), "NO_REPLY"),
@@ -70,7 +72,8 @@ async def test_summaries_and_flushes_of_a_session_are_erased_with_it(stores: Sto
     assert [turn.kind for turn in copies] == [TurnKind.SIDE] * 3
     sessions = await insert(stores, own, *copies, *others)
     assert len(set(sessions)) == len(sessions)
-    operations = SessionOperations(None, stores.erasures, FakeNotifier())  # type: ignore[arg-type]  # nothing is judged
+    artifacts = ArtifactFolder(tmp_path)
+    operations = SessionOperations(None, stores.erasures, artifacts, FakeNotifier())  # type: ignore[arg-type]  # nothing is judged
     applied = await operations.erase_session(sessions[0])
     assert applied is not None
     assert applied.result.turns == 1 + len(copies)

@@ -33,6 +33,9 @@ class FakeErasureStore:
                 said += [*turn.record.messages, *([turn.record.response] if turn.record.response else [])]
         return find_copies(own, beside)
 
+    async def artifacts_of(self, session: SessionId) -> list[str]:
+        return []  # its turns are of no episode
+
     async def erase_session(self, session: SessionId) -> Erasure | None:
         own = [turn for turn in await self._turns.all() if turn.session_id == session]
         if not own:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from clawloop.cli.main import app
 from clawloop.contracts.serving import Directory
+from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.errors import NotFound, RecipeRejected, StateConflict
 from clawloop.operations.history import CONCURRENT_TURNS, HistoryOperations
 from clawloop.operations.sessions import SessionOperations
@@ -41,9 +42,8 @@ async def history(bench: Bench) -> AsyncIterator[tuple[HistoryOperations, FakeNo
     notifier = FakeNotifier()
     stores = PostgresRejudgeStore(bench.database), PostgresErasureStore(bench.database)
     settings = Settings(judge_url=bench.judge.url, judge_model="other")
-    async with history_on(
-        bench.database, settings, lambda: Directory((), ()), SessionOperations(*stores, notifier)
-    ) as operations:
+    sessions = SessionOperations(*stores, ArtifactFolder(settings.data / "artifacts"), notifier)
+    async with history_on(bench.database, settings, lambda: Directory((), ()), sessions) as operations:
         yield operations, notifier
 
 

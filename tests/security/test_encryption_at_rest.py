@@ -259,6 +259,10 @@ async def test_artifacts_are_encrypted_and_named_by_a_keyed_digest(tmp_path: Pat
     (tmp_path / "artifacts" / "ab" / f"ab{'0' * 62}.tar").write_bytes(b"damaged")
     with pytest.raises(RecordUnusable, match="damaged"):
         rotated.reseal(f"ab{'0' * 62}")
+    await rotated.delete(other)  # by its digest from before it was encrypted
+    assert digest in rotated.digests()
+    with pytest.raises(RecordUnusable, match="is not in"):
+        await rotated.load(other)
 
 
 def test_the_spools_mark_keeps_other_keys_out_while_postgres_is_away(tmp_path: Path) -> None:

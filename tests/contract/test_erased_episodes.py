@@ -1,0 +1,55 @@
+"""With the session of an episode goes what its agent left in its sandbox."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clawloop.contracts.episodes import Ending, EpisodeEnd
+from clawloop.contracts.turns import TurnRecord
+from clawloop.environments.artifacts import ArtifactFolder
+from clawloop.ids import SessionId
+from clawloop.operations.sessions import SessionOperations
+from db.episodes.groups import PostgresEpisodeStore
+from db.erasure import PostgresErasureStore
+from tests.contract.episodes import LIFETIME, add_turns, new_group
+from tests.contract.learning import PostgresLearning
+from tests.fakes.notifier import FakeNotifier
+
+pytestmark = pytest.mark.postgres
+
+
+async def test_what_an_agent_left_is_erased_with_its_session(
+    postgres_learning: PostgresLearning, tmp_path: Path
+) -> None:
+    artifacts, episodes = ArtifactFolder(tmp_path), PostgresEpisodeStore(postgres_learning.database)
+    erasures = PostgresErasureStore(postgres_learning.database)
+    operations = SessionOperations(None, erasures, artifacts, FakeNotifier())  # type: ignore[arg-type]  # nothing is judged
+    group = new_group(3)
+    await episodes.make_group(group)
+    turns: list[TurnRecord] = []
+    # The second and third agent left the same.
+    for place, left in enumerate((b"of one", b"of two", b"of two")):
+        episode = await episodes.begin_episode(group.id, place, 1, LIFETIME)
+        turns += await add_turns(postgres_learning, episode, 1)
+        await episodes.end_episode(
+            EpisodeEnd(episode.id, Ending.COMPLETED, artifact_sha256=await artifacts.store(left))
+        )
+    assert len(artifacts.digests()) == 2
+
+    async def erase(turn: TurnRecord) -> None:
+        assert await operations.erase_session(await session_of(postgres_learning, turn)) is not None
+
+    await erase(turns[0])
+    [kept] = artifacts.digests()
+    assert await artifacts.load(kept) == b"of two"
+    await erase(turns[1])
+    assert artifacts.digests() == [kept]  # another episode's agent left it, too
+    await erase(turns[0])  # idempotent
+
+
+async def session_of(learning: PostgresLearning, turn: TurnRecord) -> SessionId:
+    stored = await learning.turns.load(turn.turn_id)
+    assert stored is not None
+    return stored.session_id
