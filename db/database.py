@@ -46,9 +46,6 @@ _POOL_OVERFLOW = 8  # six gateways fit in the 100 connections PostgreSQL allows 
 # The server keeps a transaction this much longer than its client waits for it: what is being committed may end, and a
 # client that lost its network in the middle keeps no lock that others wait for.
 _SERVER_WAITS = timedelta(seconds=1.5)
-# A busy server looks as one behind a lost network; connecting anew must not add to its work.
-_REPLACE_SECONDS = 5.0
-_LONG_LIMIT_SECONDS = 5.0
 _CLOSE_SECONDS = 1.0  # a gateway has 4 s to stop, and an unresponsive server uses up all of them
 
 # Subclasses of OperationalError, but a retry does not make a value smaller.
@@ -106,7 +103,6 @@ class Database:
         event.listen(self._engine.sync_engine, "connect", lambda _, record: put_content(record.info, content))
         self._keys_compared = False
         self._abandoned: set[asyncio.Task[Any]] = set()
-        self._replaced_at = -_REPLACE_SECONDS
 
     async def run(self, work: Callable[[AsyncConnection], Awaitable[Result]]) -> Result:
         """The result of `work`, after its transaction was committed.
@@ -152,7 +148,6 @@ class Database:
             raise
         if not done:
             self._abandon(task)
-            self._replace_connections()
             raise StoreUnavailable(f"PostgreSQL did not answer within {self._limit_seconds:g} s")
         return task.result()
 
@@ -160,22 +155,6 @@ class Database:
         self._abandoned.add(task)
         task.add_done_callback(self._discard)
         task.cancel()
-
-    def _replace_connections(self) -> None:
-        """Let the next transactions connect anew: others of the pool may have lost the same network, each of which
-        would cost the next caller the whole limit.
-
-        Not where the limit is a chat's: a busy server accepts no connection in that time, and what is left of the pool
-        is all that still stores turns directly.
-        """
-        if self._limit_seconds < _LONG_LIMIT_SECONDS:
-            return
-        now = asyncio.get_running_loop().time()
-        if now - self._replaced_at >= _REPLACE_SECONDS:
-            self._replaced_at = now
-            task = asyncio.create_task(self._engine.dispose())
-            self._abandoned.add(task)
-            task.add_done_callback(self._discard)
 
     def _discard(self, task: asyncio.Task[Any]) -> None:
         self._abandoned.discard(task)

@@ -38,6 +38,10 @@ _SETTINGS = (
     # failure doubles what the server waits for the next one, up to 10 minutes by default (125 s for 8 tries, measured),
     # long after the machine has recovered. With this each is tried again within 15 s.
     'history.workflowTaskRetryMaxInterval="5s"',
+    # Until the server notices that a worker has lost its network it gives it activities, which then wait for their
+    # heartbeat's time-out. By default it asks a silent connection after a minute. Clients ask as often (`plugin.py`).
+    'frontend.keepAliveTime="15s"',
+    'frontend.keepAliveTimeout="5s"',
     f'frontend.httpAllowedHosts=["{HTTP_HOST}"]',
 )
 _TIMEOUT = aiohttp.ClientTimeout(total=10)  # it answers in milliseconds; a busy machine takes longer
