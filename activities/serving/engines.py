@@ -29,6 +29,8 @@ from clawloop.ids import version_name
 KEEP = timedelta(seconds=60)
 # Interval of the checks, so how long a dead engine stays in the rows; gateways notice within a second by themselves.
 CHECK_SECONDS = 2.0
+# Chats wait for an engine that is away, and a connection that is refused costs nothing.
+AWAY_CHECK_SECONDS = 0.5
 # A busy CPU engine may be silent for a long prompt, each check waits 10 s; one that is silent this often hangs.
 MAX_SILENT_CHECKS = 6
 # A version the engine rejected may load later: its disk was full, the directory not there yet.
@@ -81,12 +83,14 @@ class EngineActivities:
         *,
         keep: timedelta = KEEP,
         check_seconds: float = CHECK_SECONDS,
+        away_check_seconds: float = AWAY_CHECK_SECONDS,
         routed_seconds: float = ROUTED_SECONDS,
     ) -> None:
         self._store = store
         self._control = control
         self._keep = keep
         self._check_seconds = check_seconds
+        self._away_check_seconds = away_check_seconds
         self._routed_seconds = routed_seconds
         # Nothing may be loaded or unloaded between listing the engine's adapters and writing its rows.
         self._lock = asyncio.Lock()
@@ -158,7 +162,7 @@ class EngineActivities:
                 if worth_reporting and not reported_elsewhere:
                     self._reported = now
                     return now
-                await asyncio.sleep(self._check_seconds)
+                await asyncio.sleep(self._check_seconds if now.healthy else self._away_check_seconds)
 
     @asynccontextmanager
     async def _changes_versions(self) -> AsyncIterator[None]:

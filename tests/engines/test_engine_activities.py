@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from activities.serving.engines import EngineActivities
 from clawloop.errors import EngineUnavailable
 from db.serving.directory import ensure_policy
 from tests.conftest import execute
@@ -172,6 +173,20 @@ async def test_an_engine_that_dies_loses_its_rows_and_a_restarted_one_is_refille
     assert (up.healthy, up.missing, up.versions) == (True, ["default-v1"], [])
     assert (await shelf.load()).versions == shelf.rows() == ["default-v1"]
     assert shelf.one("SELECT problem FROM engines") is None
+
+
+async def test_an_engine_that_is_away_is_asked_more_often(shelf: Shelf) -> None:
+    await shelf.publish(1)
+    shelf.control.alive = False
+    dead = await shelf.watch()
+    shelf.activities = EngineActivities(shelf.store, shelf.control, check_seconds=600, away_check_seconds=0.02)
+    watching = asyncio.create_task(shelf.watch(dead))
+    await asyncio.sleep(0.1)
+    assert not watching.done()
+
+    shelf.control.alive = True
+    async with asyncio.timeout(30):
+        assert (await watching).healthy
 
 
 async def test_an_unseen_restart_is_found_by_the_adapters_listed(shelf: Shelf) -> None:
