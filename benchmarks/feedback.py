@@ -1,7 +1,7 @@
-"""From feedback to a version that answers: what it takes beyond the step's own computing.
+"""From feedback to a version that answers: what it takes beyond the step's own computing, by the samples of a step.
 
 Everything is real, on the random tiny model: PostgreSQL, Temporal, vLLM, gateway, orchestrator, judge worker, trainer,
-engine agent. A rating is a verdict, so one rated turn makes a step of one sample.
+engine agent. A rating is a verdict, so as many turns as a step has samples are rated at once, and make one version.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
+from typing import Any, NamedTuple
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
@@ -29,22 +30,24 @@ from db.training.recipes import set_recipe
 from tests.e2e.conftest import running_engine
 from tests.engine_options import engine_options
 
-RECIPE = Recipe.model_validate(
-    {
-        "name": "binary",
-        "signal": {"hints": False, "m": 1},
-        "train": {"batch_samples": 1, "advantage": {"teacher_weight": 0.0}, "lora": {"rank": 8, "alpha": 16}},
-    }
-)
 SERVED_SECONDS = 300.0
 
 
+class Step(NamedTuple):
+    """Seconds from the ratings until a version answers that learned from them, and those that the trainer computed."""
+
+    whole: float
+    computing: float
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--steps", type=int, default=None, help="default: 20; 3 with --quick")
+    parser.add_argument("--steps", type=int, default=None, help="of each size; default: 20; 3 with --quick")
+    parser.add_argument("--sizes", default=None, help="samples of a step; default: 1,4,16; 1,4 with --quick")
 
 
 def run(options: argparse.Namespace) -> Result:
     steps = options.steps or (3 if options.quick else 20)
+    sizes = [int(size) for size in (options.sizes or ("1,4" if options.quick else "1,4,16")).split(",")]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(scratch)
         model = ensure_tiny_model(folder / "models")
@@ -52,7 +55,6 @@ def run(options: argparse.Namespace) -> Result:
         temporal = stack.enter_context(running_temporal(folder / "temporal"))
         engine = stack.enter_context(running_engine(model, engine_options(model, free_port()), folder / "vllm.log"))
         keys = asyncio.run(prepare(postgres.url, model.name, [], [engine], {}))
-        asyncio.run(_use_recipe(postgres.url))
         settings = {"DATABASE_URL": postgres.url, "TEMPORAL_ADDRESS": temporal, "CLAWLOOP_DATA": str(folder / "data")}
         trainer = free_port()
         roles = {
@@ -70,58 +72,91 @@ def run(options: argparse.Namespace) -> Result:
             workers[role] = stack.enter_context(running(command, folder / f"{role}.log", settings))
         for role, (port, _) in roles.items():
             wait_for(f"http://{LOOPBACK}:{port}/readyz", workers[role], folder / f"{role}.log")
-        rows = asyncio.run(_measure(gateway.url, keys, trainer, steps))
-    beyond = [float(row["beyond computing s"] or 0) for row in rows[1:]]  # the first step also loads and compiles
-    raw = {"beyond computing s": beyond, "whole s": [float(row["feedback to served s"] or 0) for row in rows[1:]]}
-    ratios = {"feedback to served weights beyond computing, p50 s": Ratio(median(beyond), "lower", 1.0)}
-    return Result(rows, ratios, raw)
+        taken = {size: asyncio.run(_measure(gateway.url, keys, postgres.url, trainer, size, steps)) for size in sizes}
+    return _result(taken)
 
 
-async def _use_recipe(url: str) -> None:
-    database = Database(url, BACKGROUND_LIMIT)
-    await set_recipe(database, "default", RECIPE)
-    await database.close()
-
-
-async def _measure(url: str, keys: dict[str, str], trainer: int, steps: int) -> list[dict[str, Figure]]:
+def _result(taken: dict[int, list[Step]]) -> Result:
     rows: list[dict[str, Figure]] = []
+    beyond = {}
+    for size, [_, *steps] in taken.items():  # the first step of a size also loads or compiles
+        beyond[size] = median(step.whole - step.computing for step in steps)
+        rows.append(
+            {
+                "samples": size,
+                "steps": len(steps),
+                "feedback to served p50 s": median(step.whole for step in steps),
+                "max s": max(step.whole for step in steps),
+                "computing p50 s": median(step.computing for step in steps),
+                "beyond computing p50 s": beyond[size],
+            }
+        )
+    ratios = {
+        f"{size} samples: feedback to served weights beyond computing, p50 s": Ratio(seconds, "lower", 1.0)
+        for size, seconds in beyond.items()
+    }
+    least, most = min(beyond), max(beyond)
+    ratios[f"beyond computing, {most} samples to {least}"] = Ratio(beyond[most] / beyond[least], "lower", most / least)
+    whole = {f"{size} samples, whole s": [step.whole for step in steps] for size, steps in taken.items()}
+    computing = {f"{size} samples, computing s": [step.computing for step in steps] for size, steps in taken.items()}
+    return Result(rows, ratios, whole | computing)
+
+
+def _recipe(samples: int) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "name": "binary",
+            "signal": {"hints": False, "m": 1},
+            "train": {"batch_samples": samples, "advantage": {"teacher_weight": 0.0}, "lora": {"rank": 8, "alpha": 16}},
+        }
+    )
+
+
+async def _measure(
+    url: str, keys: dict[str, str], database_url: str, trainer: int, samples: int, steps: int
+) -> list[Step]:
+    database = Database(database_url, BACKGROUND_LIMIT)
+    await set_recipe(database, "default", _recipe(samples))
+    await database.close()
+    taken: list[Step] = []
     chat = {"Authorization": f"Bearer {keys['chat']}"}
     admin = {"Authorization": f"Bearer {keys['admin']}"}
-    async with aiohttp.ClientSession(url) as client:
-        for number in range(1, steps + 1):
+    async with aiohttp.ClientSession(url, raise_for_status=True) as client:
+
+        async def reply(text: str) -> str:
             body = {
                 "model": "policy",
-                "messages": [{"role": "user", "content": f"Tell me tale {number}."}],
+                "messages": [{"role": "user", "content": text}],
                 "max_tokens": 16,
                 "ignore_eos": True,
             }
             async with client.post("/v1/chat/completions", json=body, headers=chat) as answer:
-                answer.raise_for_status()
-                response = (await answer.json())["id"]
-            computed = await _step_seconds(trainer)
-            began = time.perf_counter()
+                response: str = (await answer.json())["id"]
+                return response
+
+        async def rate(response: str, number: int) -> None:
             rating = {"response_id": response, "rating": "up" if number % 2 else "down"}
-            async with client.post("/v1/feedback", json=rating, headers=chat) as answer:
-                answer.raise_for_status()
-            while True:
-                async with client.get("/admin/v1/training", headers=admin) as answer:
-                    status = await answer.json()
-                if status["version"] >= number:
-                    break
-                if status["state"] == "paused" or time.perf_counter() - began > SERVED_SECONDS:
-                    raise RuntimeError(f"version {number} is not served: {status}")
+            async with client.post("/v1/feedback", json=rating, headers=chat):
+                pass
+
+        async def status() -> dict[str, Any]:
+            async with client.get("/admin/v1/training", headers=admin) as answer:
+                told: dict[str, Any] = await answer.json()
+                return told
+
+        for number in range(1, steps + 1):
+            tales = [f"Tell me tale {number} of {samples} for reader {reader}." for reader in range(samples)]
+            responses = await asyncio.gather(*(reply(tale) for tale in tales))
+            version, computed = (await status())["version"], await _step_seconds(trainer)
+            began = time.perf_counter()
+            await asyncio.gather(*(rate(response, number + reader) for reader, response in enumerate(responses)))
+            while (told := await status())["version"] <= version:
+                if told["state"] == "paused" or time.perf_counter() - began > SERVED_SECONDS:
+                    raise RuntimeError(f"no version is served after {version}: {told}")
                 await asyncio.sleep(0.01)
             whole = time.perf_counter() - began
-            computing = await _step_seconds(trainer) - computed
-            rows.append(
-                {
-                    "step": number,
-                    "feedback to served s": whole,
-                    "computing s": computing,
-                    "beyond computing s": whole - computing,
-                }
-            )
-    return rows
+            taken.append(Step(whole, await _step_seconds(trainer) - computed))
+    return taken
 
 
 async def _step_seconds(trainer: int) -> float:
