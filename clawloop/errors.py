@@ -12,7 +12,8 @@ ClawloopError
 │   ├── EngineAnswerUnusable    an engine's answer cannot be parsed, or its lengths disagree
 │   ├── PromptTooLong           a prompt and its reply exceed the engine's context
 │   ├── RecordUnusable          a record that cannot be stored, or refers to something that does not exist
-│   │   └── ContentUnreadable   encrypted content that no key opens, or that was changed
+│   │   ├── ContentUnreadable   encrypted content that no key opens, or that was changed
+│   │   └── EpisodeUnusable     an episode's task, image, artifact or reward cannot be used: says which and why
 │   ├── ModelUnsupported        the trainer cannot load this checkpoint: says what it can load
 │   ├── SampleUnusable          a sample cannot be trained: too long, or its parts disagree
 │   ├── AdapterUnusable         an adapter directory is damaged, or made for another base model
@@ -24,6 +25,7 @@ ClawloopError
 │   ├── StepDiverged            a step is not finite, or its KL or ratio out of bounds: it is quarantined
 │   ├── JudgeRefused            a judge does not accept this prompt: too long, or its address or key is wrong
 │   └── SetupError              wrong settings or machine: says what to change
+│       └── WorkerKeyRefused    a gateway refuses the key of a worker of environments
 └── TransientError              a retry may succeed
     ├── EncryptionKeyMissing    content whose key the file lacks: readable once the key is there
     ├── StoreUnavailable        PostgreSQL did not answer in time
@@ -181,6 +183,14 @@ class ContentUnreadable(RecordUnusable):
     """Content that is encrypted and cannot be decrypted here; the message names where it is stored and the setting."""
 
 
+class EpisodeUnusable(RecordUnusable):
+    """What an episode needs or gave cannot be used: its task, image, artifact or reward.
+
+    The message says which and why, for whoever reads why the episode has no reward. It never holds anything that the
+    agent wrote or was told.
+    """
+
+
 class ModelUnsupported(PermanentError):
     """The trainer cannot load this checkpoint; the message says what was found and what is supported."""
 
@@ -276,6 +286,10 @@ class JudgeRefused(PermanentError):
 
 class SetupError(PermanentError):
     """Settings or the machine are wrong; the message is one line that says what to change."""
+
+
+class WorkerKeyRefused(SetupError):
+    """A gateway refuses the key of a worker of environments. The message names the gateway, never the key."""
 
 
 class EncryptionKeyMissing(TransientError):

@@ -14,6 +14,7 @@ from workflows.names import JUDGE_QUEUE, LEDGER_QUEUE, trainer_queue
 _PERMANENT = (
     "PayloadSizeError",
     "RecordUnusable",
+    "EpisodeUnusable",
     "RecipeRejected",
     "EngineAnswerUnusable",
     "EngineRejected",
@@ -25,6 +26,7 @@ _PERMANENT = (
     "NothingToTrain",
     "StepDiverged",
     "SetupError",
+    "WorkerKeyRefused",
 )
 
 

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from clawloop.encryption.key_file import SETTING
 from clawloop.encryption.sealer import KEYED_BYTES, Sealer
-from clawloop.errors import DiskFull, RecordUnusable, SetupError
+from clawloop.errors import DiskFull, EpisodeUnusable, SetupError
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class ArtifactFolder:
     async def load(self, digest: str) -> bytes:
         """
         Raises:
-            RecordUnusable: it is not there, or damaged.
+            EpisodeUnusable: it is not there, or damaged.
         """
         return await asyncio.to_thread(self._load, digest)
 
@@ -71,7 +71,7 @@ class ArtifactFolder:
 
         Raises:
             ContentUnreadable, EncryptionKeyMissing: it cannot be decrypted.
-            RecordUnusable: it is damaged.
+            EpisodeUnusable: it is damaged.
             FileNotFoundError
         """
         assert self._sealer is not None
@@ -126,11 +126,11 @@ class ArtifactFolder:
         except FileNotFoundError:
             if self._sealer is not None and not _is_keyed(digest):  # it may have been encrypted since
                 return self._load(self._keyed(bytes.fromhex(digest)))
-            raise RecordUnusable(f"artifact {digest} is not in this worker's data folder") from None
+            raise EpisodeUnusable(f"artifact {digest} is not in this worker's data folder") from None
         if not _is_keyed(digest):
             return _checked(stored, digest)
         if self._sealer is None:
-            raise RecordUnusable(f"artifact {digest} is encrypted: set {SETTING}")
+            raise EpisodeUnusable(f"artifact {digest} is encrypted: set {SETTING}")
         return self._sealer.open(stored, _place(digest))
 
     def _delete(self, digest: str) -> None:
@@ -172,10 +172,10 @@ def _checked(stored: bytes, digest: str) -> bytes:
     """A plain artifact.
 
     Raises:
-        RecordUnusable: it is damaged.
+        EpisodeUnusable: it is damaged.
     """
     if hashlib.sha256(stored).hexdigest() != digest:
-        raise RecordUnusable(f"artifact {digest} is damaged")
+        raise EpisodeUnusable(f"artifact {digest} is damaged")
     return stored
 
 

@@ -67,7 +67,7 @@ async def check_task(sandboxes: Sandboxes, task: HarborTask) -> Checked:
     """
     Raises:
         SandboxFailed: a sandbox itself did not work.
-        RecordUnusable: the task's image cannot be used.
+        EpisodeUnusable: the task's image cannot be used.
     """
     made = environment_task("check", task)
     commands = {

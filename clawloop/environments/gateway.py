@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 
-from clawloop.errors import RecordUnusable, SetupError, StoreUnavailable
+from clawloop.errors import EpisodeUnusable, StoreUnavailable, WorkerKeyRefused
 from clawloop.ids import EpisodeId
 
 log = logging.getLogger(__name__)
@@ -55,11 +55,11 @@ class WorkerGateway:
         """See whether the gateway takes the key; one that does not answer is only logged.
 
         Raises:
-            SetupError: it refuses the key.
+            WorkerKeyRefused: it refuses the key.
         """
         try:
             await self._ask("GET", f"artifacts/{_NO_ARTIFACT}", patience_seconds=0)
-        except RecordUnusable:
+        except EpisodeUnusable:
             return  # there is none, as expected
         except StoreUnavailable as error:
             log.warning("the gateway does not answer yet", extra={"why": str(error)})
@@ -75,7 +75,7 @@ class WorkerGateway:
 
     async def load(self, sha256: str) -> bytes:
         if not sha256.isalnum():  # of an episode that left nothing
-            raise RecordUnusable("no artifact was kept")
+            raise EpisodeUnusable("no artifact was kept")
         return await self._ask("GET", f"artifacts/{sha256}")
 
     async def _ask(
@@ -83,8 +83,8 @@ class WorkerGateway:
     ) -> bytes:
         """
         Raises:
-            RecordUnusable: the gateway says that a retry gives the same.
-            SetupError: it refuses the key.
+            EpisodeUnusable: the gateway says that a retry gives the same.
+            WorkerKeyRefused: it refuses the key.
             StoreUnavailable: it did not answer in time.
         """
         until = time.monotonic() + (self._patience_seconds if patience_seconds is None else patience_seconds)
@@ -107,10 +107,10 @@ class WorkerGateway:
             if answer.ok:
                 return await answer.read()
             if answer.status in (401, 403):
-                raise SetupError(
+                raise WorkerKeyRefused(
                     f"the gateway at {self._url} refuses the key ({answer.status}): make one by"
                     " `clawloop key create --scope worker`, and set CLAWLOOP_WORKER_KEY"
                 )
             if answer.status in _AGAIN:
                 raise StoreUnavailable(f"status {answer.status}")
-            raise RecordUnusable(f"{method} {path}: the gateway answers {answer.status}")
+            raise EpisodeUnusable(f"{method} {path}: the gateway answers {answer.status}")

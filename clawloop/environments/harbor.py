@@ -17,7 +17,7 @@ from typing import Any
 from clawloop.environments.agent import HARNESS, AgentLoop, CommandHarness
 from clawloop.environments.reward import packed
 from clawloop.environments.task import EnvironmentTask, Split, parse_task_id, split_of
-from clawloop.errors import RecordUnusable, SetupError
+from clawloop.errors import EpisodeUnusable, SetupError
 from clawloop.sandboxes.images import image_name
 
 # Harbor's own defaults are ten minutes; commands of a small model take seconds.
@@ -149,7 +149,7 @@ class HarborEnvironment:
         split, number = parse_task_id(task_id)
         tasks = self._tasks[split]
         if not tasks:
-            raise RecordUnusable(f"{self.name} has no {split} task")
+            raise EpisodeUnusable(f"{self.name} has no {split} task")
         return environment_task(task_id, tasks[number % len(tasks)], self._harness)
 
 

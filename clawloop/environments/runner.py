@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from clawloop.contracts.episodes import AgentRun, Ending
 from clawloop.environments.reward import NAMED_REWARDS_FILE, REWARD_FILE, read_reward
 from clawloop.environments.task import Environment, EnvironmentTask
-from clawloop.errors import RecordUnusable, SandboxFailed
+from clawloop.errors import EpisodeUnusable, SandboxFailed
 from clawloop.ids import EpisodeId
 from clawloop.sandboxes.boxes import GATEWAY_PORT, BoxResult, BoxTask, Sandboxes
 
@@ -83,7 +83,7 @@ class SandboxRunner:
 
     def _task(self, environment: str, task_id: str) -> EnvironmentTask:
         if environment not in self._environments:
-            raise RecordUnusable(f"this worker has no environment {environment!r}")
+            raise EpisodeUnusable(f"this worker has no environment {environment!r}")
         return self._environments[environment].task(task_id)
 
 

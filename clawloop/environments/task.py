@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from clawloop.episodes.kinds import ChosenKind, split_task_id
-from clawloop.errors import RecordUnusable
+from clawloop.errors import EpisodeUnusable
 from clawloop.sandboxes.boxes import Limits
 
 
@@ -65,7 +65,7 @@ class Environment(Protocol):
         """The task `train-N` or `test-N`, or one of a kind and level (`clawloop.episodes.kinds`); the same each time.
 
         Raises:
-            RecordUnusable: no task has this id.
+            EpisodeUnusable: no task has this id.
         """
 
 
@@ -82,11 +82,11 @@ def parse_task_id(task_id: str) -> tuple[Split, int]:
     """The split and number of `train-N` or `test-N`.
 
     Raises:
-        RecordUnusable
+        EpisodeUnusable
     """
     name, _, number = task_id.partition("-")
     if name not in tuple(Split) or not number.isascii() or not number.isdecimal():
-        raise RecordUnusable(f"{task_id!r} is no task: they are called train-N and test-N")
+        raise EpisodeUnusable(f"{task_id!r} is no task: they are called train-N and test-N")
     return Split(name), int(number)
 
 
@@ -94,7 +94,7 @@ def parse_chosen_task_id(environment: str, task_id: str) -> tuple[Split, int, Ch
     """The split and number of a task, and the kind and level that its id chooses, if it chooses.
 
     Raises:
-        RecordUnusable
+        EpisodeUnusable
     """
     numbered, chosen = split_task_id(environment, task_id)
     return *parse_task_id(numbered), chosen

@@ -13,7 +13,7 @@ class EpisodeKeys(Protocol):
         """The key of a running episode, for its agent that starts now.
 
         Raises:
-            RecordUnusable: there is no such episode, it has ended, or an agent has used its key already: what that one
+            EpisodeUnusable: there is no such episode, it has ended, or an agent has used its key already: what that one
                 did is unknown, and no second agent continues it.
             StoreUnavailable
         """
@@ -22,7 +22,7 @@ class EpisodeKeys(Protocol):
 class EpisodeRunner(Protocol):
     """Runs agents and verifiers, each in a sandbox of its own that is gone afterwards.
 
-    Both raise RecordUnusable if there is no such environment or task, and SandboxFailed if the sandbox itself did not
+    Both raise EpisodeUnusable if there is no such environment or task, and SandboxFailed if the sandbox itself did not
     work.
     """
 
@@ -44,5 +44,5 @@ class Artifacts(Protocol):
     async def load(self, sha256: str) -> bytes:
         """
         Raises:
-            RecordUnusable: it is not there, or damaged.
+            EpisodeUnusable: it is not there, or damaged.
         """

@@ -92,5 +92,5 @@ class Sandboxes(Protocol):
 
         Raises:
             SandboxFailed: the sandbox itself did not work.
-            RecordUnusable: the task needs what no sandbox here has.
+            EpisodeUnusable: the task needs what no sandbox here has.
         """

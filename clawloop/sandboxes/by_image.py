@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from clawloop.errors import RecordUnusable, SetupError
+from clawloop.errors import EpisodeUnusable, SetupError
 from clawloop.sandboxes.boxes import BoxResult, BoxTask
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.containers import Containers
@@ -47,7 +47,7 @@ class SandboxesByImage:
         if task.image is None:
             return await self._host.run(task)
         if self._containers is None:
-            raise RecordUnusable(f"the task needs the image {task.image}, and this worker has no containers")
+            raise EpisodeUnusable(f"the task needs the image {task.image}, and this worker has no containers")
         return await self._containers.run(task)
 
     def sweep(self) -> int:

@@ -76,7 +76,7 @@ class Containers:
 
         Raises:
             SandboxFailed: the container itself did not work.
-            RecordUnusable: there is no such image, it cannot be pulled, or it lacks what a sandbox needs.
+            EpisodeUnusable: there is no such image, it cannot be pulled, or it lacks what a sandbox needs.
         """
         assert task.image is not None
         image = await self._images.ready(task.image)

@@ -9,7 +9,7 @@ import random
 from collections.abc import Mapping
 from pathlib import Path
 
-from clawloop.errors import SetupError
+from clawloop.errors import EpisodeUnusable
 from clawloop.sandboxes.boxes import GATEWAY_PORT, BoxTask, Limits
 
 WORK = "/work"
@@ -71,7 +71,7 @@ def fill(
     for name, content in task.files.items():
         path = files / name
         if not path.resolve().is_relative_to(files.resolve()):
-            raise SetupError(f"a task's file must be below its folder, not {name!r}")
+            raise EpisodeUnusable(f"a task's file must be below its folder, not {name!r}")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         if name in task.executable:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from clawloop.errors import RecordUnusable, SandboxFailed, SetupError
+from clawloop.errors import EpisodeUnusable, SandboxFailed, SetupError
 from clawloop.sandboxes.boxes import BoxResult
 from clawloop.sandboxes.container_engine import ContainerEngine
 
@@ -74,7 +74,7 @@ class Images:
     async def ready(self, name: str) -> Image:
         """
         Raises:
-            RecordUnusable: it cannot be pulled, or lacks what a sandbox needs.
+            EpisodeUnusable: it cannot be pulled, or lacks what a sandbox needs.
             SandboxFailed: containers did not work.
         """
         async with self._locks[name]:
@@ -82,11 +82,11 @@ class Images:
                 return self._ready[name]
             until, why = self._refused.get(name, (0.0, ""))
             if time.monotonic() < until:
-                raise RecordUnusable(why)
+                raise EpisodeUnusable(why)
             try:
                 image = await asyncio.to_thread(self._found, name)
                 self._ready[name] = replace(image, files=await self._files(image))
-            except RecordUnusable as error:
+            except EpisodeUnusable as error:
                 self._refused[name] = (time.monotonic() + _REFUSED_SECONDS, str(error))
                 raise
             except (OSError, subprocess.SubprocessError) as error:
@@ -109,10 +109,10 @@ class Images:
             try:
                 pulled = self._engine.ask("pull", "--quiet", name, seconds=_PULL_SECONDS)
             except subprocess.TimeoutExpired:
-                raise RecordUnusable(f"the image {name} was not pulled in {_PULL_SECONDS:g} s") from None
+                raise EpisodeUnusable(f"the image {name} was not pulled in {_PULL_SECONDS:g} s") from None
             if pulled.returncode != 0:
                 why = " ".join(pulled.stderr.decode(errors="replace").split())[-200:]
-                raise RecordUnusable(f"the image {name} cannot be pulled: {why}")
+                raise EpisodeUnusable(f"the image {name} cannot be pulled: {why}")
             asked = self._inspected(name)
             asked.check_returncode()
         identity, _, config = asked.stdout.decode().partition(" ")
@@ -127,10 +127,10 @@ class Images:
         except SandboxFailed as error:
             if "python3" not in str(error):
                 raise
-            raise RecordUnusable(f"the image {image.name} cannot be used: it has no python3") from error
+            raise EpisodeUnusable(f"the image {image.name} cannot be used: it has no python3") from error
         if copied.problem is not None or copied.exit_code != 0:
             why = copied.problem or " ".join(copied.output.decode(errors="replace").split())[-200:]
-            raise RecordUnusable(
+            raise EpisodeUnusable(
                 f"the image {image.name} cannot be used: its folder {image.work} was not copied: {why}"
             )
         return copied.artifact
@@ -140,11 +140,11 @@ def image_of(name: str, identity: str, config: Mapping[str, object]) -> Image:
     """An image by what `image inspect` says of it.
 
     Raises:
-        RecordUnusable: its working folder cannot be one.
+        EpisodeUnusable: its working folder cannot be one.
     """
     work = str(config.get("WorkingDir") or "/").rstrip("/") or DEFAULT_WORK
     if _NO_WORK.fullmatch(work):
-        raise RecordUnusable(f"the image {name} cannot be used: its working folder is {work}")
+        raise EpisodeUnusable(f"the image {name} cannot be used: its working folder is {work}")
     variables, volumes = config.get("Env"), config.get("Volumes")
     pairs = [str(pair).partition("=") for pair in variables] if isinstance(variables, list) else []
     return Image(

@@ -31,11 +31,13 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 from clawloop.errors import (
     ClawloopError,
     EncryptionKeyMissing,
+    EpisodeUnusable,
     JudgeRefused,
     JudgeUnavailable,
     PermanentError,
     SandboxFailed,
     TrainerUnavailable,
+    WorkerKeyRefused,
 )
 from clawloop.telemetry.tracing import tracer
 
@@ -75,14 +77,22 @@ def _runner(sandboxed: bool) -> WorkflowRunner:
     return SandboxedWorkflowRunner(restrictions)
 
 
-_SAFE = JudgeUnavailable | JudgeRefused | TrainerUnavailable | SandboxFailed | EncryptionKeyMissing
+_SAFE = (
+    JudgeUnavailable
+    | JudgeRefused
+    | TrainerUnavailable
+    | SandboxFailed
+    | EpisodeUnusable
+    | WorkerKeyRefused
+    | EncryptionKeyMissing
+)
 
 
 class _RedactErrors(ActivityInboundInterceptor):
     """Replaces the message of an activity's error by its type before it crosses Temporal.
 
     A message may quote a conversation (PostgreSQL quotes the row it refuses), so it stays in our logs. Messages of
-    judges, trainers and missing keys are safe by contract, and operators need them.
+    judges, trainers, sandboxes, episodes and missing keys are safe by contract, and operators need them.
     """
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:

@@ -28,7 +28,7 @@ from clawloop.contracts.episodes import (
 )
 from clawloop.contracts.turns import TurnKind, TurnOutcome
 from clawloop.episodes.keys import KEY_LIFETIME, EpisodeKey, sign
-from clawloop.errors import AmbiguousId, NotFound, RecordUnusable
+from clawloop.errors import AmbiguousId, EpisodeUnusable, NotFound, RecordUnusable
 from clawloop.ids import EpisodeId, JudgementId, RolloutGroupId, SessionId, TurnId, ids_beginning
 from clawloop.judging.voting import Verdict
 from clawloop.recipes.recipe import Recipe
@@ -114,9 +114,9 @@ class PostgresEpisodeStore:
         query = select(ApiKeyRow.policy, ApiKeyRow.expires_at, func.now().label("now")).where(*valid)
         row = (await connection.execute(query.with_for_update())).one_or_none()
         if row is None:
-            raise RecordUnusable(f"episode {episode} does not run")
+            raise EpisodeUnusable(f"episode {episode} does not run")
         if await connection.scalar(select(TurnRow.id).where(TurnRow.episode_id == episode).limit(1)) is not None:
-            raise RecordUnusable(f"episode {episode} has turns already: another agent ran")
+            raise EpisodeUnusable(f"episode {episode} has turns already: another agent ran")
         # It may have waited for hours until a worker had a place. An agent whose key ends under it would fail, and the
         # failure would count as its own.
         ends = row.expires_at

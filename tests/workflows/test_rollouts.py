@@ -11,7 +11,7 @@ from temporalio.client import Client
 
 from clawloop.contracts.episodes import AgentRun, Ending, EpisodeEnd, EpisodeState, GroupState, NewGroup
 from clawloop.episodes.keys import KEY_LIFETIME
-from clawloop.errors import RecordUnusable, SandboxFailed
+from clawloop.errors import EpisodeUnusable, SandboxFailed
 from clawloop.ids import new_rollout_group_id
 from tests.fakes.episode_store import FakeEpisodeStore
 from tests.workflows.scripted_rollouts import ScriptedRunner, run_group, working
@@ -79,7 +79,7 @@ async def test_a_verifier_is_repeated_alone_and_its_failure_is_no_reward(client:
         if place == 0 and n == 1:
             raise SandboxFailed("bubblewrap did not start")
         if place == 1:
-            raise RecordUnusable("no artifact")
+            raise EpisodeUnusable("artifact 12ab is not in this worker's data folder")
         return float(place == 0), ""
 
     runner.verdict = verdict
@@ -88,7 +88,8 @@ async def test_a_verifier_is_repeated_alone_and_its_failure_is_no_reward(client:
     assert sorted(runner.ran) == [(0, 1), (1, 1), (2, 1)]
     assert sorted(runner.verified.values()) == [1, 1, 2]
     unscored = [episode for episode in store.by_id.values() if episode.state is EpisodeState.UNSCORED]
-    assert [(episode.begun.place, episode.reason) for episode in unscored] == [(1, "not verified: RecordUnusable")]
+    why = "not verified: artifact 12ab is not in this worker's data folder"
+    assert [(episode.begun.place, episode.reason) for episode in unscored] == [(1, why)]
 
 
 async def test_votes_are_asked_for_where_they_count(client: Client) -> None:

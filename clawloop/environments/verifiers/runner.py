@@ -13,7 +13,7 @@ from clawloop.environments.verifiers.leftovers import RolloutNotes
 from clawloop.environments.verifiers.loading import LoadedEnvironment
 from clawloop.environments.verifiers.outcome import kept_reward, outcome_of, unanswered
 from clawloop.environments.verifiers.relay import KeyRelay
-from clawloop.errors import RecordUnusable
+from clawloop.errors import EpisodeUnusable
 from clawloop.ids import EpisodeId
 
 
@@ -72,5 +72,5 @@ class VerifiersRunner:
         split, number = parse_task_id(task_id)
         tasks = self._loaded.tasks[split]
         if not tasks:
-            raise RecordUnusable(f"the environment has no {split} task")
+            raise EpisodeUnusable(f"the environment has no {split} task")
         return tasks[number % len(tasks)]
