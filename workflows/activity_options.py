@@ -213,6 +213,18 @@ def train_on(pool: str) -> ActivityOptions:
     )
 
 
+# Before the second and the third attempt at an episode or its verifier. What fails at once fails again at once: a
+# daemon of containers restarts within seconds, and a full folder for temporary files has room when other episodes end.
+EPISODE_PAUSES = (timedelta(seconds=10), timedelta(seconds=60))
+# A sandbox or worker may die twice. A third failure is no accident.
+EPISODE_ATTEMPTS = 3
+
+
+def pause_after(attempt: int) -> timedelta:
+    """How long an episode waits for its next attempt."""
+    return EPISODE_PAUSES[attempt - 1]
+
+
 def run_in(environment: str) -> ActivityOptions:
     """An episode's agent. Never retried: what a lost sandbox did is unknown, so the workflow begins another episode."""
     return ActivityOptions(
@@ -236,6 +248,9 @@ def verify_in(environment: str) -> ActivityOptions:
         heartbeat_timeout=timedelta(seconds=30),
         # Without a reward after that the episode is unscored, and the group is settled by the others.
         retry_policy=RetryPolicy(
-            initial_interval=timedelta(seconds=1), maximum_attempts=3, non_retryable_error_types=_PERMANENT
+            initial_interval=pause_after(1),
+            backoff_coefficient=pause_after(2) / pause_after(1),
+            maximum_attempts=EPISODE_ATTEMPTS,
+            non_retryable_error_types=_PERMANENT,
         ),
     )

@@ -60,6 +60,11 @@ def reason_of(error: ActivityError) -> str:
     return type(cause or error).__name__
 
 
+def timed_out(error: ActivityError) -> bool:
+    """Whether the activity's last attempt never said how it ended: its worker died, or it hangs."""
+    return isinstance(error.cause, TimeoutError)
+
+
 def error_type_of(error: ActivityError) -> str | None:
     """The type name of the activity's last error; None if it timed out or was cancelled."""
     return error.cause.type if isinstance(error.cause, ApplicationError) else None

@@ -32,15 +32,21 @@ with workflow.unsafe.imports_passed_through():
     from clawloop.episodes.running import EnvironmentActivities
     from clawloop.ids import EpisodeId, RolloutGroupId
     from workflows import names
-    from workflows.activity_options import JUDGE_EPISODE, STORE, VERIFY_FIRST, run_in, verify_in
+    from workflows.activity_options import (
+        EPISODE_ATTEMPTS,
+        JUDGE_EPISODE,
+        STORE,
+        VERIFY_FIRST,
+        pause_after,
+        run_in,
+        verify_in,
+    )
     from workflows.ledger_call import call_ledger
-    from workflows.long_running import reason_of
+    from workflows.long_running import reason_of, timed_out
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
-# Attempts at one place: a sandbox or worker may die twice. A third failure is no accident.
-ATTEMPTS = 3
 # A worker that is away comes back; after a day its episodes would be too stale to train.
 DEADLINE = timedelta(days=1)
 
@@ -85,15 +91,17 @@ class RolloutGroupWorkflow:
             place.result()
 
     async def _run_place(self, group: RolloutGroupId, task: GroupTask, place: int, first: EpisodeBegun | None) -> None:
-        for attempt in range(1, ATTEMPTS + 1):
+        for attempt in range(1, EPISODE_ATTEMPTS + 1):
             begun = first if attempt == 1 and first is not None else await self._begin(group, place, attempt)
             # Only after a run of this workflow that was lost is it anything but running.
             if begun.state is EpisodeState.RUNNING:
                 self._note(task, place, f"runs, attempt {attempt}")
-                ran = await self._run_episode(task, begun.id, place)
+                ran, was_waited_for = await self._run_episode(task, begun.id, place)
                 self._note(task, place, f"{ran.ending} {ran.reason}")
                 if await self._finish(task, begun.id, place, ran):
                     return
+                if attempt < EPISODE_ATTEMPTS and not was_waited_for and workflow.patched("pause-between-attempts"):
+                    await workflow.sleep(pause_after(attempt), summary=f"episode {place} is tried again")
             elif begun.state is EpisodeState.ENDED:
                 await self._score(task, begun.id, place, "ended", begun.artifact_sha256)
                 return
@@ -134,16 +142,19 @@ class RolloutGroupWorkflow:
             return await call_ledger(method, argument, summary)
         return await workflow.execute_activity_method(method, argument, summary=summary, **STORE)
 
-    async def _run_episode(self, task: GroupTask, episode: EpisodeId, place: int) -> EpisodeRan:
+    async def _run_episode(self, task: GroupTask, episode: EpisodeId, place: int) -> tuple[EpisodeRan, bool]:
+        """How it ended, and whether only silence told that it failed, which takes as long as a pause."""
         request = RunEpisode(episode=episode, environment=task.environment, task=task.task)
         try:
-            return await workflow.execute_activity_method(
+            ran = await workflow.execute_activity_method(
                 EnvironmentActivities.run_episode, request, summary=f"episode {place}", **run_in(task.environment)
             )
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
-            return EpisodeRan(ending=Ending.INFRASTRUCTURE, reason=reason_of(error)[:REASON_LIMIT])
+            failed = EpisodeRan(ending=Ending.INFRASTRUCTURE, reason=reason_of(error)[:REASON_LIMIT])
+            return failed, timed_out(error)
+        return ran, False
 
     async def _score(
         self, task: GroupTask, episode: EpisodeId, place: int, ending: str, artifact_sha256: str | None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
-from temporalio.client import Client, WorkflowHistory
+from temporalio.client import Client, WorkflowFailureError, WorkflowHistory
 
 from clawloop.contracts.episodes import AgentRun, Ending, EpisodeEnd, NewGroup
 from clawloop.episodes.keys import KEY_LIFETIME
@@ -98,6 +99,23 @@ async def rollout_group_taken_up_again_local(
     return await rollout_group_taken_up_again(client, store, runner)
 
 
+async def rollout_group_with_pauses(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> WorkflowHistory:
+    """The same failures, since there are pauses between attempts."""
+    return await rollout_group_with_failures(client, store, runner)
+
+
+async def rollout_group_failed_by_a_reward(
+    client: Client, store: FakeEpisodeStore, runner: ScriptedRunner
+) -> WorkflowHistory:
+    """As a group ended whose ledger refused a reward, before such an episode was recorded without one."""
+    runner.verdict = lambda place, n: (1e308 if place == 0 else float(place), "")
+    group = NewGroup(new_rollout_group_id(), "default", "tool-call", "train-0", 3)
+    await store.make_group(group)
+    with suppress(WorkflowFailureError):
+        await _group(client, store, runner, group)
+    return await client.get_workflow_handle(names.rollout_group_workflow_id(group.id)).fetch_history()
+
+
 async def rollouts_with_local_calls(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> WorkflowHistory:
     return await rollouts_until_paused(client, store, runner)
 
@@ -147,6 +165,8 @@ PATHS: tuple[Path, ...] = (
     rollout_group_verified_with_its_runs,
     rollout_group_taken_up_again_local,
     rollouts_with_local_calls,
+    rollout_group_with_pauses,
+    rollout_group_failed_by_a_reward,
 )
 
 

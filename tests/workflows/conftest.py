@@ -27,6 +27,7 @@ from workflows.session import SessionWorkflow
 from workflows.state import SessionState, SessionSummary
 
 IDLE = timedelta(minutes=30)
+SHORT_PAUSES = (timedelta(milliseconds=20), timedelta(milliseconds=50))
 SessionHandle = WorkflowHandle[SessionWorkflow, SessionSummary]
 
 
@@ -197,6 +198,14 @@ def _patient_signals() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("clawloop.temporal.deadline.SIGNAL_LIMIT", timedelta(seconds=60))
         patch.setattr("clawloop.temporal.training_notifier.UPDATE_LIMIT", timedelta(seconds=60))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_pauses() -> Iterator[None]:
+    """Between attempts at an episode, whose length few tests are about."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("workflows.activity_options.EPISODE_PAUSES", SHORT_PAUSES)
         yield
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 
 from temporalio import activity
 from temporalio.client import Client
@@ -20,7 +21,7 @@ from clawloop.ids import EpisodeId, RolloutGroupId, new_rollout_group_id
 from clawloop.temporal.rollouts_notifier import TemporalRolloutsNotifier
 from tests.fakes.episode_store import FakeEpisodeStore
 from workflows import names
-from workflows.rollout_group import RolloutGroupWorkflow
+from workflows.rollout_group import DEADLINE, RolloutGroupWorkflow
 from workflows.rollouts import RolloutsWorkflow
 
 
@@ -152,12 +153,23 @@ async def orchestrating(client: Client, store: FakeEpisodeStore, runner: Scripte
 
 
 async def run_group(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner, size: int) -> GroupResult:
+    return (await run_group_with_timers(client, store, runner, size))[0]
+
+
+async def run_group_with_timers(
+    client: Client, store: FakeEpisodeStore, runner: ScriptedRunner, size: int
+) -> tuple[GroupResult, list[timedelta]]:
+    """The result, and how long each timer was that the group set beside its deadline's, the shortest first."""
     group = NewGroup(new_rollout_group_id(), "default", "tool-call", "train-0", size)
     await store.make_group(group)
     async with working(client, store, runner):
-        return await client.execute_workflow(
+        handle = await client.start_workflow(
             RolloutGroupWorkflow.run,
             group.id,
             id=names.rollout_group_workflow_id(group.id),
             task_queue=names.WORKFLOW_QUEUE,
         )
+        result = await handle.result()
+        events = [event async for event in handle.fetch_history_events()]
+    timers = [event.timer_started_event_attributes.start_to_fire_timeout.ToTimedelta() for event in events]
+    return result, sorted(timer for timer in timers if timedelta() < timer < DEADLINE)
