@@ -171,12 +171,25 @@ class RolloutGroupWorkflow:
         episode: EpisodeId,
         end: EpisodeEnd | None = None,
     ) -> None:
-        score = ScoreEpisode(episode=episode, reward=verified.reward, reason=verified.reason, end=end)
-        shown = "no reward" if verified.reward is None else f"reward {verified.reward:g}"
-        await self._call(EpisodeLedgerActivities.score_episode, score, f"episode {place}: {shown}")
+        try:
+            await self._call_score(place, verified, episode, end)
+        except ActivityError as error:
+            refused = verified.reward is not None and not is_cancelled_exception(error)
+            if not refused or not workflow.patched("no-reward-where-the-ledger-refuses-it"):
+                raise
+            # Else the group would fail, stay open and have the same verified again, without end.
+            verified = EpisodeVerified(reward=None, reason=f"not recorded: {reason_of(error)}"[:REASON_LIMIT])
+            await self._call_score(place, verified, episode, end)
+        shown = _shown(verified.reward)
         self._note(task, place, f"{ending}, {shown} {verified.reason}")
         if verified.reward is not None:
             await self._judge(task, episode, place)
+
+    async def _call_score(
+        self, place: int, verified: EpisodeVerified, episode: EpisodeId, end: EpisodeEnd | None
+    ) -> None:
+        score = ScoreEpisode(episode=episode, reward=verified.reward, reason=verified.reason, end=end)
+        await self._call(EpisodeLedgerActivities.score_episode, score, f"episode {place}: {_shown(verified.reward)}")
 
     async def _judge(self, task: GroupTask, episode: EpisodeId, place: int) -> None:
         """Ask for votes on the episode's turns, where they count; without them the outcome alone is its reward."""
@@ -220,3 +233,7 @@ class RolloutGroupWorkflow:
         workflow.set_current_details(
             f"**{task.environment} {task.task}**, policy {task.policy}: {state}\n\n| episode | |\n|---|---|\n{rows}"
         )
+
+
+def _shown(reward: float | None) -> str:
+    return "no reward" if reward is None else f"reward {reward:g}"

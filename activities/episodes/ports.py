@@ -94,14 +94,14 @@ class EpisodeStore(Protocol):
             reward: None if its verifier gave none.
 
         Raises:
-            RecordUnusable: the reward is not a finite number.
+            EpisodeUnusable: the reward is not a finite number between ±`REWARD_LIMIT`.
         """
 
     async def end_scored_episode(self, end: EpisodeEnd, reward: float | None, reason: str) -> str | None:
         """`end_episode` and `score_episode` in one transaction, for an episode whose reward came with its end.
 
         Raises:
-            RecordUnusable: the reward is not a finite number.
+            EpisodeUnusable: the reward is not a finite number between ±`REWARD_LIMIT`.
         """
 
     async def settle(self, group: RolloutGroupId) -> tuple[GroupResult, str | None]:

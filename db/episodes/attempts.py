@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts.episodes import REWARD_LIMIT, Ending, EpisodeBegun, EpisodeEnd, EpisodeState, GroupState
 from clawloop.contracts.serving import Scope
 from clawloop.episodes.keys import EpisodeKey, sign
-from clawloop.errors import RecordUnusable
+from clawloop.errors import EpisodeUnusable, RecordUnusable
 from clawloop.ids import EpisodeId, RolloutGroupId, new_episode_id
 from db.episodes.room import lock_rollouts_of, made_room
 from db.episodes.signing import signing_secret
@@ -91,10 +91,10 @@ async def end_episode(connection: AsyncConnection, end: EpisodeEnd) -> str | Non
 async def score_episode(connection: AsyncConnection, episode: EpisodeId, reward: float | None, reason: str) -> None:
     """See `activities.episodes.ports.EpisodeStore.score_episode`."""
     if reward is not None and not math.isfinite(reward):
-        raise RecordUnusable(f"episode {episode}: reward {reward} is not finite")
+        raise EpisodeUnusable(f"episode {episode}: reward {reward} is not finite")
     if reward is not None and abs(reward) > REWARD_LIMIT:
         limits = f"between -{REWARD_LIMIT:g} and {REWARD_LIMIT:g}"
-        raise RecordUnusable(f"episode {episode}: reward {reward:g} is not {limits}")
+        raise EpisodeUnusable(f"episode {episode}: reward {reward:g} is not {limits}")
     ended = update(EpisodeRow).where(EpisodeRow.id == episode, EpisodeRow.state == EpisodeState.ENDED)
     state = EpisodeState.UNSCORED if reward is None else EpisodeState.SCORED
     values = {"state": state, "reward": reward, "reason": storable(reason) or EpisodeRow.reason}

@@ -18,7 +18,7 @@ from clawloop.contracts.episodes import (
     GroupTask,
     NewGroup,
 )
-from clawloop.errors import RecordUnusable, StoreUnavailable
+from clawloop.errors import EpisodeUnusable, RecordUnusable, StoreUnavailable
 from clawloop.ids import EpisodeId, RolloutGroupId, new_episode_id
 from clawloop.recipes.recipe import Signal
 from clawloop.samples.rollouts import Member, settle
@@ -48,12 +48,14 @@ class FakeEpisodeStore:
         judged: votes on turns are part of the reward.
         room: the next end makes room in the rollouts of this policy.
         failures: so many ends fail first, as without PostgreSQL.
+        refusals: so many settlements fail first for good, and with them their group's run.
     """
 
     def __init__(self) -> None:
         self.judged = False
         self.room: str | None = None
         self.failures = 0
+        self.refusals = 0
         self.all: dict[RolloutGroupId, FakeGroup] = {}
         self.by_id: dict[EpisodeId, FakeEpisode] = {}
 
@@ -112,9 +114,9 @@ class FakeEpisodeStore:
 
     async def score_episode(self, episode: EpisodeId, reward: float | None, reason: str) -> None:
         if reward is not None and not math.isfinite(reward):
-            raise RecordUnusable(f"reward {reward} is not finite")
+            raise EpisodeUnusable(f"reward {reward} is not finite")
         if reward is not None and abs(reward) > REWARD_LIMIT:
-            raise RecordUnusable(f"reward {reward:g} is not between -{REWARD_LIMIT:g} and {REWARD_LIMIT:g}")
+            raise EpisodeUnusable(f"reward {reward:g} is not between -{REWARD_LIMIT:g} and {REWARD_LIMIT:g}")
         found = self.by_id[episode]
         if found.state is EpisodeState.ENDED:
             found.state = EpisodeState.UNSCORED if reward is None else EpisodeState.SCORED
@@ -128,6 +130,9 @@ class FakeEpisodeStore:
     async def settle(self, group: RolloutGroupId) -> tuple[GroupResult, str | None]:
         if (found := self.all.get(group)) is None:
             raise RecordUnusable(f"there is no rollout group {group}")
+        if self.refusals:
+            self.refusals -= 1
+            raise RecordUnusable("the fake is set to refuse")
         if found.result is None:
             for episode in found.episodes.values():
                 _abandon(episode, "its group was settled without it")

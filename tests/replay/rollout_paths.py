@@ -116,6 +116,13 @@ async def rollout_group_failed_by_a_reward(
     return await client.get_workflow_handle(names.rollout_group_workflow_id(group.id)).fetch_history()
 
 
+async def rollout_group_without_a_refused_reward(
+    client: Client, store: FakeEpisodeStore, runner: ScriptedRunner
+) -> WorkflowHistory:
+    runner.verdict = lambda place, n: (1e308 if place == 0 else float(place), "")
+    return await _group(client, store, runner)
+
+
 async def rollouts_with_local_calls(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> WorkflowHistory:
     return await rollouts_until_paused(client, store, runner)
 
@@ -136,7 +143,7 @@ async def rollouts_after_a_failed_group(
     client: Client, store: FakeEpisodeStore, runner: ScriptedRunner
 ) -> WorkflowHistory:
     """The group's first run fails; it is tried again at the next look."""
-    runner.verdict = lambda place, n: (1e308 if n == 1 else float(place), "")
+    store.refusals = 1
     return await rollouts_until_paused(client, store, runner)
 
 
@@ -167,6 +174,7 @@ PATHS: tuple[Path, ...] = (
     rollouts_with_local_calls,
     rollout_group_with_pauses,
     rollout_group_failed_by_a_reward,
+    rollout_group_without_a_refused_reward,
 )
 
 

@@ -125,6 +125,27 @@ async def test_a_verifier_is_repeated_alone_and_its_failure_is_no_reward(client:
     assert [(episode.begun.place, episode.reason) for episode in unscored] == [(1, why)]
 
 
+@pytest.mark.parametrize("came_with_the_run", [False, True])
+async def test_a_reward_that_the_ledger_refuses_is_none_and_fails_no_group(
+    client: Client, came_with_the_run: bool
+) -> None:
+    store = FakeEpisodeStore()
+    runner = ScriptedRunner(store)
+
+    def verdict(place: int, n: int) -> tuple[float | None, str]:
+        return (1e308 if place == 0 else float(place)), ""
+
+    runner.verdict = verdict
+    if came_with_the_run:
+        runner.run = lambda place, attempt: AgentRun(Ending.COMPLETED, "", b"left", verdict(place, 1))
+    result = await run_group(client, store, runner, 3)
+    assert (result.state, result.scored, result.mean_reward) == (GroupState.SETTLED, 2, 1.5)
+    assert sorted(runner.ran) == [(0, 1), (1, 1), (2, 1)]
+    refused = [episode for episode in store.by_id.values() if episode.state is EpisodeState.UNSCORED]
+    why = "not recorded: reward 1e+308 is not between -1e+06 and 1e+06"
+    assert [(episode.begun.place, episode.reason) for episode in refused] == [(0, why)]
+
+
 async def test_votes_are_asked_for_where_they_count(client: Client) -> None:
     store = FakeEpisodeStore()
     runner = ScriptedRunner(store)
@@ -142,7 +163,7 @@ async def test_votes_are_asked_for_where_they_count(client: Client) -> None:
 async def test_a_group_that_fails_is_not_tried_again_at_once(client: Client) -> None:
     store = FakeEpisodeStore()
     runner = ScriptedRunner(store)
-    runner.verdict = lambda place, n: (1e308, "")
+    store.refusals = 1000
     failed = EventType.EVENT_TYPE_CHILD_WORKFLOW_EXECUTION_FAILED
     async with working(client, store, runner):
         handle = await client.start_workflow(
