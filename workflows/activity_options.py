@@ -7,6 +7,7 @@ from typing import TypedDict
 
 from temporalio.common import Priority, RetryPolicy
 
+from clawloop.episodes.limits import CALL_LIMIT
 from clawloop.episodes.messages import environment_queue
 from workflows.names import JUDGE_QUEUE, LEDGER_QUEUE, trainer_queue
 
@@ -230,7 +231,7 @@ def run_in(environment: str) -> ActivityOptions:
     return ActivityOptions(
         task_queue=environment_queue(environment),
         # Far above any task's own limit, at which the sandbox is stopped.
-        start_to_close_timeout=timedelta(hours=6),
+        start_to_close_timeout=CALL_LIMIT,
         heartbeat_timeout=timedelta(seconds=30),
         retry_policy=RetryPolicy(maximum_attempts=1),
     )
@@ -244,7 +245,7 @@ def verify_in(environment: str) -> ActivityOptions:
     """An episode's verifier, which reads what the agent left and can be repeated."""
     return ActivityOptions(
         task_queue=environment_queue(environment),
-        start_to_close_timeout=timedelta(hours=1),
+        start_to_close_timeout=CALL_LIMIT,
         heartbeat_timeout=timedelta(seconds=30),
         # Without a reward after that the episode is unscored, and the group is settled by the others.
         retry_policy=RetryPolicy(

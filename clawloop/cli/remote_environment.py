@@ -19,6 +19,7 @@ from clawloop.environments.agent import CommandHarness
 from clawloop.environments.choice import ENVIRONMENTS, WITHOUT_BROWSER, choose
 from clawloop.environments.harbor import AGENT_SECONDS
 from clawloop.environments.verifiers.loading import VerifiersOptions
+from clawloop.episodes.limits import LONGEST_SECONDS
 from clawloop.errors import ClawloopError, SetupError
 from clawloop.processes.remote_environment import RemoteWorker, run_remote_worker
 from clawloop.telemetry.logs import configure_logging
@@ -76,6 +77,8 @@ def worker_of(options: argparse.Namespace, variables: Mapping[str, str]) -> Remo
 def _verifiers(options: argparse.Namespace) -> dict[str, VerifiersOptions]:
     if options.verifiers is None:
         return {}
+    if not 0 < options.seconds <= LONGEST_SECONDS:
+        raise SetupError(f"--seconds must be above 0 and at most {LONGEST_SECONDS:g}, not {options.seconds:g}")
     block = {} if options.verifiers_config is None else _env_table(options.verifiers_config)
     # A hub's id is OWNER/NAME@VERSION.
     name = options.name or options.verifiers.rsplit("/", 1)[-1].split("@", 1)[0]

@@ -17,13 +17,13 @@ from typing import Any
 from clawloop.environments.agent import HARNESS, AgentLoop, CommandHarness
 from clawloop.environments.reward import packed
 from clawloop.environments.task import EnvironmentTask, Split, parse_task_id, split_of
+from clawloop.episodes.limits import LONGEST_SECONDS
 from clawloop.errors import EpisodeUnusable, SetupError
 from clawloop.sandboxes.images import image_name
 
 # Harbor's own defaults are ten minutes; commands of a small model take seconds.
 AGENT_SECONDS = 900.0
 VERIFIER_SECONDS = 120.0
-_MAX_SECONDS = 4 * 3600.0
 _FILE_BYTES = 8 * 1024 * 1024
 # Folders of a task directory whose files reach sandboxes.
 START, TESTS, SOLUTION = "environment/files", "tests", "solution"
@@ -218,8 +218,10 @@ def _table(config: Mapping[str, Any], name: str, folder: Path) -> Mapping[str, A
 
 def _seconds(config: Mapping[str, Any], name: str, folder: Path, default: float) -> float:
     value = _table(config, name, folder).get("timeout_sec", default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MAX_SECONDS:
-        raise SetupError(f"{folder}/task.toml: {name}.timeout_sec must be a number of seconds up to {_MAX_SECONDS:g}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LONGEST_SECONDS:
+        raise SetupError(
+            f"{folder}/task.toml: {name}.timeout_sec must be a number of seconds up to {LONGEST_SECONDS:g}"
+        )
     return float(value)
 
 

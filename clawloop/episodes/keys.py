@@ -13,13 +13,14 @@ import hashlib
 import hmac
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from uuid import UUID
 
+from clawloop.episodes.limits import CALL_LIMIT
 from clawloop.ids import EpisodeId
 
 SECRET_BYTES = 32
-KEY_LIFETIME = timedelta(hours=6)
+KEY_LIFETIME = CALL_LIMIT
 """An episode's key ends by itself after this, if nothing ends it before: longer than any agent takes."""
 _FORM = re.compile(r"(ce_([0-9a-f]{32})([0-9a-f]{8})([A-Za-z0-9_-]+))\.([A-Za-z0-9_-]{43})")
 

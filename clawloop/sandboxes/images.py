@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 # What images without a working folder of their own have their files in, as other tools assume.
 DEFAULT_WORK = "/app"
-_PULL_SECONDS = 600.0
+PULL_SECONDS = 600.0
 # An image that could not be used is not asked for again by each episode.
 _REFUSED_SECONDS = 600.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
@@ -107,9 +107,9 @@ class Images:
         if asked.returncode != 0:
             log.warning("pulling an image, which is not on this machine", extra={"image": name})
             try:
-                pulled = self._engine.ask("pull", "--quiet", name, seconds=_PULL_SECONDS)
+                pulled = self._engine.ask("pull", "--quiet", name, seconds=PULL_SECONDS)
             except subprocess.TimeoutExpired:
-                raise EpisodeUnusable(f"the image {name} was not pulled in {_PULL_SECONDS:g} s") from None
+                raise EpisodeUnusable(f"the image {name} was not pulled in {PULL_SECONDS:g} s") from None
             if pulled.returncode != 0:
                 why = " ".join(pulled.stderr.decode(errors="replace").split())[-200:]
                 raise EpisodeUnusable(f"the image {name} cannot be pulled: {why}")

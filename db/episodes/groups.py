@@ -28,6 +28,7 @@ from clawloop.contracts.episodes import (
 )
 from clawloop.contracts.turns import TurnKind, TurnOutcome
 from clawloop.episodes.keys import KEY_LIFETIME, EpisodeKey, sign
+from clawloop.episodes.limits import KEY_LEAST_LEFT
 from clawloop.errors import AmbiguousId, EpisodeUnusable, NotFound, RecordUnusable
 from clawloop.ids import EpisodeId, JudgementId, RolloutGroupId, SessionId, TurnId, ids_beginning
 from clawloop.judging.voting import Verdict
@@ -60,9 +61,6 @@ _LIST = text(f"""{_EPISODES}
     ORDER BY e.id DESC LIMIT :limit
 """)
 _ONE = text(f"{_EPISODES} WHERE e.id = :episode")
-
-# An agent has four hours at most, and the gateway's clock may be another one.
-_LEAST_LEFT = timedelta(hours=5)
 
 
 class PostgresEpisodeStore:
@@ -120,7 +118,7 @@ class PostgresEpisodeStore:
         # It may have waited for hours until a worker had a place. An agent whose key ends under it would fail, and the
         # failure would count as its own.
         ends = row.expires_at
-        if ends < row.now + _LEAST_LEFT:
+        if ends < row.now + KEY_LEAST_LEFT:
             ends = (row.now + KEY_LIFETIME).replace(microsecond=0)
         token = sign(EpisodeKey(episode, row.policy, ends), await signing_secret(connection))
         # Nobody has used it yet, and the secret may be another one than when the episode began.

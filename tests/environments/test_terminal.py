@@ -167,6 +167,8 @@ def test_a_task_directory_is_read(tmp_path: Path) -> None:
         ("", "", "environment/docker-compose.yaml", "needs several containers"),
         ('[environment]\ndocker_image = "--help"', "", "", "docker_image: '--help' is no name of an image"),
         ("[agent]\ntimeout_sec = 0", "", "", "agent.timeout_sec must be a number of seconds"),
+        ("[agent]\ntimeout_sec = 14401", "", "", "agent.timeout_sec must be a number of seconds up to 14400"),
+        ("[verifier]\ntimeout_sec = 14401", "", "", "verifier.timeout_sec must be a number of seconds up to 14400"),
         ("agent = 1", "", "", "`agent` must be a table"),
         ("[", "", "", "task.toml cannot be read"),
     ],

@@ -15,6 +15,7 @@ from typing import Any
 
 from clawloop.environments.harbor import AGENT_SECONDS
 from clawloop.environments.task import Split, split_of
+from clawloop.episodes.limits import LONGEST_SECONDS
 from clawloop.errors import SetupError
 
 # Tasks of a set that never ends.
@@ -77,7 +78,7 @@ def load(options: VerifiersOptions) -> LoadedEnvironment:
     require_images(agent.runtime.type, tasks[Split.TRAIN], options.taskset)
     if not tasks[Split.TRAIN]:
         raise SetupError(f"--verifiers {options.taskset}: no task is left to practise on; a hash holds some out")
-    return LoadedEnvironment(env, role, tasks, _seconds_in_all(agent.timeout))
+    return LoadedEnvironment(env, role, tasks, seconds_in_all(agent.timeout, role, options.taskset))
 
 
 def split_tasks(tasks: Iterable[Any]) -> dict[Split, list[Any]]:
@@ -170,7 +171,17 @@ def require_images(runtime: str, tasks: Sequence[Any], taskset: str) -> None:
         raise SetupError(f"--verifiers {taskset}: {program} on this machine reaches no daemon: `{program} info` fails")
 
 
-def _seconds_in_all(timeout: Any) -> float:
-    """More than all stages together may take."""
+def seconds_in_all(timeout: Any, role: str, taskset: str) -> float:
+    """More than all stages together may take.
+
+    Raises:
+        SetupError: that is more than an episode may take.
+    """
     stages = (timeout.setup, timeout.rollout, timeout.finalize, timeout.scoring)
-    return 60.0 + float(sum(_STAGE_SECONDS if stage is None else stage for stage in stages))
+    seconds = float(sum(_STAGE_SECONDS if stage is None else stage for stage in stages))
+    if not seconds <= LONGEST_SECONDS:
+        raise SetupError(
+            f"--verifiers {taskset}: the stages setup, rollout, finalize and scoring may take {seconds:g} s together,"
+            f" and an episode {LONGEST_SECONDS:g}: lower `{role}.timeout` in --verifiers-config, or --seconds"
+        )
+    return 60.0 + seconds
