@@ -217,6 +217,8 @@ def train_on(pool: str) -> ActivityOptions:
 # Before the second and the third attempt at an episode or its verifier. What fails at once fails again at once: a
 # daemon of containers restarts within seconds, and a full folder for temporary files has room when other episodes end.
 EPISODE_PAUSES = (timedelta(seconds=10), timedelta(seconds=60))
+# Of a worker of environments, before it counts as dead.
+EPISODE_SILENCE = timedelta(seconds=30)
 # A sandbox or worker may die twice. A third failure is no accident.
 EPISODE_ATTEMPTS = 3
 
@@ -232,7 +234,7 @@ def run_in(environment: str) -> ActivityOptions:
         task_queue=environment_queue(environment),
         # Far above any task's own limit, at which the sandbox is stopped.
         start_to_close_timeout=CALL_LIMIT,
-        heartbeat_timeout=timedelta(seconds=30),
+        heartbeat_timeout=EPISODE_SILENCE,
         retry_policy=RetryPolicy(maximum_attempts=1),
     )
 
@@ -246,7 +248,7 @@ def verify_in(environment: str) -> ActivityOptions:
     return ActivityOptions(
         task_queue=environment_queue(environment),
         start_to_close_timeout=CALL_LIMIT,
-        heartbeat_timeout=timedelta(seconds=30),
+        heartbeat_timeout=EPISODE_SILENCE,
         # Without a reward after that the episode is unscored, and the group is settled by the others.
         retry_policy=RetryPolicy(
             initial_interval=pause_after(1),

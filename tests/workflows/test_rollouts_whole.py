@@ -32,12 +32,14 @@ from tests.verbs import clawloop_process
 
 
 @contextmanager
-def working(folder: Path, settings: dict[str, str], *arguments: str) -> Iterator[None]:
-    command = [sys.executable, "-m", "clawloop.cli.main", "worker", *arguments]
-    with (folder / f"{arguments[0]}.log").open("wb") as log:
+def working(
+    folder: Path, settings: dict[str, str], *arguments: str, program: str = "clawloop.cli.main"
+) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", program, "worker", *arguments]
+    with (folder / f"{arguments[0]}.log").open("ab") as log:
         worker = subprocess.Popen(command, env=dict(os.environ) | settings, stdout=log, stderr=log)
         try:
-            yield
+            yield worker
         finally:
             worker.terminate()
             worker.wait(60)

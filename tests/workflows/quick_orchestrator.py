@@ -1,0 +1,12 @@
+"""A program for test_killed_environment_worker.py: clawloop, whose orchestrator hears sooner that a worker is dead."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from clawloop.cli.main import main
+from workflows import activity_options
+
+if __name__ == "__main__":
+    activity_options.EPISODE_SILENCE = timedelta(seconds=12)
+    main()
