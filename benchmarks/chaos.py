@@ -26,7 +26,8 @@ from benchmarks.report import load_now, surroundings
 from clawloop.local.tiny_model import ensure_tiny_model
 from tests.chaos.chatters import Chatters
 from tests.chaos.fuzzer import Fuzzer
-from tests.chaos.run import Outcome, run_faults
+from tests.chaos.judged import judged_turns
+from tests.chaos.run import Outcome, problems_at_the_end, run_faults
 from tests.chaos.stack import running_stack
 from tests.chaos.stand_in_engine import stand_in_engine
 
@@ -48,18 +49,18 @@ def main() -> int:
         for disk in ("data", "postgres"):
             disks.enter_context(_disk(folder / disk))
         try:
-            outcomes = asyncio.run(_run(folder, arguments))
+            outcomes, at_the_end = asyncio.run(_run(folder, arguments))
         except BaseException:
             kept = tempfile.mkdtemp(prefix="clawloop-chaos-logs-")
             shutil.copytree(folder / "logs", kept, dirs_exist_ok=True)
             print(f"the run did not end; its logs: {kept}")
             raise
     print(table(outcomes))
-    problems = [problem for outcome in outcomes for problem in outcome.problems]
+    problems = [problem for outcome in outcomes for problem in outcome.problems] + at_the_end
     faults = sum(outcome.number > 0 and outcome.reached for outcome in outcomes)
     print(f"seed {arguments.seed}: {faults} faults, {len(problems)} problems")
     if arguments.out is not None:
-        arguments.out.write_text(as_json(outcomes, arguments, load_before))
+        arguments.out.write_text(as_json(outcomes, at_the_end, arguments, load_before))
     return 1 if problems else 0
 
 
@@ -75,7 +76,8 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def _run(folder: Path, arguments: argparse.Namespace) -> list[Outcome]:
+async def _run(folder: Path, arguments: argparse.Namespace) -> tuple[list[Outcome], list[str]]:
+    """The outcomes, and what is wrong once all have stopped chatting."""
     model = ensure_tiny_model(folder / "models")
     outcomes: list[Outcome] = []
     print(f"seed {arguments.seed}; logs in {folder / 'logs'} while it runs", flush=True)
@@ -97,19 +99,26 @@ async def _run(folder: Path, arguments: argparse.Namespace) -> list[Outcome]:
                 print(line(outcome), flush=True)
         finally:
             await asyncio.gather(chatters.end(), fuzzer.end())
-        print(f"{len(chatters.seen)} replies were acknowledged and checked")
+        at_the_end = await problems_at_the_end(stack, chatters)
+        judged = await judged_turns(stack.database_url)
+        print(f"{len(chatters.seen)} replies were acknowledged and checked; {judged} were judged by what followed them")
+        for problem in at_the_end:
+            print(f"    PROBLEM at the end: {problem}")
         statuses = Counter(status for _, status in fuzzer.answered.elements())
         answered = ", ".join(f"{count} with {status}" for status, count in sorted(statuses.items()))
         print(f"requests of any shape were answered: {answered}")
-    return outcomes
+    return outcomes, at_the_end
 
 
-def as_json(outcomes: Sequence[Outcome], arguments: argparse.Namespace, load_before: float) -> str:
+def as_json(
+    outcomes: Sequence[Outcome], at_the_end: Sequence[str], arguments: argparse.Namespace, load_before: float
+) -> str:
     """The outcomes, and how and where they were found."""
     options = {name: value for name, value in vars(arguments).items() if name != "out"}
     # `asdict` cannot copy a Counter.
     rows = [asdict(replace(outcome, failures=Counter())) | {"failures": dict(outcome.failures)} for outcome in outcomes]
-    return json.dumps({"options": options, **surroundings(load_before), "outcomes": rows}, indent=1) + "\n"
+    found = {"options": options, **surroundings(load_before), "outcomes": rows, "problems_at_the_end": [*at_the_end]}
+    return json.dumps(found, indent=1) + "\n"
 
 
 def line(outcome: Outcome) -> str:

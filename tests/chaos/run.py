@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from tests.chaos.chatters import Chatters
 from tests.chaos.faults import Fault, NotReached, all_faults, choose
 from tests.chaos.fuzzer import Fuzzer
+from tests.chaos.judged import lost_judgements
 from tests.chaos.stack import Stack
 from tests.chaos.verify import Verifier
 
@@ -78,6 +79,15 @@ async def run_these(
         for number, kind in enumerate(kinds, 1):
             is_last = number == len(kinds)
             yield await _inject(stack, chatters, fuzzer, verifier, faults[kind], chance, number, trains=is_last)
+    finally:
+        await verifier.close()
+
+
+async def problems_at_the_end(stack: Stack, chatters: Chatters) -> list[str]:
+    """What is wrong after a run, once nobody chats any more: all checks again, and judgements that never came."""
+    verifier = Verifier(stack)
+    try:
+        return await verifier.problems(chatters.seen) + await lost_judgements(stack.database_url)
     finally:
         await verifier.close()
 

@@ -20,7 +20,8 @@ from tests.api.test_any_shape import PROPER
 from tests.chaos.chatters import Chatters
 from tests.chaos.faults import CRASH
 from tests.chaos.fuzzer import Fuzzer
-from tests.chaos.run import run_these
+from tests.chaos.judged import judged_turns
+from tests.chaos.run import problems_at_the_end, run_these
 from tests.chaos.stack import Stack, running_stack
 from tests.chaos.stand_in_engine import stand_in_engine
 
@@ -76,6 +77,8 @@ async def test_faults_at_every_crash_point_and_of_every_service_lose_nothing_and
     assert [outcome.kind for outcome in outcomes] == list(FAULTS)
     assert [(outcome.kind, outcome.problems) for outcome in outcomes if outcome.problems] == []
     assert fuzzer.take_problems() == []
+    assert await problems_at_the_end(stack, chatters) == []
+    assert await judged_turns(stack.database_url) > len(FAULTS)
     assert [outcome.kind for outcome in outcomes if not outcome.reached] == []
     assert {outcome.kind for outcome in outcomes} >= {f"{CRASH}{point}" for point in CrashPoint}
     assert len(chatters.seen) > len(FAULTS)  # they chatted on

@@ -120,8 +120,11 @@ def test_a_result_names_machine_versions_and_options(tmp_path: Path, monkeypatch
 
 def test_faults_are_written_with_the_reasons_of_failed_requests() -> None:
     outcome = Outcome(1, "kill judge", True, 0.1, 0.2, None, Counter({"500 internal": 2}), ["a problem"])
-    written = json.loads(as_json([outcome], argparse.Namespace(runs=1, seed=3, out=Path("x")), 0.5))
+    written = json.loads(
+        as_json([outcome], ["a lost judgement"], argparse.Namespace(runs=1, seed=3, out=Path("x")), 0.5)
+    )
     assert written["options"] == {"runs": 1, "seed": 3}
     assert written["machine"]["load_before"] == 0.5
     assert written["outcomes"][0]["failures"] == {"500 internal": 2}
     assert written["outcomes"][0]["problems"] == ["a problem"]
+    assert written["problems_at_the_end"] == ["a lost judgement"]

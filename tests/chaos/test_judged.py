@@ -1,0 +1,53 @@
+"""The end of a run with faults notices a judgement that never comes, in a session that stays open."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from clawloop.contracts.turns import TurnKind
+from db.invariants import violations
+from tests.chaos.judged import judged_turns, lost_judgements
+from tests.judging.conftest import Bench, bench, binary_bench, judge
+
+__all__ = ["bench", "binary_bench", "judge"]
+
+pytestmark = pytest.mark.postgres
+
+
+async def test_a_followed_turn_whose_judging_is_lost_is_named_and_the_newest_one_is_not(binary_bench: Bench) -> None:
+    b = binary_bench
+    turns = b.conversation("one", "two", "three")
+    session = await b.insert(*turns)
+    await b.judge_turn(session, turns[1])
+    b.execute("UPDATE turns SET announced_at = now() - interval '1 hour'")
+    assert await violations(b.database) == []  # what `clawloop check` sees of it
+    (lost,) = await lost_judgements(b.url, within_seconds=0)
+    assert lost.startswith(f"turn {turns[1].turn_id} of session {session} is not judged: 1 main turns follow it")
+    assert lost.endswith(", which its workflow was told")
+    b.execute("UPDATE turns SET announced_at = NULL")
+    (lost,) = await lost_judgements(b.url, within_seconds=0)
+    assert lost.endswith("none of which its workflow was told")
+    await b.judge_turn(session, turns[2])
+    assert await lost_judgements(b.url, within_seconds=0) == []
+    assert await judged_turns(b.url) == 2
+
+
+async def test_a_judgement_that_is_under_way_is_waited_for(binary_bench: Bench) -> None:
+    b = binary_bench
+    turns = b.conversation("one", "two")
+    session = await b.insert(*turns)
+    looking = asyncio.create_task(lost_judgements(b.url, within_seconds=60))
+    await asyncio.sleep(0.5)
+    assert not looking.done()
+    await b.judge_turn(session, turns[1])
+    assert await looking == []
+
+
+async def test_a_turn_that_only_a_side_turn_follows_may_wait(binary_bench: Bench) -> None:
+    b = binary_bench
+    turns = b.conversation("one", "two")
+    await b.insert(*turns)
+    b.execute("UPDATE turns SET kind = %s WHERE id = %s", TurnKind.SIDE, turns[1].turn_id)
+    assert await lost_judgements(b.url, within_seconds=0) == []
