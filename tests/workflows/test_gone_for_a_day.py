@@ -1,10 +1,14 @@
 """A trainer, its disk or PostgreSQL is gone for a day: nothing gives up, and no history grows by waiting.
 
+A judge is given up after minutes; what it missed is judged once it is back and an operator asks.
+
 The day is not waited for: what would end a wait is looked up, and a day's attempts follow each other at once.
 """
 
 from __future__ import annotations
 
+import errno
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -12,8 +16,17 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
+from clawloop.errors import ClawloopError, StoreUnavailable
+from clawloop.training.adapters.disk import write_error
+from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import until
 from tests.workflows.learning import Learner, ScriptedLearning, learning, training
+from tests.workflows.test_judge_command import clawloop
+from tests.workflows.test_whole import at_work, end, tell
+from workflows import names
+from workflows.activity_options import JUDGE
+
+__all__ = ["bench", "binary_bench", "judge"]
 
 pytestmark = pytest.mark.slow
 
@@ -49,13 +62,18 @@ async def test_no_time_ends_a_steps_wait_for_its_trainer(client: Client) -> None
     assert scripted.happened.count("claim 1: 16") == 1
 
 
+@pytest.mark.parametrize(
+    "error",
+    [StoreUnavailable("PostgreSQL is away"), write_error(1, OSError(errno.EIO, "Input/output error"))],
+    ids=["postgresql", "disk"],
+)
 @pytest.mark.parametrize("attempts", [30, pytest.param(DAY, marks=pytest.mark.long)])
 async def test_a_step_that_fails_for_a_day_is_committed_afterwards_from_the_same_batch(
-    client: Client, attempts: int
+    client: Client, attempts: int, error: ClawloopError
 ) -> None:
     scripted = ScriptedLearning()
     gone = [
-        ApplicationError("PostgreSQL is away", type="StoreUnavailable", next_retry_delay=timedelta(milliseconds=1))
+        ApplicationError(str(error), type=type(error).__name__, next_retry_delay=timedelta(milliseconds=1))
     ] * attempts
     scripted.fails = lambda n: gone.pop() if gone else None
     learner = Learner(client, scripted)
@@ -70,3 +88,35 @@ async def test_a_step_that_fails_for_a_day_is_committed_afterwards_from_the_same
             assert await events(learner) <= before + 40  # as without failures: a retry is no event
     assert scripted.happened.count("train 1") == attempts + 1
     assert scripted.happened.count("claim 1: 16") == 1
+
+
+@pytest.mark.postgres
+async def test_what_an_absent_judge_missed_is_judged_once_it_is_back_and_an_operator_asks(
+    client: Client, binary_bench: Bench
+) -> None:
+    b = binary_bench
+    # Transient, unlike a refusal; its own pause stands for the minutes between attempts.
+    b.judge.mode, b.judge.retry_after = "503", "0.01"
+    turns = b.conversation("one", "two", "three")
+    session = await b.insert(*turns[:-1], replace(turns[-1], ends_session=True))
+    async with at_work(client, b):
+        for turn in turns:
+            await tell(client, session, turn, ends=turn is turns[-1])
+        await end(client, session)
+        assert [(await b.turn(turn.turn_id)).outcome for turn in turns] == ["unjudged", "unjudged", "no_feedback"]
+        assert b.rows("SELECT * FROM samples") == []
+        assert (
+            await _most_attempts(client, names.session_workflow_id(session)) == JUDGE["retry_policy"].maximum_attempts
+        )
+
+        b.judge.mode, b.judge.retry_after = "well", None
+        said = await clawloop(client, b, "--unjudged")
+        assert said.stdout.count("is judged again") == 2, said.stdout
+        await until(lambda: len(b.rows("SELECT * FROM samples")) == 2)
+    assert [(await b.turn(turn.turn_id)).outcome for turn in turns] == ["sampled", "sampled", "no_feedback"]
+
+
+async def _most_attempts(client: Client, workflow_id: str) -> int:
+    """Of the activity of a workflow's run that was tried most often."""
+    history = await client.get_workflow_handle(workflow_id).fetch_history()
+    return max(event.activity_task_started_event_attributes.attempt for event in history.events)
