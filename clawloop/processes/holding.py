@@ -1,16 +1,21 @@
-"""Keeps the database for this orchestrator's Temporal server; ends the orchestrator where another server has it."""
+"""Keeps the database for this orchestrator's Temporal server; ends the orchestrator where another server has it.
+
+A server that lost its data is prepared anew, as at the orchestrator's start: it refuses all workflows until then.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from clawloop.errors import SetupError, StoreUnavailable
+from clawloop.errors import SetupError, SignalFailed, StoreUnavailable
+from clawloop.temporal.client import PREPARE_LIMIT
 from clawloop.temporal.deadline import temporal_deadline
 from db.database import Database
 from db.temporal_server import RENEW_EVERY, TemporalServerStore
@@ -45,16 +50,25 @@ class Holding:
     """
     Args:
         broken: set where another server has taken the database.
+        prepare: makes what a server with an empty database lacks; idempotent, and raises RPCError.
     """
 
-    def __init__(self, store: TemporalServerStore, client: Client, broken: asyncio.Event) -> None:
+    def __init__(
+        self,
+        store: TemporalServerStore,
+        client: Client,
+        broken: asyncio.Event,
+        prepare: Callable[[], Awaitable[None]],
+    ) -> None:
         self._store = store
         self._client = client
         self._broken = broken
+        self._prepare = prepare
         self._held: str | None = None
+        self._prepared: str | None = None
 
     async def begin(self) -> None:
-        """Hold the database, once the time of another server that has gone is over.
+        """Hold the database, once the time of another server that has gone is over, and prepare the server.
 
         Raises:
             SetupError: another Temporal server has the database: its orchestrators say so meanwhile.
@@ -64,6 +78,7 @@ class Holding:
             await self._wait_and_renew()
         except StoreUnavailable as error:  # without it the workflows do nothing either; the first renewal decides
             log.warning("PostgreSQL does not answer yet", extra={"why": str(error)})
+        await self._prepare_once()
 
     async def keep(self) -> None:
         """Renew until cancelled."""
@@ -71,11 +86,13 @@ class Holding:
             await asyncio.sleep(RENEW_EVERY.total_seconds())
             try:
                 await self._renew()
+                async with temporal_deadline(PREPARE_LIMIT):
+                    await self._prepare_once()
             except SetupError as error:
                 log.error("orchestrator ends", extra={"why": str(error)})
                 self._broken.set()
                 return
-            except (StoreUnavailable, RPCError) as error:
+            except (StoreUnavailable, SignalFailed, RPCError) as error:
                 log.warning("the database's Temporal server is not renewed", extra={"why": str(error)})
 
     async def end(self) -> None:
@@ -105,3 +122,13 @@ class Holding:
         current = await namespace_id(self._client)
         await self._store.hold(current, formerly=self._held)
         self._held = current
+
+    async def _prepare_once(self) -> None:
+        """Prepare the server, unless that was done since it got its data."""
+        current = await namespace_id(self._client)
+        if current == self._prepared:
+            return
+        if self._prepared is not None:
+            log.warning("Temporal lost its data: `clawloop recover` signals again what waits", extra={"now": current})
+        await self._prepare()
+        self._prepared = current

@@ -42,7 +42,7 @@ from clawloop.serving.probes import ProbeClient
 from clawloop.serving.rendering import EngineRenderer
 from clawloop.settings import Settings
 from clawloop.telemetry.metrics import WorkerMetrics
-from clawloop.temporal.client import TemporalSessionNotifier, begin_sweeping, register_search_attributes
+from clawloop.temporal.client import TemporalSessionNotifier, prepare_namespace
 from clawloop.temporal.engine_notifier import TemporalEngineNotifier
 from clawloop.temporal.rollouts_notifier import TemporalRolloutsNotifier
 from clawloop.temporal.training_notifier import TemporalTrainingNotifier
@@ -97,18 +97,9 @@ async def run_worker(role: Role, settings: Settings, health_port: int, health_ho
     async def create_workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
         database = await ready_database(settings, stack)
         if role is Role.ORCHESTRATOR:
-            await _hold(database, client, broken, stack)
-            await register_search_attributes(client)
-            await begin_sweeping(client)
-        if role is Role.JUDGE:
-            return [await _judge_worker(settings, database, client, metrics, stack)]
-        starting = asyncio.create_task(
-            _start_training_workflows(
-                PostgresDirectoryStore(database), TemporalTrainingNotifier(client, links=page_links(settings))
-            )
-        )
-        stack.callback(starting.cancel)
-        return _orchestrator_workers(settings, database, client, metrics)
+            await _hold(settings, database, client, broken, stack)
+            return _orchestrator_workers(settings, database, client, metrics)
+        return [await _judge_worker(settings, database, client, metrics, stack)]
 
     await run_workers(
         role,
@@ -122,8 +113,20 @@ async def run_worker(role: Role, settings: Settings, health_port: int, health_ho
     )
 
 
-async def _hold(database: Database, client: Client, broken: asyncio.Event, stack: AsyncExitStack) -> None:
-    holding = Holding(TemporalServerStore(database), client, broken)
+async def _hold(
+    settings: Settings, database: Database, client: Client, broken: asyncio.Event, stack: AsyncExitStack
+) -> None:
+    """Hold the database for the client's server, and have all that the orchestrators need there; also from now on."""
+    directory = PostgresDirectoryStore(database)
+    training = TemporalTrainingNotifier(client, links=page_links(settings))
+
+    async def prepare() -> None:
+        await prepare_namespace(client)
+        # Beside the renewals: it retries until PostgreSQL answers.
+        starting = asyncio.create_task(_start_training_workflows(directory, training))
+        stack.callback(starting.cancel)
+
+    holding = Holding(TemporalServerStore(database), client, broken, prepare)
     await holding.begin()
     stack.push_async_callback(holding.end)
     keeping = asyncio.create_task(holding.keep())

@@ -40,6 +40,20 @@ SWEEP_EVERY = timedelta(minutes=1)
 SWEEP_CATCH_UP = timedelta(minutes=2)
 
 
+# A server that has just started with an empty database answers the first calls late.
+PREPARE_LIMIT = timedelta(seconds=30)
+
+
+async def prepare_namespace(client: Client) -> None:
+    """Register what every namespace needs: search attributes and the sweep's schedule. Idempotent.
+
+    Raises:
+        RPCError: the server refuses.
+    """
+    await register_search_attributes(client)
+    await begin_sweeping(client)
+
+
 async def register_search_attributes(client: Client) -> None:
     """Register the search attributes that are missing.
 

@@ -13,14 +13,11 @@ from temporalio.service import RPCError
 from clawloop.contracts.sessions import RejudgeRequested, SessionFacts
 from clawloop.errors import SignalFailed
 from clawloop.ids import SessionId
-from clawloop.temporal.client import TemporalSessionNotifier, begin_sweeping, register_search_attributes
+from clawloop.temporal.client import PREPARE_LIMIT, TemporalSessionNotifier, prepare_namespace
 from clawloop.temporal.deadline import temporal_deadline
 from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from workflows import names
 from workflows.page_links import NO_PAGE, PageLinks
-
-# A server that has just started with an empty database answers the first calls late.
-_PREPARE_LIMIT = timedelta(seconds=30)
 
 
 class TemporalRecovery:
@@ -37,9 +34,8 @@ class TemporalRecovery:
         self._sessions = TemporalSessionNotifier(client, idle, links)
 
     async def prepare(self) -> None:
-        async with temporal_deadline(_PREPARE_LIMIT):
-            await register_search_attributes(self._client)
-            await begin_sweeping(self._client)
+        async with temporal_deadline(PREPARE_LIMIT):
+            await prepare_namespace(self._client)
 
     async def shown_version(self, policy: str) -> int | None:
         handle = self._client.get_workflow_handle(names.training_workflow_id(policy))

@@ -12,6 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
 
 from clawloop.errors import SetupError
 from clawloop.processes import holding
@@ -28,6 +29,9 @@ pytestmark = pytest.mark.postgres
 @pytest.fixture
 def store(database: Database) -> TemporalServerStore:
     return TemporalServerStore(database)
+
+
+async def prepares_nothing() -> None: ...
 
 
 def last_seen(url: str, ago: timedelta) -> None:
@@ -70,7 +74,7 @@ async def test_a_start_waits_until_a_server_that_has_crashed_is_stale(
     await store.hold("crashed")
     last_seen(postgres_url, timedelta(seconds=56))
     async with asyncio.timeout(60):
-        await Holding(store, client, asyncio.Event()).begin()
+        await Holding(store, client, asyncio.Event(), prepares_nothing).begin()
     assert holder(postgres_url) == [await holding.namespace_id(client)]
 
 
@@ -78,6 +82,54 @@ async def test_a_server_that_lost_its_data_goes_on_with_its_orchestrators(store:
     await store.hold("before")
     await store.hold("after", formerly="before")
     await store.hold("after")
+
+
+async def test_a_server_is_prepared_at_the_start_and_again_after_it_lost_its_data(
+    store: TemporalServerStore, client: Client, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holding, "RENEW_EVERY", timedelta(milliseconds=10))
+    server, prepared, failing = ["one"], list[str](), list[Exception]()
+
+    async def current(_: Client) -> str:
+        return server[-1]
+
+    async def prepare() -> None:
+        prepared.append(server[-1])
+        if failing:
+            raise failing.pop()
+
+    async def prepared_are(expected: list[str]) -> None:
+        async with asyncio.timeout(60):
+            while prepared != expected:
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(holding, "namespace_id", current)
+    held = Holding(store, client, asyncio.Event(), prepare)
+    await held.begin()
+    assert prepared == ["one"]
+    keeping = asyncio.create_task(held.keep())
+    await asyncio.sleep(0.2)
+    assert prepared == ["one"]
+    failing.append(RPCError("it starts", RPCStatusCode.UNAVAILABLE, b""))
+    server.append("two")
+    await prepared_are(["one", "two", "two"])
+    await asyncio.sleep(0.2)
+    assert prepared == ["one", "two", "two"]
+    assert holder(postgres_url) == ["two"]
+    assert not keeping.done()
+    keeping.cancel()
+
+
+async def test_a_server_is_prepared_though_postgresql_does_not_answer_at_the_start(client: Client) -> None:
+    prepared = asyncio.Event()
+
+    async def prepare() -> None:
+        prepared.set()
+
+    away = Database("postgresql://nobody@127.0.0.1:1/nothing", timedelta(seconds=1))
+    await Holding(TemporalServerStore(away), client, asyncio.Event(), prepare).begin()
+    assert prepared.is_set()
+    await away.close()
 
 
 async def test_an_orchestrator_that_stops_leaves_the_database_at_once(
@@ -123,7 +175,7 @@ async def test_an_orchestrator_ends_where_another_server_took_the_database(
 ) -> None:
     monkeypatch.setattr(holding, "RENEW_EVERY", timedelta(milliseconds=10))
     broken = asyncio.Event()
-    held = Holding(store, client, broken)
+    held = Holding(store, client, broken, prepares_nothing)
     await held.begin()
     own = await holding.namespace_id(client)
     keeping = asyncio.create_task(held.keep())

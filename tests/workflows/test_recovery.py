@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from temporalio.client import Client
+from temporalio.service import RPCError
 from temporalio.worker import Worker
 from typer.testing import CliRunner
 
@@ -134,8 +138,7 @@ async def test_learning_goes_on_after_temporals_database_is_deleted(learner: Ben
         feedback = b.feedback(turns[0], -1.0)
         await TemporalSessionNotifier(client, IDLE).notify_feedback(facts, FeedbackGiven(feedback, turns[0].turn_id))
         b.execute("UPDATE feedback SET announced_at = now()")
-    for file in (tmp_path / "temporal").glob("temporal.db*"):
-        file.unlink()
+    server.lose_data()
     with server.running():
         client = await server.ready()
         async with all_at_work(client, b):
@@ -155,6 +158,54 @@ async def test_learning_goes_on_after_temporals_database_is_deleted(learner: Ben
     # Each of the four replies with an answer is judged by one request, and the rated one by the feedback alone.
     assert len(b.judge.requests) == len({json.dumps(request) for request in b.judge.requests}) == 5
     assert await violations(b.database) == []
+
+
+@pytest.mark.slow
+async def test_an_orchestrator_that_runs_on_prepares_a_server_that_lost_its_data(
+    binary_bench: Bench, tmp_path: Path
+) -> None:
+    b = binary_bench
+    session = await b.insert(*b.conversation("one"))
+    facts = SessionFacts(session, "default", "x-session-id", datetime.now(UTC), 0)
+    server = Server(tmp_path / "temporal")
+    with running_orchestrator(b, server, tmp_path):
+        for _ in range(2):
+            with server.running():
+                client = await server.answers()
+                await is_prepared(client)
+                # A start with search attributes, as gateways signal a turn.
+                await TemporalSessionNotifier(client, IDLE).wake(facts)
+            server.lose_data()
+
+
+@contextmanager
+def running_orchestrator(b: Bench, server: Server, folder: Path) -> Iterator[None]:
+    """The process, which may start before its servers do."""
+    here = {"DATABASE_URL": b.url, "TEMPORAL_ADDRESS": server.address, "CLAWLOOP_DATA": str(folder / "data")}
+    command = [sys.executable, "-m", "clawloop.cli.main", "worker", "orchestrator"]
+    with (folder / "orchestrator.log").open("wb") as log:
+        process = subprocess.Popen(command, env=dict(os.environ) | here, stdout=log, stderr=log)
+    try:
+        yield
+        assert process.poll() is None, (folder / "orchestrator.log").read_text()
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+async def is_prepared(client: Client) -> None:
+    """Until it has the sweep's schedule and the policy's training workflow; renewals look every 15 s."""
+    async with asyncio.timeout(120):
+        for described in (
+            client.get_schedule_handle(names.SWEEP_ID).describe,
+            client.get_workflow_handle(names.training_workflow_id("default")).describe,
+        ):
+            while True:
+                try:
+                    await described()
+                    break
+                except RPCError:
+                    await asyncio.sleep(0.2)
 
 
 @pytest.fixture

@@ -57,12 +57,21 @@ class Server:
             process.wait(60)
 
     async def ready(self) -> Client:
+        client = await self.answers()
+        await register_search_attributes(client)
+        return client
+
+    async def answers(self) -> Client:
+        """As `ready`, with nothing prepared."""
         async with asyncio.timeout(60):
             while not await temporal_server.is_ready(self.ports.http):
                 await asyncio.sleep(0.1)
-        client = await connect(self.address)
-        await register_search_attributes(client)
-        return client
+        return await connect(self.address)
+
+    def lose_data(self) -> None:
+        """While it does not run."""
+        for file in self.folder.glob("temporal.db*"):
+            file.unlink()
 
 
 async def say(gateway: RealGateway, messages: list[dict[str, str]], text: str, *, done: bool = False) -> str:
