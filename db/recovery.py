@@ -62,6 +62,11 @@ class PostgresRecoveryStore:
         return frozenset(SessionId(session) for session in found)
 
     @transaction
+    async def known_turns(self, connection: AsyncConnection, turns: Sequence[TurnId]) -> frozenset[TurnId]:
+        found = await connection.scalars(select(TurnRow.id).where(TurnRow.id.in_(turns)))
+        return frozenset(TurnId(turn) for turn in found)
+
+    @transaction
     async def known_steps(self, connection: AsyncConnection, policies: Collection[str]) -> frozenset[tuple[str, int]]:
         rows = await connection.execute(select(StepRow.policy, StepRow.n).where(StepRow.policy.in_(policies)))
         return frozenset((row.policy, row.n) for row in rows)

@@ -12,10 +12,20 @@ from typing import Protocol
 
 from clawloop.contracts.adapter_directory import AdapterDirectory
 from clawloop.contracts.sessions import RejudgeRequested, SessionFacts, WaitingWork
-from clawloop.ids import SessionId
+from clawloop.ids import SessionId, TurnId
 
 # Ids in one query; more would make its text large for no gain.
 _CHUNK = 1000
+# Of the lost turns of one session: their ids say when the loss begins, and logs of clients may name them.
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ToldTurns:
+    """Turns that a run of a session's workflow was told of, each after it was stored; of the runs before the newest."""
+
+    session: SessionId
+    turns: frozenset[TurnId]
 
 
 class RecoveryStore(Protocol):
@@ -32,6 +42,9 @@ class RecoveryStore(Protocol):
 
     async def known_sessions(self, sessions: Sequence[SessionId]) -> frozenset[SessionId]:
         """Those of the sessions that are stored."""
+
+    async def known_turns(self, turns: Sequence[TurnId]) -> frozenset[TurnId]:
+        """Those of the turns that are stored."""
 
     async def known_steps(self, policies: Collection[str]) -> frozenset[tuple[str, int]]:
         """The steps of these policies, whatever became of them."""
@@ -54,8 +67,8 @@ class RecoveryWorkflows(Protocol):
     async def sweep(self) -> None:
         """Start a sweep now."""
 
-    def sessions(self) -> AsyncIterator[SessionId]:
-        """The sessions that have a workflow, open or closed."""
+    def sessions(self) -> AsyncIterator[ToldTurns]:
+        """What each run of a session's workflow was told, open or closed. A session may have several runs."""
 
 
 class AdapterDirectories(Protocol):
@@ -120,20 +133,39 @@ class Recovery:
         return lines + [f"adapters/{directory.path}: PostgreSQL knows no such step" for directory in lost]
 
     async def _unknown_sessions(self) -> list[str]:
-        lines: list[str] = []
-        chunk: list[SessionId] = []
+        unknown: set[SessionId] = set()
+        lost: dict[SessionId, set[TurnId]] = {}
+        chunk: list[ToldTurns] = []
 
         async def check() -> None:
-            known = await self._store.known_sessions(chunk)
-            lines.extend(
-                f"session {session}: PostgreSQL has no such session" for session in chunk if session not in known
-            )
+            known = await self._store.known_sessions([told.session for told in chunk])
+            unknown.update(told.session for told in chunk if told.session not in known)
+            stored = await self._known_turns([turn for told in chunk for turn in told.turns])
+            for told in chunk:
+                if missing := told.turns - stored:
+                    lost.setdefault(told.session, set()).update(missing)
             chunk.clear()
 
-        async for session in self._workflows.sessions():
-            chunk.append(session)
+        async for told in self._workflows.sessions():
+            chunk.append(told)
             if len(chunk) == _CHUNK:
                 await check()
         if chunk:
             await check()
-        return lines
+        return [
+            *(f"session {session}: PostgreSQL has no such session" for session in sorted(unknown)),
+            *(_lost_turns(session, turns) for session, turns in sorted(lost.items()) if session not in unknown),
+        ]
+
+    async def _known_turns(self, turns: Sequence[TurnId]) -> frozenset[TurnId]:
+        known: set[TurnId] = set()
+        for first in range(0, len(turns), _CHUNK):
+            known |= await self._store.known_turns(turns[first : first + _CHUNK])
+        return frozenset(known)
+
+
+def _lost_turns(session: SessionId, turns: Collection[TurnId]) -> str:
+    oldest = sorted(turns)[:_NAMED]
+    names = ", ".join(map(str, oldest))
+    more = f" and {len(turns) - len(oldest)} later ones" if len(turns) > len(oldest) else ""
+    return f"session {session}: PostgreSQL lacks {len(turns)} of its turns: {names}{more}"

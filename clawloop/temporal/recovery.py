@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from uuid import UUID
 
-from temporalio.client import Client, ScheduleOverlapPolicy
+from temporalio.api.enums.v1 import EventType
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.client import Client, ScheduleOverlapPolicy, WorkflowExecution
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError
 
-from clawloop.contracts.sessions import RejudgeRequested, SessionFacts
+from clawloop.contracts.sessions import RejudgeRequested, SessionFacts, TurnRecorded
 from clawloop.errors import SignalFailed
-from clawloop.ids import SessionId
+from clawloop.ids import SessionId, TurnId
+from clawloop.operations.recovery import ToldTurns
 from clawloop.temporal.client import PREPARE_LIMIT, TemporalSessionNotifier, prepare_namespace
 from clawloop.temporal.deadline import temporal_deadline
 from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from workflows import names
 from workflows.page_links import NO_PAGE, PageLinks
+from workflows.state import SessionState
+
+_SESSION_PREFIX = names.session_workflow_id(SessionId(UUID(int=0))).removesuffix(str(UUID(int=0)))
+# Histories: a session's takes some milliseconds.
+_READ_AT_ONCE = 16
+# Of one history, which may have thousands of events, among others that are read.
+_HISTORY_LIMIT = timedelta(seconds=60)
 
 
 class TemporalRecovery:
@@ -54,13 +65,38 @@ class TemporalRecovery:
         async with temporal_deadline():
             await self._client.get_schedule_handle(names.SWEEP_ID).trigger(overlap=ScheduleOverlapPolicy.BUFFER_ONE)
 
-    async def sessions(self) -> AsyncIterator[SessionId]:
-        prefix = names.session_workflow_id(SessionId(UUID(int=0))).removesuffix(str(UUID(int=0)))
-        seen: set[str] = set()
+    async def sessions(self) -> AsyncIterator[ToldTurns]:
+        batch: list[WorkflowExecution] = []
         try:
             async for execution in self._client.list_workflows(f"WorkflowType = '{names.SESSION_WORKFLOW}'"):
-                if execution.id not in seen:  # a session that was opened again has several runs
-                    seen.add(execution.id)
-                    yield SessionId(UUID(execution.id.removeprefix(prefix)))
+                batch.append(execution)
+                if len(batch) == _READ_AT_ONCE:
+                    for told in await asyncio.gather(*map(self._told, batch)):
+                        yield told
+                    batch.clear()
         except (RPCError, RuntimeError) as error:
             raise SignalFailed(f"Temporal: {' '.join(str(error).split())}") from error
+        for told in await asyncio.gather(*map(self._told, batch)):
+            yield told
+
+    async def _told(self, run: WorkflowExecution) -> ToldTurns:
+        """By the run's history, which needs no worker."""
+        handle = self._client.get_workflow_handle(run.id, run_id=run.run_id)
+        turns: set[TurnId] = set()
+        async with temporal_deadline(_HISTORY_LIMIT, may_be_gone=True):
+            async for event in handle.fetch_history_events():
+                turns |= await self._turns_of(event)
+        return ToldTurns(SessionId(UUID(run.id.removeprefix(_SESSION_PREFIX))), frozenset(turns))
+
+    async def _turns_of(self, event: HistoryEvent) -> set[TurnId]:
+        decode = self._client.data_converter.decode
+        if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED:
+            started = event.workflow_execution_started_event_attributes
+            (state,) = await decode(started.input.payloads, [SessionState])
+            return {*state.known, *(message.turn_id for message in state.carried)}
+        if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_SIGNALED:
+            signalled = event.workflow_execution_signaled_event_attributes
+            if signalled.signal_name == names.TURN_RECORDED:
+                (recorded,) = await decode(signalled.input.payloads, [TurnRecorded])
+                return {recorded.turn_id}
+        return set()

@@ -26,11 +26,11 @@ from activities.training.gate import GateActivities
 from activities.training.steps import StepActivities
 from activities.training.train_step import TrainingActivities
 from clawloop.cli.main import app
-from clawloop.contracts.sessions import FeedbackGiven, SessionFacts
+from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded
 from clawloop.contracts.turns import TurnRecord
 from clawloop.ids import SessionId
 from clawloop.local.services.postgres import EmbeddedPostgres
-from clawloop.operations.recovery import Recovery
+from clawloop.operations.recovery import Recovery, ToldTurns
 from clawloop.temporal.client import TemporalSessionNotifier, begin_sweeping
 from clawloop.temporal.engine_notifier import TemporalEngineNotifier
 from clawloop.temporal.training_notifier import TemporalTrainingNotifier
@@ -48,6 +48,7 @@ from tests.workflows.test_temporal_away import Server
 from tests.workflows.test_whole import end, tell
 from workflows import names
 from workflows.registered import WORKFLOWS
+from workflows.state import SessionState
 
 __all__ = ["bench", "binary_bench", "judge"]
 
@@ -235,7 +236,7 @@ async def test_what_an_older_copy_of_postgresql_lost_is_named(
             await rows_are(b, "SELECT head FROM policies", [{"head": 1}])
             (version,) = b.rows("SELECT path FROM versions WHERE n = 1")
             (tmp_path / "adapters" / version["path"]).mkdir(parents=True)
-        recovered = await recover(client.service_client.config.target_host, older, tmp_path)
+        recovered = await recover(server_of(client), older, tmp_path)
     finally:
         await end_all(client)
         await client.get_schedule_handle(names.SWEEP_ID).delete()
@@ -246,6 +247,52 @@ async def test_what_an_older_copy_of_postgresql_lost_is_named(
     }
     # What the copy holds is judged, though it was never signalled there.
     assert recovered["waiting"] == {"sessions": 1, "turns": 2, "feedback": 0}
+
+
+async def test_the_lost_turns_of_sessions_that_the_older_copy_has_are_named(
+    client: Client, binary_bench: Bench, tmp_path: Path
+) -> None:
+    b = binary_bench
+    grown = b.conversation(*(f"message {n}" for n in range(9)), session="grown")
+    rolled, closed, whole = (b.conversation("one", "two", "three", session=name) for name in ("r", "c", "w"))
+    sessions = [await b.insert(*turns) for turns in (grown, rolled, closed, whole)]
+    for session, turns in zip(sessions, (grown, rolled, closed, whole), strict=True):
+        if turns is not rolled:
+            await notify(client, session, turns, b)
+    await client.get_workflow_handle(names.session_workflow_id(sessions[2])).terminate("it closed since")
+    # After a roll-over: told of one turn in this run, of another one before, and one waits for its judging.
+    state = SessionState(
+        session_id=sessions[1],
+        policy="default",
+        idle_seconds=IDLE.total_seconds(),
+        adapter_version=0,
+        known=[rolled[0].turn_id],
+        carried=[TurnRecorded(rolled[1].turn_id, 0)],
+    )
+    workflow, queue = names.session_workflow_id(sessions[1]), names.WORKFLOW_QUEUE
+    await client.start_workflow(names.SESSION_WORKFLOW, state, id=workflow, task_queue=queue)
+    await notify(client, sessions[1], rolled[2:], b)
+
+    lost = [turn.turn_id for turn in (*grown[2:], *rolled, *closed[2:])]
+    b.execute("DELETE FROM turns WHERE id = ANY(%s)", lost)  # as a copy of before them has it
+    try:
+        async with asyncio.timeout(60):
+            # The list of workflows lags behind.
+            while len((recovered := await recover(server_of(client), b.url, tmp_path))["unknown"]) < 3:
+                await asyncio.sleep(0.5)
+    finally:
+        await end_all(client)
+        await client.get_schedule_handle(names.SWEEP_ID).delete()
+    named = ", ".join(str(turn.turn_id) for turn in grown[2:7])
+    assert set(recovered["unknown"]) == {
+        f"session {sessions[0]}: PostgreSQL lacks 7 of its turns: {named} and 2 later ones",
+        f"session {sessions[1]}: PostgreSQL lacks 3 of its turns: " + ", ".join(str(turn.turn_id) for turn in rolled),
+        f"session {sessions[2]}: PostgreSQL lacks 1 of its turns: {closed[2].turn_id}",
+    }
+
+
+def server_of(client: Client) -> str:
+    return client.service_client.config.target_host
 
 
 async def test_a_version_that_answered_and_is_lost_is_named(learner: Bench) -> None:
@@ -270,7 +317,7 @@ class ShowsVersion:
 
     async def sweep(self) -> None: ...
 
-    async def sessions(self) -> AsyncIterator[SessionId]:
-        nobody: list[SessionId] = []
-        for session in nobody:
-            yield session
+    async def sessions(self) -> AsyncIterator[ToldTurns]:
+        nobody: list[ToldTurns] = []
+        for told in nobody:
+            yield told
