@@ -21,7 +21,9 @@ from sqlalchemy.exc import InvalidatePoolError
 # A network that is gone says nothing. Under load connections are used again within milliseconds.
 _IDLE_SECONDS = 1.0
 # A living server answers in less than a millisecond, and on a machine with too much work in a second or two. What is
-# taken for dead too early costs a new connection, and nothing else.
+# taken for dead too early costs a new connection in place of each one of the pool.
+# Chats have half a second for all: they give up first, which costs one connection. An answer time below that would
+# replace the whole pool whenever a gateway or the server stands still for a moment, as when many replies end together.
 _ANSWER_SECONDS = 5.0
 _LAST_USED = "last_used"
 
