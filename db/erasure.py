@@ -160,11 +160,14 @@ _END_SESSION = text(f"""
         guarantee = coalesce(guarantee, 'no sample: {WHY}')
     WHERE id = :session
 """)
+# Another episode keeps it by a turn with content, or where its verifier may yet read it and no turn was stored so far.
 _ARTIFACTS = text("""
     WITH own AS (SELECT DISTINCT episode_id AS id FROM turns WHERE session_id = :session AND episode_id IS NOT NULL)
     SELECT DISTINCT encode(e.artifact_sha256, 'hex') FROM episodes e JOIN own USING (id)
     WHERE e.artifact_sha256 IS NOT NULL AND NOT EXISTS (
-        SELECT FROM episodes o WHERE o.artifact_sha256 = e.artifact_sha256 AND o.id NOT IN (SELECT id FROM own))
+        SELECT FROM episodes o WHERE o.artifact_sha256 = e.artifact_sha256 AND o.id NOT IN (SELECT id FROM own) AND (
+            EXISTS (SELECT FROM turns t WHERE t.episode_id = o.id AND t.outcome <> 'erased')
+            OR (o.state = 'ended' AND NOT EXISTS (SELECT FROM turns t WHERE t.episode_id = o.id))))
 """)
 # An hour, as a spool may store turns late, and a client summarise before its next turn.
 _BESIDE_SESSION = text("""

@@ -81,7 +81,7 @@ class EpisodeStore(Protocol):
     async def end_episode(self, end: EpisodeEnd) -> str | None:
         """Record how a running episode ended and revoke its key; nothing if it has ended already.
 
-        After `infrastructure` it is abandoned: its turns are never trained.
+        After `infrastructure` it is abandoned: its turns are never trained. What its agent left is noted in any case.
 
         Returns:
             Its policy, if this made room for another group of its rollouts.

@@ -72,6 +72,7 @@ async def end_episode(connection: AsyncConnection, end: EpisodeEnd) -> str | Non
     """See `activities.episodes.ports.EpisodeStore.end_episode`."""
     if end.ending is Ending.INFRASTRUCTURE:
         await _abandon(connection, end.id, end.reason, end.ending)
+        await _note_artifact(connection, end)
         return None
     # First, as whoever ends all of a policy's groups has it before their episodes.
     policy = await lock_rollouts_of(connection, end.id)
@@ -83,7 +84,8 @@ async def end_episode(connection: AsyncConnection, end: EpisodeEnd) -> str | Non
         "artifact_sha256": None if end.artifact_sha256 is None else bytes.fromhex(end.artifact_sha256),
         "ended_at": func.now(),
     }
-    await connection.execute(running.values(values))
+    if not (await connection.execute(running.values(values))).rowcount:
+        await _note_artifact(connection, end)
     await _revoke_key(connection, end.id)
     return policy if policy is not None and await made_room(connection, policy) else None
 
@@ -160,6 +162,13 @@ async def _abandon(connection: AsyncConnection, episode: EpisodeId, reason: str,
     }
     await connection.execute(unfinished.values(values))
     await _revoke_key(connection, episode)
+
+
+async def _note_artifact(connection: AsyncConnection, end: EpisodeEnd) -> None:
+    """Of an episode that was given up, too, so that what its agent left is erased with its session."""
+    if end.artifact_sha256 is not None:
+        unknown = update(EpisodeRow).where(EpisodeRow.id == end.id, EpisodeRow.artifact_sha256.is_(None))
+        await connection.execute(unknown.values(artifact_sha256=bytes.fromhex(end.artifact_sha256)))
 
 
 async def _revoke_key(connection: AsyncConnection, episode: EpisodeId) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,42 @@ async def test_what_an_agent_left_is_erased_with_its_session(
     assert await artifacts.load(kept) == b"of two"
     await erase(turns[1])
     assert artifacts.digests() == [kept]  # another episode's agent left it, too
+    await erase(turns[2])
+    assert artifacts.digests() == []
     await erase(turns[0])  # idempotent
+
+
+async def test_an_episode_without_turns_keeps_what_its_agent_left_until_it_is_verified(
+    postgres_learning: PostgresLearning,
+) -> None:
+    database = postgres_learning.database
+    episodes, erasures = PostgresEpisodeStore(database), PostgresErasureStore(database)
+    group = new_group(2)
+    await episodes.make_group(group)
+    digest = hashlib.sha256(b"nothing").hexdigest()
+    one, two = [await episodes.begin_episode(group.id, place, 1, LIFETIME) for place in range(2)]
+    [turn] = await add_turns(postgres_learning, one, 1)
+    for episode in (one, two):
+        await episodes.end_episode(EpisodeEnd(episode.id, Ending.COMPLETED, artifact_sha256=digest))
+    session = await session_of(postgres_learning, turn)
+    assert await erasures.artifacts_of(session) == []
+    await episodes.score_episode(two.id, 0.0, "checked")
+    assert await erasures.artifacts_of(session) == [digest]
+
+
+async def test_what_an_agent_left_is_erased_however_its_episode_ended(postgres_learning: PostgresLearning) -> None:
+    database = postgres_learning.database
+    episodes, erasures = PostgresEpisodeStore(database), PostgresErasureStore(database)
+    group = new_group(2)
+    await episodes.make_group(group)
+    digests = [hashlib.sha256(left).hexdigest() for left in (b"one", b"two")]
+    failed, late = [await episodes.begin_episode(group.id, place, 1, LIFETIME) for place in range(2)]
+    turns = [(await add_turns(postgres_learning, episode, 1))[0] for episode in (failed, late)]
+    await episodes.end_episode(EpisodeEnd(failed.id, Ending.INFRASTRUCTURE, "away", digests[0]))
+    await episodes.begin_episode(group.id, 1, 2, LIFETIME)  # takes its place
+    await episodes.end_episode(EpisodeEnd(late.id, Ending.COMPLETED, artifact_sha256=digests[1]))
+    for turn, digest in zip(turns, digests, strict=True):
+        assert await erasures.artifacts_of(await session_of(postgres_learning, turn)) == [digest]
 
 
 async def session_of(learning: PostgresLearning, turn: TurnRecord) -> SessionId:

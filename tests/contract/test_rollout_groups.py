@@ -138,6 +138,15 @@ async def test_an_episodes_key_ends_with_it(store: Store) -> None:
         await store.key_of(episode.id)
 
 
+@pytest.mark.parametrize("ending", [Ending.COMPLETED, Ending.INFRASTRUCTURE])
+async def test_what_an_agent_left_is_noted_once_whatever_the_ending(store: Store, ending: Ending) -> None:
+    group, (episode, _) = await begin(store, 2)
+    for left in ("ab", "cd"):
+        await store.end_episode(EpisodeEnd(episode.id, ending, artifact_sha256=left))
+    found = await store.begin_episode(group, 0, 1, LIFETIME)
+    assert found.artifact_sha256 == "ab"
+
+
 async def test_a_reward_is_written_once(store: Store) -> None:
     group, (first, second) = await begin(store, 2)
     await end(store, first, 1.0)

@@ -108,7 +108,7 @@ class FakeEpisodeStore:
             _abandon(episode, end.reason)
         elif episode.state is EpisodeState.RUNNING:
             episode.state, episode.ending, episode.reason = EpisodeState.ENDED, end.ending, end.reason
-            episode.artifact_sha256 = end.artifact_sha256
+        episode.artifact_sha256 = episode.artifact_sha256 or end.artifact_sha256
         room, self.room = self.room, None
         return room
 
