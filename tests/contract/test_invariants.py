@@ -162,6 +162,26 @@ async def test_a_violation_is_reported_with_its_row(used: PostgresLearning, inva
     assert all(len(row) > 4 for row in seen)
 
 
+async def test_rollout_groups_of_a_full_batch_that_nobody_knows_of_are_a_violation(used: PostgresLearning) -> None:
+    """By the recipe's number of groups; 8 where the recipe is older than the key."""
+
+    async def found(batch_groups: int | None) -> list[str]:
+        key = "{}" if batch_groups is None else f'{{"batch_groups": {batch_groups}}}'
+        without = "content::jsonb #- '{train,batch_groups}'"
+        train = f"({without})->'train' || '{key}'::jsonb"
+        await used.execute(f"UPDATE recipes SET content = jsonb_set({without}, '{{train}}', {train})::json")
+        await used.execute("UPDATE policies SET work_waiting = false")
+        return [violation.row for violation in await violations(used.database)]
+
+    await used.execute("UPDATE steps SET state = 'abandoned', finished_at = now() WHERE n = 6")
+    await used.execute("UPDATE samples SET state = 'expired' WHERE state = 'claimed'")
+    [*_, (last, _)] = [await run_group(used, [1, 0], version=3) for _ in range(7)]  # one is there
+    violation = f"policy {POLICY}, 0 samples of chats, 8 rollout groups"
+    assert (await found(9), await found(8), await found(None)) == ([], [violation], [violation])
+    await used.execute(f"UPDATE samples SET state = 'expired' WHERE rollout_group_id = '{last.id}'")
+    assert (await found(None), await found(7)) == ([], [violation.replace("8", "7")])
+
+
 async def test_a_version_created_after_a_turn_it_answered_is_a_violation(used: PostgresLearning) -> None:
     await used.execute("UPDATE versions SET created_at = now() + interval '1 hour' WHERE n = 1")
     assert {violation.invariant for violation in await violations(used.database)} == {
