@@ -8,5 +8,5 @@ from clawloop.cli.main import main
 from workflows import activity_options
 
 if __name__ == "__main__":
-    activity_options.EPISODE_SILENCE = timedelta(seconds=12)
+    activity_options.EPISODE_SILENCE = timedelta(seconds=20)
     main()

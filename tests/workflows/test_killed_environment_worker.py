@@ -38,6 +38,10 @@ EPISODES = """SELECT e.place, e.attempt, e.state, e.ending, e.reward, e.reason,
         (SELECT count(*) FROM turns t WHERE t.episode_id = e.id) AS turns
     FROM episodes e ORDER BY e.place, e.attempt"""
 
+SETTLED = """SELECT count(*) > 0 AND bool_and(state <> 'open') AND NOT EXISTS (
+        SELECT FROM episodes e WHERE e.state = 'scored' AND NOT EXISTS (SELECT FROM turns t WHERE t.episode_id = e.id))
+    FROM rollout_groups"""
+
 
 def solved(body: dict[str, Any]) -> Reply:
     found = re.search(r"What is (\d+) (plus|minus|times) (\d+)\?", body["messages"][0]["content"])
@@ -69,7 +73,7 @@ async def play_with_a_kill(engine: FakeEngine, gateway: str, folder: Path, setti
         with working(folder, settings, *worker) as killed:
             start = "rollouts", "start", "--environment", "tool-call", "--size", "2", "--groups", "1"
             done = await asyncio.to_thread(clawloop_process, *start, **settings)
-            assert (done.returncode, done.stderr) == (0, "")
+            assert done.returncode == 0, done.stderr  # where Temporal is slow, the sweep tells the workflow
             await until(lambda: len(engine.requests) >= 2, log)
             paused = await asyncio.to_thread(clawloop_process, "rollouts", "pause", "enough", **settings)
             assert paused.returncode == 0, paused.stderr
@@ -80,8 +84,8 @@ async def play_with_a_kill(engine: FakeEngine, gateway: str, folder: Path, setti
         stack.enter_context(working(folder, settings, *worker))
         engine.hold.set()
         with psycopg.connect(settings["DATABASE_URL"], autocommit=True) as connection:
-            settled = "SELECT count(*) > 0 AND bool_and(state <> 'open') FROM rollout_groups"
-            await until(lambda: connection.execute(settled).fetchone() == (True,), log)
+            # Where PostgreSQL is slow, a turn goes by the gateway's disk and is stored after its group is settled.
+            await until(lambda: connection.execute(SETTLED).fetchone() == (True,), log)
 
 
 @pytest.mark.timeout(3 * SECONDS)
