@@ -30,7 +30,7 @@ PROGRAMS = {
     "gate": "seconds of each stage of the gate, and what chats beside it notice",
     "judge-lane": "votes while chats fill the engine that both ask",
     "policies": "twenty people's policies on one engine, with a slot for each and with few, and at one trainer",
-    "soak": "memory of every process over 10,000 turns, half of them in one session",
+    "soak": "memory of each part over 10,000 turns, half of them in one session",
     "encryption": "CPU, time and bytes of a recorded turn, encrypted and not",
     "page": "the page and REST with 10,000 sessions, one of 2,000 turns",
     "provenance": "how often text that a tool printed becomes a hint or flips a vote",

@@ -1,35 +1,43 @@
-"""Memory of every process over 10,000 turns, half of them in one session, in the whole system without faults.
+"""Memory of each part over 10,000 turns, half of them in one session, in the whole system without faults.
 
-The system is that of `make chaos`: as under `clawloop up`, with an engine that has no model, so that turns are quick.
-The memory of a process is what it alone has: not what it shares, such as PostgreSQL's buffers. At the end each reply
-whose end a client saw is looked up, and `clawloop check` must find nothing.
+The system is that of `make chaos`: as under `clawloop up`, with an engine that has no model, so that turns are quick;
+with `--engine vllm` it is vLLM, and measured too. A part's memory is that of its processes and of all below them, thus
+of PostgreSQL's backends, too. Of each process it is the anonymous memory, pages that several share divided among them
+(`Pss_Anon`): what a program allocates, without files and without PostgreSQL's shared buffers, whose size is fixed and
+which would grow until all are used. At the end each reply whose end a client saw is looked up, and `clawloop check`
+must find nothing.
+
+Memory is flat if the most of the second half is at most 1.05 times the most of the quarter before it. Of three samples
+that follow each other the middle one counts, so a peak of one sample is no growth, and as the most counts, neither is
+it undone by a fall at the end. A steady growth of 11 % or more over the run fails; what is less, `MB a 1,000 turns`
+shows: the median of the slopes between any two samples of the second half. More turns find a smaller growth.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import statistics
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import psutil
-
 from benchmarks.report import Figure, Ratio, Result
 from clawloop.local.tiny_model import ensure_tiny_model
 from tests.chaos.chatters import Chatters
-from tests.chaos.stack import Stack, running_stack
+from tests.chaos.stack import Stack, family, running_stack
 from tests.chaos.stand_in_engine import stand_in_engine
 from tests.chaos.verify import Verifier
 
 PARTS = ("gateway", "orchestrator", "judge", "trainer", "engine-agent", "temporal", "postgres")
 SAMPLES = 40
-# Of the last half's end, beside its beginning: allocators and caches move by a few per cent either way.
+# Allocators and caches move by a few per cent either way.
 FLAT = 1.05
 LONG_SESSION = 1000  # the number of the session that has half of the turns
 
@@ -37,6 +45,7 @@ Memory = dict[str, list[float]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--engine", choices=["stand-in", "vllm"], default="stand-in", help="vllm: the tiny random model")
     parser.add_argument("--turns", type=int, default=None, help="in all; default: 10000; 400 with --quick")
     parser.add_argument("--sessions", type=int, default=16, help="that share the other half")
     parser.add_argument("--cache-mib", type=float, default=4.0, help="conversations kept, full before half-time")
@@ -53,13 +62,17 @@ def run(options: argparse.Namespace) -> Result:
 
 async def _soak(folder: Path, turns: int, options: argparse.Namespace) -> Result:
     model = ensure_tiny_model(folder / "models")
+    parts = PARTS if options.engine == "stand-in" else (*PARTS, "vllm")
     # Of the default of 256 MiB these turns would fill a part, and the memory of each process would grow to the end.
     os.environ["CLAWLOOP_CONVERSATION_CACHE_MIB"] = str(options.cache_mib)
     memory: Memory = defaultdict(list)
     at: list[float] = []
     async with AsyncExitStack() as running:
-        engine = await running.enter_async_context(stand_in_engine(model.name, options.seed))
-        stack = await running.enter_async_context(running_stack(folder, model, urlsplit(engine.url).port))
+        port = None
+        if options.engine == "stand-in":
+            engine = await running.enter_async_context(stand_in_engine(model.name, options.seed))
+            port = urlsplit(engine.url).port
+        stack = await running.enter_async_context(running_stack(folder, model, port))
         key, url = stack.keys["chat"], stack.gateway_url
         half = options.pace / 2
         many = Chatters(url, key, options.sessions / half)
@@ -74,7 +87,7 @@ async def _soak(folder: Path, turns: int, options: argparse.Namespace) -> Result
                     chatters.stop = True
             if seen >= turns * len(at) / SAMPLES:
                 at.append(float(seen))
-                _sample(stack, memory)
+                _sample(stack, parts, memory)
                 print(f"{time.strftime('%H:%M:%S')} {seen} turns", flush=True)
             if many.stop and one.stop:
                 break
@@ -82,7 +95,7 @@ async def _soak(folder: Path, turns: int, options: argparse.Namespace) -> Result
         await asyncio.gather(many.end(), one.end())
         seconds = time.monotonic() - began
         at.append(float(len(many.seen) + len(one.seen)))
-        _sample(stack, memory)
+        _sample(stack, parts, memory)
         verifier = Verifier(stack)
         problems = await verifier.problems([*many.seen, *one.seen])
         steps = await verifier.committed_steps()
@@ -90,42 +103,54 @@ async def _soak(folder: Path, turns: int, options: argparse.Namespace) -> Result
     print(f"{seconds:.0f} s, {steps} steps, {len(one.seen)} turns in the long session", flush=True)
     for problem in problems:
         print(f"PROBLEM {problem}", flush=True)
-    rows = [_row(part, memory[part]) for part in PARTS]
-    ratios = {
-        f"{row['part']}: memory of the last tenth, to half-time": _growth(memory[str(row["part"])]) for row in rows
-    }
+    rows = [_row(part, at, memory[part]) for part in parts]
+    ratios = {f"{part}: most memory of the second half, to the quarter before": growth(memory[part]) for part in parts}
     found = {"turns lost, or damage found": Ratio(float(len(problems)), "lower", 0.0)}
     raw = {"turns": at, **memory}
     return Result(rows, ratios | found, raw, [f"{seconds:.0f} s, {steps} steps, {len(one.seen)} turns in one session"])
 
 
-def _sample(stack: Stack, memory: Memory) -> None:
-    for part in PARTS:
-        total = 0.0
-        for process in stack.processes(part):
-            try:
-                total += process.memory_full_info().uss / 2**20
-            except psutil.NoSuchProcess:  # a backend of PostgreSQL that has just ended
-                continue
-        memory[part].append(total)
+def _sample(stack: Stack, parts: Sequence[str], memory: Memory) -> None:
+    for part in parts:
+        processes = {one.pid for process in stack.processes(part) for one in family(process)}
+        memory[part].append(sum(map(allocated_mb, processes)))
 
 
-def _row(part: str, values: list[float]) -> dict[str, Figure]:
-    tenth = max(1, len(values) // 10)
+def allocated_mb(pid: int) -> float:
+    """Anonymous memory, of what several processes share a part; none if the process has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    except (FileNotFoundError, ProcessLookupError):  # a backend of PostgreSQL that has just ended
+        return 0.0
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss_Anon:"))
+
+
+def _row(part: str, turns: list[float], values: list[float]) -> dict[str, Figure]:
+    before, after = _most(values)
     return {
         "part": part,
         "at first MB": values[0],
-        "at half-time MB": _half_time(values),
-        "at last MB": statistics.median(values[-tenth:]),
-        "most MB": max(values),
+        "most of the quarter before half-time MB": before,
+        "most of the second half MB": after,
+        "at last MB": values[-1],
+        "MB a 1,000 turns": _slope(turns, values) * 1000,
     }
 
 
-def _growth(values: list[float]) -> Ratio:
-    tenth = max(1, len(values) // 10)
-    return Ratio(statistics.median(values[-tenth:]) / _half_time(values), "lower", FLAT)
+def growth(values: list[float]) -> Ratio:
+    before, after = _most(values)
+    return Ratio(after / before, "lower", FLAT)
 
 
-def _half_time(values: list[float]) -> float:
-    tenth, middle = max(1, len(values) // 10), len(values) // 2
-    return statistics.median(values[middle : middle + tenth])
+def _most(values: list[float]) -> tuple[float, float]:
+    """The most of the quarter before half-time, and of the second half, without peaks of one sample."""
+    smooth = [statistics.median(values[max(0, at - 1) : at + 2]) for at in range(len(values))]
+    quarter, half = len(smooth) // 4, len(smooth) // 2
+    return max(smooth[quarter:half]), max(smooth[half:])
+
+
+def _slope(turns: list[float], values: list[float]) -> float:
+    """MB a turn in the second half: the median of the slopes between any two samples."""
+    points = list(zip(turns, values, strict=True))[len(values) // 2 :]
+    pairs = itertools.combinations(points, 2)
+    return statistics.median((later[1] - one[1]) / (later[0] - one[0]) for one, later in pairs if later[0] > one[0])

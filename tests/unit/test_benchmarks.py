@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import report
+from benchmarks import report, soak
 from benchmarks.__main__ import PRINTING, PROGRAMS, RATIOS, SLACK, is_much_worse, main
 from benchmarks.chaos import as_json
 from benchmarks.gateway import DIRECT, LITELLM, NOTIFYING, PARSING, RECORDING, Case, _ratios, _row
@@ -116,6 +117,29 @@ def test_a_result_names_machine_versions_and_options(tmp_path: Path, monkeypatch
     assert {"python", "aiohttp", "uvicorn"} <= content["versions"].keys()
     assert content["raw"] == {"seconds": [0.123457]}
     assert content["ratios"]["x"]["goal"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("memory", "flat"),
+    [
+        ([100 + (7 * sample) % 4 for sample in range(41)], True),  # noise
+        ([100 + 40 * (sample == 30) for sample in range(41)], True),  # a peak of one sample
+        ([min(100 + 5 * sample, 140) for sample in range(41)], True),  # it fills up before the middle
+        ([100 + 12 * sample / 40 for sample in range(41)], False),  # steadily by 12 %
+        ([100 + (sample if sample < 37 else 0) for sample in range(41)], False),  # it falls only at the end
+        ([100 + 10 * (sample > 36) for sample in range(41)], False),  # it grows only at the end
+    ],
+)
+def test_memory_that_grows_steadily_is_not_flat_and_noise_is(memory: list[float], flat: bool) -> None:
+    assert soak.growth([float(value) for value in memory]).reached is flat
+
+
+def test_a_process_s_memory_is_what_it_allocated() -> None:
+    before = soak.allocated_mb(os.getpid())
+    held = bytearray(64 * 2**20)
+    held[::4096] = b"x" * len(held[::4096])
+    assert soak.allocated_mb(os.getpid()) - before > 60
+    assert soak.allocated_mb(2**22) == 0.0  # above the highest that Linux gives
 
 
 def test_faults_are_written_with_the_reasons_of_failed_requests() -> None:
