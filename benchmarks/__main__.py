@@ -85,7 +85,6 @@ def run(name: str, arguments: Sequence[str], console: Console) -> Result:
         module = importlib.import_module(f"benchmarks.{name.replace('-', '_')}")
         parser = argparse.ArgumentParser(prog=f"benchmarks {name}", description=PROGRAMS[name])
         parser.add_argument("--quick", action="store_true", help="small sizes, a minute or two; not for reports")
-        parser.add_argument("--seed", type=int, default=1)
         parser.add_argument("--into", default=name, help="name of the file with the raw figures")
         module.add_options(parser)
         parsed = parser.parse_args(arguments)

@@ -39,6 +39,7 @@ _LIMIT = timedelta(seconds=60)  # a busy machine must not end a measurement
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=int, default=1, help="of the texts")
     parser.add_argument("--rounds", type=int, default=None, help="default: 200; 20 with --quick")
     parser.add_argument("--prompt-tokens", type=int, default=1000)
     parser.add_argument("--reply-tokens", type=int, default=64)

@@ -19,6 +19,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import contenders
+from benchmarks.options import at_least, sizes
 from benchmarks.processes import LOOPBACK, free_port, module, running, running_temporal, wait_for
 from benchmarks.report import Figure, Ratio, Result
 from clawloop.local.services.postgres import running_postgres
@@ -41,13 +42,14 @@ class Step(NamedTuple):
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--steps", type=int, default=None, help="of each size; default: 20; 3 with --quick")
-    parser.add_argument("--sizes", default=None, help="samples of a step; default: 1,4,16; 1,4 with --quick")
+    # The first step of a size also loads or compiles, so it does not count.
+    parser.add_argument("--steps", type=at_least(2), default=None, help="of each size; default: 20; 3 with --quick")
+    parser.add_argument("--sizes", type=sizes, default=None, help="samples of a step; default: 1,4,16; 1,4 with --quick")
 
 
 def run(options: argparse.Namespace) -> Result:
     steps = options.steps or (3 if options.quick else 20)
-    sizes = [int(size) for size in (options.sizes or ("1,4" if options.quick else "1,4,16")).split(",")]
+    samples = options.sizes or ([1, 4] if options.quick else [1, 4, 16])
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(scratch)
         model = ensure_tiny_model(folder / "models")
@@ -72,14 +74,14 @@ def run(options: argparse.Namespace) -> Result:
             workers[role] = stack.enter_context(running(command, folder / f"{role}.log", settings))
         for role, (port, _) in roles.items():
             wait_for(f"http://{LOOPBACK}:{port}/readyz", workers[role], folder / f"{role}.log")
-        taken = {size: asyncio.run(_measure(gateway.url, keys, postgres.url, trainer, size, steps)) for size in sizes}
+        taken = {size: asyncio.run(_measure(gateway.url, keys, postgres.url, trainer, size, steps)) for size in samples}
     return _result(taken)
 
 
 def _result(taken: dict[int, list[Step]]) -> Result:
     rows: list[dict[str, Figure]] = []
     beyond = {}
-    for size, [_, *steps] in taken.items():  # the first step of a size also loads or compiles
+    for size, [_, *steps] in taken.items():
         beyond[size] = median(step.whole - step.computing for step in steps)
         rows.append(
             {

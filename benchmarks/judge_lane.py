@@ -36,6 +36,7 @@ SHORTEST, LONGEST = 50, 400
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=int, default=1, help="of the chats' lengths")
     parser.add_argument("--clients", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=None, help="default: 3; 1 with --quick")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each state in a round")

@@ -193,6 +193,7 @@ class _Asking:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=int, default=1, help="of the cases")
     parser.add_argument("--model", type=Path, default=model_path(), help="a small model's folder (default: the demo's)")
     parser.add_argument("--seeds", type=int, default=1, help="how many, from --seed on")
 

@@ -67,6 +67,7 @@ _KILLED = ("worker", "boxes", "orchestrator", "worker", "boxes", "gateway")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=int, default=1, help="of the kills")
     parser.add_argument("--tokens", type=int, default=128, help="of each reply, two of them an episode")
     parser.add_argument("--milliseconds", type=float, default=20.0, help="of a token")
     parser.add_argument("--in-flight", type=int, default=16, help="episodes at a time, a multiple of 8")

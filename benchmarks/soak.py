@@ -45,7 +45,8 @@ Memory = dict[str, list[float]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--engine", choices=["stand-in", "vllm"], default="stand-in", help="vllm: the tiny random model")
+    parser.add_argument("--seed", type=int, default=1, help="of the pauses and verdicts")
+    parser.add_argument("--engine", choices=["stand-in", "vllm"], default="stand-in", help="vllm: the tiny model")
     parser.add_argument("--turns", type=int, default=None, help="in all; default: 10000; 400 with --quick")
     parser.add_argument("--sessions", type=int, default=16, help="that share the other half")
     parser.add_argument("--cache-mib", type=float, default=4.0, help="conversations kept, full before half-time")

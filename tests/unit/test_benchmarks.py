@@ -21,6 +21,7 @@ from benchmarks.__main__ import PRINTING, PROGRAMS, RATIOS, SLACK, is_much_worse
 from benchmarks.chaos import as_json
 from benchmarks.gateway import DIRECT, LITELLM, NOTIFYING, PARSING, RECORDING, Case, _ratios, _row
 from benchmarks.load import Load, percentile, prompt
+from benchmarks.options import sizes
 from benchmarks.processes import cpu_by_part
 from benchmarks.report import Ratio, Result, write_result
 from tests.chaos.run import Outcome
@@ -117,6 +118,26 @@ def test_a_result_names_machine_versions_and_options(tmp_path: Path, monkeypatch
     assert {"python", "aiohttp", "uvicorn"} <= content["versions"].keys()
     assert content["raw"] == {"seconds": [0.123457]}
     assert content["ratios"]["x"]["goal"] == 0.5
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_seed_is_an_option_exactly_where_something_is_random(name: str) -> None:
+    source = (RATIOS.parent / f"{name.replace('-', '_')}.py").read_text(encoding="utf-8")
+    assert ('"--seed"' in source) == ("options.seed" in source)
+
+
+def test_what_is_not_random_takes_no_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["feedback", "--seed", "1"])
+    assert "unrecognized arguments: --seed 1" in capsys.readouterr().err
+
+
+def test_what_cannot_be_evaluated_is_refused_before_it_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    for option, given, why in [("--steps", "1", "1, but at least 2 are needed"), ("--sizes", "4,0", "0, but at least 1")]:
+        with pytest.raises(SystemExit):
+            main(["feedback", option, given])
+        assert f"argument {option}: {why}" in capsys.readouterr().err
+    assert sizes("16,4,4") == [4, 16]
 
 
 @pytest.mark.parametrize(
