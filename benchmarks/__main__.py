@@ -2,7 +2,7 @@
 
 python -m benchmarks NAME [--quick] [OPTIONS]    run one; without a name: list all
 python -m benchmarks check [NAME…]               run those with committed ratios quickly, and compare
-python -m benchmarks commit NAME                 commit the ratios of the last quick run
+python -m benchmarks commit NAME [--runs N]      run one quickly three times, and commit the medians of its ratios
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 
 from rich.console import Console
 
-from benchmarks.report import RESULTS, Ratio, Result, load_now, print_result, write_result
+from benchmarks.options import at_least
+from benchmarks.report import Ratio, Result, load_now, print_result, write_result
 from clawloop.errors import SetupError
 
 PROGRAMS = {
@@ -63,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     if name == "check":
         return _check(options or sorted(_committed()), console)
     if name == "commit":
-        return _commit(options[0], console)
+        return _commit(options, console)
     if name not in PROGRAMS and name not in PRINTING:
         print(f"there is no benchmark {name!r}: {', '.join([*PROGRAMS, *PRINTING])}", file=sys.stderr)
         return 2
@@ -116,7 +118,7 @@ def _committed() -> dict[str, dict[str, dict[str, float | str]]]:
 
 def _check(names: Sequence[str], console: Console) -> int:
     if not names:
-        console.print('no ratios are committed: run a benchmark with --quick on a quiet machine, then "commit NAME"')
+        console.print('no ratios are committed: run "commit NAME" on a quiet machine')
         return 1
     worse = 0
     for name in names:
@@ -132,18 +134,28 @@ def _check(names: Sequence[str], console: Console) -> int:
 
 def is_much_worse(found: Ratio | None, committed: float) -> bool:
     """True if a ratio is missing, or worse than the committed one by more than the slack."""
-    if found is None:
-        return True
-    return found.value > committed * SLACK if found.better == "lower" else found.value < committed / SLACK
+    return found is None or found.is_much_worse_than(committed, SLACK)
 
 
-def _commit(name: str, console: Console) -> int:
-    content = json.loads((RESULTS / f"{name}-quick.json").read_text(encoding="utf-8"))
-    ratios = content["ratios"].items()
-    kept = {key: {"value": round(ratio["value"], 3), "better": ratio["better"]} for key, ratio in ratios}
-    RATIOS.write_text(json.dumps(_committed() | {name: kept}, indent=1) + "\n", encoding="utf-8")
-    console.print(f"{len(kept)} ratios of {name} are in {RATIOS}", highlight=False, soft_wrap=True)
+def _commit(arguments: Sequence[str], console: Console) -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks commit", description="commit the ratios of quick runs")
+    parser.add_argument("name", choices=list(PROGRAMS))
+    parser.add_argument("--runs", type=at_least(1), default=3, help="whose median is committed")
+    parsed = parser.parse_args(arguments)
+    kept = medians([run(parsed.name, ["--quick"], console).ratios for _ in range(parsed.runs)])
+    RATIOS.write_text(json.dumps(_committed() | {parsed.name: kept}, indent=1) + "\n", encoding="utf-8")
+    console.print(f"{len(kept)} ratios of {parsed.name} are in {RATIOS}", highlight=False, soft_wrap=True)
     return 0
+
+
+def medians(runs: Sequence[Mapping[str, Ratio]]) -> dict[str, dict[str, float | str]]:
+    """Of each ratio that all runs have: a single run may be lucky, and all later ones would look worse."""
+    first, *others = runs
+    return {
+        name: {"value": round(median(found[name].value for found in runs), 3), "better": ratio.better}
+        for name, ratio in first.items()
+        if all(name in found for found in others)
+    }
 
 
 if __name__ == "__main__":

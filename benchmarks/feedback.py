@@ -44,7 +44,9 @@ class Step(NamedTuple):
 def add_options(parser: argparse.ArgumentParser) -> None:
     # The first step of a size also loads or compiles, so it does not count.
     parser.add_argument("--steps", type=at_least(2), default=None, help="of each size; default: 20; 3 with --quick")
-    parser.add_argument("--sizes", type=sizes, default=None, help="samples of a step; default: 1,4,16; 1,4 with --quick")
+    parser.add_argument(
+        "--sizes", type=sizes, default=None, help="samples of a step; default: 1,4,16; 1,4 with --quick"
+    )
 
 
 def run(options: argparse.Namespace) -> Result:
@@ -98,7 +100,8 @@ def _result(taken: dict[int, list[Step]]) -> Result:
         for size, seconds in beyond.items()
     }
     least, most = min(beyond), max(beyond)
-    ratios[f"beyond computing, {most} samples to {least}"] = Ratio(beyond[most] / beyond[least], "lower", most / least)
+    growth = Ratio(beyond[most] / beyond[least], "lower", most / least, enough=1.0)
+    ratios[f"beyond computing, {most} samples to {least}"] = growth
     whole = {f"{size} samples, whole s": [step.whole for step in steps] for size, steps in taken.items()}
     computing = {f"{size} samples, computing s": [step.computing for step in steps] for size, steps in taken.items()}
     return Result(rows, ratios, whole | computing)

@@ -258,7 +258,7 @@ def _ratios(case: Case, loads: dict[str, Load], tokens: int) -> dict[str, Ratio]
     elif at_goal:
         row = _row(case, RECORDING, ours, loads[DIRECT], tokens)
         for share, goal in (("p50", 5.0), ("p99", 15.0)):
-            found[f"{case}: added {share} ms"] = Ratio(float(row[f"added {share} ms"] or 0.0), "lower", goal)
+            found[f"{case}: added {share} ms"] = Ratio(float(row[f"added {share} ms"] or 0.0), "lower", goal, goal)
     return found
 
 

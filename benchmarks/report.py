@@ -29,17 +29,26 @@ class Ratio:
 
     Args:
         goal: what it should reach; None: none was set.
+        enough: a better value than that is luck, or too small to be told from it: no run is measured by it. None: there
+            is no such value.
     """
 
     value: float
     better: Literal["lower", "higher"]
     goal: float | None = None
+    enough: float | None = None
 
     @property
     def reached(self) -> bool | None:
         if self.goal is None:
             return None
         return self.value <= self.goal if self.better == "lower" else self.value >= self.goal
+
+    def is_much_worse_than(self, committed: float, slack: float) -> bool:
+        lower = self.better == "lower"
+        if self.enough is not None:
+            committed = max(committed, self.enough) if lower else min(committed, self.enough)
+        return self.value > committed * slack if lower else self.value < committed / slack
 
 
 @dataclass(frozen=True, slots=True)

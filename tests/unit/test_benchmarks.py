@@ -10,12 +10,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
 import pytest
+from rich.console import Console
 
+from benchmarks import __main__ as program
 from benchmarks import report, soak
 from benchmarks.__main__ import PRINTING, PROGRAMS, RATIOS, SLACK, is_much_worse, main
 from benchmarks.chaos import as_json
@@ -73,6 +76,38 @@ def test_prompts_have_their_size_and_no_common_beginning() -> None:
 )
 def test_a_ratio_is_worse_beyond_the_slack_or_when_missing(found: Ratio | None, worse: bool) -> None:
     assert is_much_worse(found, 2.0) is worse
+
+
+@pytest.mark.parametrize(
+    ("found", "committed", "worse"),
+    [
+        (Ratio(1.003, "lower", enough=1.0), 0.685, False),
+        (Ratio(1.6, "lower", enough=1.0), 0.685, True),
+        (Ratio(1.6, "lower", enough=1.0), 1.2, False),
+        (Ratio(0.7, "higher", enough=1.0), 1.3, False),
+        (Ratio(0.6, "higher", enough=1.0), 1.3, True),
+        (Ratio(1.0, "lower", 5.0, enough=5.0), -0.3, False),
+    ],
+)
+def test_a_committed_value_that_is_luck_fails_no_later_run(found: Ratio, committed: float, worse: bool) -> None:
+    assert is_much_worse(found, committed) is worse
+
+
+def test_medians_of_several_runs_are_committed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    values = iter([0.4, 1.0, 1.1])
+
+    def quick(name: str, arguments: Sequence[str], console: Console) -> Result:
+        value = next(values)
+        rare = {"only in the first": Ratio(1.0, "lower")} if value == 0.4 else {}
+        return Result(ratios={"x": Ratio(value, "lower", 1.5)} | rare)
+
+    monkeypatch.setattr(program, "run", quick)
+    monkeypatch.setattr(program, "RATIOS", tmp_path / "ratios.json")
+    (tmp_path / "ratios.json").write_text('{"judging": {"y": {"value": 2.0, "better": "lower"}}}')
+    assert main(["commit", "gateway", "--runs", "3"]) == 0
+    committed = json.loads((tmp_path / "ratios.json").read_text())
+    assert committed["gateway"] == {"x": {"value": 1.0, "better": "lower"}}
+    assert committed["judging"] == {"y": {"value": 2.0, "better": "lower"}}
 
 
 def test_goals_are_reached_from_their_better_side() -> None:
@@ -133,7 +168,7 @@ def test_what_is_not_random_takes_no_seed(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_what_cannot_be_evaluated_is_refused_before_it_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    for option, given, why in [("--steps", "1", "1, but at least 2 are needed"), ("--sizes", "4,0", "0, but at least 1")]:
+    for option, given, why in (("--steps", "1", "1, but at least 2 are"), ("--sizes", "4,0", "0, but at least 1 are")):
         with pytest.raises(SystemExit):
             main(["feedback", option, given])
         assert f"argument {option}: {why}" in capsys.readouterr().err
