@@ -3,6 +3,10 @@
 All are measured in turn within one run, so that a busy machine slows all of them. A *case* is a number of streams, a
 prompt length and a pace: at 0 ms a token the servers are saturated, at 20 ms they keep pace or do not. At a pace the
 streams begin one by one over the length of an answer, as those of different people do; with `--together` all at once.
+
+Each stream has conversations of four turns: question, the server's own answer, the next question. Its client names no
+session, so recording has most to do: it looks up by what was said which conversation goes on, and stores what is new.
+That is what goals are measured with; `--turns 1` and `--sessions named` (as OpenClaw does) are less work.
 """
 
 from __future__ import annotations
@@ -23,9 +27,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import contenders
 from benchmarks.contenders import Contender
-from benchmarks.load import Load, closed_loop, percentile
+from benchmarks.load import Chats, Load, closed_loop, percentile
+from benchmarks.options import at_least, sizes
 from benchmarks.processes import LOOPBACK, answers, cpu_seconds, free_port, module, running, running_temporal, wait_for
 from benchmarks.report import Figure, Ratio, Result
+from clawloop.errors import SetupError
 from clawloop.local.services.postgres import running_postgres
 from clawloop.local.tiny_model import ensure_tiny_model
 from clawloop.processes.bootstrap import prepare
@@ -54,9 +60,13 @@ class Case:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=["stub", "vllm"], default="stub", help="vllm: the tiny random model")
-    parser.add_argument("--streams", default=None, help="default: 1,16,64,256; 1,16 with --quick or vllm")
-    parser.add_argument("--prompts", default=None, help="tokens; default: 1000,32000; 1000 with --quick or vllm")
+    streams = "default: 1,16,64,256; 1,16,64 with --quick, of which 64 at a pace; 1,16 with vllm"
+    parser.add_argument("--streams", type=sizes, default=None, help=streams)
+    prompts = "mean tokens of a request; default: 1000,32000; 1000 with --quick or vllm"
+    parser.add_argument("--prompts", type=sizes, default=None, help=prompts)
     parser.add_argument("--paces", default=None, help="ms a token; default: 0,20; 0 with vllm")
+    parser.add_argument("--turns", type=at_least(1), default=4, help="of a conversation")
+    parser.add_argument("--sessions", choices=["unnamed", "named"], default="unnamed", help="named: in a header")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
     parser.add_argument("--rounds", type=int, default=None, help="turns of each server in a case; default: 3")
     parser.add_argument("--processes", type=int, default=1, help="gateways on one socket")
@@ -65,14 +75,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Result:
-    small, real = options.quick, options.engine == "vllm"
-    cases = [
-        Case(streams, prompt_tokens, milliseconds)
-        for milliseconds in _numbers(options.paces, [0] if real else [0, 20])
-        for prompt_tokens in _numbers(options.prompts, [1000] if small or real else [1000, 32_000])
-        for streams in _numbers(options.streams, [1, 16] if small or real else [1, 16, 64, 256])
-    ]
-    rounds = options.rounds or (1 if small else 3)
+    cases = _cases(options)
+    for prompt_tokens in {case.prompt_tokens for case in cases}:
+        if (first := _chats(Case(1, prompt_tokens, 0), 1, options).tokens(0)) < _growth(options):
+            raise SetupError(
+                f"--prompts {prompt_tokens}: {first} tokens are left for the first of {options.turns} turns"
+            )
+    rounds = options.rounds or (1 if options.quick else 3)
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(scratch)
         engine, model = stack.enter_context(_engine(options, folder))
@@ -88,6 +97,8 @@ def run(options: argparse.Namespace) -> Result:
             servers.append(stack.enter_context(ours))
         measured = asyncio.run(_measure(cases, servers, engine, postgres.url, rounds, options))
         places = asyncio.run(_places([server for server in servers if server.name in (RECORDING, NOTIFYING)]))
+        continued = f"{asyncio.run(_continued(postgres.url)):.2f} of the recorded turns continue another"
+    print(continued, flush=True)
     tokens = options.tokens
     rows = [
         _row(case, name, load, loads[DIRECT], tokens)
@@ -96,11 +107,22 @@ def run(options: argparse.Namespace) -> Result:
     ]
     raw = {f"{case}: {name}": load.whole_seconds for case, loads in measured.items() for name, load in loads.items()}
     ratios = {name: ratio for case, loads in measured.items() for name, ratio in _ratios(case, loads, tokens).items()}
-    return Result(rows, ratios | places, raw)
+    return Result(rows, ratios | places, raw, [continued])
 
 
-def _numbers(given: str | None, default: list[int]) -> list[int]:
-    return default if given is None else [int(number) for number in given.split(",")]
+def _cases(options: argparse.Namespace) -> list[Case]:
+    small, real = options.quick, options.engine == "vllm"
+    paces = [0] if real else [0, 20]
+    if options.paces is not None:
+        paces = [int(pace) for pace in options.paces.split(",")]
+    return [
+        Case(streams, prompt_tokens, milliseconds)
+        for milliseconds in paces
+        for prompt_tokens in options.prompts or ([1000] if small or real else [1000, 32_000])
+        # At a pace each case takes seconds of every server, so a quick run has only that of the goals.
+        for streams in options.streams
+        or ([1, 16] if real else [64] if small and milliseconds else [1, 16, 64] if small else [1, 16, 64, 256])
+    ]
 
 
 @contextmanager
@@ -142,40 +164,51 @@ async def _measure(
                 offset = round_number % len(servers)
                 for server in (*servers[offset:], *servers[:offset]):
                     load = Load() if round_number < 0 else loads[server.name]
-                    requests = case.streams if round_number < 0 else _requests(case, server.name, options.quick)
+                    chats = _chats(case, 0 if round_number < 0 else _requests(case, server.name, options), options)
                     announced = await _announced(database_url) if server.name == NOTIFYING else None
-                    await _one_turn(client, server, case, requests, number, load, options)
+                    await _one_turn(client, server, case, chats, number, load)
                     if announced is not None:
-                        load.backlogs.append(await _drain(database_url, announced + requests))
-                    number += requests
+                        load.backlogs.append(await _drain(database_url, announced + chats.requests))
+                    number += chats.requests
             print(f"{time.strftime('%H:%M:%S')} {case}", flush=True)
     return measured
 
 
-def _requests(case: Case, server: str, quick: bool) -> int:
-    """Requests of one turn: enough for seconds, also of the slowest server."""
+def _requests(case: Case, server: str, options: argparse.Namespace) -> int:
+    """Requests of one turn, at least: enough for seconds, also of the slowest server."""
     if case.milliseconds:
-        return case.streams * (1 if quick else 3)
-    wanted = max(case.streams * 2, 64 if quick else 256)
-    return max(case.streams, wanted // 4) if server == LITELLM or case.prompt_tokens > 8000 else wanted
+        return case.streams * (1 if options.quick else 3)
+    wanted = max(case.streams * 2, 64 if options.quick else 256)
+    return wanted // 4 if server == LITELLM or case.prompt_tokens > 8000 else wanted
+
+
+def _chats(case: Case, requests: int, options: argparse.Namespace) -> Chats:
+    """So many requests, at least one conversation for each stream; 0: each stream's first turn only, to warm up."""
+    turns = options.turns if requests else 1
+    return Chats(
+        streams=case.streams,
+        # Whole ones, the same number for each stream: each turn of a conversation is measured as often.
+        conversations=case.streams * max(1, -(-requests // (case.streams * turns))),
+        turns=turns,
+        prompt_tokens=case.prompt_tokens,
+        growth_tokens=_growth(options),
+        names_session=options.sessions == "named",
+        spread_seconds=0.0 if options.together else case.milliseconds / 1000 * options.tokens,
+        max_tokens=options.tokens if options.engine == "vllm" else None,
+    )
+
+
+def _growth(options: argparse.Namespace) -> int:
+    """Tokens that a turn adds: an answer, which is a quarter longer as text of four bytes a token, and a question."""
+    return 2 * int(options.tokens)
 
 
 async def _one_turn(
-    client: aiohttp.ClientSession,
-    server: Contender,
-    case: Case,
-    requests: int,
-    number: int,
-    load: Load,
-    options: argparse.Namespace,
+    client: aiohttp.ClientSession, server: Contender, case: Case, chats: Chats, number: int, load: Load
 ) -> None:
     client.headers["Authorization"] = f"Bearer {server.key}"
-    max_tokens = options.tokens if options.engine == "vllm" else None
     before = None if server.process is None else cpu_seconds(server.process)
-    spread = 0.0 if options.together else case.milliseconds / 1000 * options.tokens
-    await closed_loop(
-        client, server.url, server.model, case.streams, requests, case.prompt_tokens, number, load, max_tokens, spread
-    )
+    await closed_loop(client, server.url, server.model, chats, number, load)
     if server.process is not None and before is not None:
         load.cpu_seconds = (load.cpu_seconds or 0.0) + cpu_seconds(server.process) - before
     if load.failures:
@@ -196,6 +229,15 @@ async def _drain(database_url: str, announced: int) -> tuple[int, float | None]:
         await asyncio.sleep(0.05)
         left = announced - await _announced(database_url)
     return missing, time.monotonic() - began
+
+
+async def _continued(database_url: str) -> float:
+    """The share of recorded turns that continue another: of conversations of four, about three quarters."""
+    async with await psycopg.AsyncConnection.connect(database_url) as connection:
+        counted = await connection.execute("SELECT count(parent_turn_id), count(*) FROM turns")
+        row = await counted.fetchone()
+    assert row is not None
+    return float(row[0] / row[1])
 
 
 async def _announced(database_url: str) -> int:

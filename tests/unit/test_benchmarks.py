@@ -14,20 +14,27 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+import aiohttp
+import orjson
 import psutil
 import pytest
 from rich.console import Console
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from benchmarks import __main__ as program
-from benchmarks import report, soak
+from benchmarks import gateway, report, soak
 from benchmarks.__main__ import PRINTING, PROGRAMS, RATIOS, SLACK, is_much_worse, main
 from benchmarks.chaos import as_json
 from benchmarks.gateway import DIRECT, LITELLM, NOTIFYING, PARSING, RECORDING, Case, _ratios, _row
-from benchmarks.load import Load, percentile, prompt
+from benchmarks.load import Chats, Load, answer_text, closed_loop, percentile, prompt
 from benchmarks.options import sizes
 from benchmarks.processes import cpu_by_part
 from benchmarks.report import Ratio, Result, write_result
 from tests.chaos.run import Outcome
+from tests.fakes.engine import serving
 
 
 def test_every_listed_benchmark_exists() -> None:
@@ -114,6 +121,78 @@ def test_goals_are_reached_from_their_better_side() -> None:
     assert [Ratio(1.0, "lower", 2.0).reached, Ratio(3.0, "lower", 2.0).reached] == [True, False]
     assert [Ratio(1.0, "higher", 2.0).reached, Ratio(3.0, "higher", 2.0).reached] == [False, True]
     assert Ratio(1.0, "higher").reached is None
+
+
+def test_a_stream_s_text_is_read_without_parsing_its_events() -> None:
+    events = [
+        {"delta": {"role": "assistant", "content": ""}, "logprobs": None},
+        {"delta": {"content": 'say "\u00e9'}, "logprobs": {"content": [{"token": "x", "bytes": [32]}]}},
+        {"delta": {"reasoning_content": "no"}},
+        {"delta": {"content": '"\n\\ \U0001f600'}},
+    ]
+    for write in (json.dumps, orjson.dumps):
+        written = [write({"choices": [event]}) for event in events]
+        lines = [line if isinstance(line, bytes) else line.encode() for line in written]
+        assert answer_text(b"".join(b"data: " + line + b"\n\n" for line in lines)) == 'say "é"\n\\ 😀'
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_a_conversation_goes_on_with_what_the_server_answered(named: bool) -> None:
+    asked: list[tuple[str | None, list[dict[str, str]]]] = []
+
+    async def chat(request: Request) -> Response:
+        asked.append((request.headers.get("x-session-id"), (await request.json())["messages"]))
+        answer = json.dumps({"choices": [{"delta": {"content": f" answer {len(asked)}"}}]})
+        return Response(f"data: {answer}\n\ndata: [DONE]\n\n", media_type="text/event-stream")
+
+    chats = Chats(1, conversations=2, turns=3, prompt_tokens=1000, growth_tokens=100, names_session=named)
+    load = Load()
+    app = Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])
+    async with serving(app, 0) as url, aiohttp.ClientSession() as client:
+        await closed_loop(client, url, "tiny", chats, 7, load)
+    assert load.failures == []
+    assert len(load.whole_seconds) == chats.requests == 6
+    for first in (0, 3):
+        for turn in (1, 2):
+            (_, before), (_, messages) = asked[first + turn - 1 : first + turn + 1]
+            answer = {"role": "assistant", "content": f" answer {first + turn}"}
+            assert messages[:-1] == [*before, answer]
+    tokens = [sum(len(message["content"]) for message in messages) / 4 for _, messages in asked]
+    assert tokens == pytest.approx([900, 1000, 1100] * 2, abs=5)
+    questions = [messages[-1]["content"][:8] for _, messages in asked]
+    assert questions == [f"{number:08d}" for number in range(7, 13)]
+    assert [session for session, _ in asked] == (["bench-7"] * 3 + ["bench-10"] * 3 if named else [None] * 6)
+
+
+def _gateway_options(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    gateway.add_options(parser)
+    return parser.parse_args(arguments)
+
+
+def test_a_quick_run_has_the_cases_of_the_goals() -> None:
+    cases = gateway._cases(_gateway_options("--quick"))
+    assert {Case(64, 1000, 0), Case(64, 1000, 20)} <= set(cases)
+    assert {case.streams for case in gateway._cases(_gateway_options())} == {1, 16, 64, 256}
+
+
+@pytest.mark.parametrize("case", [Case(1, 1000, 0), Case(64, 1000, 0), Case(64, 1000, 20), Case(16, 32_000, 0)])
+def test_all_servers_get_whole_conversations_of_the_same_size(case: Case) -> None:
+    options = _gateway_options("--quick")
+    for server in (DIRECT, LITELLM, RECORDING):
+        chats = gateway._chats(case, gateway._requests(case, server, options), options)
+        assert chats.turns == 4
+        assert chats.conversations % case.streams == 0
+        assert chats.requests >= case.streams * 4
+        assert sum(map(chats.tokens, range(4))) == 4 * case.prompt_tokens
+    warm_up = gateway._chats(case, 0, options)
+    assert (warm_up.requests, warm_up.tokens(0)) == (case.streams, case.prompt_tokens)
+
+
+def test_prompts_that_leave_no_room_for_a_conversation_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gateway", "--quick", "--prompts", "300"]) == 1
+    assert "--prompts 300: 108 tokens are left for the first of 4 turns" in capsys.readouterr().err
 
 
 def _load(seconds: float, cpu: float | None, wall: float = 1.0) -> Load:
