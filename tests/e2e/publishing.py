@@ -60,16 +60,17 @@ class Listener:
 
 @asynccontextmanager
 async def chatting(
-    url: str, key: str, clients: int, headers: Mapping[str, str] | None = None
+    url: str, key: str, clients: int, headers: Mapping[str, str] | None = None, sessions: str = ""
 ) -> AsyncIterator[Listener]:
     """Clients stream during the block; at its end each reads its current reply to the end.
 
     Args:
         headers: further ones, of each request.
+        sessions: what their sessions' names begin with.
     """
     seen, stop = Listener(), asyncio.Event()
     sent = {"Authorization": f"Bearer {key}", **(headers or {})}
-    talking = asyncio.create_task(_keep_chatting(url, sent, clients, seen, stop))
+    talking = asyncio.create_task(_keep_chatting(url, sent, clients, sessions, seen, stop))
     try:
         yield seen
         stop.set()
@@ -91,24 +92,26 @@ async def gaps_with_and_without(
 
 
 async def _keep_chatting(
-    url: str, headers: Mapping[str, str], clients: int, seen: Listener, stop: asyncio.Event
+    url: str, headers: Mapping[str, str], clients: int, sessions: str, seen: Listener, stop: asyncio.Event
 ) -> None:
     """Each client has conversations of three turns, one after the other, until `stop` is set."""
     limit = aiohttp.ClientTimeout(total=120)
     async with aiohttp.ClientSession(url, headers=headers, timeout=limit) as session:
         async with asyncio.TaskGroup() as group:
             for client in range(clients):
-                group.create_task(_chat(session, client, seen, stop))
+                group.create_task(_chat(session, client, sessions, seen, stop))
 
 
-async def _chat(session: aiohttp.ClientSession, client: int, seen: Listener, stop: asyncio.Event) -> None:
+async def _chat(
+    session: aiohttp.ClientSession, client: int, sessions: str, seen: Listener, stop: asyncio.Event
+) -> None:
     for conversation in itertools.count():
         messages: list[dict[str, str]] = []
         for turn in range(3):
             if stop.is_set():
                 return
             messages.append({"role": "user", "content": f"Client {client}, tale {conversation}, part {turn}."})
-            text = await _stream(session, f"{client}-{conversation}", messages, seen)
+            text = await _stream(session, f"{sessions}{client}-{conversation}", messages, seen)
             messages.append({"role": "assistant", "content": text})
 
 
