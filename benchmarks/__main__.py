@@ -37,12 +37,12 @@ PROGRAMS = {
     "page": "the page and REST with 10,000 sessions, one of 2,000 turns",
     "provenance": "how often text that a tool printed becomes a hint or flips a vote",
     "rollouts": "episodes of verifiers alone and through rollouts; what kills lose, double or leave behind",
+    "train": "a training step beside PEFT + transformers and torchtune, by the batch's size; --gpu with CUDA",
     "low-precision": "trainer and vLLM in float32, bfloat16 and four bits: memory, log-probs side by side",
 }
 # These print their figures; their options are their own.
 PRINTING = {
     "temporal": ("benchmarks.temporal_away", "what a chat notices of Temporal: up, hanging and ended"),
-    "train": ("benchmarks.train_step", "a training step beside PEFT + transformers and torchtune; --gpu with CUDA"),
     "injections": ("benchmarks.injections", "how often injected text sways a judge; --url URL --name MODEL for yours"),
     "direct-vote": ("benchmarks.direct_vote", "one direct vote beside m sampled ones: agreement, tokens, time"),
 }

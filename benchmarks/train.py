@@ -1,12 +1,12 @@
 """Cost of a training step, compared with PEFT + transformers (Qwen3) and torchtune's LoRA recipe (Qwen2.5).
 
-Also the cost with and without sharing prefixes over the turns of one session, and the tokens saved by scoring hinted
-prompts together with the plain ones.
+Also the cost by the samples of a batch, which should be linear, with and without sharing prefixes over the turns of one
+session, and the tokens saved by scoring hinted prompts together with the plain ones.
 
 Same weights, adapter, batch and arithmetic in one run; the run fails if the losses differ. Each contender is a
 process of its own, so that peak memory is its own, and the contenders' steps alternate, so that a machine that
 slows down slows all of them. On the CPU a process's memory also holds code, libraries and what the allocator keeps, so
-the peak of the step's tensors is shown beside it. Run as `make bench ARGS="train"`.
+the peak of the step's tensors is shown beside it.
 """
 
 from __future__ import annotations
@@ -17,41 +17,26 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import TypedDict
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.options import at_least, sizes
+from benchmarks.report import Ratio, Result
 from benchmarks.train_case import Case, Family, Ids, Shape, session_samples, unrelated_samples, write_case
+from benchmarks.train_figures import Comparison, Cost, Found, result_of
 from benchmarks.train_tokens import tokens_of_session
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The contenders of one comparison, and the shape of its samples.
-
-    Args:
-        family, title: the model's.
-        contenders: ours first.
-        is_session: the samples are the turns of one session; else they have nothing in common.
-    """
-
-    family: Family
-    title: str
-    contenders: tuple[str, ...]
-    is_session: bool = False
-
+from clawloop.errors import SetupError
 
 OURS, OURS_APART = "clawloop", "clawloop, not sharing"
 COMPARISONS = {
-    "qwen3": Comparison("qwen3", "Qwen3 shape, nothing shared", (OURS, OURS_APART, "peft")),
+    "qwen3": Comparison("qwen3", "Qwen3 shape, nothing shared", (OURS, OURS_APART, "peft"), has_sizes=True),
     "qwen2": Comparison("qwen2", "Qwen2.5 shape, nothing shared", (OURS, "torchtune")),
     "session": Comparison("qwen3", "Qwen3 shape, turns of one session", (OURS, OURS_APART), is_session=True),
 }
@@ -142,50 +127,78 @@ class Contender:
         raise RuntimeError(f"{self.name} ended with {self._process.wait(20)}; its output is above")
 
 
-@dataclass(frozen=True)
-class Cost:
-    """The cost of a contender's step.
+def _width(given: str) -> int:
+    if int(given) % 128:
+        raise argparse.ArgumentTypeError(f"{given} is no multiple of 128")
+    return at_least(128)(given)
 
-    Args:
-        wall_seconds, cpu_seconds: medians.
-        peak_bytes: peak RSS (on a GPU: peak allocated by torch) since the model was loaded.
-        step_bytes: peak beyond the loaded model; on the CPU, tensors only.
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpu", action="store_true", help="Qwen3-4B and Qwen2.5-3B shapes in bfloat16, 2k tokens")
+    parser.add_argument("--comparisons", nargs="+", choices=list(COMPARISONS), default=list(COMPARISONS))
+    parser.add_argument("--samples", type=sizes, default=None, help="of a batch; default: 4,8,16; 2,4 with --quick")
+    parser.add_argument("--turns", type=int, default=20, help="of the session")
+    parser.add_argument("--tokens", type=int, help="of a sample, about; 128, with --gpu 2048")
+    parser.add_argument("--samples-at-once", type=int, default=4, help="in a micro-batch")
+    parser.add_argument("--repeats", type=at_least(1), default=2, help="steps that are timed")
+    parser.add_argument("--warm-up", type=int, default=1, help="steps before")
+    parser.add_argument("--dtype", choices=list(TOLERANCE), help="float32, with --gpu bfloat16")
+    parser.add_argument("--rank", type=int, default=16, help="of LoRA")
+    parser.add_argument("--hidden", type=_width, default=256, help="a multiple of 128")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--vocab", type=int, default=8192)
+    parser.add_argument("--threads", type=int, default=1, help="one thread's time says most on a busy machine")
+    parser.add_argument("--peak-tflops", type=float, help="of this GPU in dense bfloat16; for MFU")
+    parser.add_argument("--profile", action="store_true", help="also print where each contender's time goes")
+    parser.add_argument("--folder", type=Path, help="for the checkpoints; the system's temporary one if not given")
+
+
+def run(options: argparse.Namespace) -> Result:
     """
-
-    name: str
-    wall_seconds: float
-    cpu_seconds: float
-    peak_bytes: float
-    step_bytes: float
-
-
-def main() -> None:
-    options = _options()
-    console = Console()
+    Raises:
+        SetupError: `--gpu` without CUDA.
+    """
     if options.gpu and not torch.cuda.is_available():
-        sys.exit("--gpu: torch finds no CUDA device on this machine")
+        raise SetupError("--gpu: torch finds no CUDA device on this machine")
+    options.tokens = options.tokens or (2048 if options.gpu else 128)
+    options.dtype = options.dtype or ("bfloat16" if options.gpu else "float32")
+    options.samples = options.samples or ([2, 4] if options.quick else [4, 8, 16])
     os.environ.update(TRANSFORMERS_VERBOSITY="error", TQDM_DISABLE="1", TORCH_CPP_LOG_LEVEL="ERROR", HF_HUB_OFFLINE="1")
+    found = []
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for name in options.comparisons:
             comparison = COMPARISONS[name]
             if comparison.is_session:
-                ids = session_samples(options.turns, options.tokens, options.vocab)
+                batches = [session_samples(options.turns, options.tokens, options.vocab)]
             else:
-                ids = unrelated_samples(options.samples, options.tokens, options.vocab)
-            case = _case(comparison, ids, options)
-            path = Path(folder) / name
-            # A separate process, which releases the GPU's memory and does not raise this process's peak.
-            writer = get_context("spawn").Process(target=write_case, args=(path, case, ids))
-            writer.start()
-            writer.join()
-            if writer.exitcode != 0:
-                raise RuntimeError(f"the case could not be made: exit code {writer.exitcode}")
-            costs, off = _measure(path, comparison, case, options)
-            _report(console, comparison, case, costs, ids, options, off)
+                numbers = options.samples if comparison.has_sizes else options.samples[-1:]
+                batches = [unrelated_samples(number, options.tokens, options.vocab) for number in numbers]
+            for ids in batches:
+                found.append(_compare(Path(folder) / f"{name}-{len(ids)}", comparison, ids, options))
+                print(f"{time.strftime('%H:%M:%S')} {found[-1].name}", *found[-1].told, sep="\n  ", flush=True)
+    return result_of(found, _peak_flops(options.peak_tflops) if options.gpu else None)
 
 
-def _measure(path: Path, comparison: Comparison, case: Case, options: argparse.Namespace) -> tuple[list[Cost], float]:
-    """Return the cost of each contender's step and the largest difference of their losses."""
+def _compare(path: Path, comparison: Comparison, ids: Sequence[Ids], options: argparse.Namespace) -> Found:
+    case = _case(comparison, ids, options)
+    # A separate process, which releases the GPU's memory and does not raise this process's peak.
+    writer = get_context("spawn").Process(target=write_case, args=(path, case, ids))
+    writer.start()
+    writer.join()
+    if writer.exitcode != 0:
+        raise RuntimeError(f"the case could not be made: exit code {writer.exitcode}")
+    costs, off, raw = _measure(path, comparison, case, options)
+    tokens = sum(_lengths(ids))
+    told, ratios = _tokens(ids, case, tokens, options) if comparison.is_session else ([], {})
+    flops = None if comparison.is_session else _flops(case.shape, ids)
+    told = [*told, f"losses differ by {off:.1e}"]
+    return Found(comparison, len(ids), tokens, costs, off, raw, flops, told, ratios)
+
+
+def _measure(
+    path: Path, comparison: Comparison, case: Case, options: argparse.Namespace
+) -> tuple[list[Cost], float, dict[str, list[float]]]:
+    """Return the cost of each contender's step, the largest difference of their losses, and seconds of single steps."""
     with ExitStack() as stack:
         contenders = [Contender(name, path, case) for name in comparison.contenders]
         for contender in contenders:
@@ -205,7 +218,13 @@ def _measure(path: Path, comparison: Comparison, case: Case, options: argparse.N
                 print(f"{contender.name}\n{profiled['table']}", file=sys.stderr)
             in_tensors = profiled["tensor_bytes"] if profiled and case.device == "cpu" else None
             costs.append(_cost(contender, options.warm_up, in_tensors))
-        return costs, off
+        raw = {
+            f"{contender.name}, {what} s": [took["wall_seconds" if what == "wall" else "cpu_seconds"] for took in timed]
+            for contender in contenders
+            for timed in [contender.steps[options.warm_up :]]
+            for what in ("wall", "CPU")
+        }
+        return costs, off, raw
 
 
 def _largest_loss_difference(contenders: Sequence[Contender]) -> float:
@@ -246,59 +265,24 @@ def _lengths(ids: Sequence[Ids]) -> list[int]:
     return [len(prompt) + len(response) - 1 for prompt, response in ids]
 
 
-def _report(
-    console: Console,
-    comparison: Comparison,
-    case: Case,
-    costs: Sequence[Cost],
-    ids: Sequence[Ids],
-    options: argparse.Namespace,
-    off: float,
-) -> None:
-    on_gpu = case.device == "cuda"
-    tokens = sum(_lengths(ids))
-    peak_flops = _peak_flops(options.peak_tflops) if on_gpu and not comparison.is_session else None
-    unit, size = ("GiB", 2**30) if on_gpu else ("MiB", 2**20)
-    table = Table(
-        "trainer",
-        "s/step",
-        "CPU s/step",
-        "tokens/s",
-        f"peak {unit}" if on_gpu else f"peak RSS {unit}",
-        f"the step's {unit}" if on_gpu else f"the step's tensors {unit}",
-        *(["MFU"] if on_gpu else []),
-        title=f"{comparison.title}, {case.dtype}, {len(ids)} samples, {tokens} tokens",
-    )
-    for cost in costs:
-        share = None if peak_flops is None else _flops(case.shape, ids) / cost.wall_seconds / peak_flops
-        table.add_row(
-            cost.name,
-            f"{cost.wall_seconds:.3f}",
-            f"{cost.cpu_seconds:.3f}",
-            f"{tokens / cost.wall_seconds:.0f}",
-            f"{cost.peak_bytes / size:.1f}",
-            f"{cost.step_bytes / size:.1f}",
-            *(["unknown" if share is None else f"{share:.1%}"] if on_gpu else []),
+def _tokens(
+    ids: Sequence[Ids], case: Case, tokens: int, options: argparse.Namespace
+) -> tuple[list[str], dict[str, Ratio]]:
+    """What a session's turns share, and what is saved by scoring hinted prompts with the plain ones."""
+    session, last = (tokens_of_session(turns, case, options.tokens) for turns in (ids, ids[-1:]))
+    told = [
+        f"tokens of a forward pass: {session.plain} shared, {tokens} not; ratio {tokens / session.plain:.2f}",
+        "and of the passes before, where all have a hint and the base model teaches:",
+    ]
+    ratios = {"tokens of a forward pass, shared to not": Ratio(session.plain / tokens, "lower")}
+    for what, read in (("the session", session), ("its last turn", last)):
+        apart = read.plain + read.hinted
+        told.append(
+            f"{what}: {read.joined} joined, reference {read.plain} and teacher {read.hinted} apart; "
+            f"ratio {apart / read.joined:.2f}"
         )
-    console.print(table)
-    if comparison.is_session:
-        session, last = (tokens_of_session(turns, case, options.tokens) for turns in (ids, ids[-1:]))
-        console.print(
-            f"tokens of a forward pass: {session.plain} shared, {tokens} not; ratio {tokens / session.plain:.2f}"
-        )
-        console.print("and of the passes before, where all have a hint and the base model teaches:")
-        for what, read in (("the session", session), ("its last turn", last)):
-            console.print(
-                f"{what}: {read.joined} joined, reference {read.plain} and teacher {read.hinted} apart; "
-                f"ratio {(read.plain + read.hinted) / read.joined:.2f}"
-            )
-    ours, *others = costs
-    for other in others:
-        console.print(
-            f"ratio, ours to {other.name}: time {ours.wall_seconds / other.wall_seconds:.2f}, "
-            f"CPU time {ours.cpu_seconds / other.cpu_seconds:.2f}, peak {ours.peak_bytes / other.peak_bytes:.2f}, "
-            f"the step's {ours.step_bytes / other.step_bytes:.2f}; losses differ by {off:.1e}"
-        )
+        ratios[f"tokens of reference and teacher of {what}, joined to apart"] = Ratio(read.joined / apart, "lower")
+    return told, ratios
 
 
 def _peak_flops(tflops_option: float | None) -> float | None:
@@ -329,34 +313,3 @@ def _case(comparison: Comparison, ids: Sequence[Ids], options: argparse.Namespac
         threads=options.threads,
         max_tokens=max(_lengths(ids)),
     )
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--gpu", action="store_true", help="Qwen3-4B and Qwen2.5-3B shapes in bfloat16, 2k tokens")
-    parser.add_argument("--comparisons", nargs="+", choices=list(COMPARISONS), default=list(COMPARISONS))
-    parser.add_argument("--samples", type=int, default=16, help="in a batch")
-    parser.add_argument("--turns", type=int, default=20, help="of the session")
-    parser.add_argument("--tokens", type=int, help="of a sample, about; 128, with --gpu 2048")
-    parser.add_argument("--samples-at-once", type=int, default=4, help="in a micro-batch")
-    parser.add_argument("--repeats", type=int, default=2, help="steps that are timed")
-    parser.add_argument("--warm-up", type=int, default=1, help="steps before")
-    parser.add_argument("--dtype", choices=list(TOLERANCE), help="float32, with --gpu bfloat16")
-    parser.add_argument("--rank", type=int, default=16, help="of LoRA")
-    parser.add_argument("--hidden", type=int, default=256, help="a multiple of 128")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--vocab", type=int, default=8192)
-    parser.add_argument("--threads", type=int, default=1, help="one thread's time says most on a busy machine")
-    parser.add_argument("--peak-tflops", type=float, help="of this GPU in dense bfloat16; for MFU")
-    parser.add_argument("--profile", action="store_true", help="also print where each contender's time goes")
-    parser.add_argument("--folder", type=Path, help="for the checkpoints; the system's temporary one if not given")
-    options = parser.parse_args()
-    options.tokens = options.tokens or (2048 if options.gpu else 128)
-    options.dtype = options.dtype or ("bfloat16" if options.gpu else "float32")
-    if options.hidden % 128:
-        parser.error("--hidden must be a multiple of 128")
-    return options
-
-
-if __name__ == "__main__":
-    main()
