@@ -1,4 +1,4 @@
-"""The training steps that `benchmarks.train_step` compares; each contender is a process that reads commands.
+"""The training steps that `benchmarks.train` compares; each contender is a process that reads commands.
 
 PEFT's and torchtune's are written as a careful user would: the batch sorted by length and padded on the right, so that
 attention needs no mask; loss and KL written out. All compute the same step: reference log-probs with the adapter off,
