@@ -6,7 +6,7 @@ streams begin one by one over the length of an answer, as those of different peo
 
 Each stream has conversations of four turns: question, the server's own answer, the next question. Its client names no
 session, so recording has most to do: it looks up by what was said which conversation goes on, and stores what is new.
-That is what goals are measured with; `--turns 1` and `--sessions named` (as OpenClaw does) are less work.
+That is what goals are measured with; `--turns 1` and `--sessions named` (as OpenClaw does) leave parts of it out.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ The day is not waited for: what would end a wait is looked up, and a day's attem
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -21,8 +20,8 @@ from clawloop.training.adapters.disk import write_error
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import until
 from tests.workflows.learning import Learner, ScriptedLearning, learning, training
-from tests.workflows.test_judge_command import clawloop
-from tests.workflows.test_whole import at_work, end, tell
+from tests.workflows.test_judge_command import clawloop, end_unjudged
+from tests.workflows.test_whole import at_work
 from workflows import names
 from workflows.activity_options import JUDGE
 
@@ -97,13 +96,8 @@ async def test_what_an_absent_judge_missed_is_judged_once_it_is_back_and_an_oper
     b = binary_bench
     # Transient, unlike a refusal; its own pause stands for the minutes between attempts.
     b.judge.mode, b.judge.retry_after = "503", "0.01"
-    turns = b.conversation("one", "two", "three")
-    session = await b.insert(*turns[:-1], replace(turns[-1], ends_session=True))
     async with at_work(client, b):
-        for turn in turns:
-            await tell(client, session, turn, ends=turn is turns[-1])
-        await end(client, session)
-        assert [(await b.turn(turn.turn_id)).outcome for turn in turns] == ["unjudged", "unjudged", "no_feedback"]
+        session, turns = await end_unjudged(client, b)
         assert b.rows("SELECT * FROM samples") == []
         assert (
             await _most_attempts(client, names.session_workflow_id(session)) == JUDGE["retry_policy"].maximum_attempts

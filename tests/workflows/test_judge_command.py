@@ -11,9 +11,9 @@ from temporalio.client import Client
 from typer.testing import CliRunner, Result
 
 from clawloop.cli.main import app
-from clawloop.contracts.turns import TurnOutcome
+from clawloop.contracts.turns import TurnOutcome, TurnRecord
 from clawloop.errors import NotFound, SignalFailed
-from clawloop.ids import new_turn_id, response_id
+from clawloop.ids import SessionId, new_turn_id, response_id
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import until
 from tests.workflows.test_whole import at_work, end, tell
@@ -27,18 +27,23 @@ async def clawloop(client: Client, bench: Bench, *arguments: str, temporal: str 
     return await asyncio.to_thread(CliRunner().invoke, app, ["judge", "again", *arguments], env=here)
 
 
+async def end_unjudged(client: Client, b: Bench) -> tuple[SessionId, list[TurnRecord]]:
+    """A conversation of three turns that has ended, whose judge did not answer."""
+    turns = b.conversation("one", "two", "three")
+    session = await b.insert(*turns[:-1], replace(turns[-1], ends_session=True))
+    for turn in turns:
+        await tell(client, session, turn, ends=turn is turns[-1])
+    await end(client, session)
+    assert [(await b.turn(turn.turn_id)).outcome for turn in turns] == ["unjudged", "unjudged", "no_feedback"]
+    return session, turns
+
+
 @pytest.mark.postgres
 async def test_unjudged_turns_are_judged_when_an_operator_asks(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     b.judge.mode = "401"
-    turns = b.conversation("one", "two", "three")
-    session = await b.insert(*turns[:-1], replace(turns[-1], ends_session=True))
     async with at_work(client, b):
-        for turn in turns:
-            await tell(client, session, turn, ends=turn is turns[-1])
-        await end(client, session)
-        assert [(await b.turn(turn.turn_id)).outcome for turn in turns] == ["unjudged", "unjudged", "no_feedback"]
-
+        session, turns = await end_unjudged(client, b)
         b.judge.mode = "well"
         said = await clawloop(client, b, "--unjudged", "--json")
         asked = [(str(turn.turn_id), None) for turn in turns[:-1]]
