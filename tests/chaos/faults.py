@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -294,11 +293,12 @@ async def _full(stack: Stack, folder: Path) -> AsyncIterator[None]:
 
 
 def _fill_disk(filler: Path) -> None:
-    with filler.open("wb") as file, suppress(OSError):
-        file.write(b"\0" * shutil.disk_usage(filler.parent).free)
-    with filler.open("ab", buffering=0) as file, suppress(OSError):
-        while file.write(b"\0" * 4096):
-            pass
+    # Without a buffer: what others write meanwhile leaves no room for it, and closing the file would raise.
+    with filler.open("wb", buffering=0) as file:
+        for size in (2**20, 4096):
+            with suppress(OSError):
+                while file.write(b"\0" * size):
+                    pass
 
 
 def _limit_files(pid: int, limits: tuple[int, int]) -> tuple[int, int]:
