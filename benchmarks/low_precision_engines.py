@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
-
-from benchmarks.plan_memory_engine import MIB, Start, running_engine
+from benchmarks.plan_memory_engine import MIB, Start, running_engine, used_on_gpu
 from benchmarks.quantised_copy import Method, write_copy
 
 
@@ -89,7 +87,7 @@ def measure_engine(
     # What is read as float32 from a folder in bfloat16 is twice as large.
     size = (served / "model.safetensors").stat().st_size * (2 if kind.dtype == "float32" else 1)
     weights = None if "--quantization" in kind.further else size
-    before = _used_on_gpu() if gpu else 0
+    before = used_on_gpu() if gpu else 0
     log = folder / f"{kind.name.replace(' ', '-')}.log"
     try:
         with running_engine(start, log) as engine:
@@ -98,15 +96,10 @@ def measure_engine(
             logprobs = [value for ids in documents for value in engine.score(ids)[-scored:]]
             engine.load("one", adapter)
             adapted = [value for ids in documents for value in engine.score(ids, "one")[-scored:]]
-            peak = _used_on_gpu() - before if gpu else engine.peak()
+            peak = used_on_gpu() - before if gpu else engine.peak()
     except (RuntimeError, OSError) as error:
         return Engine(weights, None, [], [], f"ended: {_last_error(log) or error}")
     return Engine(weights, peak - start.cache, logprobs, adapted)
-
-
-def _used_on_gpu() -> int:
-    free, total = torch.cuda.mem_get_info()
-    return total - free
 
 
 def _last_error(log: Path) -> str:

@@ -1,10 +1,14 @@
-"""What `clawloop plan` says each part of the memory takes, beside what it takes, on the CPU.
+"""What `clawloop plan` says each part of the memory takes, beside what it takes.
 
-    python -m benchmarks.plan_memory [--model DIR] [--only trainer|engine]
+    python -m benchmarks.plan_memory [--gpu] [--model DIR] [--quantise nf4] [--only trainer|engine]
 
-Without a model: one of Qwen3-0.6B's exact shape with random weights. Everything is real: a trainer's steps, and vLLM
-started four times. Runtime is what imports and the same work on a model of a megabyte take; the other parts are what
-comes on top of it. Resident memory is read, so what is swapped out or shared with other programs is not seen.
+Without a model: one of Qwen3-0.6B's exact shape with random weights, on a GPU of Qwen3-4B's. Everything is real: a
+trainer's steps, and vLLM.
+
+On the CPU vLLM is started four times. Runtime is what imports and the same work on a model of a megabyte take; the
+other parts are what comes on top of it. Resident memory is read, so what is swapped out or shared with other programs
+is not seen. With `--gpu` one vLLM is started with what `clawloop up` would give it, and the trainer takes its steps on
+the same GPU meanwhile; torch says what tensors took, nvidia-smi the rest.
 """
 
 from __future__ import annotations
@@ -15,21 +19,28 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.plan_memory_engine import compare
+from benchmarks.plan_memory_engine import compare, engine_on_gpu
 from clawloop.layout.arguments import trainer_environment
 from clawloop.local.tiny_model import ensure_tiny_model
-from tests.random_model import write_random_model
+from tests.random_model import QWEN3_4B, write_random_model
 
 MIB = 2**20
 
 
-def compare_trainer(tiny: Path, model: Path) -> dict[str, tuple[int, int]]:
-    """Of each part of a trainer: bytes as planned and as measured."""
+def compare_trainer(tiny: Path, model: Path, further: Sequence[str], *, gpu: bool) -> dict[str, tuple[int, int]]:
+    """Of each part of a trainer: bytes as planned and as measured.
+
+    Args:
+        further: `nf4`, or nothing.
+    """
+    program = [sys.executable, "-m", "benchmarks.plan_memory_trainer", str(tiny), str(model)]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.plan_memory_trainer", str(tiny), str(model)],
-        env=dict(os.environ) | trainer_environment(()),
+        [*program, "cuda" if gpu else "cpu", *further],
+        env=dict(os.environ) | trainer_environment((0,) if gpu else ()),
         stdout=subprocess.PIPE,
         check=True,
         text=True,
@@ -40,16 +51,27 @@ def compare_trainer(tiny: Path, model: Path) -> dict[str, tuple[int, int]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="a folder in bfloat16; a random Qwen3-0.6B if left out")
+    parser.add_argument("--gpu", action="store_true", help="the first GPU, which engine and trainer share")
+    parser.add_argument("--model", type=Path, help="a folder in bfloat16; a random one if left out")
+    parser.add_argument("--quantise", choices=("nf4",), help="the trainer's base model")
     parser.add_argument("--only", choices=("trainer", "engine"), help="one of the two")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        tiny = ensure_tiny_model(Path(folder))
-        model: Path = options.model or write_random_model(Path(folder) / "qwen3-0.6b")
+    further = [] if options.quantise is None else [options.quantise]
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
+        tiny, log = ensure_tiny_model(Path(folder)), Path(folder) / "vllm.log"
+        model: Path = options.model or _random_model(Path(folder), gpu=options.gpu)
+        if options.gpu and options.only != "trainer":
+            show("engine", running.enter_context(engine_on_gpu(model, log)))
         if options.only != "engine":
-            show("trainer", compare_trainer(tiny, model))
-        if options.only != "trainer":
-            show("engine", compare(tiny, model, Path(folder) / "vllm.log"))
+            show("trainer", compare_trainer(tiny, model, further, gpu=options.gpu))
+        if not options.gpu and options.only != "trainer":
+            show("engine", compare(tiny, model, log))
+
+
+def _random_model(folder: Path, *, gpu: bool) -> Path:
+    if gpu:
+        return write_random_model(folder / "qwen3-4b", QWEN3_4B, "cuda")
+    return write_random_model(folder / "qwen3-0.6b")
 
 
 def show(who: str, parts: dict[str, tuple[int, int]]) -> None:

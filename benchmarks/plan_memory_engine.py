@@ -1,4 +1,4 @@
-"""vLLM on the CPU, started with and without a part of its memory: what differs is what the part takes.
+"""vLLM on the CPU, started with and without a part of its memory: what differs is what the part takes; and on a GPU.
 
 Used by `benchmarks.plan_memory`; `benchmarks.low_precision_engines` starts its engines in the same way.
 """
@@ -27,10 +27,14 @@ from clawloop.layout.arguments import cache_of, engine_arguments, engine_environ
 from clawloop.layout.engine import Serving
 from clawloop.layout.model_folder import read_model_shape
 from clawloop.layout.on_cpu import ENGINE_RUNTIME
+from clawloop.layout.parts import PartName, Role
 from clawloop.layout.request import Limits, Request, TrainingNeeds
 from clawloop.local.checks import choose_port
+from clawloop.local.machine import Device, find_gpus
+from clawloop.local.model_layout import ModelOptions, lay_out
 from clawloop.local.services.vllm import EngineOptions, launch, read_model
 from clawloop.local.supervision.part import Launch
+from clawloop.recipes.recipe import Recipe
 
 MIB = 2**20
 _CONTEXT = 2048
@@ -99,6 +103,33 @@ def compare(tiny: Path, model: Path, log: Path) -> dict[str, tuple[int, int]]:
         "LoRA slots": (slots_of[wide] - slots_of[plain], slots),
         "reading and sampling": (engine.reading_bytes(shape, plain.serving, b), reading),
     }
+
+
+@contextmanager
+def engine_on_gpu(model: Path, log: Path) -> Iterator[dict[str, tuple[int, int]]]:
+    """A vLLM that `clawloop up` would start on the only GPU, beside a trainer that is not there yet.
+
+    Yields:
+        Of what it holds beside its KV cache: bytes as planned and as measured.
+    """
+    layout = lay_out(ModelOptions(device=Device.CUDA), model, Recipe(name="combined"), os.environ)
+    planned = next(process for process in layout.processes if process.role is Role.ENGINE)
+    cache, before = planned.part(PartName.KV), used_on_gpu()
+    port, facts = choose_port("vLLM", "127.0.0.1", 0, ""), read_model(model)
+    started = launch(facts, EngineOptions(port, planned.arguments, planned.environment), os.environ)
+    with running_launch(started, port, facts.name, log) as running:
+        ready = used_on_gpu() - before
+        running.ask()
+        asked = used_on_gpu() - before
+        print(f"engine: a KV cache of {cache / MIB:.0f} MiB for {planned.cached_tokens} tokens", flush=True)
+        beside = planned.bytes - cache
+        yield {"ready, without cache": (beside, ready - cache), "after requests": (beside, asked - cache)}
+
+
+def used_on_gpu() -> int:
+    """Of the first GPU, as nvidia-smi says."""
+    gpu = find_gpus(os.environ)[0]
+    return gpu.bytes - gpu.free
 
 
 class RunningEngine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -90,6 +91,7 @@ def surroundings(load_before: float) -> dict[str, dict[str, Figure]]:
     return {
         "machine": {
             "processor": _processor(),
+            **_gpus(),
             "cores": psutil.cpu_count(),
             "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
             "system": platform.platform(),
@@ -127,7 +129,19 @@ def _processor() -> str:
     return platform.processor()
 
 
+def _gpus() -> dict[str, str]:
+    """Names and driver, as nvidia-smi says; nothing on a machine without GPUs."""
+    if shutil.which("nvidia-smi") is None:
+        return {}
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, check=False)
+    return {"gpus": "; ".join(done.stdout.splitlines())} if done.returncode == 0 else {}
+
+
 def _commit() -> str | None:
+    """None for a copy without git's folder, or without git."""
+    if shutil.which("git") is None:
+        return None
     done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     return done.stdout.strip() or None
 

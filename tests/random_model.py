@@ -27,10 +27,21 @@ QWEN3_06B = {
     "max_position_embeddings": 40960,
 }
 """Of Qwen3-0.6B, whose embeddings are tied."""
+QWEN3_4B = QWEN3_06B | {
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+}
+"""Of Qwen3-4B, whose embeddings are tied too."""
 
 
-def write_random_model(folder: Path, shape: dict[str, int] = QWEN3_06B) -> Path:
-    """A Qwen3 of this shape in bfloat16, in a new folder; 1.2 GB and ten seconds for the default."""
+def write_random_model(folder: Path, shape: dict[str, int] = QWEN3_06B, device: str = "cpu") -> Path:
+    """A Qwen3 of this shape in bfloat16, in a new folder; 1.2 GB and ten seconds for the default.
+
+    Args:
+        device: that draws the weights; each kind of device draws others.
+    """
     folder.mkdir(parents=True)
     tiny = ensure_tiny_model(folder.parent)
     for path in tiny.iterdir():
@@ -38,15 +49,16 @@ def write_random_model(folder: Path, shape: dict[str, int] = QWEN3_06B) -> Path:
             shutil.copyfile(path, folder / path.name)
     config = json.loads((tiny / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **shape, "dtype": "bfloat16"}))
-    save_file(_weights(shape), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(_weights(shape, device), folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
-def _weights(shape: dict[str, int]) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
+def _weights(shape: dict[str, int], device: str) -> dict[str, Tensor]:
+    generator = torch.Generator(device).manual_seed(0)
 
     def matrix(outputs: int, inputs: int) -> Tensor:
-        return torch.randn(outputs, inputs, generator=generator).mul_(inputs**-0.5).to(torch.bfloat16)
+        drawn = torch.randn(outputs, inputs, generator=generator, device=device)
+        return drawn.mul_(inputs**-0.5).to("cpu", torch.bfloat16)
 
     width, inner = shape["hidden_size"], shape["intermediate_size"]
     query = shape["num_attention_heads"] * shape["head_dim"]

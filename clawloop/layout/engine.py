@@ -11,8 +11,8 @@ from clawloop.layout.model_shape import ModelShape
 from clawloop.layout.parts import GIB, MIB, Part, PartName
 from clawloop.layout.request import Request
 
-# Not measured here, for want of a GPU. A CUDA context is 300 to 430 MiB (pytorch issues 107667 and 109888); vLLM
-# reports 0.05 to 0.2 GiB beside torch and weights on one GPU, and up to 1.8 more with two (vllm PR 10511).
+# On an H200 an eager engine of a 4B model took 11 MiB more than all of its parts (`benchmarks.plan_memory --gpu`). With
+# two GPUs vLLM reports up to 1.8 GiB more (vllm PR 10511).
 CUDA_RUNTIME = 768 * MIB
 NCCL_BUFFERS = 2 * GIB
 # vLLM's log of 86 graphs of a Qwen3.5 says 0.73 GiB (vllm PR 39559).

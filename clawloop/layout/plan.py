@@ -254,4 +254,4 @@ def _notes(request: Request) -> Iterator[str]:
             "Mistral and Gemma 3 alone"
         )
     if request.gpus is not None:
-        yield "runtime, CUDA graphs and allocator are estimates: no GPU was there to measure them"
+        yield "CUDA graphs and buffers between GPUs are estimates; the other parts were measured on an H200"

@@ -16,12 +16,13 @@ from clawloop.layout.request import Request, TrainingNeeds
 LOGITS_AT_ONCE = 2**26
 """`clawloop.training.model`: more logits than that are computed chunk by chunk, each anew in the backward pass."""
 
-# Not measured here, for want of a GPU. A CUDA context with lazily loaded kernels is 300 to 430 MiB (pytorch issues
-# 107667 and 109888; 426 MiB on CUDA 13); the rest is for cuBLAS's workspaces and kernels loaded later.
+# Context, cuBLAS's workspaces and kernels: 772 MiB after steps of a 4B model on an H200 with CUDA 13
+# (`benchmarks.plan_memory --gpu`).
 CUDA_RUNTIME = 768 * MIB
 # Buffers of NCCL between GPUs of one machine.
 NCCL_BUFFERS = GIB
-# Of what comes and goes in a step, what torch's allocator holds in pieces that are too small for the next one.
+# Of what comes and goes in a step, what torch's allocator holds in pieces that are too small for the next one: 8 %
+# on that H200.
 CUDA_SLACK = 0.10
 
 

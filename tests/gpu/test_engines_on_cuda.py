@@ -11,11 +11,11 @@ import torch
 
 from benchmarks.low_precision import RESPONSE, SHAPE, documents_of, measure, write_adapter
 from benchmarks.low_precision_engines import ON_GPU, EngineKind, measure_engine
-from benchmarks.plan_memory_engine import running_launch
+from benchmarks.plan_memory_engine import running_launch, used_on_gpu
 from benchmarks.quantised_copy import write_unpacked
 from clawloop.layout.parts import Process, Role
 from clawloop.local.checks import choose_port
-from clawloop.local.machine import Device, find_gpus
+from clawloop.local.machine import Device
 from clawloop.local.model_layout import ModelOptions, lay_out
 from clawloop.local.services.vllm import EngineOptions, launch, read_model
 from clawloop.recipes.recipe import Recipe
@@ -63,12 +63,6 @@ def planned(model: Path) -> tuple[Process, Process]:
     layout = lay_out(options, model, Recipe(name="combined"), os.environ)
     roles = {process.role: process for process in layout.processes}
     return roles[Role.ENGINE], roles[Role.TRAINER]
-
-
-def used_on_gpu() -> int:
-    """Of the first GPU, as nvidia-smi says."""
-    gpu = find_gpus(os.environ)[0]
-    return gpu.bytes - gpu.free
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="engine and trainer share a GPU where it is the only one")
