@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from datetime import datetime
+from operator import attrgetter
 from types import TracebackType
 from typing import Any
 from uuid import UUID
@@ -20,6 +22,8 @@ from clawloop.errors import SetupError
 _TIMEOUT_SECONDS = 30.0
 _RETRY_SECONDS = 1.0
 _PAGE_SIZE = 500
+# Of the words for a version's state, those of versions that samples were learned on.
+_ACCEPTED = frozenset({"head", "on the path"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ class GroupSummary:
 class EpisodeSummary:
     """
     Args:
-        ending: None while it runs.
+        ending, ended_at: None while it runs.
         reward: None if it has none.
     """
 
@@ -108,6 +112,15 @@ class EpisodeSummary:
     state: str
     ending: str | None
     reward: float | None
+    ended_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedVersion:
+    """A version that was activated, and not rolled back since."""
+
+    n: int
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +190,17 @@ class AdminClient:
             probed=sum(bool(each.get(CheckName.PROBES, {}).get("figures", {}).get("asked")) for each in checks),
         )
 
+    async def accepted_versions(self, policy: str) -> list[AcceptedVersion]:
+        """Those after version 0 whose files are there, in order."""
+        body = await self._get(f"/admin/v1/policies/{policy}/versions", {})
+        found = [
+            AcceptedVersion(version["n"], datetime.fromisoformat(version["created_at"]))
+            for version in body["versions"]
+            if version["n"] > 0 and not _ACCEPTED.isdisjoint(version["state"].split(", "))
+            if "files removed" not in version["state"]
+        ]
+        return sorted(found, key=attrgetter("n"))
+
     async def served_models(self) -> set[str]:
         """Return the names of all models that the key's policy can chat with now, each loaded version among them."""
         body = await self._get("/v1/models", {"versions": "true"})
@@ -225,7 +249,13 @@ class AdminClient:
     async def episodes(self, policy: str) -> list[EpisodeSummary]:
         """Return all episodes of a policy."""
         return [
-            EpisodeSummary(episode["group"], episode["state"], episode["ending"], episode["reward"])
+            EpisodeSummary(
+                episode["group"],
+                episode["state"],
+                episode["ending"],
+                episode["reward"],
+                None if episode["ended_at"] is None else datetime.fromisoformat(episode["ended_at"]),
+            )
             for episode in await self._all("/admin/v1/episodes", "episodes", policy)
         ]
 

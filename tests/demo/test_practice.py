@@ -13,9 +13,11 @@ import pytest
 
 from clawloop.cli.up import prepare_deployment
 from clawloop.demo.admin_client import EpisodeSummary
+from clawloop.demo.practice import practice_run
 from clawloop.demo.practice import practise as practice
 from clawloop.demo.practice.measure import HeldOut, while_served
-from clawloop.demo.practice.practise import PracticeOptions, none_completed, practise
+from clawloop.demo.practice.practice_run import none_completed
+from clawloop.demo.practice.practise import PracticeOptions, practise
 from clawloop.demo.practice.toys import toy_of
 from clawloop.local import up
 from clawloop.local.plan import UpOptions
@@ -91,7 +93,7 @@ def test_a_run_without_one_completed_episode_says_so(endings: dict[str | None, i
 @pytest.mark.timeout(1800)
 async def test_a_model_that_learns_nothing_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("HELD_OUT_TASKS", 3), ("GROUP_SIZE", 2), ("GROUPS_IN_FLIGHT", 1)):
-        monkeypatch.setattr(practice, name, value)
+        monkeypatch.setattr(practice_run, name, value)
     board = Lines()
     async with fake_engine() as engine:
 

@@ -21,5 +21,7 @@ def practice_recipe(name: str, batch_groups: int) -> Recipe:
             loss=Loss(kl=0.02),
             lora=Lora(rank=8, alpha=16.0),
             optimiser=Optimiser(lr=3e-3, grad_clip=0.1),
+            # Versions that were not measured while newer ones came are measured after the run.
+            kept_versions=100,
         ),
     )

@@ -24,8 +24,9 @@ class Measured:
     Args:
         success: share of the attempts with a reward that are right.
         attempts: with a reward; unknown: attempts without one, which count for nothing.
-        episodes: finished episodes of the rollouts at that time.
-        seconds: since rollouts began, when the measurement ended.
+        episodes: finished episodes of the rollouts when the version was made.
+        seconds: since rollouts began, when the version was made.
+        after_run: measured once the run was over, since newer versions came too quickly.
     """
 
     version: int
@@ -34,6 +35,7 @@ class Measured:
     unknown: int
     episodes: int
     seconds: float
+    after_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class PracticeReport:
     Args:
         gain: success of the last measured version less that of version 0.
         best: highest success; least_after_goal: the lowest after the goal was reached, None if it was not.
-        seconds_to_goal: when the first version that reached the goal had been measured; None if none did.
+        seconds_to_goal: when the first version that reached the goal was made; None if none did.
         endings: how often an episode of the rollouts ended so.
         lost: attempts that were tried again as another episode; they are not trained.
         groups: finished rollout groups; groups_constant: those of them whose episodes all had the same reward.
@@ -135,7 +137,8 @@ def lines(report: PracticeReport) -> list[str]:
     return [
         f"seed {report.seed}: success on held-out tasks {report.success_before:.0%} → {report.success_after:.0%} "
         f"(best {report.best:.0%}); {GOAL:.0%} {reached}{least}",
-        f"seed {report.seed}: {report.versions} versions, {report.episodes} episodes in {report.groups} groups "
+        f"seed {report.seed}: {report.versions} versions, {len(report.measured) - 1} of them measured; "
+        f"{report.episodes} episodes in {report.groups} groups "
         f"({report.groups_constant} with equal rewards), {report.lost} lost, {report.seconds / 60:.1f} min "
         f"after {report.seconds_setup / 60:.1f} min of setting up",
         *([f"seed {report.seed}: ended early: {report.stopped}"] if report.stopped is not None else []),

@@ -1,0 +1,118 @@
+"""A run of a demo of episodes: versions that newer ones followed too quickly are measured once it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from clawloop.contracts.training import TrainingState
+from clawloop.demo.admin_client import AcceptedVersion, EpisodeSummary, RolloutsStatus, TrainingStatus
+from clawloop.demo.practice import practice_run
+from clawloop.demo.practice.measure import HeldOut
+from clawloop.demo.practice.practice_run import Run
+from clawloop.ids import version_name
+from clawloop.local.supervision.part import PartStatus
+
+
+class Loop:
+    """A policy whose version goes up by two whenever one is measured; stands in for the admin API and for engines.
+
+    Args:
+        unloadable: versions that no engine loads.
+    """
+
+    def __init__(self, unloadable: Sequence[int] = ()) -> None:
+        self.began = datetime.now(UTC)
+        self.version = 0
+        self.running = False
+        self.wanted: list[int] = []
+        self.unloadable = unloadable
+        self.said: list[str] = []
+
+    async def training_status(self, policy: str) -> TrainingStatus:
+        return TrainingStatus(TrainingState.TRAINING, "", 0, 1, 0, self.version + 1, self.version, self.version)
+
+    async def accepted_versions(self, policy: str) -> list[AcceptedVersion]:
+        # Version 2 was rejected. Each takes a minute.
+        numbers = [n for n in range(1, self.version + 1) if n != 2]
+        return [AcceptedVersion(n, self.began + timedelta(minutes=n, seconds=1)) for n in numbers]
+
+    async def served_models(self) -> set[str]:
+        loaded = {0, self.version, *self.wanted} - set(self.unloadable)
+        return {version_name("p", n, "toy") for n in loaded}
+
+    async def want_for(self, policy: str, versions: Sequence[int], how_long: timedelta) -> None:
+        self.wanted = list(versions)
+
+    async def start_rollouts(self, policy: str, environment: str, *, size: int, groups: int, barren: int) -> None:
+        self.running = True
+        self.version = 1
+
+    async def pause_rollouts(self, policy: str, reason: str) -> None:
+        self.running = False
+
+    async def rollouts(self, policy: str) -> RolloutsStatus:
+        return RolloutsStatus(not self.running, "", 0)
+
+    async def groups(self, policy: str) -> list[Any]:
+        return []
+
+    async def episodes(self, policy: str) -> list[EpisodeSummary]:
+        """Four a minute."""
+        ends = [self.began + timedelta(seconds=15 * n) for n in range(1, 4 * self.version + 1)]
+        return [EpisodeSummary("g", "settled", "completed", 1.0, at) for at in ends]
+
+    async def measure(self, runner: object, environment: str, tasks: int, **asked: Any) -> HeldOut:
+        """Right are as many of ten as the version says."""
+        right = next(n for n in range(10) if version_name("p", n, "toy") == asked["model"])
+        if self.running:
+            self.version += 2
+        return HeldOut(right, 10, 0)
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+    def changed(self, status: PartStatus) -> None:
+        raise AssertionError(status)
+
+
+def run_of(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setattr(practice_run, "measure_held_out", loop.measure)
+    monkeypatch.setattr(practice_run, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(practice_run, "_LOAD_SECONDS", 0.05)
+    return Run(
+        environment="toy",
+        policy="p",
+        seed=7,
+        admin=cast(Any, loop),
+        loading=cast(Any, loop),
+        runner=cast(Any, None),
+        key="key",
+        base_model="toy",
+        board=loop,
+        logs=Path("logs"),
+    )
+
+
+async def test_each_accepted_version_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop()
+    report = await run_of(loop, monkeypatch).execute(0.0, 7, 60.0)
+    # 1, 3 and 5 while newer ones came; 2 was rejected; the others once the run was over.
+    assert [row.version for row in report.measured] == [0, 1, 3, 4, 5, 6, 7]
+    assert [row.version for row in report.measured if not row.after_run] == [0, 1, 3, 5]
+    assert [row.success for row in report.measured] == [0.0, 0.1, 0.3, 0.4, 0.5, 0.6, 0.7]
+    # When each was made, however late it was measured.
+    assert [round(row.seconds / 60) for row in report.measured] == [0, 1, 3, 4, 5, 6, 7]
+    assert [row.episodes for row in report.measured] == [0, 4, 12, 16, 20, 24, 28]
+    assert report.stopped is None
+
+
+async def test_a_version_that_no_engine_loads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(unloadable=[4])
+    report = await run_of(loop, monkeypatch).execute(0.0, 7, 60.0)
+    assert [row.version for row in report.measured] == [0, 1, 3, 5, 6, 7]
+    assert "seed 7, version   4: no engine has it, so it is not measured" in loop.said
