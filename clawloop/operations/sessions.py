@@ -73,8 +73,7 @@ class SessionOperations:
         Raises:
             StoreUnavailable: call it again.
         """
-        for digest in await self._erasures.artifacts_of(session):
-            await self._artifacts.delete(digest)
+        await self._delete_artifacts(session)
         # The session last: as long as it has its content, what quotes it is found again.
         copies = [await self._erasures.erase_session(copy) for copy in await self._erasures.copies_of(session)]
         for copy in copies:
@@ -82,8 +81,14 @@ class SessionOperations:
         applied = await self._notify(await self._erasures.erase_session(session))
         if applied is None:
             return None
+        # Of two erasures at the same moment whose agents left the same, each found that the other session kept it.
+        await self._delete_artifacts(session)
         turns = applied.result.turns + sum(copy.turns for copy in copies if copy is not None)
         return replace(applied, result=replace(applied.result, turns=turns))
+
+    async def _delete_artifacts(self, session: SessionId) -> None:
+        for digest in await self._erasures.artifacts_of(session):
+            await self._artifacts.delete(digest)
 
     async def erase_turn(self, turn_id: TurnId) -> Applied[Erasure] | None:
         """Erase a turn, other replies to its request, and all turns that continue them; None: there is no such turn.

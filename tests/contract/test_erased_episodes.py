@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from pathlib import Path
 
@@ -50,6 +51,35 @@ async def test_what_an_agent_left_is_erased_with_its_session(
     await erase(turns[2])
     assert artifacts.digests() == []
     await erase(turns[0])  # idempotent
+
+
+async def test_two_erasures_at_the_same_moment_delete_what_both_agents_left(
+    postgres_learning: PostgresLearning, tmp_path: Path
+) -> None:
+    artifacts, episodes = ArtifactFolder(tmp_path), PostgresEpisodeStore(postgres_learning.database)
+    both_looked = asyncio.Barrier(2)
+
+    class Erasures(PostgresErasureStore):
+        """Both look for what is left before either erases its session."""
+
+        async def copies_of(self, session: SessionId) -> list[SessionId]:
+            await both_looked.wait()
+            return await super().copies_of(session)
+
+    erasures = Erasures(postgres_learning.database)
+    operations = SessionOperations(None, erasures, artifacts, FakeNotifier())  # type: ignore[arg-type]  # nothing is judged
+    group = new_group(2)
+    await episodes.make_group(group)
+    sessions: list[SessionId] = []
+    for place in range(2):
+        episode = await episodes.begin_episode(group.id, place, 1, LIFETIME)
+        [turn] = await add_turns(postgres_learning, episode, 1)
+        sessions.append(await session_of(postgres_learning, turn))
+        await episodes.end_episode(
+            EpisodeEnd(episode.id, Ending.COMPLETED, artifact_sha256=await artifacts.store(b"the same"))
+        )
+    await asyncio.gather(*map(operations.erase_session, sessions))
+    assert artifacts.digests() == []
 
 
 async def test_an_episode_without_turns_keeps_what_its_agent_left_until_it_is_verified(
