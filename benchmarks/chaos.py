@@ -70,7 +70,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=int(time.time()), help="the same seed chooses the same faults")
     parser.add_argument("--sessions", type=int, default=16, help="how many chat")
     parser.add_argument("--think", type=float, default=2.0, help="seconds between a user's messages, on average")
-    parser.add_argument("--only", default="", help="only faults whose kind holds this text")
+    parser.add_argument("--only", nargs="+", default=[""], help="only faults whose kind holds one of these texts")
     parser.add_argument("--no-vllm", action="store_true", help="a stand-in engine without a model, on a busy machine")
     parser.add_argument("--out", type=Path, help="a file for the outcomes as JSON")
     return parser.parse_args()
@@ -93,7 +93,7 @@ async def _run(folder: Path, arguments: argparse.Namespace) -> tuple[list[Outcom
         chatters.start(arguments.sessions, arguments.seed)
         try:
             async for outcome in run_faults(
-                stack, chatters, fuzzer, arguments.runs, arguments.seed, lambda fault: arguments.only in fault.kind
+                stack, chatters, fuzzer, arguments.runs, arguments.seed, lambda fault: any(text in fault.kind for text in arguments.only)
             ):
                 outcomes.append(outcome)
                 print(line(outcome), flush=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import func, select, text, update
+from sqlalchemy import func, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import aliased
 
 from clawloop.contracts.sessions import RejudgeRequested, SessionFacts, SessionState, WaitingWork
 from clawloop.contracts.turns import TurnKind, TurnOutcome
@@ -34,11 +35,26 @@ class PostgresRecoveryStore:
         # Policies first, as everywhere.
         await connection.execute(update(PolicyRow).values(work_signalled_at=None))
         open_sessions = select(SessionRow.id).where(SessionRow.state != SessionState.CLOSED)
-        waiting = (TurnRow.kind == TurnKind.MAIN, TurnRow.outcome == TurnOutcome.WAITING)
-        turns = update(TurnRow).where(*waiting, TurnRow.session_id.in_(open_sessions)).values(announced_at=None)
-        sessions = [*await connection.scalars(turns.returning(TurnRow.session_id))]
+        # A reply is judged when a turn that follows it is signalled, whatever became of that turn itself.
+        before = aliased(TurnRow)
+        follows_waiting = (
+            select(before.id)
+            .where(before.id == TurnRow.parent_turn_id, before.kind == TurnKind.MAIN)
+            .where(before.outcome == TurnOutcome.WAITING)
+            .exists()
+        )
+        turns = (
+            update(TurnRow)
+            .where(TurnRow.kind == TurnKind.MAIN, TurnRow.session_id.in_(open_sessions))
+            .where(TurnRow.outcome != TurnOutcome.ERASED)
+            .where(or_(TurnRow.outcome == TurnOutcome.WAITING, follows_waiting))
+            .values(announced_at=None)
+            .returning(TurnRow.session_id, TurnRow.outcome)
+        )
+        rows = (await connection.execute(turns)).all()
+        waiting = [row.session_id for row in rows if row.outcome == TurnOutcome.WAITING]
         feedback = update(FeedbackRow).where(FeedbackRow.applied_at.is_(None)).values(announced_at=None)
-        return WaitingWork(len(set(sessions)), len(sessions), (await connection.execute(feedback)).rowcount)
+        return WaitingWork(len(set(waiting)), len(waiting), (await connection.execute(feedback)).rowcount)
 
     @transaction
     async def open_rejudgements(self, connection: AsyncConnection) -> list[tuple[SessionFacts, RejudgeRequested]]:

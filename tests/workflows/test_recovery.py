@@ -124,7 +124,8 @@ async def test_learning_goes_on_after_temporals_database_is_deleted(learner: Ben
     b = learner
     turns = b.conversation("one", "two", "three", "four", "five")
     other = b.conversation("a", "b", session="other")
-    session, other_session = await b.insert(*turns[:2]), await b.insert(*other)
+    failed = b.conversation("k", "l", session="failed")
+    session, other_session, failed_session = [await b.insert(*some) for some in (turns[:2], other, failed)]
     server = Server(tmp_path / "temporal")
     with server.running():
         client = await server.ready()
@@ -135,6 +136,9 @@ async def test_learning_goes_on_after_temporals_database_is_deleted(learner: Ben
         await b.insert(*turns[2:4])
         await notify(client, session, turns[2:4], b)
         await notify(client, other_session, other, b)
+        # What follows this reply waits for nothing itself.
+        await notify(client, failed_session, failed, b)
+        b.execute("UPDATE turns SET outcome = 'not_trainable' WHERE id = %s", failed[1].turn_id)
         facts = SessionFacts(session, "default", "x-session-id", turns[0].started_at, 0)
         feedback = b.feedback(turns[0], -1.0)
         await TemporalSessionNotifier(client, IDLE).notify_feedback(facts, FeedbackGiven(feedback, turns[0].turn_id))
@@ -144,7 +148,7 @@ async def test_learning_goes_on_after_temporals_database_is_deleted(learner: Ben
         client = await server.ready()
         async with all_at_work(client, b):
             recovered = await recover(server.address, b.url, tmp_path)
-            assert recovered["waiting"] == {"sessions": 2, "turns": 5, "feedback": 1}
+            assert recovered["waiting"] == {"sessions": 3, "turns": 6, "feedback": 1}
             assert (recovered["policies"], recovered["unknown"]) == (["default"], [])
             await rows_are(b, "SELECT count(*) AS n FROM judgements WHERE decided_at IS NULL", [{"n": 0}])
             await rows_are(b, "SELECT count(*) AS n FROM samples WHERE state = 'trained'", [{"n": 4}])
@@ -156,8 +160,8 @@ async def test_learning_goes_on_after_temporals_database_is_deleted(learner: Ben
             await tell(client, session, ending, ends=True)
             await end(client, session)
             assert (await recover(server.address, b.url, tmp_path))["waiting"]["sessions"] == 1
-    # Each of the four replies with an answer is judged by one request, and the rated one by the feedback alone.
-    assert len(b.judge.requests) == len({json.dumps(request) for request in b.judge.requests}) == 5
+    # Each of the five replies with an answer is judged by one request, and the rated one by the feedback alone.
+    assert len(b.judge.requests) == len({json.dumps(request) for request in b.judge.requests}) == 6
     assert await violations(b.database) == []
 
 
