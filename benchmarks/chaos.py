@@ -93,7 +93,12 @@ async def _run(folder: Path, arguments: argparse.Namespace) -> tuple[list[Outcom
         chatters.start(arguments.sessions, arguments.seed)
         try:
             async for outcome in run_faults(
-                stack, chatters, fuzzer, arguments.runs, arguments.seed, lambda fault: any(text in fault.kind for text in arguments.only)
+                stack,
+                chatters,
+                fuzzer,
+                arguments.runs,
+                arguments.seed,
+                lambda fault: any(text in fault.kind for text in arguments.only),
             ):
                 outcomes.append(outcome)
                 print(line(outcome), flush=True)
