@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks.plan_memory_engine import compare, engine_on_gpu
@@ -54,6 +55,9 @@ def main() -> None:
     parser.add_argument("--gpu", action="store_true", help="the first GPU, which engine and trainer share")
     parser.add_argument("--model", type=Path, help="a folder in bfloat16; a random one if left out")
     parser.add_argument("--quantise", choices=("nf4",), help="the trainer's base model")
+    parser.add_argument(
+        "--engine-arg", action="append", default=[], help="with --gpu: of vLLM, such as --enforce-eager"
+    )
     parser.add_argument("--only", choices=("trainer", "engine"), help="one of the two")
     options = parser.parse_args()
     further = [] if options.quantise is None else [options.quantise]
@@ -61,7 +65,7 @@ def main() -> None:
         tiny, log = ensure_tiny_model(Path(folder)), Path(folder) / "vllm.log"
         model: Path = options.model or _random_model(Path(folder), gpu=options.gpu)
         if options.gpu and options.only != "trainer":
-            show("engine", running.enter_context(engine_on_gpu(model, log)))
+            show("engine", running.enter_context(engine_on_gpu(model, log, options.engine_arg)))
         if options.only != "engine":
             show("trainer", compare_trainer(tiny, model, further, gpu=options.gpu))
         if not options.gpu and options.only != "trainer":
@@ -69,9 +73,16 @@ def main() -> None:
 
 
 def _random_model(folder: Path, *, gpu: bool) -> Path:
-    if gpu:
-        return write_random_model(folder / "qwen3-4b", QWEN3_4B, "cuda")
-    return write_random_model(folder / "qwen3-0.6b")
+    if not gpu:
+        return write_random_model(folder / "qwen3-0.6b")
+    model = folder / "qwen3-4b"
+    # A process that ends leaves nothing on the GPU.
+    writer = get_context("spawn").Process(target=write_random_model, args=(model, QWEN3_4B, "cuda"))
+    writer.start()
+    writer.join()
+    if writer.exitcode != 0:
+        raise RuntimeError(f"the model could not be made: exit code {writer.exitcode}")
+    return model
 
 
 def show(who: str, parts: dict[str, tuple[int, int]]) -> None:

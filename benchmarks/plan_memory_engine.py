@@ -106,8 +106,11 @@ def compare(tiny: Path, model: Path, log: Path) -> dict[str, tuple[int, int]]:
 
 
 @contextmanager
-def engine_on_gpu(model: Path, log: Path) -> Iterator[dict[str, tuple[int, int]]]:
+def engine_on_gpu(model: Path, log: Path, further: Sequence[str]) -> Iterator[dict[str, tuple[int, int]]]:
     """A vLLM that `clawloop up` would start on the only GPU, beside a trainer that is not there yet.
+
+    Args:
+        further: arguments of vLLM's own.
 
     Yields:
         Of what it holds beside its KV cache: bytes as planned and as measured.
@@ -116,7 +119,7 @@ def engine_on_gpu(model: Path, log: Path) -> Iterator[dict[str, tuple[int, int]]
     planned = next(process for process in layout.processes if process.role is Role.ENGINE)
     cache, before = planned.part(PartName.KV), used_on_gpu()
     port, facts = choose_port("vLLM", "127.0.0.1", 0, ""), read_model(model)
-    started = launch(facts, EngineOptions(port, planned.arguments, planned.environment), os.environ)
+    started = launch(facts, EngineOptions(port, planned.arguments, planned.environment, tuple(further)), os.environ)
     with running_launch(started, port, facts.name, log) as running:
         ready = used_on_gpu() - before
         running.ask()

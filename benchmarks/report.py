@@ -134,7 +134,8 @@ def _gpus() -> dict[str, str]:
     if shutil.which("nvidia-smi") is None:
         return {}
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, check=False)
+    # Without persistence mode the driver has taken ten seconds.
+    done = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
     return {"gpus": "; ".join(done.stdout.splitlines())} if done.returncode == 0 else {}
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import func, or_, select, text, update
+from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
-from sqlalchemy.orm import aliased
 
-from clawloop.contracts.sessions import RejudgeRequested, SessionFacts, SessionState, WaitingWork
-from clawloop.contracts.turns import TurnKind, TurnOutcome
+from clawloop.contracts.sessions import RejudgeRequested, SessionFacts, WaitingWork
+from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SessionId, TurnId
 from db.database import Database, transaction
 from db.tables import FeedbackRow, PolicyRow, SessionRow, StepRow, TurnRow, VersionRow
@@ -21,6 +20,19 @@ _OPEN_REJUDGEMENTS = text("""
     WHERE j.decided_at IS NULL AND j.revision > 0 AND t.outcome <> 'erased'
         AND NOT EXISTS (SELECT FROM feedback f WHERE f.turn_id = t.id AND f.applied_at IS NULL)
     ORDER BY t.id, j.revision
+""")
+# A reply is judged when the next main turn below it is signalled, whatever became of that turn itself. Turns of
+# episodes wait for their group, not for a signal.
+_FORGET_TURNS = text("""
+    WITH RECURSIVE waiting AS (
+        SELECT id FROM turns WHERE outcome = 'waiting' AND kind = 'main' AND episode_id IS NULL),
+    down AS (
+        SELECT t.id, t.kind FROM waiting w JOIN turns t ON t.parent_turn_id = w.id
+        UNION
+        SELECT t.id, t.kind FROM down d JOIN turns t ON t.parent_turn_id = d.id WHERE d.kind = 'side'),
+    signalled AS (SELECT id FROM waiting UNION SELECT id FROM down WHERE kind = 'main')
+    UPDATE turns t SET announced_at = NULL FROM signalled s WHERE t.id = s.id AND t.outcome <> 'erased'
+    RETURNING t.session_id, t.outcome
 """)
 
 
@@ -34,24 +46,7 @@ class PostgresRecoveryStore:
     async def forget_signals(self, connection: AsyncConnection) -> WaitingWork:
         # Policies first, as everywhere.
         await connection.execute(update(PolicyRow).values(work_signalled_at=None))
-        open_sessions = select(SessionRow.id).where(SessionRow.state != SessionState.CLOSED)
-        # A reply is judged when a turn that follows it is signalled, whatever became of that turn itself.
-        before = aliased(TurnRow)
-        follows_waiting = (
-            select(before.id)
-            .where(before.id == TurnRow.parent_turn_id, before.kind == TurnKind.MAIN)
-            .where(before.outcome == TurnOutcome.WAITING)
-            .exists()
-        )
-        turns = (
-            update(TurnRow)
-            .where(TurnRow.kind == TurnKind.MAIN, TurnRow.session_id.in_(open_sessions))
-            .where(TurnRow.outcome != TurnOutcome.ERASED)
-            .where(or_(TurnRow.outcome == TurnOutcome.WAITING, follows_waiting))
-            .values(announced_at=None)
-            .returning(TurnRow.session_id, TurnRow.outcome)
-        )
-        rows = (await connection.execute(turns)).all()
+        rows = (await connection.execute(_FORGET_TURNS)).all()
         waiting = [row.session_id for row in rows if row.outcome == TurnOutcome.WAITING]
         feedback = update(FeedbackRow).where(FeedbackRow.applied_at.is_(None)).values(announced_at=None)
         return WaitingWork(len(set(waiting)), len(waiting), (await connection.execute(feedback)).rowcount)

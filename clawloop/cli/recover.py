@@ -38,7 +38,7 @@ def recover_command(data: Data = None, as_json: AsJson = False) -> None:
     waiting = recovered.waiting
     typer.echo(f"training workflows started again: {', '.join(recovered.policies) or 'none, there is no policy'}")
     typer.echo(
-        f"signalled again by the sweep that starts now: {waiting.turns} turns of {waiting.sessions} open sessions, "
+        f"signalled again by the sweep that starts now: {waiting.turns} waiting turns of {waiting.sessions} sessions, "
         f"{waiting.feedback} pieces of feedback; judgements asked for again: {recovered.rejudged}"
     )
     for line in recovered.unknown:

@@ -254,4 +254,4 @@ def _notes(request: Request) -> Iterator[str]:
             "Mistral and Gemma 3 alone"
         )
     if request.gpus is not None:
-        yield "CUDA graphs and buffers between GPUs are estimates; the other parts were measured on an H200"
+        yield "CUDA graphs and buffers between GPUs are estimates; the rest was compared on an H200, for a 4B Qwen3"

@@ -32,7 +32,7 @@ class RecoveryStore(Protocol):
     """Every call raises StoreUnavailable when PostgreSQL does not answer in time."""
 
     async def forget_signals(self) -> WaitingWork:
-        """Mark what waits as never signalled, so that the sweep signals it: turns of open sessions, feedback."""
+        """Mark as never signalled, so that the sweep signals it: turns that wait, what follows them, and feedback."""
 
     async def open_rejudgements(self) -> list[tuple[SessionFacts, RejudgeRequested]]:
         """The judgements that an operator asked for and that are not decided."""

@@ -277,11 +277,11 @@ async def _full(stack: Stack, folder: Path) -> AsyncIterator[None]:
     """No room on the folder's disk if it has one of its own; else no process of ours can make a file longer."""
     if os.path.ismount(folder):
         filler = folder / "filler"
-        await asyncio.to_thread(_fill_disk, filler)
         try:
+            await asyncio.to_thread(_fill_disk, filler)
             yield
         finally:
-            filler.unlink()
+            filler.unlink(missing_ok=True)
         return
     processes = [process for part in OURS for process in stack.processes(part)]
     before = [(process.pid, _limit_files(process.pid, (0, resource.RLIM_INFINITY))) for process in processes]

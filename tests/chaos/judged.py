@@ -16,16 +16,25 @@ from psycopg.rows import TupleRow
 # judge up after about 8 minutes (`workflows/activity_options.py`) and then decides by the votes that are stored.
 JUDGED_SECONDS = 600.0
 
+# The next main turns below each; side turns between do not count.
+_FOLLOWED = """
+    WITH RECURSIVE down AS (
+        SELECT w.id AS turn_id, t.id, t.kind, t.announced_at FROM turns w JOIN turns t ON t.parent_turn_id = w.id
+        WHERE w.kind = 'main'
+        UNION ALL
+        SELECT d.turn_id, t.id, t.kind, t.announced_at FROM down d JOIN turns t ON t.parent_turn_id = d.id
+        WHERE d.kind = 'side')
+"""
 # Every outcome but this one is a decision, with a reason.
-_WAITING = """
-    SELECT t.id::text, t.session_id::text, count(*), bool_or(c.announced_at IS NOT NULL)
-    FROM turns t JOIN turns c ON c.parent_turn_id = t.id AND c.session_id = t.session_id
-    WHERE t.outcome = 'waiting' AND t.kind = 'main' AND c.kind = 'main'
+_WAITING = f"""{_FOLLOWED}
+    SELECT t.id::text, t.session_id::text, count(*), bool_or(d.announced_at IS NOT NULL)
+    FROM turns t JOIN down d ON d.turn_id = t.id AND d.kind = 'main'
+    WHERE t.outcome = 'waiting'
     GROUP BY t.id ORDER BY t.id
 """
-_JUDGED = """
-    SELECT count(*) FROM turns t WHERE t.kind = 'main' AND t.outcome <> 'waiting'
-        AND EXISTS (SELECT FROM turns c WHERE c.parent_turn_id = t.id AND c.kind = 'main')
+_JUDGED = f"""{_FOLLOWED}
+    SELECT count(DISTINCT t.id) FROM turns t JOIN down d ON d.turn_id = t.id AND d.kind = 'main'
+    WHERE t.outcome <> 'waiting'
 """
 
 

@@ -14,6 +14,8 @@ from clawloop.demo.admin_client import AcceptedVersion, EpisodeSummary, Rollouts
 from clawloop.demo.practice import practice_run
 from clawloop.demo.practice.measure import HeldOut
 from clawloop.demo.practice.practice_run import Run
+from clawloop.demo.practice.report import PracticeReport
+from clawloop.errors import SetupError
 from clawloop.ids import version_name
 from clawloop.local.supervision.part import PartStatus
 
@@ -98,9 +100,13 @@ def run_of(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Run:
     )
 
 
+async def report_of(run: Run) -> PracticeReport:
+    return await run.measure_the_rest(await run.practise(0.0, 7, 60.0))
+
+
 async def test_each_accepted_version_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop()
-    report = await run_of(loop, monkeypatch).execute(0.0, 7, 60.0)
+    report = await report_of(run_of(loop, monkeypatch))
     # 1, 3 and 5 while newer ones came; 2 was rejected; the others once the run was over.
     assert [row.version for row in report.measured] == [0, 1, 3, 4, 5, 6, 7]
     assert [row.version for row in report.measured if not row.after_run] == [0, 1, 3, 5]
@@ -113,6 +119,21 @@ async def test_each_accepted_version_is_measured(monkeypatch: pytest.MonkeyPatch
 
 async def test_a_version_that_no_engine_loads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop(unloadable=[4])
-    report = await run_of(loop, monkeypatch).execute(0.0, 7, 60.0)
+    report = await report_of(run_of(loop, monkeypatch))
     assert [row.version for row in report.measured] == [0, 1, 3, 5, 6, 7]
     assert "seed 7, version   4: no engine has it, so it is not measured" in loop.said
+
+
+async def test_a_run_whose_base_model_no_engine_serves_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(unloadable=[0])
+    with pytest.raises(SetupError, match="no engine served toy"):
+        await report_of(run_of(loop, monkeypatch))
+    assert not loop.running
+
+
+async def test_what_was_measured_during_a_run_is_reported_before_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(Loop(), monkeypatch)
+    report = await run.practise(0.0, 7, 60.0)
+    assert [row.version for row in report.measured] == [0, 1, 3, 5]
+    monkeypatch.setattr(practice_run, "_REST_SECONDS", -1.0)
+    assert [row.version for row in (await run.measure_the_rest(report)).measured] == [0, 1, 3, 5]

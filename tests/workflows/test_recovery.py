@@ -26,8 +26,8 @@ from activities.training.gate import GateActivities
 from activities.training.steps import StepActivities
 from activities.training.train_step import TrainingActivities
 from clawloop.cli.main import app
-from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded
-from clawloop.contracts.turns import TurnRecord
+from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded, WaitingWork
+from clawloop.contracts.turns import TurnKind, TurnRecord
 from clawloop.ids import SessionId
 from clawloop.local.services.postgres import EmbeddedPostgres
 from clawloop.operations.recovery import Recovery, ToldTurns
@@ -124,7 +124,8 @@ async def test_learning_goes_on_after_temporals_database_is_deleted(learner: Ben
     b = learner
     turns = b.conversation("one", "two", "three", "four", "five")
     other = b.conversation("a", "b", session="other")
-    failed = b.conversation("k", "l", session="failed")
+    failed = b.conversation("k", "heartbeat", "l", session="failed")
+    failed[1] = replace(failed[1], kind=TurnKind.SIDE, kind_reason="title")
     session, other_session, failed_session = [await b.insert(*some) for some in (turns[:2], other, failed)]
     server = Server(tmp_path / "temporal")
     with server.running():
@@ -136,9 +137,9 @@ async def test_learning_goes_on_after_temporals_database_is_deleted(learner: Ben
         await b.insert(*turns[2:4])
         await notify(client, session, turns[2:4], b)
         await notify(client, other_session, other, b)
-        # What follows this reply waits for nothing itself.
-        await notify(client, failed_session, failed, b)
-        b.execute("UPDATE turns SET outcome = 'not_trainable' WHERE id = %s", failed[1].turn_id)
+        # What follows this reply, after a side turn, waits for nothing itself.
+        await notify(client, failed_session, [failed[0], failed[2]], b)
+        b.execute("UPDATE turns SET outcome = 'not_trainable' WHERE id = %s", failed[2].turn_id)
         facts = SessionFacts(session, "default", "x-session-id", turns[0].started_at, 0)
         feedback = b.feedback(turns[0], -1.0)
         await TemporalSessionNotifier(client, IDLE).notify_feedback(facts, FeedbackGiven(feedback, turns[0].turn_id))
@@ -163,6 +164,16 @@ async def test_learning_goes_on_after_temporals_database_is_deleted(learner: Ben
     # Each of the five replies with an answer is judged by one request, and the rated one by the feedback alone.
     assert len(b.judge.requests) == len({json.dumps(request) for request in b.judge.requests}) == 6
     assert await violations(b.database) == []
+
+
+async def test_a_turn_that_waits_in_a_closed_session_is_signalled_again(binary_bench: Bench) -> None:
+    b = binary_bench
+    await b.insert(*b.conversation("one"))
+    b.execute("UPDATE turns SET announced_at = now()")
+    # As one does that a gateway's disk held, and that is older than what closed its session.
+    b.execute("UPDATE sessions SET state = 'closed', closed_at = now()")
+    assert await PostgresRecoveryStore(b.database).forget_signals() == WaitingWork(1, 1, 0)
+    assert b.rows("SELECT announced_at FROM turns") == [{"announced_at": None}]
 
 
 @pytest.mark.slow

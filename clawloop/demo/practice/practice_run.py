@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,9 +16,9 @@ from clawloop.contracts.training import TrainingState
 from clawloop.demo.admin_client import AcceptedVersion, AdminClient, EpisodeSummary
 from clawloop.demo.practice.measure import HeldOut, measure_held_out, while_served
 from clawloop.demo.practice.recipe import GROUP_SIZE
-from clawloop.demo.practice.report import Measured, PracticeReport, Totals, report_practice
+from clawloop.demo.practice.report import Measured, PracticeReport, Totals, report_practice, with_measured
 from clawloop.environments.runner import SandboxRunner
-from clawloop.errors import SetupError
+from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.ids import version_name
 from clawloop.local.supervision.status import Board
 from db.serving.publishing import PostgresPublishingStore
@@ -34,6 +35,8 @@ _HOPELESS = 4 * GROUP_SIZE
 _END_SECONDS = 180.0
 # Engines keep a version for so long; measuring one took four minutes on a machine with a load of 35.
 _WANTED = timedelta(minutes=15)
+# Thirty versions take ten minutes where nothing else runs, and half an hour beside other work.
+_REST_SECONDS = 2400.0
 # An engine loads an adapter of a toy in a second, but looks for new ones after it has finished what it does.
 _LOAD_SECONDS = 120.0
 
@@ -61,8 +64,9 @@ class Run:
     measured: list[Measured] = field(default_factory=list)
     _began: datetime = field(default_factory=lambda: datetime.now(UTC))
 
-    async def execute(self, began: float, versions: int, minutes: float) -> PracticeReport:
-        """
+    async def practise(self, began: float, versions: int, minutes: float) -> PracticeReport:
+        """Practise, and measure the versions for which there is time meanwhile.
+
         Args:
             began: when setting up for this run began, as `time.time`.
             versions, minutes: the run ends when this version is active, or after this time.
@@ -71,6 +75,8 @@ class Run:
             SetupError: no episode is completed, or a part fails.
         """
         await self._measure(AcceptedVersion(0, self._began), after_run=False)
+        if not self.measured:
+            raise SetupError(f"no engine served {self.base_model} while it was measured: see the logs in {self.logs}")
         seconds_setup = time.time() - began
         self._began = datetime.now(UTC)
         await self.admin.start_rollouts(
@@ -80,10 +86,21 @@ class Run:
         seconds = self._seconds_to(datetime.now(UTC))
         await self.admin.pause_rollouts(self.policy, "the demo's run is over")
         totals = await self._totals()
-        await self._measure_the_rest()
         return report_practice(
             self.seed, self.measured, totals, seconds=seconds, seconds_setup=seconds_setup, stopped=stopped
         )
+
+    async def measure_the_rest(self, report: PracticeReport) -> PracticeReport:
+        """Measure the versions for which there was no time: their files are kept, and engines load them again."""
+        done = {row.version for row in self.measured}
+        left = [version for version in await self.admin.accepted_versions(self.policy) if version.n not in done]
+        deadline = time.monotonic() + _REST_SECONDS
+        for version in left:
+            if time.monotonic() > deadline:
+                self.board.say(f"seed {self.seed}, version {version.n:3d}: not measured, there is no time left")
+                continue
+            await self._measure(version, after_run=True)
+        return with_measured(report, sorted(self.measured, key=lambda row: row.version))
 
     async def _until_practised(self, versions: int, minutes: float) -> str | None:
         """Measure each version as it becomes active, or the newest of those meanwhile; returns why it ended early."""
@@ -109,17 +126,11 @@ class Run:
                 raise SetupError(f"{why}: see the logs in {self.logs}")
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _measure_the_rest(self) -> None:
-        """Those that newer ones followed too quickly: their files are kept, and engines load them again."""
-        done = {row.version for row in self.measured}
-        for version in await self.admin.accepted_versions(self.policy):
-            if version.n not in done:
-                await self._measure(version, after_run=True)
-        self.measured.sort(key=lambda row: row.version)
-
     async def _measure(self, version: AcceptedVersion, *, after_run: bool) -> None:
         if version.n:
-            await self.loading.want_for(self.policy, [version.n], _WANTED)
+            # Where PostgreSQL is away, engines may have the version all the same.
+            with suppress(StoreUnavailable):
+                await self.loading.want_for(self.policy, [version.n], _WANTED)
         found = await self._held_out(version.n)
         if found is None:
             self.board.say(f"seed {self.seed}, version {version.n:3d}: no engine has it, so it is not measured")
@@ -130,7 +141,7 @@ class Run:
             attempts=found.attempts,
             unknown=found.unknown,
             episodes=sum(
-                episode.ended_at is not None and episode.ended_at <= version.created_at
+                episode.ending is not None and episode.ended_at is not None and episode.ended_at <= version.created_at
                 for episode in await self.admin.episodes(self.policy)
             ),
             seconds=round(max(0.0, self._seconds_to(version.created_at)), 1),

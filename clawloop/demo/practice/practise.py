@@ -133,7 +133,9 @@ class _Practice:
                         logs=deployment.data / "logs",
                     )
                     began = self._options.began if seed == self._options.seeds[0] else time.time()
-                    self.reports.append(await run.execute(began, self._options.versions, self._options.minutes))
+                    self.reports.append(await run.practise(began, self._options.versions, self._options.minutes))
+                    write(self._options.out / toy.report, self.reports)
+                    self.reports[-1] = await run.measure_the_rest(self.reports[-1])
                     write(self._options.out / toy.report, self.reports)
                     # An engine holds the adapters of only a few policies; this one is no longer needed.
                     await admin.roll_back(_policy(seed))

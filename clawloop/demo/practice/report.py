@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from clawloop.errors import SetupError
 
@@ -26,7 +27,7 @@ class Measured:
         attempts: with a reward; unknown: attempts without one, which count for nothing.
         episodes: finished episodes of the rollouts when the version was made.
         seconds: since rollouts began, when the version was made.
-        after_run: measured once the run was over, since newer versions came too quickly.
+        after_run: measured once the run was over: the last one, and those that newer ones followed too quickly.
     """
 
     version: int
@@ -95,17 +96,9 @@ def report_practice(
     Args:
         measured: in order; the first is of version 0.
     """
-    before, after = measured[0].success, measured[-1].success
-    reached = next((at for at, one in enumerate(measured) if one.success >= GOAL), None)
     return PracticeReport(
         seed=seed,
-        success_before=round(before, 3),
-        success_after=round(after, 3),
-        gain=round(after - before, 3),
-        best=round(max(one.success for one in measured), 3),
-        least_after_goal=None if reached is None else round(min(one.success for one in measured[reached:]), 3),
-        seconds_to_goal=None if reached is None else round(measured[reached].seconds, 1),
-        versions=measured[-1].version,
+        **_learned(measured),
         episodes=totals.endings.total(),
         endings=dict(sorted(totals.endings.items())),
         lost=totals.lost,
@@ -114,8 +107,31 @@ def report_practice(
         seconds=round(seconds, 1),
         seconds_setup=round(seconds_setup, 1),
         stopped=stopped,
-        measured=tuple(measured),
     )
+
+
+def with_measured(report: PracticeReport, measured: Sequence[Measured]) -> PracticeReport:
+    """The report with these measurements instead of its own.
+
+    Args:
+        measured: in order; the first is of version 0.
+    """
+    return replace(report, **_learned(measured))
+
+
+def _learned(measured: Sequence[Measured]) -> dict[str, Any]:
+    before, after = measured[0].success, measured[-1].success
+    reached = next((at for at, one in enumerate(measured) if one.success >= GOAL), None)
+    return {
+        "success_before": round(before, 3),
+        "success_after": round(after, 3),
+        "gain": round(after - before, 3),
+        "best": round(max(one.success for one in measured), 3),
+        "least_after_goal": None if reached is None else round(min(one.success for one in measured[reached:]), 3),
+        "seconds_to_goal": None if reached is None else round(measured[reached].seconds, 1),
+        "versions": measured[-1].version,
+        "measured": tuple(measured),
+    }
 
 
 def as_json(reports: Sequence[PracticeReport]) -> str:

@@ -49,7 +49,7 @@ class Toy:
         course: what the model was made by.
         max_tokens: of a reply in the simulation; longer than the longest right one.
         batch_groups: rollout groups in a step.
-        versions: a run ends when this version was measured.
+        versions: a run ends when this version is active.
     """
 
     environment: str
