@@ -1,6 +1,7 @@
 """What `clawloop plan` says each part of the memory takes, beside what it takes.
 
-    python -m benchmarks.plan_memory [--gpu] [--model DIR] [--quantise nf4] [--only trainer|engine]
+    python -m benchmarks.plan_memory [--model DIR] [--quantise nf4] [--only trainer|engine]
+    python -m benchmarks.plan_memory --gpu [--engine-arg=ARGUMENT] …
 
 Without a model: one of Qwen3-0.6B's exact shape with random weights, on a GPU of Qwen3-4B's. Everything is real: a
 trainer's steps, and vLLM.

@@ -135,7 +135,10 @@ def _gpus() -> dict[str, str]:
         return {}
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     # Without persistence mode the driver has taken ten seconds.
-    done = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
+    except subprocess.TimeoutExpired:
+        return {"gpus": "nvidia-smi does not answer"}
     return {"gpus": "; ".join(done.stdout.splitlines())} if done.returncode == 0 else {}
 
 
