@@ -169,7 +169,7 @@ class _Demo:
     async def _run(
         self, planned: PlannedRun, access: PolicyAccess, deployment: Deployment, supervisor: Supervisor
     ) -> tuple[list[Evaluation], RunTotals]:
-        database = _database_of(deployment)
+        database = database_of(deployment)
         keep = partial(keep_match, PostgresMeasurements(database), planned, self._board)
         try:
             if not self._options.faults:
@@ -202,7 +202,7 @@ async def _insert_policies(deployment: Deployment, runs: Sequence[PlannedRun]) -
     Raises:
         StoreUnavailable
     """
-    database = _database_of(deployment)
+    database = database_of(deployment)
     keys: dict[PlannedRun, str] = {}
     try:
         store = PostgresKeyStore(database)
@@ -216,7 +216,7 @@ async def _insert_policies(deployment: Deployment, runs: Sequence[PlannedRun]) -
     return keys
 
 
-def _database_of(deployment: Deployment) -> Database:
+def database_of(deployment: Deployment) -> Database:
     return Database(deployment.database_url, BACKGROUND_LIMIT, codec_of(deployment.encryption_key_file))
 
 

@@ -14,7 +14,7 @@ from clawloop.demo.demo_folder import demo_folder
 from clawloop.demo.practice.practice_run import Run
 from clawloop.demo.practice.report import PracticeReport, write
 from clawloop.demo.practice.toy import Toy
-from clawloop.demo.run import model_in, parts_environment
+from clawloop.demo.run import database_of, model_in, parts_environment
 from clawloop.environments.runner import SandboxRunner
 from clawloop.local.checks import require_disk, require_folder
 from clawloop.local.model_layout import ModelOptions
@@ -23,10 +23,8 @@ from clawloop.local.plan import UpOptions
 from clawloop.local.supervision.status import Board
 from clawloop.local.up import Prepare, Started
 from clawloop.local.up import run as run_up
-from clawloop.processes.database import codec_of
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
-from db.database import BACKGROUND_LIMIT, Database
 from db.serving.directory import ensure_policy
 from db.serving.keys import PostgresKeyStore
 from db.serving.publishing import PostgresPublishingStore
@@ -100,7 +98,7 @@ class _Practice:
     async def ready(self, deployment: Deployment) -> Mapping[str, str]:
         """Satisfies `clawloop.local.up.Prepare`."""
         secrets = await self._prepare(deployment)
-        database = Database(deployment.database_url, BACKGROUND_LIMIT, codec_of(deployment.encryption_key_file))
+        database = database_of(deployment)
         try:
             store = PostgresKeyStore(database)
             for seed in self._options.seeds:
@@ -116,7 +114,7 @@ class _Practice:
         host, _, port = started.gateway.removeprefix("http://").rpartition(":")
         toy, deployment = self._options.toy, started.deployment
         runner = SandboxRunner(self._sandboxes, {toy.environment: toy.make()}, (host, int(port)))
-        database = Database(deployment.database_url, BACKGROUND_LIMIT, codec_of(deployment.encryption_key_file))
+        database = database_of(deployment)
         try:
             for seed in self._options.seeds:
                 async with AdminClient(started.gateway, self._keys[seed]) as admin:
