@@ -22,7 +22,8 @@ Indices = Annotated[
     str | None, typer.Option(metavar="0,1,…", help="GPUs for it, counted from 0; the plan chooses them by default.")
 ]
 Dtype = Annotated[
-    str | None, typer.Option(help="float32 or bfloat16; by default bfloat16 on GPUs, else the model's own.")
+    str | None,
+    typer.Option(help="float32 or bfloat16, on GPUs bfloat16 alone; by default that on GPUs, else the model's own."),
 ]
 MaxModelLen = Annotated[int | None, typer.Option(min=1, help="Longest context of engines, in tokens.")]
 MaxSampleTokens = Annotated[

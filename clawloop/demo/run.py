@@ -26,7 +26,7 @@ from clawloop.demo.scoreboard import DemoBoard
 from clawloop.demo.world import EVALUATION
 from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.local.checks import require_disk, require_folder
-from clawloop.local.model_layout import ModelOptions
+from clawloop.local.model_layout import ModelOptions, widest_dtype
 from clawloop.local.parts import Deployment
 from clawloop.local.plan import UpOptions
 from clawloop.local.supervision.supervisor import Supervisor
@@ -111,7 +111,7 @@ async def run(options: DemoOptions, board: DemoBoard, prepare: Prepare) -> DemoR
             temporal_ui_port=options.temporal_ui_port,
             engine_port=options.engine_port,
             model=model_in(folder, options.model or model_path(), BASE_MODEL),
-            models=ModelOptions(dtype="float32", max_model_len=_CONTEXT_TOKENS),
+            models=ModelOptions(dtype=widest_dtype(), max_model_len=_CONTEXT_TOKENS),
             sandboxes=False,
         )
         await run_up(up, _PartStatusBoard(board), demo.ready, use=demo.use)

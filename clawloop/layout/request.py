@@ -157,15 +157,20 @@ def dtype_of(asked: str | None, stored: Dtype, *, on_gpus: bool) -> Dtype:
         stored: the model's own.
 
     Raises:
-        SetupError: neither float32 nor bfloat16 is asked for.
+        SetupError: what is asked for is no type that engines compute in there.
     """
     if asked is None:
         return "bfloat16" if on_gpus else stored
-    if asked == "float32":
-        return "float32"
     if asked == "bfloat16":
         return "bfloat16"
-    raise SetupError(f"--dtype {asked}: use float32 or bfloat16")
+    if asked != "float32":
+        raise SetupError(f"--dtype {asked}: use {'bfloat16' if on_gpus else 'float32 or bfloat16'}")
+    if on_gpus:
+        # `vllm.lora.ops.triton_ops.lora_shrink_op` asserts it, and the engine ends.
+        raise SetupError(
+            "--dtype float32: vLLM's LoRA kernels on CUDA compute in 16 bits alone: use bfloat16, or leave --dtype out"
+        )
+    return "float32"
 
 
 def limits_for(

@@ -12,6 +12,7 @@ from clawloop.layout.model_folder import read_model_shape
 from clawloop.layout.parts import Layout, Process, gibibytes
 from clawloop.layout.plan import plan
 from clawloop.layout.request import (
+    Dtype,
     Gpus,
     Request,
     TrainingNeeds,
@@ -123,6 +124,11 @@ def lay_out(options: ModelOptions, model: Path, recipe: Recipe | None, environme
         return layout
     _require_free(layout, gpus)
     return replace(layout, processes=tuple(_named(process, gpus) for process in layout.processes))
+
+
+def widest_dtype() -> Dtype:
+    """The most exact type in which engines and trainer compute on the device of this environment."""
+    return "bfloat16" if environment_device() is Device.CUDA else "float32"
 
 
 def _gpus(options: ModelOptions, environment: Mapping[str, str]) -> tuple[Gpu, ...] | None:

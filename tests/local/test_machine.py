@@ -82,6 +82,16 @@ def test_memory_of_other_programs_is_not_planned_with(tmp_path: Path, model: Pat
     )
 
 
+def test_float32_is_refused_where_engines_run_on_cuda(tmp_path: Path, model: Path) -> None:
+    """The engine of a demo ended three times there, at an assertion of vLLM's LoRA kernels."""
+    fakes = fake_gpus.install(tmp_path / "gpus", 80)
+    with pytest.raises(SetupError, match=r"^--dtype float32: vLLM's LoRA kernels on CUDA .* 16 bits .* use bfloat16"):
+        lay_out(ModelOptions(device=Device.CUDA, dtype="float32"), model, None, fakes)
+    on_cpu = lay_out(ModelOptions(device=Device.CPU, dtype="float32", memory=64 * GIB), model, None, fakes)
+    [engine] = [process for process in on_cpu.processes if process.role is Role.ENGINE]
+    assert "--dtype float32" in " ".join(engine.arguments)
+
+
 def test_sets_of_gpus_need_a_gpu(model: Path) -> None:
     wanted = ModelOptions(device=Device.CPU, train_gpus=(0,))
     with pytest.raises(SetupError, match="--train-gpus: the models run on the CPU"):

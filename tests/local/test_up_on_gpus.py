@@ -112,3 +112,11 @@ def test_a_gpu_that_is_too_small_is_refused_with_the_words_of_the_plan(tmp_path:
     said = refused(tmp_path / "data", f"--model={model}", **fakes)
     assert said.startswith("clawloop: tiny-random does not fit: GPU 0 has 1.9 GiB to use, engine 0 and trainer need")
     assert said.endswith(": 2 GPUs (--gpus 2,2), or a GPU of 3 GiB")
+
+
+def test_float32_is_refused_before_anything_starts(tmp_path: Path, model: Path) -> None:
+    fakes = fake_gpus.install(tmp_path / "gpus", 80)
+    said = refused(tmp_path / "data", f"--model={model}", "--dtype=float32", **fakes)
+    assert said.startswith(
+        "clawloop: --dtype float32: vLLM's LoRA kernels on CUDA compute in 16 bits alone: use bfloat16"
+    )

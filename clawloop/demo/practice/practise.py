@@ -17,7 +17,7 @@ from clawloop.demo.practice.toy import Toy
 from clawloop.demo.run import database_of, model_in, parts_environment
 from clawloop.environments.runner import SandboxRunner
 from clawloop.local.checks import require_disk, require_folder
-from clawloop.local.model_layout import ModelOptions
+from clawloop.local.model_layout import ModelOptions, widest_dtype
 from clawloop.local.parts import Deployment
 from clawloop.local.plan import UpOptions
 from clawloop.local.supervision.status import Board
@@ -80,7 +80,7 @@ async def practise(options: PracticeOptions, board: Board, prepare: Prepare) -> 
             temporal_ui_port=options.temporal_ui_port,
             engine_port=options.engine_port,
             model=model_in(folder, options.toy.folder, options.toy.base_model),
-            models=ModelOptions(dtype="float32", max_model_len=_CONTEXT_TOKENS),
+            models=ModelOptions(dtype=widest_dtype(), max_model_len=_CONTEXT_TOKENS),
         )
         await run_up(up, board, demo.ready, use=demo.use)
     return demo.reports
