@@ -1,4 +1,7 @@
-"""What `clawloop recover` reads and marks: work that waits for a workflow, and what PostgreSQL knows."""
+"""Marks work that waits for a workflow, once Temporal has lost it, and reads what PostgreSQL knows.
+
+The module function works in the caller's transaction.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,10 @@ _OPEN_REJUDGEMENTS = text("""
         AND NOT EXISTS (SELECT FROM feedback f WHERE f.turn_id = t.id AND f.applied_at IS NULL)
     ORDER BY t.id, j.revision
 """)
+# In the order in which judging locks several, as it may go on meanwhile.
+_LOCK_POLICIES = text("SELECT id FROM policies ORDER BY id FOR NO KEY UPDATE")
 # A reply is judged when the next main turn below it is signalled, whatever became of that turn itself. Turns of
-# episodes wait for their group, not for a signal.
+# episodes wait for their group, not for a signal. Locked in one order, as policies.
 _FORGET_TURNS = text("""
     WITH RECURSIVE waiting AS (
         SELECT id FROM turns WHERE outcome = 'waiting' AND kind = 'main' AND episode_id IS NULL),
@@ -30,10 +35,26 @@ _FORGET_TURNS = text("""
         SELECT t.id, t.kind FROM waiting w JOIN turns t ON t.parent_turn_id = w.id
         UNION
         SELECT t.id, t.kind FROM down d JOIN turns t ON t.parent_turn_id = d.id WHERE d.kind = 'side'),
-    signalled AS (SELECT id FROM waiting UNION SELECT id FROM down WHERE kind = 'main')
-    UPDATE turns t SET announced_at = NULL FROM signalled s WHERE t.id = s.id AND t.outcome <> 'erased'
-    RETURNING t.session_id, t.outcome
+    signalled AS (SELECT id FROM waiting UNION SELECT id FROM down WHERE kind = 'main'),
+    locked AS (
+        SELECT t.id FROM turns t JOIN signalled s ON s.id = t.id WHERE t.outcome <> 'erased'
+        ORDER BY t.id FOR NO KEY UPDATE OF t)
+    UPDATE turns t SET announced_at = NULL FROM locked l WHERE t.id = l.id RETURNING t.session_id, t.outcome
 """)
+
+
+async def forget_signals(connection: AsyncConnection) -> WaitingWork:
+    """Mark as never signalled, so that the sweep signals it: turns that wait, what follows them, feedback, and steps.
+
+    Idempotent. Of other locks the caller may hold the row of `temporal_server` alone.
+    """
+    # Policies first, as everywhere.
+    await connection.execute(_LOCK_POLICIES)
+    await connection.execute(update(PolicyRow).values(work_signalled_at=None))
+    rows = (await connection.execute(_FORGET_TURNS)).all()
+    waiting = [row.session_id for row in rows if row.outcome == TurnOutcome.WAITING]
+    feedback = update(FeedbackRow).where(FeedbackRow.applied_at.is_(None)).values(announced_at=None)
+    return WaitingWork(len(set(waiting)), len(waiting), (await connection.execute(feedback)).rowcount)
 
 
 class PostgresRecoveryStore:
@@ -44,12 +65,7 @@ class PostgresRecoveryStore:
 
     @transaction
     async def forget_signals(self, connection: AsyncConnection) -> WaitingWork:
-        # Policies first, as everywhere.
-        await connection.execute(update(PolicyRow).values(work_signalled_at=None))
-        rows = (await connection.execute(_FORGET_TURNS)).all()
-        waiting = [row.session_id for row in rows if row.outcome == TurnOutcome.WAITING]
-        feedback = update(FeedbackRow).where(FeedbackRow.applied_at.is_(None)).values(announced_at=None)
-        return WaitingWork(len(set(waiting)), len(waiting), (await connection.execute(feedback)).rowcount)
+        return await forget_signals(connection)
 
     @transaction
     async def open_rejudgements(self, connection: AsyncConnection) -> list[tuple[SessionFacts, RejudgeRequested]]:

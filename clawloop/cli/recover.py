@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 
 
 def recover_command(data: Data = None, as_json: AsJson = False) -> None:
-    """Start the workflows again that Temporal lost, and name what PostgreSQL lost. Nothing is judged twice."""
+    """Start the workflows again that Temporal lost, and name what PostgreSQL lost. Nothing is judged twice.
+
+    It may be run again, also where it ended half-way.
+    """
+
+    def name_lost(line: str) -> None:
+        # As soon as it is known. What reads JSON from standard output is not disturbed.
+        typer.echo(f"lost: {line}", err=as_json)
 
     async def recover(database: Database) -> Recovered:
         settings = settings_of(data)
@@ -28,8 +35,9 @@ def recover_command(data: Data = None, as_json: AsJson = False) -> None:
         from clawloop.processes.holding import take_database
         from clawloop.processes.operations import recovery_on
 
+        # First: with a server other than the one before it marks what waits, and the sweep does the rest by itself.
         await take_database(database, client)
-        return await recovery_on(database, client, settings).recover()
+        return await recovery_on(database, client, settings).recover(name_lost)
 
     recovered = with_database(data, recover)
     if as_json:
@@ -41,7 +49,5 @@ def recover_command(data: Data = None, as_json: AsJson = False) -> None:
         f"signalled again by the sweep that starts now: {waiting.turns} waiting turns of {waiting.sessions} sessions, "
         f"{waiting.feedback} pieces of feedback; judgements asked for again: {recovered.rejudged}"
     )
-    for line in recovered.unknown:
-        typer.echo(f"lost: {line}")
     if not recovered.unknown:
         typer.echo("Temporal and the disk hold nothing that PostgreSQL does not know.")

@@ -1,12 +1,12 @@
 """Brings Temporal in line with PostgreSQL after either lost data, and names what PostgreSQL does not know.
 
 PostgreSQL is the truth: what waits there is signalled again. Workflows drop messages that they have handled already,
-and stored votes and judgements are found, so that nothing is judged twice. Idempotent.
+and stored votes and judgements are found, so that nothing is judged twice. Idempotent, and may end half-way.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,7 +32,8 @@ class RecoveryStore(Protocol):
     """Every call raises StoreUnavailable when PostgreSQL does not answer in time."""
 
     async def forget_signals(self) -> WaitingWork:
-        """Mark as never signalled, so that the sweep signals it: turns that wait, what follows them, and feedback."""
+        """Mark as never signalled, so that the sweep signals it: turns that wait, what follows them, feedback, and
+        steps."""
 
     async def open_rejudgements(self) -> list[tuple[SessionFacts, RejudgeRequested]]:
         """The judgements that an operator asked for and that are not decided."""
@@ -57,7 +58,8 @@ class RecoveryWorkflows(Protocol):
         """Register what every namespace needs: search attributes and the sweep's schedule. Idempotent."""
 
     async def shown_version(self, policy: str) -> int | None:
-        """The version that the policy's workflow showed last; None if there is no workflow or it shows none."""
+        """The version that the policy's workflow showed last; None if there is no workflow, it shows none or was
+        started again since."""
 
     async def restart_training(self, policy: str) -> None:
         """End the policy's workflow, if it runs, and start it again: it decides by PostgreSQL alone."""
@@ -103,21 +105,27 @@ class Recovery:
         self._workflows = workflows
         self._adapters = adapters
 
-    async def recover(self) -> Recovered:
+    async def recover(self, name_lost: Callable[[str], None]) -> Recovered:
         """
+        Args:
+            name_lost: is given each line of `Recovered.unknown`, before anything changes that shows it.
+
         Raises:
             SignalFailed, StoreUnavailable: run it again; what was done is not done twice.
         """
         await self._workflows.prepare()
         newest = await self._store.newest_versions()
         unknown = [*await self._unknown_versions(newest), *await self._unknown_sessions()]
-        for policy in newest:
-            await self._workflows.restart_training(policy)
+        for line in unknown:
+            name_lost(line)
+        waiting = await self._store.forget_signals()
         rejudgements = await self._store.open_rejudgements()
         for session, request in rejudgements:
             await self._workflows.rejudge(session, request)
-        waiting = await self._store.forget_signals()
         await self._workflows.sweep()
+        # Last, as a workflow that is started again no longer shows what a second run would have to name.
+        for policy in newest:
+            await self._workflows.restart_training(policy)
         return Recovered(waiting, len(rejudgements), tuple(newest), tuple(unknown))
 
     async def _unknown_versions(self, newest: dict[str, int]) -> list[str]:

@@ -1,6 +1,7 @@
 """Keeps the database for this orchestrator's Temporal server; ends the orchestrator where another server has it.
 
-A server that lost its data is prepared anew, as at the orchestrator's start: it refuses all workflows until then.
+A server that lost its data is prepared anew, as at the orchestrator's start: it refuses all workflows until then. What
+waited for the lost workflows is marked as never signalled, so that the sweep signals it to the new ones.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from datetime import timedelta
 
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
@@ -38,12 +40,16 @@ async def namespace_id(client: Client) -> str:
 async def take_database(database: Database, client: Client) -> None:
     """Keep the database for this server, whichever had it: an operator says that the other one is gone.
 
+    What waited for the other one's workflows is marked as never signalled, once.
+
     Raises:
         SignalFailed: Temporal does not answer.
         StoreUnavailable: PostgreSQL does not answer.
     """
     async with temporal_deadline():
-        await TemporalServerStore(database).take(await namespace_id(client))
+        current = await namespace_id(client)
+    # To mark a hundred thousand turns takes longer than Temporal has for an answer.
+    await TemporalServerStore(database).take(current)
 
 
 class Holding:
@@ -74,10 +80,7 @@ class Holding:
             SetupError: another Temporal server has the database: its orchestrators say so meanwhile.
             RPCError: Temporal does not answer.
         """
-        try:
-            await self._wait_and_renew()
-        except StoreUnavailable as error:  # without it the workflows do nothing either; the first renewal decides
-            log.warning("PostgreSQL does not answer yet", extra={"why": str(error)})
+        await self._hold_if_postgres_answers(self._wait_and_renew())
         await self._prepare_once()
 
     async def keep(self) -> None:
@@ -85,14 +88,14 @@ class Holding:
         while True:
             await asyncio.sleep(RENEW_EVERY.total_seconds())
             try:
-                await self._renew()
+                await self._hold_if_postgres_answers(self._renew())
                 async with temporal_deadline(PREPARE_LIMIT):
                     await self._prepare_once()
             except SetupError as error:
                 log.error("orchestrator ends", extra={"why": str(error)})
                 self._broken.set()
                 return
-            except (StoreUnavailable, SignalFailed, RPCError) as error:
+            except (SignalFailed, RPCError) as error:
                 log.warning("the database's Temporal server is not renewed", extra={"why": str(error)})
 
     async def end(self) -> None:
@@ -102,6 +105,13 @@ class Holding:
                 await self._store.release(self._held)
             except StoreUnavailable as error:
                 log.warning("the database is not released", extra={"why": str(error)})
+
+    async def _hold_if_postgres_answers(self, holding: Awaitable[None]) -> None:
+        """Without PostgreSQL the workflows do nothing, but the server is prepared all the same; a renewal decides."""
+        try:
+            await holding
+        except StoreUnavailable as error:
+            log.warning("PostgreSQL does not answer: its Temporal server is not renewed", extra={"why": str(error)})
 
     async def _wait_and_renew(self) -> None:
         seen_at = await self._store.seen_at()
@@ -120,15 +130,18 @@ class Holding:
     async def _renew(self) -> None:
         # Asked each time: a server that lost its data has another one, and goes on with these orchestrators.
         current = await namespace_id(self._client)
-        await self._store.hold(current, formerly=self._held)
+        waiting = await self._store.hold(current, formerly=self._held)
         self._held = current
+        if waiting is not None:
+            log.warning(
+                "Temporal is another server than before, or lost its data: the sweep signals again what waits",
+                extra={"now": current, **asdict(waiting)},
+            )
 
     async def _prepare_once(self) -> None:
         """Prepare the server, unless that was done since it got its data."""
         current = await namespace_id(self._client)
         if current == self._prepared:
             return
-        if self._prepared is not None:
-            log.warning("Temporal lost its data: `clawloop recover` signals again what waits", extra={"now": current})
         await self._prepare()
         self._prepared = current

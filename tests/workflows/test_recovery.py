@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from temporalio.client import Client
-from temporalio.service import RPCError
 from temporalio.worker import Worker
 from typer.testing import CliRunner
 
@@ -26,8 +22,9 @@ from activities.training.gate import GateActivities
 from activities.training.steps import StepActivities
 from activities.training.train_step import TrainingActivities
 from clawloop.cli.main import app
-from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded, WaitingWork
+from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, SessionFacts, TurnRecorded, WaitingWork
 from clawloop.contracts.turns import TurnKind, TurnRecord
+from clawloop.errors import SignalFailed
 from clawloop.ids import SessionId
 from clawloop.local.services.postgres import EmbeddedPostgres
 from clawloop.operations.recovery import Recovery, ToldTurns
@@ -176,54 +173,6 @@ async def test_a_turn_that_waits_in_a_closed_session_is_signalled_again(binary_b
     assert b.rows("SELECT announced_at FROM turns") == [{"announced_at": None}]
 
 
-@pytest.mark.slow
-async def test_an_orchestrator_that_runs_on_prepares_a_server_that_lost_its_data(
-    binary_bench: Bench, tmp_path: Path
-) -> None:
-    b = binary_bench
-    session = await b.insert(*b.conversation("one"))
-    facts = SessionFacts(session, "default", "x-session-id", datetime.now(UTC), 0)
-    server = Server(tmp_path / "temporal")
-    with running_orchestrator(b, server, tmp_path):
-        for _ in range(2):
-            with server.running():
-                client = await server.answers()
-                await is_prepared(client)
-                # A start with search attributes, as gateways signal a turn.
-                await TemporalSessionNotifier(client, IDLE).wake(facts)
-            server.lose_data()
-
-
-@contextmanager
-def running_orchestrator(b: Bench, server: Server, folder: Path) -> Iterator[None]:
-    """The process, which may start before its servers do."""
-    here = {"DATABASE_URL": b.url, "TEMPORAL_ADDRESS": server.address, "CLAWLOOP_DATA": str(folder / "data")}
-    command = [sys.executable, "-m", "clawloop.cli.main", "worker", "orchestrator"]
-    with (folder / "orchestrator.log").open("wb") as log:
-        process = subprocess.Popen(command, env=dict(os.environ) | here, stdout=log, stderr=log)
-    try:
-        yield
-        assert process.poll() is None, (folder / "orchestrator.log").read_text()
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-async def is_prepared(client: Client) -> None:
-    """Until it has the sweep's schedule and the policy's training workflow; renewals look every 15 s."""
-    async with asyncio.timeout(120):
-        for described in (
-            client.get_schedule_handle(names.SWEEP_ID).describe,
-            client.get_workflow_handle(names.training_workflow_id("default")).describe,
-        ):
-            while True:
-                try:
-                    await described()
-                    break
-                except RPCError:
-                    await asyncio.sleep(0.2)
-
-
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[Client]:
     """Of a server of its own: recovery looks at all open workflows, and other tests leave some."""
@@ -311,28 +260,81 @@ def server_of(client: Client) -> str:
 
 
 async def test_a_version_that_answered_and_is_lost_is_named(learner: Bench) -> None:
-    recovered = await Recovery(PostgresRecoveryStore(learner.database), ShowsVersion(7), None).recover()
-    assert recovered.unknown == ("version 7 of policy default answered; PostgreSQL's newest version is 0",)
+    lost = list[str]()
+    recovered = await Recovery(PostgresRecoveryStore(learner.database), Scripted(), None).recover(lost.append)
+    assert recovered.unknown == tuple(lost) == (LOST_VERSION,)
 
 
-class ShowsVersion:
-    """A Temporal whose training workflow showed this version."""
+async def test_a_recovery_that_ends_half_way_is_run_again_and_nothing_is_missing(learner: Bench) -> None:
+    b = learner
+    (turn,) = b.conversation("one")
+    await b.insert(turn)
+    b.execute("UPDATE turns SET outcome = 'sampled'")
+    b.execute(
+        "INSERT INTO judgements (id, turn_id, recipe_hash, revision, evidence_hash)"
+        " SELECT gen_random_uuid(), %s, recipe_hash, 1, '' FROM policies",
+        turn.turn_id,
+    )
+    await b.insert(*b.conversation("two", session="waits"))
+    whole = Scripted()
+    await Recovery(PostgresRecoveryStore(b.database), whole, None).recover(list[str]().append)
+    asked = f"rejudge {turn.turn_id} 1"
+    assert whole.calls == ["prepare", "shown", "sessions", asked, "sweep", "restart"]
 
-    def __init__(self, version: int) -> None:
-        self._version = version
+    for calls in range(len(whole.calls)):
+        b.execute("UPDATE turns SET announced_at = now()")
+        lost = list[str]()
+        workflows = Scripted(ends_after=calls)
+        recovery = Recovery(PostgresRecoveryStore(b.database), workflows, None)
+        with pytest.raises(SignalFailed):
+            await recovery.recover(lost.append)
+        workflows.ends_after = None
+        recovered = await recovery.recover(lost.append)
+        assert set(lost) == {LOST_VERSION}, calls
+        assert (recovered.waiting, recovered.rejudged, recovered.policies) == (WaitingWork(1, 1, 0), 1, ("default",))
+        assert workflows.calls[calls:] == whole.calls  # all of it again
+        assert b.rows("SELECT count(*) AS n FROM turns WHERE announced_at IS NULL") == [{"n": 1}]
 
-    async def prepare(self) -> None: ...
+
+LOST_VERSION = "version 7 of policy default answered; PostgreSQL's newest version is 0"
+
+
+class Scripted:
+    """A Temporal whose training workflow shows version 7 until it is started again.
+
+    Args:
+        ends_after: so many calls; then Temporal is away.
+    """
+
+    def __init__(self, ends_after: int | None = None) -> None:
+        self.ends_after = ends_after
+        self.calls: list[str] = []
+        self._shows: int | None = 7
+
+    def _call(self, name: str) -> None:
+        if len(self.calls) == self.ends_after:
+            raise SignalFailed("it is away")
+        self.calls.append(name)
+
+    async def prepare(self) -> None:
+        self._call("prepare")
 
     async def shown_version(self, policy: str) -> int | None:
-        return self._version
+        self._call("shown")
+        return self._shows
 
-    async def restart_training(self, policy: str) -> None: ...
+    async def restart_training(self, policy: str) -> None:
+        self._call("restart")
+        self._shows = None
 
-    async def rejudge(self, session: SessionFacts, request: object) -> None: ...
+    async def rejudge(self, session: SessionFacts, request: RejudgeRequested) -> None:
+        self._call(f"rejudge {request.turn_id} {request.revision}")
 
-    async def sweep(self) -> None: ...
+    async def sweep(self) -> None:
+        self._call("sweep")
 
     async def sessions(self) -> AsyncIterator[ToldTurns]:
+        self._call("sessions")
         nobody: list[ToldTurns] = []
         for told in nobody:
             yield told
