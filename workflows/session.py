@@ -14,6 +14,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import cast
 
@@ -36,7 +37,7 @@ with workflow.unsafe.imports_passed_through():
         STORE,
         ActivityOptions,
     )
-    from workflows.long_running import LongRunningWorkflow, reason_of
+    from workflows.long_running import MOST_EVENTS, LongRunningWorkflow, reason_of
     from workflows.page_links import NO_PAGE
     from workflows.state import INBOX_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState, SessionSummary
 
@@ -334,14 +335,24 @@ class SessionWorkflow(LongRunningWorkflow):
 
     # Continue as new -----------------------------------------------------------------------------------------------
 
+    def _must_roll_over(self) -> bool:
+        """Later where more messages wait than the next run takes over: the others would wait for the closing."""
+        if not super()._must_roll_over():
+            return False
+        waiting = len(self._messages_in_judging()) + len(self._state.carried)
+        if waiting <= INBOX_LIMIT or not workflow.patched(names.ROLLS_OVER_WITH_ALL):
+            return True
+        return workflow.info().get_current_history_length() >= MOST_EVENTS
+
     async def _roll_over(self) -> None:
-        """Continue as new with all messages that are not handled."""
-        try:
+        """Continue as new with all messages that are not handled; return if too many came meanwhile."""
+        with suppress(TimeoutError):
             await workflow.wait_condition(lambda: not self._judging, timeout=ROLL_OVER_WAIT)
-        except TimeoutError:
-            self._state.carried = [*self._messages_in_judging(), *self._state.carried]
-            for task in self._judging:
-                task.cancel()
+        if not self._must_roll_over():
+            return
+        self._state.carried = [*self._messages_in_judging(), *self._state.carried]
+        for task in self._judging:
+            task.cancel()
         await workflow.wait_condition(workflow.all_handlers_finished)
         self._state.carried = self._state.carried[-INBOX_LIMIT:]
         self._state.deadline = self._deadline

@@ -16,7 +16,8 @@ from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRec
 from clawloop.ids import SessionId, TurnId
 
 KNOWN_LIMIT = 200  # turn ids kept to drop duplicate signals; for an older duplicate the stored judgement is found
-# Unhandled messages kept at continue-as-new; those dropped are read from PostgreSQL when the session closes.
+# Unhandled messages kept at continue-as-new, which waits while there are more. Those dropped from the longest histories
+# are read from PostgreSQL when the session closes.
 INBOX_LIMIT = 200
 ROWS_LIMIT = 20  # rows of the table in the UI
 

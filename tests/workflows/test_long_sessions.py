@@ -11,6 +11,7 @@ from temporalio.client import Client
 from clawloop.ids import TurnId, new_turn_id
 from clawloop.temporal.plugin import PAYLOAD_WARN_BYTES
 from tests.workflows.conftest import Conversation, ScriptedActivities, until
+from workflows.state import INBOX_LIMIT
 
 
 @pytest.mark.slow
@@ -85,3 +86,21 @@ async def test_no_message_is_lost_in_a_roll_over(client: Client, scripted: Scrip
     async with asyncio.timeout(60):
         await talk.handle.result()
     assert (await histories(client, talk))[0] >= 3
+
+
+@pytest.mark.slow
+async def test_no_turn_is_left_to_the_closing_while_its_judge_is_away(
+    client: Client, scripted: ScriptedActivities
+) -> None:
+    """A new run takes over 200 messages, so the history grows until the judge has left as few."""
+    talk = Conversation(client)
+    await talk.begin(roll_over_events=100)
+    scripted.gate.clear()
+    # It is to roll over from its 100th event on, and waits for its judge; the other turns come meanwhile.
+    turns = [await talk.say() for _ in range(40)]
+    async with asyncio.TaskGroup() as group:
+        says = [group.create_task(talk.say()) for _ in range(INBOX_LIMIT + 30)]
+    turns.extend(say.result() for say in says)
+    scripted.gate.set()
+    await until(lambda: set(turns) <= {ask.turn_id for ask in scripted.judged}, seconds=240)
+    assert (await histories(client, talk))[0] > 1
