@@ -26,6 +26,7 @@ from clawloop.errors import SetupError
 PROGRAMS = {
     "gateway": "chats through gateway, aiohttp relays and LiteLLM, beside a direct client",
     "judging": "judged turns a second, signal to verdict, events a turn, with many sessions open",
+    "long-histories": "how long sessions stand still after the orchestrator's death, by how many it replays at once",
     "feedback": "from feedback to a version that answers",
     "publish": "gaps between tokens while versions are published, trainer idle and busy",
     "interference": "serving with training and judging on and off",

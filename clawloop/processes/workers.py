@@ -44,6 +44,7 @@ from clawloop.settings import Settings
 from clawloop.telemetry.metrics import WorkerMetrics
 from clawloop.temporal.client import TemporalSessionNotifier, prepare_namespace
 from clawloop.temporal.engine_notifier import TemporalEngineNotifier
+from clawloop.temporal.replay_slots import POLLS, replaying_few_at_once
 from clawloop.temporal.rollouts_notifier import TemporalRolloutsNotifier
 from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from db.database import Database
@@ -177,6 +178,8 @@ def _orchestrator_workers(
             workflows=WORKFLOWS,
             activities=episodes.where_workflows_run,
             no_remote_activities=True,  # those of the queue below
+            tuner=replaying_few_at_once(),
+            max_concurrent_workflow_task_polls=POLLS,
             sticky_queue_schedule_to_start_timeout=STICKY_SECONDS,
             graceful_shutdown_timeout=GRACE,
         ),

@@ -38,6 +38,9 @@ _SETTINGS = (
     # failure doubles what the server waits for the next one, up to 10 minutes by default (125 s for 8 tries, measured),
     # long after the machine has recovered. With this each is tried again within 15 s.
     'history.workflowTaskRetryMaxInterval="5s"',
+    # How long a history is when a workflow continues in a new one. A worker that takes over from one that died replays
+    # all of it within a workflow task's 10 s, beside others; the default is 4,096.
+    "limit.historyCount.suggestContinueAsNew=1000",
     # Until the server notices that a worker has lost its network it gives it activities, which then wait for their
     # heartbeat's time-out. By default it asks a silent connection after a minute. Clients ask as often (`plugin.py`).
     'frontend.keepAliveTime="15s"',
