@@ -18,12 +18,14 @@ with workflow.unsafe.imports_passed_through():
     from activities.serving.messages import EngineLoad, EngineReport, EngineUnload, EngineWatch
     from workflows import names
     from workflows.activity_options import ENGINE_LOAD, ENGINE_WATCH
-    from workflows.long_running import MOST_EVENTS, LongRunningWorkflow, reason_of
+    from workflows.long_running import LongRunningWorkflow, reason_of
     from workflows.page_links import NO_PAGE
     from workflows.state import EngineState
 
 # An activity that failed with an error that Temporal does not retry is started again after this time.
 RETRY_AFTER = timedelta(minutes=1)
+# About where Temporal suggests to continue as new; at 51,200 it ends a workflow.
+SUGGESTED_EVENTS = 4096
 
 
 @workflow.defn(name=names.ENGINE_WORKFLOW)
@@ -121,9 +123,8 @@ class EngineWorkflow(LongRunningWorkflow):
         self._show()
 
     def _must_not_grow(self) -> bool:
-        rolls_over_at = self._state.roll_over_events
-        limit = MOST_EVENTS if rolls_over_at is None else 2 * rolls_over_at
-        return workflow.info().get_current_history_length() >= limit
+        limit = self._state.roll_over_events or SUGGESTED_EVENTS
+        return workflow.info().get_current_history_length() >= 2 * limit
 
     def _show(self) -> None:
         workflow.set_current_details(_description(self._state, self._problem))

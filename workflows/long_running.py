@@ -9,10 +9,6 @@ from typing import Any
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, TimeoutError, TimeoutType
 
-# A run that should continue as new waits with it, for what it must not interrupt, up to this many events: twice the
-# number at which Temporal suggests it by default. At 51,200 Temporal ends a workflow, and replays would take seconds.
-MOST_EVENTS = 8192
-
 _TIMED_OUT = {
     TimeoutType.START_TO_CLOSE: "it took too long",
     TimeoutType.HEARTBEAT: "its worker fell silent",

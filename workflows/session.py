@@ -37,14 +37,17 @@ with workflow.unsafe.imports_passed_through():
         STORE,
         ActivityOptions,
     )
-    from workflows.long_running import MOST_EVENTS, LongRunningWorkflow, reason_of
+    from workflows.long_running import LongRunningWorkflow, reason_of
     from workflows.page_links import NO_PAGE
-    from workflows.state import INBOX_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState, SessionSummary
+    from workflows.state import INBOX_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState, SessionSummary, unhandled
 
 SessionMessage = TurnRecorded | FeedbackGiven | RejudgeRequested
 
 # Judging that takes longer than this is started again by the next run; judges are not asked again for stored votes.
 ROLL_OVER_WAIT = timedelta(minutes=2)
+# The longest history of a session whose judge is away: as long as those of `benchmarks/long_histories.py`, which a new
+# worker replays within a workflow task's 10 s. Some 900 turns wait by then.
+MOST_EVENTS = 4000
 
 
 @workflow.defn(name=names.SESSION_WORKFLOW)
@@ -342,19 +345,26 @@ class SessionWorkflow(LongRunningWorkflow):
         waiting = len(self._messages_in_judging()) + len(self._state.carried)
         if waiting <= INBOX_LIMIT or not workflow.patched(names.ROLLS_OVER_WITH_ALL):
             return True
-        return workflow.info().get_current_history_length() >= MOST_EVENTS
+        rolls_over_at = self._state.roll_over_events
+        most = MOST_EVENTS if rolls_over_at is None else 4 * rolls_over_at
+        return workflow.info().get_current_history_length() >= most
 
     async def _roll_over(self) -> None:
         """Continue as new with all messages that are not handled; return if too many came meanwhile."""
+
+        def has_waited() -> bool:
+            return not self._judging or not self._must_roll_over()
+
         with suppress(TimeoutError):
-            await workflow.wait_condition(lambda: not self._judging, timeout=ROLL_OVER_WAIT)
+            await workflow.wait_condition(has_waited, timeout=ROLL_OVER_WAIT)
         if not self._must_roll_over():
             return
-        self._state.carried = [*self._messages_in_judging(), *self._state.carried]
-        for task in self._judging:
-            task.cancel()
         await workflow.wait_condition(workflow.all_handlers_finished)
-        self._state.carried = self._state.carried[-INBOX_LIMIT:]
+        # Judging that still runs ends with this run: to cancel it would decide its turns, by activities after the end.
+        messages = [*self._messages_in_judging(), *self._state.carried]
+        self._state.carried = unhandled(messages)
+        if left := len(messages) - len(self._state.carried):
+            workflow.logger.warning("%d turns wait for the session's closing: its history is too long", left)
         self._state.deadline = self._deadline
         workflow.continue_as_new(self._state)
 

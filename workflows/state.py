@@ -6,6 +6,7 @@ stays far below 64 KiB: what is dropped here is in PostgreSQL, and the closing r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,8 +17,7 @@ from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRec
 from clawloop.ids import SessionId, TurnId
 
 KNOWN_LIMIT = 200  # turn ids kept to drop duplicate signals; for an older duplicate the stored judgement is found
-# Unhandled messages kept at continue-as-new, which waits while there are more. Those dropped from the longest histories
-# are read from PostgreSQL when the session closes.
+# Unhandled messages kept at continue-as-new, which waits while there are more.
 INBOX_LIMIT = 200
 ROWS_LIMIT = 20  # rows of the table in the UI
 
@@ -54,6 +54,23 @@ class SessionState(BaseModel):
     ends: bool = False
     erased: bool = False
     closes_again: bool = Field(default=False, alias="looked_into")
+
+
+def unhandled(
+    messages: Sequence[TurnRecorded | FeedbackGiven | RejudgeRequested],
+) -> list[TurnRecorded | FeedbackGiven | RejudgeRequested]:
+    """The messages that the next run takes over, oldest first: of more than INBOX_LIMIT not the oldest turns.
+
+    The closing reads these turns in PostgreSQL. Feedback and an operator's requests would be signalled again late.
+    """
+    surplus = len(messages) - INBOX_LIMIT
+    kept = []
+    for message in messages:
+        if surplus > 0 and isinstance(message, TurnRecorded):
+            surplus -= 1
+        else:
+            kept.append(message)
+    return kept[-INBOX_LIMIT:]
 
 
 class SessionSummary(BaseModel):

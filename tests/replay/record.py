@@ -25,6 +25,7 @@ from clawloop.temporal.client import register_search_attributes
 from clawloop.temporal.plugin import connect
 from tests.replay import engine_paths, rollout_paths, training_paths
 from tests.workflows.conftest import Conversation, ScriptedActivities, until, working
+from workflows.state import INBOX_LIMIT
 
 HISTORIES = Path(__file__).with_name("histories")
 Scenario = Callable[[Client, ScriptedActivities], Awaitable[Conversation]]
@@ -167,6 +168,19 @@ async def rolled_over(client: Client, scripted: ScriptedActivities) -> Conversat
     return talk
 
 
+async def rolled_over_with_all(client: Client, scripted: ScriptedActivities) -> Conversation:
+    """More turns wait than the next run takes over, and come while this run waits for its judge to roll over."""
+    talk = Conversation(client)
+    scripted.gate.clear()
+    await talk.begin(roll_over_events=150)
+    turns = [await talk.say() for _ in range(40)]
+    turns.extend(await asyncio.gather(*(talk.say() for _ in range(INBOX_LIMIT))))
+    scripted.gate.set()
+    await until(lambda: set(turns) <= {ask.turn_id for ask in scripted.judged})
+    await talk.say(ends=True)
+    return talk
+
+
 async def judged_together(client: Client, scripted: ScriptedActivities) -> Conversation:
     """Turns that wait are judged by one activity, which fails at first; so are those that the closing finds."""
 
@@ -219,6 +233,7 @@ PATHS: tuple[Scenario, ...] = (
     woken,
     turn_while_closing,
     rolled_over,
+    rolled_over_with_all,
     judged_together,
     all_waiting_judged,
 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from datetime import timedelta
 
 import pytest
 from temporalio.client import Client
 
-from clawloop.ids import TurnId, new_turn_id
+from clawloop.contracts.sessions import FeedbackGiven
+from clawloop.ids import TurnId, new_feedback_id, new_turn_id
 from clawloop.temporal.plugin import PAYLOAD_WARN_BYTES
 from tests.workflows.conftest import Conversation, ScriptedActivities, until
 from workflows.state import INBOX_LIMIT
@@ -94,13 +96,36 @@ async def test_no_turn_is_left_to_the_closing_while_its_judge_is_away(
 ) -> None:
     """A new run takes over 200 messages, so the history grows until the judge has left as few."""
     talk = Conversation(client)
-    await talk.begin(roll_over_events=100)
+    await talk.begin(roll_over_events=200)
     scripted.gate.clear()
-    # It is to roll over from its 100th event on, and waits for its judge; the other turns come meanwhile.
-    turns = [await talk.say() for _ in range(40)]
-    async with asyncio.TaskGroup() as group:
-        says = [group.create_task(talk.say()) for _ in range(INBOX_LIMIT + 30)]
-    turns.extend(say.result() for say in says)
+    # It is to roll over from its 200th event on, and waits for its judge; the other turns come meanwhile.
+    turns = [await talk.say() for _ in range(60)]
+    turns.extend(await asyncio.gather(*(talk.say() for _ in range(INBOX_LIMIT))))
     scripted.gate.set()
-    await until(lambda: set(turns) <= {ask.turn_id for ask in scripted.judged}, seconds=240)
+    await until(lambda: set(turns) <= {ask.turn_id for ask in scripted.judged}, seconds=200)
+    assert set(Counter(ask.turn_id for ask in scripted.judged).values()) == {1}
     assert (await histories(client, talk))[0] > 1
+
+
+@pytest.mark.slow
+async def test_the_longest_history_ends_with_the_newest_turns_and_all_feedback(
+    client: Client, scripted: ScriptedActivities, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day without a judge must not make a history that no worker replays in time."""
+    monkeypatch.setattr("workflows.session.ROLL_OVER_WAIT", timedelta(seconds=1))
+    talk = Conversation(client)
+    scripted.gate.clear()
+    await talk.begin(roll_over_events=50)
+    in_judging = [await talk.say() for _ in range(4)]
+    await until(lambda: len(scripted.judged) == 4)
+    feedback = FeedbackGiven(new_feedback_id(), new_turn_id())
+    await talk.notifier.notify_feedback(talk.facts, feedback)
+    await asyncio.gather(*(talk.say() for _ in range(INBOX_LIMIT)))
+    newest = [await talk.say() for _ in range(20)]
+    async with asyncio.timeout(200):
+        while (await histories(client, talk))[0] < 2:
+            await asyncio.sleep(0.2)
+    scripted.gate.set()
+    wanted = {*in_judging, *newest, feedback.turn_id}
+    await until(lambda: wanted <= {ask.turn_id for ask in scripted.judged}, seconds=200)
+    assert feedback.feedback_id in {ask.feedback_id for ask in scripted.judged}
