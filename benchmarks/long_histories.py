@@ -2,9 +2,9 @@
 
 Temporal is real, and so are the workflows and their worker, which is killed with SIGKILL; the judge answers at once, in
 this process. A turn waits in every session when the next worker starts, beside busy programs as trainer and engine are.
-Measured is the time until the judge was asked about all of these turns. The variants are measured in turn, forwards and
-backwards, on the same sessions. Histories are longer than those that Clawloop's Temporal suggests (1,000 events): it is
-the worker's limit that is measured.
+Measured is the time until the judge was asked about all of these turns, with the worker's start. The variants are
+measured in turn, forwards and backwards, on the same sessions. Histories are longer than those that Clawloop's Temporal
+suggests (1,000 events): it is the worker's limit that is measured.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from clawloop.contracts.sessions import SessionFacts, TurnRecorded
 from clawloop.ids import SessionId, TurnId, new_turn_id
 from clawloop.temporal.client import TemporalSessionNotifier
 from clawloop.temporal.plugin import connect
-from clawloop.temporal.replay_slots import SLOTS
+from clawloop.temporal.replay_slots import REPLAYS
 from workflows import names
 from workflows.state import SessionState
 
@@ -45,6 +45,8 @@ DEFAULT = 0
 GIVE_UP_SECONDS = 120.0
 # Of a history that is being written, on two cores with all sessions at once.
 WRITING_SECONDS = 900.0
+# Until the workflow tasks that follow a judgement are done: a worker that is killed in one leaves it for 10 s.
+QUIET_SECONDS = 3.0
 NEVER = 1_000_000  # events
 
 
@@ -52,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sessions", type=at_least(1), default=None, help="default: 16; 8 with --quick")
     parser.add_argument("--turns", type=at_least(1), default=None, help="of each; default: 450; 150 with --quick")
     parser.add_argument("--busy", type=int, default=4, help="programs that compute meanwhile")
-    parser.add_argument("--slots", default=f"{SLOTS},{DEFAULT}", help="numbers to compare; 0: the SDK's default")
+    parser.add_argument("--replays", default=f"{REPLAYS},{DEFAULT}", help="limits to compare; 0: the SDK's default")
 
 
 @dataclass
@@ -83,7 +85,7 @@ class InstantJudge:
 
 def run(options: argparse.Namespace) -> Result:
     sessions, turns = options.sessions or (8 if options.quick else 16), options.turns or (150 if options.quick else 450)
-    limits = [int(limit) for limit in options.slots.split(",")]
+    limits = [int(limit) for limit in options.replays.split(",")]
     with tempfile.TemporaryDirectory() as scratch, running_temporal(Path(scratch) / "temporal") as address:
         return asyncio.run(_measure(address, Path(scratch), sessions, turns, options.busy, limits))
 
@@ -101,13 +103,21 @@ async def _measure(address: str, folder: Path, sessions: int, turns: int, busy: 
 
     seconds: dict[int, list[float]] = {limit: [] for limit in limits}
     events: dict[int, list[float]] = {limit: [] for limit in limits}
+    left: dict[int, list[int]] = {limit: [] for limit in limits}
+
+    async def get_on(said: set[TurnId]) -> None:
+        """Judge these turns without a limit that is measured, and write all histories."""
+        await judge.asked_about(said, WRITING_SECONDS)
+        if not said <= judge.asked:
+            raise RuntimeError(f"a turn is not judged after {WRITING_SECONDS:.0f} s: {folder / 'worker.log'}")
+
     async with judging:
-        with _worker(address, SLOTS, folder):
+        with _worker(address, REPLAYS, folder):
             for one in facts:
                 await _begin(client, one)
             for _ in range(turns):
-                said = await say()
-                await judge.asked_about(said, WRITING_SECONDS)
+                await get_on(await say())
+            await asyncio.sleep(QUIET_SECONDS)
         for limit in [*limits, *reversed(limits)]:
             said = await say()
             events[limit].extend([await _events(client, one) for one in facts])
@@ -115,28 +125,34 @@ async def _measure(address: str, folder: Path, sessions: int, turns: int, busy: 
                 began = time.perf_counter()
                 await judge.asked_about(said, GIVE_UP_SECONDS)
                 seconds[limit].append(time.perf_counter() - began)
-            print(f"slots {limit or 'default'}: {len(said & judge.asked)} of {sessions}, {seconds[limit][-1]:.1f} s")
+                left[limit].append(len(said - judge.asked))
+            print(
+                f"limit {limit or 'default'}: {left[limit][-1]} of {sessions} stand still, {seconds[limit][-1]:.1f} s"
+            )
+            with _worker(address, REPLAYS, folder):
+                await get_on(said)
+                await asyncio.sleep(QUIET_SECONDS)
     rows: list[dict[str, Figure]] = [
         {
-            "slots of polls and replays": limit or "the SDK's default",
+            "replays at once": limit or "the SDK's default",
             "sessions": sessions,
             "events": f"{min(events[limit]):.0f} to {max(events[limit]):.0f}",
-            "s until all get on": ", ".join(_shown(each) for each in seconds[limit]),
+            "s until all get on": ", ".join(map(_shown, seconds[limit], left[limit])),
         }
         for limit in limits
     ]
     ratios = {
-        f"s until all get on, {limit} slots to the SDK's default": Ratio(
-            max(seconds[limit]) / min(seconds[DEFAULT]), "lower", 1.0
+        f"sessions that stand still for {GIVE_UP_SECONDS:.0f} s with {limit} replays at once": Ratio(
+            float(max(left[limit])), "lower", 0.0
         )
         for limit in limits
-        if limit and DEFAULT in limits
+        if limit != DEFAULT
     }
     return Result(rows, ratios, {f"s, {limit or 'default'}": taken for limit, taken in seconds.items()})
 
 
-def _shown(seconds: float) -> str:
-    return f"not within {GIVE_UP_SECONDS:.0f}" if seconds >= GIVE_UP_SECONDS else f"{seconds:.1f}"
+def _shown(seconds: float, left: int) -> str:
+    return f"not within {GIVE_UP_SECONDS:.0f} ({left} left)" if left else f"{seconds:.1f}"
 
 
 async def _begin(client: Client, session: SessionFacts) -> None:
@@ -161,9 +177,9 @@ async def _events(client: Client, session: SessionFacts) -> int:
 
 
 @contextmanager
-def _worker(address: str, slots: int, folder: Path) -> Iterator[None]:
+def _worker(address: str, replays: int, folder: Path) -> Iterator[None]:
     with (folder / "worker.log").open("ab") as log:
-        command = module("benchmarks.long_histories_worker", address, slots)
+        command = module("benchmarks.long_histories_worker", address, replays)
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         yield

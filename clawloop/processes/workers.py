@@ -10,6 +10,7 @@ import logging
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from enum import StrEnum
+from functools import partial
 
 from temporalio.client import Client
 from temporalio.worker import Worker
@@ -131,7 +132,15 @@ async def _hold(
     await holding.begin()
     stack.push_async_callback(holding.end)
     keeping = asyncio.create_task(holding.keep())
+    keeping.add_done_callback(partial(end_with, broken))
     stack.callback(keeping.cancel)
+
+
+def end_with(broken: asyncio.Event, task: asyncio.Task[None]) -> None:
+    """End the process with a task that should run as long as it does."""
+    if not task.cancelled() and (bug := task.exception()) is not None:
+        log.error("the database is no longer held for this Temporal server", exc_info=bug)
+        broken.set()
 
 
 def _orchestrator_workers(

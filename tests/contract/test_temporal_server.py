@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -18,7 +19,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from clawloop.contracts.sessions import WaitingWork
 from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.ids import new_feedback_id
-from clawloop.processes import holding
+from clawloop.processes import holding, workers
 from clawloop.processes.holding import Holding, take_database
 from db.database import Database
 from db.temporal_server import TemporalServerStore
@@ -233,16 +234,18 @@ async def test_a_server_is_prepared_at_the_start_and_again_after_it_lost_its_dat
     await held.begin()
     assert prepared == ["one"]
     keeping = asyncio.create_task(held.keep())
-    await asyncio.sleep(0.2)
-    assert prepared == ["one"]
-    failing.append(RPCError("it starts", RPCStatusCode.UNAVAILABLE, b""))
-    server.append("two")
-    await prepared_are(["one", "two", "two"])
-    await asyncio.sleep(0.2)
-    assert prepared == ["one", "two", "two"]
-    assert holder(postgres_url) == ["two"]
-    assert not keeping.done()
-    keeping.cancel()
+    try:
+        await asyncio.sleep(0.2)
+        assert prepared == ["one"]
+        failing.append(RPCError("it starts", RPCStatusCode.UNAVAILABLE, b""))
+        server.append("two")
+        await prepared_are(["one", "two", "two"])
+        await asyncio.sleep(0.2)
+        assert prepared == ["one", "two", "two"]
+        assert holder(postgres_url) == ["two"]
+        assert not keeping.done()
+    finally:
+        keeping.cancel()
 
 
 async def test_a_server_is_prepared_though_postgresql_does_not_answer_at_the_start(client: Client) -> None:
@@ -289,6 +292,23 @@ async def test_a_server_that_lost_its_data_is_prepared_though_postgresql_does_no
             await asyncio.sleep(0.01)
     assert (told(told_url), prepared) == (FORGOTTEN, ["one", "two"])
     keeping.cancel()
+
+
+async def test_an_orchestrator_ends_where_a_bug_ends_its_renewals() -> None:
+    """After a minute without them another server could take the database."""
+
+    async def renew() -> None:
+        raise LookupError
+
+    broken, renewals = asyncio.Event(), asyncio.create_task(renew())
+    renewals.add_done_callback(partial(workers.end_with, broken))
+    async with asyncio.timeout(60):
+        await broken.wait()
+    stopped, broken = asyncio.create_task(asyncio.sleep(60)), asyncio.Event()
+    stopped.add_done_callback(partial(workers.end_with, broken))
+    stopped.cancel()
+    await asyncio.sleep(0.1)
+    assert not broken.is_set()
 
 
 async def test_an_orchestrator_that_stops_leaves_the_database_at_once(

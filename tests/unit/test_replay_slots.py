@@ -1,8 +1,9 @@
-"""Which workflow tasks hold one of the few slots: polls, and tasks that begin with a history."""
+"""Which workflow tasks count as replays, and which polls wait for them."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -10,6 +11,13 @@ import pytest
 from temporalio.worker import SlotMarkUsedContext, SlotPermit, SlotReleaseContext, SlotReserveContext
 
 from clawloop.temporal.replay_slots import ReplaySlots
+
+
+@dataclass
+class Poll:
+    """What the SDK's core says of a poll."""
+
+    is_sticky: bool
 
 
 @dataclass
@@ -26,72 +34,125 @@ class Used:
     permit: SlotPermit
 
 
-POLL = cast(SlotReserveContext, None)
+class Worker:
+    """Asks for slots as the SDK's core does; every call has ended when its method returns."""
 
+    def __init__(self, replays: int) -> None:
+        self.slots = ReplaySlots(replays)
 
-def begin(slots: ReplaySlots, permit: SlotPermit, *, in_memory: bool) -> None:
-    slots.mark_slot_used(cast(SlotMarkUsedContext, Used(Task(in_memory), permit)))
+    async def poll(self, *, own_queue: bool = False) -> SlotPermit | None:
+        """None: no slot is free."""
+        asking = asyncio.create_task(self.slots.reserve_slot(cast(SlotReserveContext, Poll(own_queue))))
+        await self._settle()
+        if asking.done():
+            return asking.result()
+        asking.cancel()
+        await self._settle()
+        return None
 
+    async def begin(self, permit: SlotPermit, *, with_history: bool) -> None:
+        self.slots.mark_slot_used(cast(SlotMarkUsedContext, Used(Task(is_sticky=not with_history), permit)))
+        await self._settle()
 
-async def is_full(slots: ReplaySlots) -> bool:
-    try:
-        async with asyncio.timeout(0.02):
-            permit = await slots.reserve_slot(POLL)
-    except TimeoutError:
-        return True
-    slots.release_slot(SlotReleaseContext(None, permit))
-    await asyncio.sleep(0)
-    return False
+    async def end(self, permit: SlotPermit) -> None:
+        self.slots.release_slot(SlotReleaseContext(None, permit))
+        await self._settle()
+
+    async def replay(self, *, own_queue: bool = False) -> SlotPermit:
+        permit = await self.poll(own_queue=own_queue)
+        assert permit is not None
+        await self.begin(permit, with_history=True)
+        return permit
+
+    async def news(self) -> SlotPermit:
+        """Take a task of a workflow in memory."""
+        permit = await self.poll(own_queue=True)
+        assert permit is not None
+        await self.begin(permit, with_history=False)
+        return permit
+
+    @staticmethod
+    async def _settle() -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
 
 
 @pytest.fixture
-async def slots() -> ReplaySlots:
-    return ReplaySlots(2)
+async def worker() -> Worker:
+    return Worker(2)
 
 
-async def test_no_more_histories_are_replayed_at_once_than_there_are_slots(slots: ReplaySlots) -> None:
-    replays = [await slots.reserve_slot(POLL) for _ in range(2)]
-    for permit in replays:
-        begin(slots, permit, in_memory=False)
-    assert await is_full(slots)
-    slots.release_slot(SlotReleaseContext(None, replays[0]))
-    await asyncio.sleep(0)
-    assert not await is_full(slots)
+async def test_no_more_histories_are_replayed_at_once(worker: Worker) -> None:
+    first, _ = await worker.replay(), await worker.replay()
+    assert await worker.poll() is None
+    await worker.end(first)
+    assert await worker.poll() is not None
+    assert await worker.poll() is None
 
 
-async def test_tasks_of_workflows_in_memory_hold_no_slot(slots: ReplaySlots) -> None:
-    """Also while a local activity keeps their task open, as where PostgreSQL hangs."""
-    for _ in range(50):
-        begin(slots, await slots.reserve_slot(POLL), in_memory=True)
-        await asyncio.sleep(0)
-    assert not await is_full(slots)
+async def test_replays_do_not_hold_up_workflows_in_memory(worker: Worker) -> None:
+    for _ in range(2):
+        await worker.replay()
+    assert await worker.poll(own_queue=True) is not None
 
 
-async def test_a_slot_is_given_back_once(slots: ReplaySlots) -> None:
-    for in_memory in (True, False):
-        permit = await slots.reserve_slot(POLL)
-        begin(slots, permit, in_memory=in_memory)
-        slots.release_slot(SlotReleaseContext(None, permit))
-        await asyncio.sleep(0)
-    held = [await slots.reserve_slot(POLL) for _ in range(2)]
-    assert await is_full(slots)
-    del held
+async def test_a_hundred_tasks_of_workflows_in_memory_run_at_once(worker: Worker) -> None:
+    """Also while local activities keep them open, as where PostgreSQL hangs."""
+    held = [await worker.news() for _ in range(100)]
+    assert await worker.poll(own_queue=True) is None
+    assert await worker.poll() is None
+    await worker.end(held[0])
+    assert await worker.poll() is not None
 
 
-async def test_a_poll_that_is_given_up_while_it_waits_takes_nothing(slots: ReplaySlots) -> None:
-    held = [await slots.reserve_slot(POLL) for _ in range(2)]
-    assert await is_full(slots)
-    for permit in held:
-        slots.release_slot(SlotReleaseContext(None, permit))
-    await asyncio.sleep(0)
-    again = [await slots.reserve_slot(POLL) for _ in range(2)]
-    assert len(again) == 2
-    assert await is_full(slots)
+async def test_histories_that_the_workers_own_queue_brings_hold_up_its_further_polls(worker: Worker) -> None:
+    replays = [await worker.replay(own_queue=True) for _ in range(2)]
+    assert await worker.poll(own_queue=True) is None
+    assert await worker.poll() is not None
+    await worker.end(replays[0])
+    assert await worker.poll(own_queue=True) is not None
 
 
-async def test_permits_of_a_worker_that_outlives_its_event_loop_are_let_go_quietly() -> None:
+async def test_a_poll_that_finds_a_workflow_in_memory_leaves_its_replay_to_others(worker: Worker) -> None:
+    for _ in range(3):
+        permit = await worker.poll()
+        assert permit is not None
+        await worker.begin(permit, with_history=False)
+    await worker.replay()
+    await worker.replay()
+    assert await worker.poll() is None
+
+
+async def test_a_poll_that_ends_without_a_task_is_given_back_once(worker: Worker) -> None:
+    for _ in range(5):
+        permit = await worker.poll()
+        assert permit is not None
+        await worker.end(permit)
+    await worker.replay()
+    await worker.replay()
+    assert await worker.poll() is None
+
+
+async def test_a_poll_that_is_given_up_while_it_waits_takes_nothing(worker: Worker) -> None:
+    for _ in range(200):
+        held = [await worker.replay(), await worker.replay()]
+        assert await worker.poll() is None
+        for permit in held:
+            await worker.end(permit)
+    assert len([await worker.replay() for _ in range(2)]) == 2
+
+
+@pytest.fixture
+def closed_loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop = asyncio.new_event_loop()
-    slots = ReplaySlots(1)
-    permit = await asyncio.to_thread(loop.run_until_complete, slots.reserve_slot(POLL))
+    yield loop
     loop.close()
+
+
+async def test_what_ends_after_its_event_loop_is_ignored(closed_loop: asyncio.AbstractEventLoop) -> None:
+    """The core's threads may end later than the worker, and log whatever a supplier raises."""
+    slots = ReplaySlots(1)
+    reserving = slots.reserve_slot(cast(SlotReserveContext, Poll(is_sticky=False)))
+    permit = await asyncio.to_thread(closed_loop.run_until_complete, reserving)
+    closed_loop.close()
     slots.release_slot(SlotReleaseContext(None, permit))
