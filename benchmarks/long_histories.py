@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -29,7 +30,7 @@ from temporalio.worker import Worker
 
 from activities.judging.messages import Judged, JudgeTurn, JudgeTurns
 from benchmarks.options import at_least
-from benchmarks.processes import module, running_temporal
+from benchmarks.processes import module, running_temporal, until
 from benchmarks.report import Figure, Ratio, Result
 from clawloop.contracts.sessions import SessionFacts, TurnRecorded
 from clawloop.ids import SessionId, TurnId, new_turn_id
@@ -45,8 +46,6 @@ DEFAULT = 0
 GIVE_UP_SECONDS = 120.0
 # Of a history that is being written, on two cores with all sessions at once.
 WRITING_SECONDS = 900.0
-# Until the workflow tasks that follow a judgement are done: a worker that is killed in one leaves it for 10 s.
-QUIET_SECONDS = 3.0
 NEVER = 1_000_000  # events
 
 
@@ -105,19 +104,24 @@ async def _measure(address: str, folder: Path, sessions: int, turns: int, busy: 
     events: dict[int, list[float]] = {limit: [] for limit in limits}
     left: dict[int, list[int]] = {limit: [] for limit in limits}
 
-    async def get_on(said: set[TurnId]) -> None:
-        """Judge these turns without a limit that is measured, and write all histories."""
+    async def have_judged(said: set[TurnId]) -> None:
         await judge.asked_about(said, WRITING_SECONDS)
         if not said <= judge.asked:
-            raise RuntimeError(f"a turn is not judged after {WRITING_SECONDS:.0f} s: {folder / 'worker.log'}")
+            last = (folder / "worker.log").read_text(errors="replace")[-2000:]
+            raise RuntimeError(f"not judged within {WRITING_SECONDS:.0f} s: {last}")
+
+    async def be_quiet() -> None:
+        """Wait until no workflow has a task: a killed worker's would come again only after 10 s."""
+        for one in facts:
+            await until(partial(_is_quiet, client, one), "a session's workflow", WRITING_SECONDS)
 
     async with judging:
         with _worker(address, REPLAYS, folder):
             for one in facts:
                 await _begin(client, one)
             for _ in range(turns):
-                await get_on(await say())
-            await asyncio.sleep(QUIET_SECONDS)
+                await have_judged(await say())
+            await be_quiet()
         for limit in [*limits, *reversed(limits)]:
             said = await say()
             events[limit].extend([await _events(client, one) for one in facts])
@@ -126,15 +130,14 @@ async def _measure(address: str, folder: Path, sessions: int, turns: int, busy: 
                 await judge.asked_about(said, GIVE_UP_SECONDS)
                 seconds[limit].append(time.perf_counter() - began)
                 left[limit].append(len(said - judge.asked))
-            print(
-                f"limit {limit or 'default'}: {left[limit][-1]} of {sessions} stand still, {seconds[limit][-1]:.1f} s"
-            )
+            stand_still = f"{left[limit][-1]} of {sessions} stand still"
+            print(f"limit {limit or 'default'}: {seconds[limit][-1]:.1f} s, {stand_still}", flush=True)
             with _worker(address, REPLAYS, folder):
-                await get_on(said)
-                await asyncio.sleep(QUIET_SECONDS)
+                await have_judged(said)
+                await be_quiet()
     rows: list[dict[str, Figure]] = [
         {
-            "replays at once": limit or "the SDK's default",
+            "replays of each queue at once": limit or "the SDK's default",
             "sessions": sessions,
             "events": f"{min(events[limit]):.0f} to {max(events[limit]):.0f}",
             "s until all get on": ", ".join(map(_shown, seconds[limit], left[limit])),
@@ -169,6 +172,11 @@ async def _begin(client: Client, session: SessionFacts) -> None:
         id=names.session_workflow_id(session.session_id),
         task_queue=names.WORKFLOW_QUEUE,
     )
+
+
+async def _is_quiet(client: Client, session: SessionFacts) -> bool:
+    described = await client.get_workflow_handle(names.session_workflow_id(session.session_id)).describe()
+    return not described.raw_description.HasField("pending_workflow_task")
 
 
 async def _events(client: Client, session: SessionFacts) -> int:

@@ -23,7 +23,7 @@ CONTENT_ERASED = "content_erased"
 # closes again at once after feedback. ENDS_BY_NEWEST: only the newest turn decides whether the session ends.
 # JUDGES_TOGETHER: a share of the turns that wait is judged by one activity. JUDGES_ALL_WAITING: all of them are.
 CLOSES_AGAIN, ENDS_BY_NEWEST, JUDGES_TOGETHER = "closes-again", "ends-by-newest", "judges-together"
-# ROLLS_OVER_WITH_ALL: a session continues as new once the next run can take over all messages that wait.
+# ROLLS_OVER_WITH_ALL: a session waits, up to a limit, until the next run can take over all messages.
 JUDGES_ALL_WAITING, ROLLS_OVER_WITH_ALL = "judges-all-waiting", "rolls-over-with-all"
 SWEEP_WORKFLOW = "Sweep"
 SWEEP_ID = "sweep"

@@ -39,15 +39,16 @@ with workflow.unsafe.imports_passed_through():
     )
     from workflows.long_running import LongRunningWorkflow, reason_of
     from workflows.page_links import NO_PAGE
-    from workflows.state import INBOX_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState, SessionSummary, unhandled
+    from workflows.state import INBOX_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState, SessionSummary, kept_for_next_run
 
 SessionMessage = TurnRecorded | FeedbackGiven | RejudgeRequested
 
 # Judging that takes longer than this is started again by the next run; judges are not asked again for stored votes.
 ROLL_OVER_WAIT = timedelta(minutes=2)
-# The longest history of a session whose judge is away: as long as those of `benchmarks/long_histories.py`, which a new
-# worker replays within a workflow task's 10 s. Some 900 turns wait by then.
-MOST_EVENTS = 4000
+# How much a history may grow, while its judge is away, beyond where it should have ended. With Clawloop's Temporal,
+# which suggests that at 1,000 events, it is then about as long as those of `benchmarks/long_histories.py`, which a new
+# worker replays within a workflow task's 10 s. Some 700 turns that come one by one wait by then.
+MORE_EVENTS = 3000
 
 
 @workflow.defn(name=names.SESSION_WORKFLOW)
@@ -59,6 +60,7 @@ class SessionWorkflow(LongRunningWorkflow):
         self._deadline: datetime = state.deadline or workflow.now() + self._idle_time
         self._judging: dict[asyncio.Task[None], list[SessionMessage]] = {}
         self._closing = False
+        self._due_at: int | None = None  # events of the history when it should first have ended
 
     @workflow.run
     async def run(self, state: SessionState) -> SessionSummary:
@@ -339,32 +341,38 @@ class SessionWorkflow(LongRunningWorkflow):
     # Continue as new -----------------------------------------------------------------------------------------------
 
     def _must_roll_over(self) -> bool:
-        """Later where more messages wait than the next run takes over: the others would wait for the closing."""
+        """Later, up to MORE_EVENTS, where more messages wait than the next run takes over.
+
+        The oldest turns that it does not take over wait for the session's closing.
+        """
         if not super()._must_roll_over():
             return False
+        if self._due_at is None:
+            self._due_at = workflow.info().get_current_history_length()
         waiting = len(self._messages_in_judging()) + len(self._state.carried)
         if waiting <= INBOX_LIMIT or not workflow.patched(names.ROLLS_OVER_WITH_ALL):
             return True
-        rolls_over_at = self._state.roll_over_events
-        most = MOST_EVENTS if rolls_over_at is None else 4 * rolls_over_at
-        return workflow.info().get_current_history_length() >= most
+        more = MORE_EVENTS if self._state.roll_over_events is None else 3 * self._state.roll_over_events
+        return workflow.info().get_current_history_length() >= self._due_at + more
 
     async def _roll_over(self) -> None:
         """Continue as new with all messages that are not handled; return if too many came meanwhile."""
 
         def has_waited() -> bool:
-            return not self._judging or not self._must_roll_over()
+            return not self._judging or not self._must_roll_over() or self._bug is not None
 
         with suppress(TimeoutError):
             await workflow.wait_condition(has_waited, timeout=ROLL_OVER_WAIT)
+        self._raise_bug()
         if not self._must_roll_over():
             return
         await workflow.wait_condition(workflow.all_handlers_finished)
-        # Judging that still runs ends with this run: to cancel it would decide its turns, by activities after the end.
+        # Judging is not cancelled: that would schedule an activity after the continue-as-new, which Temporal refuses.
+        # Its worker learns from its next heartbeat that the run is gone.
         messages = [*self._messages_in_judging(), *self._state.carried]
-        self._state.carried = unhandled(messages)
+        self._state.carried = kept_for_next_run(messages)
         if left := len(messages) - len(self._state.carried):
-            workflow.logger.warning("%d turns wait for the session's closing: its history is too long", left)
+            workflow.logger.warning("%d messages are left to the session's closing: its history is too long", left)
         self._state.deadline = self._deadline
         workflow.continue_as_new(self._state)
 

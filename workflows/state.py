@@ -17,7 +17,7 @@ from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRec
 from clawloop.ids import SessionId, TurnId
 
 KNOWN_LIMIT = 200  # turn ids kept to drop duplicate signals; for an older duplicate the stored judgement is found
-# Unhandled messages kept at continue-as-new, which waits while there are more.
+# Unhandled messages kept at continue-as-new, which waits while there are more, but not without limit.
 INBOX_LIMIT = 200
 ROWS_LIMIT = 20  # rows of the table in the UI
 
@@ -56,7 +56,7 @@ class SessionState(BaseModel):
     closes_again: bool = Field(default=False, alias="looked_into")
 
 
-def unhandled(
+def kept_for_next_run(
     messages: Sequence[TurnRecorded | FeedbackGiven | RejudgeRequested],
 ) -> list[TurnRecorded | FeedbackGiven | RejudgeRequested]:
     """The messages that the next run takes over, oldest first: of more than INBOX_LIMIT not the oldest turns.

@@ -132,12 +132,12 @@ async def _hold(
     await holding.begin()
     stack.push_async_callback(holding.end)
     keeping = asyncio.create_task(holding.keep())
-    keeping.add_done_callback(partial(end_with, broken))
+    keeping.add_done_callback(partial(end_if_renewals_fail, broken))
     stack.callback(keeping.cancel)
 
 
-def end_with(broken: asyncio.Event, task: asyncio.Task[None]) -> None:
-    """End the process with a task that should run as long as it does."""
+def end_if_renewals_fail(broken: asyncio.Event, task: asyncio.Task[None]) -> None:
+    """End the process: without renewals another server could take the database after a minute."""
     if not task.cancelled() and (bug := task.exception()) is not None:
         log.error("the database is no longer held for this Temporal server", exc_info=bug)
         broken.set()

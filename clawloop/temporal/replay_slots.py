@@ -22,9 +22,10 @@ from temporalio.worker import (
     WorkflowSlotInfo,
 )
 
-# Replays at once, of what polls of each queue bring. `benchmarks/long_histories.py` compares it with the SDK's default.
+# Replays at once of the task queue, and as many of the worker's own. `benchmarks/long_histories.py` compares them with
+# the SDK's default.
 REPLAYS = 2
-# One of the task queue, and two of the worker's own.
+# By the SDK's ratio of 0.2 one of the task queue, and two of the worker's own.
 POLLS = 3
 # The SDK's default, for workflow tasks of any kind, and for local activities.
 _TASKS = 100
@@ -51,14 +52,16 @@ class _Permit(SlotPermit):
 class ReplaySlots(CustomSlotSupplier):
     """Slots of workflow tasks, a few of them for polls and replays.
 
-    A poll of the task queue brings what begins with its whole history: a new workflow, or one whose worker is gone. A
-    poll of the worker's own (sticky) queue brings news of a workflow that the worker has in memory, and then leaves its
-    share to others. At times it brings one of the former, too (measured with Temporal 1.32), which keeps its share. So
-    replays are few, wherever they come from, and those of the task queue hold up no workflow in memory.
+    A poll of the task queue brings a workflow with its whole history: a new one, or one whose worker is gone. At most
+    `replays` of these polls and tasks are under way. A poll of the worker's own (sticky) queue brings news of a
+    workflow that the worker has in memory. At times it brings a whole history, too (measured with Temporal 1.32); at
+    most `replays` of these polls and of such tasks are under way. News alone is limited by the SDK's default.
 
-    Not counted are histories of workflows that the worker dropped from memory, of more than a thousand open ones.
+    A task with a history counts until its workflow has nothing more to do: further tasks that Temporal hands out with
+    the answer to it count, too. Not counted are histories of workflows that the worker dropped from memory, of more
+    than a thousand open ones.
 
-    One worker has it: a permit that the SDK's core loses at its end is not given back.
+    Each worker needs one of its own: a permit that is granted while the SDK's core shuts down is never given back.
     """
 
     def __init__(self, replays: int) -> None:

@@ -301,11 +301,11 @@ async def test_an_orchestrator_ends_where_a_bug_ends_its_renewals() -> None:
         raise LookupError
 
     broken, renewals = asyncio.Event(), asyncio.create_task(renew())
-    renewals.add_done_callback(partial(workers.end_with, broken))
+    renewals.add_done_callback(partial(workers.end_if_renewals_fail, broken))
     async with asyncio.timeout(60):
         await broken.wait()
     stopped, broken = asyncio.create_task(asyncio.sleep(60)), asyncio.Event()
-    stopped.add_done_callback(partial(workers.end_with, broken))
+    stopped.add_done_callback(partial(workers.end_if_renewals_fail, broken))
     stopped.cancel()
     await asyncio.sleep(0.1)
     assert not broken.is_set()

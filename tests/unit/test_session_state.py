@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime
 from uuid import uuid4
 
+import pytest
 from temporalio.contrib.pydantic import pydantic_data_converter
 
 from activities.judging.messages import WHY_LIMIT
@@ -13,7 +14,7 @@ from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRec
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SessionId, new_feedback_id, new_turn_id
 from clawloop.temporal.plugin import PAYLOAD_WARN_BYTES
-from workflows.state import INBOX_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState
+from workflows.state import INBOX_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState, kept_for_next_run
 
 
 def full() -> SessionState:
@@ -59,3 +60,31 @@ def test_closes_again_keeps_the_key_that_saved_histories_hold() -> None:
 def test_carried_messages_keep_their_types() -> None:
     state = full()
     assert SessionState.model_validate_json(state.model_dump_json(by_alias=True)) == state
+
+
+def turns(count: int) -> list[TurnRecorded]:
+    return [TurnRecorded(new_turn_id(), 0, False, False) for _ in range(count)]
+
+
+def pieces_of_feedback(count: int) -> list[FeedbackGiven]:
+    return [FeedbackGiven(new_feedback_id(), new_turn_id()) for _ in range(count)]
+
+
+@pytest.mark.parametrize("count", [0, 1, INBOX_LIMIT])
+def test_the_next_run_takes_over_all_messages_up_to_a_limit(count: int) -> None:
+    messages = turns(count)
+    assert kept_for_next_run(messages) == messages
+
+
+def test_of_too_many_messages_the_oldest_turns_are_left_to_the_closing() -> None:
+    """It reads them in PostgreSQL; it knows nothing of feedback and of an operator's requests."""
+    old, feedback, new = turns(30), pieces_of_feedback(3), turns(INBOX_LIMIT - 10)
+    request = RejudgeRequested(new_turn_id(), 1)
+    kept = kept_for_next_run([*old[:10], *feedback, *old[10:], request, *new])
+    assert kept == [*feedback, *old[-6:], request, *new]
+    assert len(kept) == INBOX_LIMIT
+
+
+def test_of_too_much_feedback_the_newest_is_taken_over() -> None:
+    feedback = pieces_of_feedback(INBOX_LIMIT + 5)
+    assert kept_for_next_run([*turns(5), *feedback]) == feedback[5:]
