@@ -52,7 +52,7 @@ class TurnContext:
         candidates: older turns of the session whose replies the turn's request holds.
         follows: the nearest main turn above; side turns between do not count.
         followed_by: the nearest main turns below, oldest first.
-        overtaken_by: those of `followed_by` that were stored before the turn.
+        overtaken_by: those of `followed_by` that were stored or signalled before the turn.
         current: the newest decided judgement; None if there is none.
         task_outcome: whether the session's task succeeded, 1 or −1; None if not known.
         feedback: all feedback on the turn, oldest first.

@@ -33,6 +33,8 @@ _ABOVE = """(
         SELECT p.id, p.kind, p.parent_turn_id FROM up JOIN turns p ON p.id = up.parent_turn_id
         WHERE up.kind = 'side')
     SELECT id FROM up WHERE kind = 'main')"""
+# A turn is overtaken by one that entered or was signalled before it: transactions do not commit in the order in which
+# they began, which `entered_at` is, so the later turn may have been judged before this one was there.
 # One statement reads all that has one row: each statement costs a judge worker more CPU than it costs PostgreSQL.
 _TURNS = f"""
     WITH asked AS (SELECT t.id, CASE WHEN %b THEN {_ABOVE} END AS above FROM turns t WHERE t.id = ANY(%b::uuid[]))
@@ -55,12 +57,13 @@ _TURNS = f"""
         ORDER BY j.revision DESC, j.decided_at DESC LIMIT 1) current ON true
     CROSS JOIN LATERAL (
         WITH RECURSIVE down AS (
-            SELECT c.id, c.kind, c.entered_at FROM turns c WHERE c.parent_turn_id = t.id
+            SELECT c.id, c.kind, c.entered_at, c.announced_at FROM turns c WHERE c.parent_turn_id = t.id
             UNION ALL
-            SELECT c.id, c.kind, c.entered_at FROM down JOIN turns c ON c.parent_turn_id = down.id
+            SELECT c.id, c.kind, c.entered_at, c.announced_at FROM down JOIN turns c ON c.parent_turn_id = down.id
             WHERE down.kind = 'side')
         SELECT array_agg(id ORDER BY id) AS followed_by,
-            array_agg(id) FILTER (WHERE entered_at < t.entered_at) AS overtaken_by
+            array_agg(id) FILTER (
+                WHERE entered_at < t.entered_at OR announced_at < coalesce(t.announced_at, 'infinity')) AS overtaken_by
         FROM down WHERE kind = 'main') below
     WHERE t.kind = 'main'
     ORDER BY t.id
