@@ -25,7 +25,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from temporalio import activity
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowExecutionDescription
 from temporalio.worker import Worker
 
 from activities.judging.messages import Judged, JudgeTurn, JudgeTurns
@@ -124,7 +124,7 @@ async def _measure(address: str, folder: Path, sessions: int, turns: int, busy: 
             await be_quiet()
         for limit in [*limits, *reversed(limits)]:
             said = await say()
-            events[limit].extend([await _events(client, one) for one in facts])
+            events[limit].extend([(await _described(client, one)).history_length for one in facts])
             with _busy(busy), _worker(address, limit, folder):
                 began = time.perf_counter()
                 await judge.asked_about(said, GIVE_UP_SECONDS)
@@ -174,14 +174,12 @@ async def _begin(client: Client, session: SessionFacts) -> None:
     )
 
 
+async def _described(client: Client, session: SessionFacts) -> WorkflowExecutionDescription:
+    return await client.get_workflow_handle(names.session_workflow_id(session.session_id)).describe()
+
+
 async def _is_quiet(client: Client, session: SessionFacts) -> bool:
-    described = await client.get_workflow_handle(names.session_workflow_id(session.session_id)).describe()
-    return not described.raw_description.HasField("pending_workflow_task")
-
-
-async def _events(client: Client, session: SessionFacts) -> int:
-    described = await client.get_workflow_handle(names.session_workflow_id(session.session_id)).describe()
-    return described.history_length
+    return not (await _described(client, session)).raw_description.HasField("pending_workflow_task")
 
 
 @contextmanager
