@@ -20,15 +20,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from clawloop.adapters.digest import check_version
 from clawloop.contracts.training import VersionRef
 from clawloop.errors import AdapterUnusable, EngineRejected, EngineUnavailable
-from clawloop.serving.endpoints import bearer
+from clawloop.serving.connections import connector
+from clawloop.serving.endpoints import BEFORE_CHATS, bearer
 from clawloop.serving.engine_secret import Secret, no_secret
 
 # The agent runs on the engine's machine.
 CONNECT_SECONDS = 2.0
 # Milliseconds on an idle engine; one that reads a long prompt on a CPU answers after seconds.
 QUERY_SECONDS = 10.0
-# An adapter of a large model from a cold disk, and a probe that queues behind what is running.
-LOAD_SECONDS = 60.0
+# An adapter of a large model from a cold disk, or a probe on a busy CPU. Training waits as long for a request that got
+# lost; a load that ends later is found by the next attempt.
+LOAD_SECONDS = 30.0
 # vLLM updates the metric at every token of a running request; an older value may count a request that was aborted.
 STALE_SECONDS = 5.0
 # Every vocabulary has a token with this id.
@@ -70,8 +72,7 @@ class VllmControl:
 
     async def __aenter__(self) -> VllmControl:
         # uvicorn closes an idle connection after 5 s; reusing one at that moment would look like a dead engine.
-        connector = aiohttp.TCPConnector(keepalive_timeout=3)
-        self._session = aiohttp.ClientSession(connector=connector)
+        self._session = aiohttp.ClientSession(connector=connector(keep_seconds=3))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -97,7 +98,9 @@ class VllmControl:
                 names = {"lora_name": name, "lora_path": str(path)}
                 await self._post("/v1/load_lora_adapter", names, LOAD_SECONDS, of_version=True)
             except EngineRejected as error:
-                raise EngineRejected(error.status, _with_remedy(error.error)) from error
+                # The engine refuses a second load, also where an earlier attempt's was slow and has just ended.
+                if (await self._roots()).get(name) != str(path):
+                    raise EngineRejected(error.status, _with_remedy(error.error)) from error
             await self._check_loaded(version, name, path)
         await self._probe(name)
 
@@ -179,7 +182,7 @@ class VllmControl:
         model = name
         if model is None:
             model = next(iter(await self._models(adapters=False)))
-        body = {"model": model, "prompt": [_PROBE_TOKEN], "max_tokens": 1}
+        body = {"model": model, "prompt": [_PROBE_TOKEN], "max_tokens": 1, **BEFORE_CHATS}
         await self._post("/v1/completions", body, LOAD_SECONDS, of_version=name is not None)
 
     async def _roots(self) -> dict[str, str]:

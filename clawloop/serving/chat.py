@@ -17,6 +17,7 @@ import orjson
 
 from clawloop.contracts.serving import Engine, RouteKey
 from clawloop.errors import EngineBroke, EngineRejected, EngineUnavailable
+from clawloop.serving.connections import connector
 from clawloop.serving.endpoints import bearer
 from clawloop.serving.engine_secret import Secret, no_secret
 from clawloop.serving.events import event_data
@@ -109,7 +110,7 @@ class ChatEngines:
             # No limit on connections: where chats are bounded the rotation does it, and else the engine has the better
             # queue. It closes an idle connection after 5 s (uvicorn's default); reusing one at that moment would look
             # like a dead engine.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
+            connector=connector(keep_seconds=3),
             timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS, total=None),
             auto_decompress=False,
         )

@@ -1,12 +1,19 @@
 """One JSON request to one of several servers, without retries: those belong to Temporal.
 
+A request that may be lost is sent a second time while the first is awaited: a connection can fall silent without an
+error, and its time limit is that of the slowest answers.
+
 Error messages name statuses and error types, and never quote the request.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import random
-from collections.abc import Callable, Sequence
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -15,12 +22,22 @@ from typing import Any
 import aiohttp
 import orjson
 
+from clawloop.serving.connections import connector
+
+log = logging.getLogger(__name__)
+
 # Servers are on this or the next machine: a connection that takes longer will not come.
 CONNECT_SECONDS = 5.0
 # No answer that is asked for is larger; a server that sends more is broken.
 ANSWER_LIMIT_BYTES = 8 * 2**20
 # A longer Retry-After is cut to this.
 MAX_RETRY_AFTER_SECONDS = 600.0
+# Nearly all answers of an engine on a GPU come sooner; a second request in vain costs little.
+LEAST_OVERDUE_SECONDS = 15.0
+# Prompts differ by this much in time; a machine without a GPU whose answers all take a minute is asked once.
+OVERDUE_FACTOR = 3.0
+# Answers whose time is remembered: of some minutes.
+_REMEMBERED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +90,24 @@ def bearer(secret: str | None) -> dict[str, str]:
     return {} if secret is None else {"Authorization": f"Bearer {secret}"}
 
 
+class AnswerTimes:
+    """How long the last answers took, which tells when the next is overdue."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def add(self, seconds: float) -> None:
+        self._seconds.append(seconds)
+
+    def overdue_seconds(self) -> float:
+        """After this many seconds without an answer a request is more likely lost than slow."""
+        return max([LEAST_OVERDUE_SECONDS, *(OVERDUE_FACTOR * seconds for seconds in self._seconds)])
+
+
 class JsonClient:
     """Use as an async context manager.
+
+    A request that is overdue is sent once more, and the first answer counts.
 
     Args:
         seconds: how long one answer may take.
@@ -82,11 +115,13 @@ class JsonClient:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self._times = AnswerTimes()
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> JsonClient:
         limit = aiohttp.ClientTimeout(total=self._seconds, sock_connect=CONNECT_SECONDS)
-        self._session = aiohttp.ClientSession(timeout=limit, connector=aiohttp.TCPConnector(limit=0))
+        # A connection that is idle may have fallen silent. A new one takes little beside an answer.
+        self._session = aiohttp.ClientSession(timeout=limit, connector=connector(keep_seconds=0))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -99,21 +134,61 @@ class JsonClient:
         Raises:
             NoReply
         """
+        overdue_seconds = self._times.overdue_seconds()
+        requests = {asyncio.create_task(self._post(endpoints, path, body))}
+        try:
+            async with asyncio.timeout(self._seconds):
+                answered, _ = await asyncio.wait(requests, timeout=overdue_seconds)
+                if not answered:
+                    log.info("a request is overdue, sent again", extra={"path": path, "seconds": overdue_seconds})
+                    requests.add(asyncio.create_task(self._post(endpoints, path, body)))
+                return await _first_reply(requests)
+        except TimeoutError as error:
+            raise self._too_late() from error
+        finally:
+            for request in requests:
+                request.cancel()  # an engine stops computing for a connection that was closed
+            await asyncio.gather(*requests, return_exceptions=True)
+
+    async def _post(self, endpoints: Sequence[Endpoint], path: str, body: dict[str, Any]) -> Reply:
+        """
+        Raises:
+            NoReply
+        """
         assert self._session is not None, "used outside its context"
-        problem = "there is none"
+        began, problem = time.monotonic(), "there is none"
         for endpoint in random.sample(list(endpoints), len(endpoints)):
             headers = {"Content-Type": "application/json"} | bearer(endpoint.api_key)
             content = orjson.dumps({"model": endpoint.model} | body)
             try:
                 async with self._session.post(f"{endpoint.url}{path}", data=content, headers=headers) as response:
-                    return await _reply(response)
+                    reply = await _reply(response)
+                    self._times.add(time.monotonic() - began)
+                    return reply
             except aiohttp.ClientConnectorError:
                 problem = "it cannot be reached"
             except TimeoutError as error:
-                raise NoReply(f"no answer within {self._seconds:.0f} s") from error
+                raise self._too_late() from error
             except (aiohttp.ClientError, ConnectionError) as error:
                 raise NoReply(f"it broke off ({type(error).__name__})") from error
         raise NoReply(problem)
+
+    def _too_late(self) -> NoReply:
+        return NoReply(f"no answer within {self._seconds:.0f} s")
+
+
+async def _first_reply(requests: Iterable[Awaitable[Reply]]) -> Reply:
+    """
+    Raises:
+        NoReply: why the last of them got none.
+    """
+    problem = NoReply("nothing was sent")
+    for request in asyncio.as_completed(requests):
+        try:
+            return await request
+        except NoReply as error:
+            problem = error
+    raise problem
 
 
 async def _reply(response: aiohttp.ClientResponse) -> Reply:

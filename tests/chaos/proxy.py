@@ -60,10 +60,14 @@ class Proxy:
 
     def refuse(self) -> None:
         """Cut all connections, and take no new ones until `listen`."""
+        self.stop_listening()
+        self.cut()
+
+    def stop_listening(self) -> None:
+        """Take no new connections until `listen`; those that are open are relayed."""
         if self._server is not None:
             self._server.close()
             self._server = None
-        self.cut()
 
     def cut(self) -> None:
         """Reset all connections; new ones are relayed."""

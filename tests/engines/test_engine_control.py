@@ -61,6 +61,14 @@ class Loader:
         )
 
 
+class LoadedBefore(Loader):
+    """Refuses a load as vLLM does that waited for another of the same name."""
+
+    async def load(self, request: Request) -> JSONResponse:
+        await super().load(request)
+        return JSONResponse({"error": {"message": "has already been loaded"}}, 400)
+
+
 def _changed(path: str) -> str:
     (Path(path) / HASHED_FILES[0]).write_bytes(b"other weights")
     return path
@@ -89,6 +97,17 @@ async def test_what_was_loaded_is_the_version_or_is_unloaded_unused(
                 await control.load(version, NAME)
     assert loader.loaded == ({} if error else {NAME: str(written.path)})
     assert loader.probes == (0 if error else 1)
+
+
+async def test_a_load_that_an_earlier_attempt_began_and_that_ends_first_is_no_refusal(tmp_path: Path) -> None:
+    written = write_version(tmp_path / "default", 1, dict.fromkeys(HASHED_FILES, b"x"))
+    path = str(written.path.relative_to(tmp_path))
+    version = VersionRef(policy="default", n=1, parent=0, path=path, sha256=adapter_sha256(written.path))
+    loader = LoadedBefore(lambda path: path)
+    async with serving(loader.app) as url, VllmControl(url, tmp_path) as control:
+        await control.load(version, NAME)
+    assert loader.loaded == {NAME: str(written.path)}
+    assert loader.probes == 1
 
 
 @pytest.mark.parametrize("status", [401, 500, 503])
