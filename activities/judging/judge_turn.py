@@ -1,6 +1,6 @@
 """The activities that judge: a turn that became judgeable, and a direct vote for a closing session.
 
-Each answer of a judge is asked for once: answers are stored as they come, and a retry asks only for the missing ones.
+Answers of a judge are stored as they come, and a retry asks only for the missing ones.
 An answer that stays missing is a missing vote, never a zero.
 """
 

@@ -28,9 +28,11 @@ from clawloop.serving.engine_secret import Secret, no_secret
 CONNECT_SECONDS = 2.0
 # Milliseconds on an idle engine; one that reads a long prompt on a CPU answers after seconds.
 QUERY_SECONDS = 10.0
-# An adapter of a large model from a cold disk, or a probe on a busy CPU. Training waits as long for a request that got
-# lost; a load that ends later is found by the next attempt.
+# An adapter of a large model from a cold disk. Training waits as long for a request that got lost; a load that ends
+# later is found by the next attempt.
 LOAD_SECONDS = 30.0
+# A probe queues behind what is running, which may be much on a machine without a GPU.
+PROBE_SECONDS = 60.0
 # vLLM updates the metric at every token of a running request; an older value may count a request that was aborted.
 STALE_SECONDS = 5.0
 # Every vocabulary has a token with this id.
@@ -98,7 +100,7 @@ class VllmControl:
                 names = {"lora_name": name, "lora_path": str(path)}
                 await self._post("/v1/load_lora_adapter", names, LOAD_SECONDS, of_version=True)
             except EngineRejected as error:
-                # The engine refuses a second load, also where an earlier attempt's was slow and has just ended.
+                # vLLM refuses a name that is loaded, as when an earlier attempt's slow load has just ended.
                 if (await self._roots()).get(name) != str(path):
                     raise EngineRejected(error.status, _with_remedy(error.error)) from error
             await self._check_loaded(version, name, path)
@@ -183,7 +185,7 @@ class VllmControl:
         if model is None:
             model = next(iter(await self._models(adapters=False)))
         body = {"model": model, "prompt": [_PROBE_TOKEN], "max_tokens": 1, **BEFORE_CHATS}
-        await self._post("/v1/completions", body, LOAD_SECONDS, of_version=name is not None)
+        await self._post("/v1/completions", body, PROBE_SECONDS, of_version=name is not None)
 
     async def _roots(self) -> dict[str, str]:
         """The directory of each loaded adapter, by name."""

@@ -1,8 +1,8 @@
-"""TCP connections to engines, judges and other servers, which end when the other machine is gone.
+"""TCP connections to engines and judges, which end when the other machine is gone.
 
 A machine that loses its power or network sends no reset, and whoever waits for its answer waits as long as the slowest
-answer may take: half an hour for a chat. The kernel asks the other side instead, which also a busy server's kernel
-answers at once.
+answer may take: half an hour for a chat. The kernel asks the other side's kernel instead, which answers at once however
+busy the server is.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import socket
 import aiohttp
 from aiohttp import AddrInfoType
 
-# An idle connection is asked after the first, then at the second, this many times: its end is noticed after 30 s.
-IDLE_SECONDS = 15
-PROBE_SECONDS = 5
-PROBES = 3
-# As long for data that was sent and that the other side's kernel never acknowledged.
-UNACKNOWLEDGED_MILLISECONDS = 30_000
+# When nothing came for as long, the kernel asks, and asks again.
+ASK_SECONDS = 15
+# The connection ends when no answer came for as long. A server that stands still and reads nothing of a long request
+# counts, too: a minute of that is borne.
+GONE_MILLISECONDS = 90_000
 
 
 def connector(keep_seconds: float) -> aiohttp.TCPConnector:
@@ -35,8 +34,7 @@ def _watched_socket(address: AddrInfoType) -> socket.socket:
     family, kind, protocol, _, _ = address
     watched = socket.socket(family=family, type=kind, proto=protocol)
     watched.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    watched.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE_SECONDS)
-    watched.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_SECONDS)
-    watched.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
-    watched.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MILLISECONDS)
+    watched.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, ASK_SECONDS)
+    watched.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ASK_SECONDS)
+    watched.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_MILLISECONDS)
     return watched

@@ -1,7 +1,7 @@
-"""One JSON request to one of several servers, without retries: those belong to Temporal.
+"""One JSON request to one of several servers, without retries after an error: those belong to Temporal.
 
-A request that may be lost is sent a second time while the first is awaited: a connection can fall silent without an
-error, and its time limit is that of the slowest answers.
+A request without an answer for long is sent a second time while the first goes on: a connection can fall silent without
+an error, and the time limit must allow for the slowest answers.
 
 Error messages name statuses and error types, and never quote the request.
 """
@@ -13,7 +13,8 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -28,16 +29,24 @@ log = logging.getLogger(__name__)
 
 # Servers are on this or the next machine: a connection that takes longer will not come.
 CONNECT_SECONDS = 5.0
+# Engines close a connection that was idle for 5 s (uvicorn's default); a request at that moment would fail.
+KEEP_SECONDS = 3.0
 # No answer that is asked for is larger; a server that sends more is broken.
 ANSWER_LIMIT_BYTES = 8 * 2**20
 # A longer Retry-After is cut to this.
 MAX_RETRY_AFTER_SECONDS = 600.0
-# Nearly all answers of an engine on a GPU come sooner; a second request in vain costs little.
+# Nearly all answers of an engine on a GPU come sooner.
 LEAST_OVERDUE_SECONDS = 15.0
-# Prompts differ by this much in time; a machine without a GPU whose answers all take a minute is asked once.
+# One prompt may take so many times as long as another.
 OVERDUE_FACTOR = 3.0
-# Answers whose time is remembered: of some minutes.
-_REMEMBERED = 64
+# A second request that begins later than this part of the time limit would hardly be answered within it.
+LATEST_PART = 2 / 3
+# Of one client. A server that has become slow gets little more to do; a network that failed is noticed by the first.
+SENT_AGAIN_AT_ONCE = 2
+# Until another may be sent again.
+_LOOK_SECONDS = 1.0
+# The speed of a server ten minutes ago says little about now.
+_REMEMBERED_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +100,24 @@ def bearer(secret: str | None) -> dict[str, str]:
 
 
 class AnswerTimes:
-    """How long the last answers took, which tells when the next is overdue."""
+    """How long the answers of the last minutes took, which tells when the next is overdue."""
 
-    def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: deque[tuple[float, float]] = deque()
 
     def add(self, seconds: float) -> None:
-        self._seconds.append(seconds)
+        self._last.append((self._clock(), seconds))
 
     def overdue_seconds(self) -> float:
         """After this many seconds without an answer a request is more likely lost than slow."""
-        return max([LEAST_OVERDUE_SECONDS, *(OVERDUE_FACTOR * seconds for seconds in self._seconds)])
+        while self._last and self._last[0][0] < self._clock() - _REMEMBERED_SECONDS:
+            self._last.popleft()
+        return max([LEAST_OVERDUE_SECONDS, *(OVERDUE_FACTOR * seconds for _, seconds in self._last)])
 
 
 class JsonClient:
     """Use as an async context manager.
-
-    A request that is overdue is sent once more, and the first answer counts.
 
     Args:
         seconds: how long one answer may take.
@@ -116,79 +126,119 @@ class JsonClient:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._times = AnswerTimes()
-        self._session: aiohttp.ClientSession | None = None
+        self._sent_again = 0
+        self._sessions = AsyncExitStack()
 
     async def __aenter__(self) -> JsonClient:
         limit = aiohttp.ClientTimeout(total=self._seconds, sock_connect=CONNECT_SECONDS)
-        # A connection that is idle may have fallen silent. A new one takes little beside an answer.
-        self._session = aiohttp.ClientSession(timeout=limit, connector=connector(keep_seconds=0))
+        self._first, self._second = [
+            await self._sessions.enter_async_context(
+                aiohttp.ClientSession(timeout=limit, connector=connector(keep_seconds))
+            )
+            # A connection that is idle may have fallen silent, too.
+            for keep_seconds in (KEEP_SECONDS, 0)
+        ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self._sessions.aclose()
 
     async def post(self, endpoints: Sequence[Endpoint], path: str, body: dict[str, Any]) -> Reply:
         """The answer of the first of these servers, in random order, that can be reached.
 
+        A request that is overdue is sent once more, to the next of them, and the first answer with status 200 counts.
+
         Raises:
             NoReply
         """
-        overdue_seconds = self._times.overdue_seconds()
-        requests = {asyncio.create_task(self._post(endpoints, path, body))}
+        order = random.sample(list(endpoints), len(endpoints))
+        requests = [asyncio.create_task(self._post(self._first, order, path, body))]
         try:
             async with asyncio.timeout(self._seconds):
-                answered, _ = await asyncio.wait(requests, timeout=overdue_seconds)
-                if not answered:
-                    log.info("a request is overdue, sent again", extra={"path": path, "seconds": overdue_seconds})
-                    requests.add(asyncio.create_task(self._post(endpoints, path, body)))
-                return await _first_reply(requests)
+                if not await self._is_overdue(requests[0]):
+                    return await requests[0]
+                log.info("a request is overdue and sent again", extra={"path": path})
+                self._sent_again += 1
+                try:
+                    others_first = order[1:] + order[:1]
+                    requests.append(asyncio.create_task(self._post(self._second, others_first, path, body)))
+                    return await _first_answer(requests)
+                finally:
+                    self._sent_again -= 1
         except TimeoutError as error:
+            self._times.add(self._seconds)  # the server may be so slow
             raise self._too_late() from error
         finally:
             for request in requests:
-                request.cancel()  # an engine stops computing for a connection that was closed
+                request.cancel()  # vLLM stops computing for a connection that was closed
             await asyncio.gather(*requests, return_exceptions=True)
 
-    async def _post(self, endpoints: Sequence[Endpoint], path: str, body: dict[str, Any]) -> Reply:
+    async def _is_overdue(self, request: asyncio.Task[Reply]) -> bool:
+        """Wait until a request is to be sent again; False if it ends before, or is so late that it will not be."""
+        began = time.monotonic()
+        while not request.done():
+            overdue_seconds = self._times.overdue_seconds()
+            waited = time.monotonic() - began
+            if max(overdue_seconds, waited) > LATEST_PART * self._seconds:
+                await asyncio.wait([request])
+            elif waited < overdue_seconds:
+                await asyncio.wait([request], timeout=overdue_seconds - waited)
+            elif self._sent_again < SENT_AGAIN_AT_ONCE:
+                return True
+            else:
+                await asyncio.wait([request], timeout=_LOOK_SECONDS)
+        return False
+
+    async def _post(
+        self, session: aiohttp.ClientSession, endpoints: Sequence[Endpoint], path: str, body: dict[str, Any]
+    ) -> Reply:
         """
         Raises:
             NoReply
         """
-        assert self._session is not None, "used outside its context"
         began, problem = time.monotonic(), "there is none"
-        for endpoint in random.sample(list(endpoints), len(endpoints)):
+        for endpoint in endpoints:
             headers = {"Content-Type": "application/json"} | bearer(endpoint.api_key)
             content = orjson.dumps({"model": endpoint.model} | body)
             try:
-                async with self._session.post(f"{endpoint.url}{path}", data=content, headers=headers) as response:
+                async with session.post(f"{endpoint.url}{path}", data=content, headers=headers) as response:
                     reply = await _reply(response)
-                    self._times.add(time.monotonic() - began)
-                    return reply
-            except aiohttp.ClientConnectorError:
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
                 problem = "it cannot be reached"
             except TimeoutError as error:
                 raise self._too_late() from error
             except (aiohttp.ClientError, ConnectionError) as error:
                 raise NoReply(f"it broke off ({type(error).__name__})") from error
+            else:
+                if reply.status == 200:
+                    self._times.add(time.monotonic() - began)
+                return reply
         raise NoReply(problem)
 
     def _too_late(self) -> NoReply:
         return NoReply(f"no answer within {self._seconds:.0f} s")
 
 
-async def _first_reply(requests: Iterable[Awaitable[Reply]]) -> Reply:
-    """
+async def _first_answer(requests: Sequence[Awaitable[Reply]]) -> Reply:
+    """The first reply with status 200. A server that has enough to do refuses the second request at once, which says
+    nothing of the first: any other reply is the last.
+
     Raises:
-        NoReply: why the last of them got none.
+        NoReply: none of them has a reply.
     """
-    problem = NoReply("nothing was sent")
+    refusal, problem = None, NoReply("nothing was sent")
     for request in asyncio.as_completed(requests):
         try:
-            return await request
+            reply = await request
         except NoReply as error:
             problem = error
-    raise problem
+            continue
+        if reply.status == 200:
+            return reply
+        refusal = refusal or reply
+    if refusal is None:
+        raise problem
+    return refusal
 
 
 async def _reply(response: aiohttp.ClientResponse) -> Reply:

@@ -62,7 +62,7 @@ class Loader:
 
 
 class LoadedBefore(Loader):
-    """Refuses a load as vLLM does that waited for another of the same name."""
+    """Refuses a load as vLLM does after waiting for another one of the same name."""
 
     async def load(self, request: Request) -> JSONResponse:
         await super().load(request)
