@@ -104,16 +104,20 @@ class AnswerTimes:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._last: deque[tuple[float, float]] = deque()
+        # Those that no later answer exceeds, with when they came: the slowest is the first.
+        self._slowest: deque[tuple[float, float]] = deque()
 
     def add(self, seconds: float) -> None:
-        self._last.append((self._clock(), seconds))
+        while self._slowest and self._slowest[-1][1] <= seconds:
+            self._slowest.pop()
+        self._slowest.append((self._clock(), seconds))
 
     def overdue_seconds(self) -> float:
         """After this many seconds without an answer a request is more likely lost than slow."""
-        while self._last and self._last[0][0] < self._clock() - _REMEMBERED_SECONDS:
-            self._last.popleft()
-        return max([LEAST_OVERDUE_SECONDS, *(OVERDUE_FACTOR * seconds for _, seconds in self._last)])
+        while self._slowest and self._slowest[0][0] < self._clock() - _REMEMBERED_SECONDS:
+            self._slowest.popleft()
+        slowest = self._slowest[0][1] if self._slowest else 0.0
+        return max(LEAST_OVERDUE_SECONDS, OVERDUE_FACTOR * slowest)
 
 
 class JsonClient:
@@ -169,9 +173,10 @@ class JsonClient:
             self._times.add(self._seconds)  # the server may be so slow
             raise self._too_late() from error
         finally:
-            for request in requests:
-                request.cancel()  # vLLM stops computing for a connection that was closed
-            await asyncio.gather(*requests, return_exceptions=True)
+            if len(requests) > 1 or not requests[0].done():
+                for request in requests:
+                    request.cancel()  # vLLM stops computing for a connection that was closed
+                await asyncio.gather(*requests, return_exceptions=True)
 
     async def _is_overdue(self, request: asyncio.Task[Reply]) -> bool:
         """Wait until a request is to be sent again; False if it ends before, or is so late that it will not be."""
