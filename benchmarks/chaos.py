@@ -34,6 +34,10 @@ from tests.chaos.stand_in_engine import stand_in_engine
 DISK_MEGABYTES = 1024
 # The chatting sessions keep the engine busy; so few requests take nothing from them.
 FUZZ_PAUSE_SECONDS = 1.0
+# What recovery should take at most. An engine that was killed starts anew first, which takes a minute on two cores.
+CHAT_SECONDS = 5.0
+STEP_SECONDS = 60.0
+ENGINE_STARTS = "kill vllm"
 
 
 def main() -> int:
@@ -59,6 +63,7 @@ def main() -> int:
     problems = [problem for outcome in outcomes for problem in outcome.problems] + at_the_end
     faults = sum(outcome.number > 0 and outcome.reached for outcome in outcomes)
     print(f"seed {arguments.seed}: {faults} faults, {len(problems)} problems")
+    print(", ".join(f"{name} {count}" for name, count in late(outcomes).items()))
     if arguments.out is not None:
         arguments.out.write_text(as_json(outcomes, at_the_end, arguments, load_before))
     return 1 if problems else 0
@@ -122,8 +127,25 @@ def as_json(
     options = {name: value for name, value in vars(arguments).items() if name != "out"}
     # `asdict` cannot copy a Counter.
     rows = [asdict(replace(outcome, failures=Counter())) | {"failures": dict(outcome.failures)} for outcome in outcomes]
-    found = {"options": options, **surroundings(load_before), "outcomes": rows, "problems_at_the_end": [*at_the_end]}
+    found = {
+        "options": options,
+        **surroundings(load_before),
+        "late": late(outcomes),
+        "outcomes": rows,
+        "problems_at_the_end": [*at_the_end],
+    }
     return json.dumps(found, indent=1) + "\n"
+
+
+def late(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    """How many of the faults after which no engine had to start recovered later than they should."""
+    counted = [one for one in outcomes if one.number > 0 and one.reached and one.kind != ENGINE_STARTS]
+    steps = [one.training_seconds for one in counted if one.training_seconds is not None]
+    return {
+        f"faults other than {ENGINE_STARTS}": len(counted),
+        f"chat later than {CHAT_SECONDS:g} s": sum(one.chat_seconds > CHAT_SECONDS for one in counted),
+        f"next step later than {STEP_SECONDS:g} s": sum(seconds > STEP_SECONDS for seconds in steps),
+    }
 
 
 def line(outcome: Outcome) -> str:

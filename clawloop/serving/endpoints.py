@@ -39,10 +39,12 @@ MAX_RETRY_AFTER_SECONDS = 600.0
 LEAST_OVERDUE_SECONDS = 15.0
 # One prompt may take so many times as long as another.
 OVERDUE_FACTOR = 3.0
-# A second request that begins later than this part of the time limit would hardly be answered within it.
+# Of the time limit: a second request that begins later would hardly be answered within it.
 LATEST_PART = 2 / 3
 # Of one client. A server that has become slow gets little more to do; a network that failed is noticed by the first.
 SENT_AGAIN_AT_ONCE = 2
+# An answer, or a request that is wrong or too large. Others are of the moment, of a key, or of one server.
+_SAID_OF_THE_REQUEST = frozenset({200, 400, 413, 422})
 # Until another may be sent again.
 _LOOK_SECONDS = 1.0
 # The speed of a server ten minutes ago says little about now.
@@ -112,12 +114,20 @@ class AnswerTimes:
             self._slowest.pop()
         self._slowest.append((self._clock(), seconds))
 
-    def overdue_seconds(self) -> float:
-        """After this many seconds without an answer a request is more likely lost than slow."""
+    def overdue_seconds(self, limit: float) -> float | None:
+        """After so many seconds without an answer a request is more likely lost than slow.
+
+        Args:
+            limit: seconds that an answer may take.
+
+        Returns:
+            None: at no time, since answers take about as long as they may.
+        """
         while self._slowest and self._slowest[0][0] < self._clock() - _REMEMBERED_SECONDS:
             self._slowest.popleft()
         slowest = self._slowest[0][1] if self._slowest else 0.0
-        return max(LEAST_OVERDUE_SECONDS, OVERDUE_FACTOR * slowest)
+        latest = LATEST_PART * limit
+        return None if slowest >= latest else min(max(LEAST_OVERDUE_SECONDS, OVERDUE_FACTOR * slowest), latest)
 
 
 class JsonClient:
@@ -150,7 +160,8 @@ class JsonClient:
     async def post(self, endpoints: Sequence[Endpoint], path: str, body: dict[str, Any]) -> Reply:
         """The answer of the first of these servers, in random order, that can be reached.
 
-        A request that is overdue is sent once more, to the next of them, and the first answer with status 200 counts.
+        A request that is overdue is sent once more, to the next of them. The first answer counts, but for refusals that
+        say nothing of the other request.
 
         Raises:
             NoReply
@@ -171,20 +182,22 @@ class JsonClient:
                     self._sent_again -= 1
         except TimeoutError as error:
             self._times.add(self._seconds)  # the server may be so slow
+            for request in requests:
+                if request.done() and request.exception() is None:
+                    return request.result()  # a refusal
             raise self._too_late() from error
         finally:
-            if len(requests) > 1 or not requests[0].done():
-                for request in requests:
-                    request.cancel()  # vLLM stops computing for a connection that was closed
-                await asyncio.gather(*requests, return_exceptions=True)
+            for request in requests:
+                request.cancel()  # vLLM stops computing for a connection that was closed
+            await asyncio.gather(*requests, return_exceptions=True)
 
     async def _is_overdue(self, request: asyncio.Task[Reply]) -> bool:
-        """Wait until a request is to be sent again; False if it ends before, or is so late that it will not be."""
+        """Wait until a request is to be sent again; False if it ends before."""
         began = time.monotonic()
         while not request.done():
-            overdue_seconds = self._times.overdue_seconds()
+            overdue_seconds = self._times.overdue_seconds(self._seconds)
             waited = time.monotonic() - began
-            if max(overdue_seconds, waited) > LATEST_PART * self._seconds:
+            if overdue_seconds is None:
                 await asyncio.wait([request])
             elif waited < overdue_seconds:
                 await asyncio.wait([request], timeout=overdue_seconds - waited)
@@ -225,8 +238,9 @@ class JsonClient:
 
 
 async def _first_answer(requests: Sequence[Awaitable[Reply]]) -> Reply:
-    """The first reply with status 200. A server that has enough to do refuses the second request at once, which says
-    nothing of the first: any other reply is the last.
+    """The first reply that depends on the request alone, or else the last one.
+
+    A server that has enough to do refuses the second request at once, which says nothing of the first.
 
     Raises:
         NoReply: none of them has a reply.
@@ -238,9 +252,9 @@ async def _first_answer(requests: Sequence[Awaitable[Reply]]) -> Reply:
         except NoReply as error:
             problem = error
             continue
-        if reply.status == 200:
+        if reply.status in _SAID_OF_THE_REQUEST:
             return reply
-        refusal = refusal or reply
+        refusal = reply
     if refusal is None:
         raise problem
     return refusal

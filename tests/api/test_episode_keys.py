@@ -90,6 +90,28 @@ async def test_an_episode_gives_no_feedback(gateway: Gateway) -> None:
     assert "verifier alone" in answer.json()["error"]["message"]
 
 
+async def test_an_episodes_turns_follow_the_active_version_within_a_chain_of_tool_calls(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
+    """A chat stays on its version there."""
+    async with running_gateway(tmp_path, engines=[engine], active=1, versions=frozenset({1})) as gateway:
+        _, secret = episode_key(gateway)
+        asked = chat_body("TOOL")["messages"]
+        answers = {}
+        for key in (gateway.key, secret):
+            async with gateway.client(key) as client:
+                answer = await client.post(CHAT, json=chat_body("TOOL"))
+            answers[key] = answer.json()["choices"][0]["message"]
+        gateway.directory.set_active(2, versions=frozenset({1, 2}))
+        await until(lambda: gateway.services.directory.policy("default").active == 2)
+        for key, expected in ((gateway.key, 1), (secret, 2)):
+            result = {"role": "tool", "tool_call_id": "t1", "content": "42"}
+            async with gateway.client(key) as client:
+                answer = await client.post(CHAT, json=chat_body(messages=[*asked, answers[key], result]))
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["X-Clawloop-Version"] == str(expected)
+
+
 async def test_equal_prompts_of_two_episodes_are_two_sessions(gateway: Gateway) -> None:
     for _ in range(2):
         _, secret = episode_key(gateway)

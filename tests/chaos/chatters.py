@@ -40,7 +40,6 @@ class Chatters:
     Attributes:
         seen: all replies whose end a client saw.
         failures: why requests failed, how often, since the last `take_failures`.
-        waits: the longest time that an answer took, retries included, since then.
     """
 
     url: str

@@ -126,6 +126,24 @@ async def test_a_second_request_that_is_refused_leaves_the_first_to_be_answered(
 
 
 @pytest.mark.usefixtures("impatient")
+async def test_a_request_that_is_refused_for_itself_is_refused_though_the_first_is_lost(slow: Slow) -> None:
+    slow.statuses[2] = 413
+    async with JsonClient(200) as client:
+        asked = asyncio.create_task(slow.ask(client))
+        assert [await slow.arrivals.get() for _ in range(2)] == [1, 2]
+        slow.release(2)
+        assert (await asked).status == 413
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_refusal_counts_when_the_other_request_has_no_answer_in_time(slow: Slow) -> None:
+    slow.statuses[2] = 429
+    slow.release(2)
+    async with JsonClient(3.0) as client:
+        assert (await slow.ask(client)).status == 429
+
+
+@pytest.mark.usefixtures("impatient")
 async def test_two_refusals_are_a_refusal(slow: Slow) -> None:
     slow.statuses |= {1: 503, 2: 429}
     async with JsonClient(200) as client:
@@ -168,17 +186,21 @@ async def test_a_server_that_cannot_be_reached_is_passed_over(slow: Slow) -> Non
 
 
 def test_a_request_is_overdue_after_three_times_the_slowest_answer_of_the_last_ten_minutes() -> None:
-    now = 0.0
+    now, limit, latest = 0.0, 300.0, 200.0
     times = AnswerTimes(lambda: now)
-    assert times.overdue_seconds() == endpoints.LEAST_OVERDUE_SECONDS
+    assert times.overdue_seconds(limit) == endpoints.LEAST_OVERDUE_SECONDS
     times.add(20.0)
     now = 300.0
     times.add(10.0)
-    assert times.overdue_seconds() == 60.0
+    assert times.overdue_seconds(limit) == 60.0
     now = 601.0
-    assert times.overdue_seconds() == 30.0
+    assert times.overdue_seconds(limit) == 30.0
     now = 901.0
-    assert times.overdue_seconds() == endpoints.LEAST_OVERDUE_SECONDS
+    assert times.overdue_seconds(limit) == endpoints.LEAST_OVERDUE_SECONDS
+    times.add(100.0)
+    assert times.overdue_seconds(limit) == pytest.approx(latest)
+    times.add(201.0)  # it answers, but a second request would be too late
+    assert times.overdue_seconds(limit) is None
 
 
 @pytest.mark.parametrize("keep_seconds", [0, 3])

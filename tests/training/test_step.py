@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from clawloop.contracts.training import BatchSample, StepFigures
 from clawloop.errors import AdapterUnusable, NothingToTrain, SampleUnusable, StepDiverged
+from clawloop.ids import new_episode_id
 from clawloop.recipes.recipe import Advantage, Bounds, Distillation, Loss, Optimiser, Train
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
 from clawloop.training.batch import plain_sequence
@@ -73,9 +74,18 @@ def plain_logprobs(peft: nn.Module, prompt: list[int], response: list[int], temp
     return (logits / temperature).log_softmax(-1)
 
 
+def trained_tokens(sample: BatchSample) -> int:
+    return sum(sample.response_mask or [True] * len(sample.response_ids))
+
+
+def _sequence_of(sample: BatchSample) -> object:
+    """An episode is one sequence, and so is each turn of a chat."""
+    return sample.episode or sample.sample_id
+
+
 def plain_gradients(peft: nn.Module, samples: list[BatchSample], recipe: Train) -> tuple[dict[str, Tensor], float]:
     """The same step written out: one sample at a time, PPO clip and weighted k2."""
-    total = sum(sum(s.response_mask or [True] * len(s.response_ids)) for s in samples)
+    total = sum(trained_tokens(sample) for sample in samples)
     loss = torch.zeros(())
     for sample in samples:
         arguments = (list(sample.prompt_ids), list(sample.response_ids), sample.temperature)
@@ -98,8 +108,12 @@ def plain_gradients(peft: nn.Module, samples: list[BatchSample], recipe: Train) 
         objective = torch.minimum(rho * advantage, rho.clamp(0.8, 1.28) * advantage)
         objective = torch.where(advantage < 0, torch.maximum(objective, 3 * advantage), objective)
         per_token = -objective + recipe.loss.kl * rho.clamp(0, 2).detach() * (logp - base).square() / 2
-        share = per_token.sum() / total if recipe.loss.aggregation == "token" else per_token.mean() / len(samples)
-        loss = loss + share
+        if recipe.loss.aggregation == "token":
+            loss = loss + per_token.sum() / total
+        else:
+            own = _sequence_of(sample)
+            tokens = sum(trained_tokens(other) for other in samples if _sequence_of(other) == own)
+            loss = loss + per_token.sum() / tokens / len({_sequence_of(other) for other in samples})
     loss.backward()  # type: ignore[no-untyped-call]
     named = dict(peft.named_parameters())
     found = {name.replace(".default", ""): p.grad for name, p in named.items() if p.grad is not None}
@@ -107,14 +121,20 @@ def plain_gradients(peft: nn.Module, samples: list[BatchSample], recipe: Train) 
 
 
 @pytest.mark.parametrize("checkpoint", ["qwen3", "qwen2"])
-@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+@pytest.mark.parametrize(
+    ("aggregation", "episodes"), [("token", False), ("sequence", False), ("sequence", True), ("token", True)]
+)
 def test_gradients_are_those_of_peft_and_transformers(
-    checkpoint: str, aggregation: str, tmp_path: Path, request: pytest.FixtureRequest
+    checkpoint: str, aggregation: str, episodes: bool, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     base = request.getfixturevalue(checkpoint)
     model = load(base)
     recipe = Train(loss=Loss(kl=0.1, aggregation=aggregation), optimiser=UNCLIPPED)  # type: ignore[arg-type]
     samples = random_batch(model, hints=True)
+    if episodes:  # of two and three turns, beside chats
+        of_turn = [None, *[new_episode_id()] * 2, *[new_episode_id()] * 3]
+        of_turn += [None] * (len(samples) - len(of_turn))
+        samples = [replace(one, episode=episode) for one, episode in zip(samples, of_turn, strict=True)]
     expected, loss = plain_gradients(peft_model(model, base, tmp_path), samples, recipe)
     report = step(model, samples, recipe, Limits(budget_tokens=60, max_tokens=256, vocab_size=VOCAB))
     assert report.micro_batches > 2

@@ -27,7 +27,7 @@ from starlette.routing import Route
 from benchmarks import __main__ as program
 from benchmarks import gateway, publish, report, soak
 from benchmarks.__main__ import PRINTING, PROGRAMS, RATIOS, SLACK, is_much_worse, main
-from benchmarks.chaos import as_json
+from benchmarks.chaos import as_json, late
 from benchmarks.gateway import DIRECT, LITELLM, NOTIFYING, PARSING, RECORDING, Case, _ratios, _row
 from benchmarks.load import Chats, Load, answer_text, closed_loop, percentile, prompt
 from benchmarks.options import sizes
@@ -304,3 +304,23 @@ def test_faults_are_written_with_the_reasons_of_failed_requests() -> None:
     assert written["outcomes"][0]["failures"] == {"500 internal": 2}
     assert written["outcomes"][0]["problems"] == ["a problem"]
     assert written["problems_at_the_end"] == ["a lost judgement"]
+    assert written["late"] == {
+        "faults other than kill vllm": 1,
+        "chat later than 5 s": 0,
+        "next step later than 60 s": 0,
+    }
+
+
+def test_late_recoveries_are_counted_but_for_an_engine_that_has_to_start() -> None:
+    def outcome(kind: str, chat: float, step: float | None, number: int = 1, reached: bool = True) -> Outcome:
+        return Outcome(number, kind, reached, 0.1, chat, step, Counter())
+
+    outcomes = [
+        outcome("no fault", 9.0, 90.0, number=0),
+        outcome("kill judge", 5.1, 60.0),
+        outcome("silence engine", 5.0, 111.2),
+        outcome("kill vllm", 50.0, 70.0),
+        outcome("crash claimed", 99.0, 99.0, reached=False),
+        outcome("cut engine", 7.0, None),
+    ]
+    assert list(late(outcomes).values()) == [3, 2, 1]
