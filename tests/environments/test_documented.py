@@ -94,7 +94,6 @@ def running(block: str, folder: Path, log: Path, **more: str) -> Iterator[None]:
             process.wait(SECONDS)
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.postgres
 @pytest.mark.timeout(1200)

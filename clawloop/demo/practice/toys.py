@@ -16,6 +16,11 @@ def toy_of(environment: str) -> Toy:
     Raises:
         SetupError: no toy practises this.
     """
+    if environment == "browser":
+        raise SetupError(
+            "--environment 'browser': no model that is small enough for a demo has learned to find elements on a page;"
+            " docs/environments.md, Browser, has the commands that let yours practise"
+        )
     if environment not in TOYS:
         raise SetupError(f"--environment {environment!r}: there are demos of {', '.join(TOYS)}")
     return TOYS[environment]

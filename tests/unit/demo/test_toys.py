@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
@@ -162,6 +165,21 @@ def test_commands_of_different_attempts_meet_only_their_own_files() -> None:
     assert states[1].files == dict(states[1].task.start)
 
 
+@pytest.mark.slow
+def test_a_toy_is_made_anew_by_its_command(tmp_path: Path) -> None:
+    out = tmp_path / "toy"
+    command = [sys.executable, "-m", "clawloop.cli.main", "demo", "pretrain", "--environment", "tool-call"]
+    options = ["--steps", "2", "--threads", "1", "--out", str(out)]
+    # Ten seconds on an idle machine.
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert f"`{digest(out)}`" in (out / CARD).read_text()
+    assert {path.name for path in out.iterdir()} == {path.name for path in toy_of("tool-call").folder.iterdir()}
+    require_model(out)
+
+
 def test_there_is_no_toy_of_other_environments() -> None:
     with pytest.raises(SetupError, match="there are demos of tool-call, terminal, swe"):
         toy_of("chess")
+    with pytest.raises(SetupError, match=r"docs/environments\.md, Browser, has the commands"):
+        toy_of("browser")
