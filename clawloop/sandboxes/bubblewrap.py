@@ -22,6 +22,7 @@ from clawloop.sandboxes.answers import parse_answer, read_up_to
 from clawloop.sandboxes.boxes import MIB, BoxResult, BoxTask, Limits
 from clawloop.sandboxes.contents import fill, give, own_uid, resource_limits
 from clawloop.sandboxes.folders import BoxFolders
+from clawloop.sandboxes.memory import exceeded
 from clawloop.sandboxes.relay import relaying
 
 # Above every limit inside: for starting, packing and sending what was left, on a busy machine.
@@ -101,22 +102,37 @@ class Bubblewrap:
 
 async def _run(command: list[str], task: BoxTask, uid: int | None) -> BoxResult:
     process = await _start(command, uid)
-    limit = task.limits.artifact_bytes + task.limits.output_bytes + 64 * 1024
+    limits = task.limits
+    reading = asyncio.create_task(_read(process, limits))
+    watching = asyncio.create_task(exceeded(process.pid, limits.memory_bytes))
     try:
         async with asyncio.timeout(task.seconds + _GRACE_SECONDS):
-            assert process.stdout is not None
-            assert process.stderr is not None
-            answer, errors = await asyncio.gather(read_up_to(process.stdout, limit), read_up_to(process.stderr, 4096))
-            await process.wait()
+            await asyncio.wait([reading, watching], return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                return BoxResult(None, b"", b"", f"its processes had more than {limits.memory_bytes} bytes of memory")
+            answer, errors = await reading
     except TimeoutError:
         # The program inside that keeps the time limit was killed or starved: the command's own doing.
         return BoxResult(None, b"", b"", "the sandbox did not answer in time")
     finally:
+        for each in (reading, watching):
+            each.cancel()
         await _end(process)
+        await asyncio.gather(reading, watching, return_exceptions=True)
     if process.returncode is not None and process.returncode < 0:
         # Nothing in the sandbox sees this process: somebody outside ended it, e.g. the kernel where memory ran out.
         raise SandboxFailed(f"bubblewrap was ended by signal {-process.returncode}")
-    return parse_answer(answer, errors, task.limits)
+    return parse_answer(answer, errors, limits)
+
+
+async def _read(process: asyncio.subprocess.Process, limits: Limits) -> tuple[bytes, bytes]:
+    """What it wrote until its end."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    limit = limits.artifact_bytes + limits.output_bytes + 64 * 1024
+    answer, errors = await asyncio.gather(read_up_to(process.stdout, limit), read_up_to(process.stderr, 4096))
+    await process.wait()
+    return answer, errors
 
 
 async def _start(command: list[str], uid: int | None) -> asyncio.subprocess.Process:

@@ -40,6 +40,26 @@ time.sleep(30)
 
 
 @pytest.mark.slow
+async def test_a_command_that_stops_what_counts_its_memory_is_ended_from_outside(open_folder: Path) -> None:
+    word = f"stopped-{uuid4().hex}"
+    code = f"""
+import os, signal, time  # {word}
+os.kill(os.getppid(), signal.SIGSTOP)
+for _ in range(6):
+    if os.fork() == 0:
+        held = b'x' * {96 * MIB}
+        time.sleep(600)
+        os._exit(0)
+time.sleep(600)
+"""
+    sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders(open_folder))
+    result = await python(sandboxes, code, seconds=600.0, limits=Limits(memory_bytes=400 * MIB))
+    assert (result.exit_code, result.problem) == (None, f"its processes had more than {400 * MIB} bytes of memory")
+    await asyncio.to_thread(wait_until, lambda: not processes_with(word))
+    assert list(open_folder.iterdir()) == []
+
+
+@pytest.mark.slow
 async def test_a_sandbox_that_is_killed_from_outside_is_no_fault_of_the_command(open_folder: Path) -> None:
     sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders(open_folder))
     word = f"killed-{uuid4().hex}"
