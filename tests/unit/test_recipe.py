@@ -111,6 +111,7 @@ HASHES = {
     "combined": ("09831064e1ff", "d231c4490559"),
     "demo": ("09831064e1ff", "1383301f23a7"),
     "grpo": ("10c695f3a74b", "fd7cee4d920a"),
+    "judge": ("6a2bd3198123", "fd7cee4d920a"),
     "opd": ("7cd8aaa264db", "a9acdce32769"),
     "outcome_process": ("d5ee047811a8", "fd7cee4d920a"),
     "quantised": ("09831064e1ff", "e31d91f3f999"),
