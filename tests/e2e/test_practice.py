@@ -18,9 +18,9 @@ from clawloop.demo.practice.report import GAIN, GOAL
 MAX_SECONDS = 5400
 # Of the toys' seeds, one that nothing was tuned on.
 SEED = 100
-# Of any version after the goal was reached: 60 attempts leave an error of 0.06, and a run that collapses falls below
-# where it began.
-NO_COLLAPSE = 0.55
+# Of any version after the goal was reached. 60 attempts leave an error of 0.06; versions of good runs were measured at
+# 0.67 and above.
+NO_COLLAPSE = 0.6
 
 
 @pytest.mark.long
@@ -42,6 +42,6 @@ def test_a_toy_learns_in_sandboxes(environment: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     [run] = report["runs"]
-    assert run["best"] >= run["success_before"] + GAIN, run
+    assert run["gain"] >= GAIN, run  # of the last version
     assert run["seconds_to_goal"] is not None, (GOAL, run)
     assert run["least_after_goal"] >= NO_COLLAPSE, run
