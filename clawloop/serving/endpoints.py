@@ -43,6 +43,8 @@ OVERDUE_FACTOR = 3.0
 LATEST_PART = 2 / 3
 # Of one client. A server that has become slow gets little more to do; a network that failed is noticed by the first.
 SENT_AGAIN_AT_ONCE = 2
+# A second request without an answer for so long may be lost, too, and others need not wait for it.
+OCCUPIED_SECONDS = 15.0
 # An answer, or a request that is wrong or too large. Others are of the moment, of a key, or of one server.
 _SAID_OF_THE_REQUEST = frozenset({200, 400, 413, 422})
 # Until another may be sent again.
@@ -173,15 +175,15 @@ class JsonClient:
                 if not await self._is_overdue(requests[0]):
                     return await requests[0]
                 log.info("a request is overdue and sent again", extra={"path": path})
+                others_first = order[1:] + order[:1]
+                requests.append(asyncio.create_task(self._post(self._second, others_first, path, body)))
                 self._sent_again += 1
                 try:
-                    others_first = order[1:] + order[:1]
-                    requests.append(asyncio.create_task(self._post(self._second, others_first, path, body)))
-                    return await _first_answer(requests)
+                    await asyncio.wait(requests, timeout=OCCUPIED_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     self._sent_again -= 1
+                return await _first_answer(requests)
         except TimeoutError as error:
-            self._times.add(self._seconds)  # the server may be so slow
             for request in requests:
                 if request.done() and request.exception() is None:
                     return request.result()  # a refusal

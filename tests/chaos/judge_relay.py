@@ -47,7 +47,8 @@ class JudgeRelay:
         self._port = port
 
     async def __aenter__(self) -> JudgeRelay:
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=3))
+        # A question that is sent again must not meet another silent connection here: judges have no relay.
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
         app = web.Application(client_max_size=2**25)
         app.add_routes([web.post("/v1/chat/completions", self._relay)])
         self._runner = web.AppRunner(app, access_log=None)

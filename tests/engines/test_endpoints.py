@@ -158,20 +158,20 @@ async def test_two_requests_without_an_answer_end_at_the_time_limit(slow: Slow) 
     async with JsonClient(3.0) as client:
         with pytest.raises(NoReply, match="no answer within 3 s"):
             await slow.ask(client)
-        # The server may be so slow: it is not asked twice again.
-        with pytest.raises(NoReply, match="no answer within 3 s"):
-            await slow.ask(client)
-    assert slow.seen == 3
+    assert slow.seen == 2
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_few_requests_are_sent_again_at_once(slow: Slow) -> None:
+async def test_few_requests_are_sent_again_at_once(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "OCCUPIED_SECONDS", 3.0)
     async with JsonClient(200) as client:
         asked = [asyncio.create_task(slow.ask(client)) for _ in range(5)]
         for _ in range(5 + endpoints.SENT_AGAIN_AT_ONCE):
             await slow.arrivals.get()
         await asyncio.sleep(0.3)
         assert slow.seen == 5 + endpoints.SENT_AGAIN_AT_ONCE
+        for _ in range(3):  # those that were sent again may be lost, too
+            await slow.arrivals.get()
         for each in asked:
             each.cancel()
         await asyncio.wait(asked)
