@@ -137,7 +137,7 @@ async def _measure(address: str, folder: Path, sessions: int, turns: int, busy: 
                 await be_quiet()
     rows: list[dict[str, Figure]] = [
         {
-            "replays of each queue at once": limit or "the SDK's default",
+            "replays of the task queue at once": limit or "the SDK's default",
             "sessions": sessions,
             "events": f"{min(events[limit]):.0f} to {max(events[limit]):.0f}",
             "s until all get on": ", ".join(map(_shown, seconds[limit], left[limit])),

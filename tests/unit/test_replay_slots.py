@@ -109,7 +109,7 @@ async def test_a_hundred_tasks_of_workflows_in_memory_run_at_once(worker: Worker
 
 
 async def test_histories_that_the_workers_own_queue_brings_hold_up_its_further_polls(worker: Worker) -> None:
-    replays = [await worker.replay(own_queue=True) for _ in range(2)]
+    replays = [await worker.replay(own_queue=True) for _ in range(3)]
     assert await worker.poll(own_queue=True) is None
     assert await worker.poll() is not None
     await worker.end(replays[0])

@@ -85,7 +85,7 @@ async def test_a_worker_that_takes_over_replays_few_at_once_and_all_get_on(clien
             async with worker(client, second):
                 for _ in range(5):
                     await say()
-            assert 1 <= second.replays <= 2 * REPLAYS
+            assert 1 <= second.replays <= 2 * REPLAYS + 1
             assert second.news >= SESSIONS
         finally:
             await end_all(client)
