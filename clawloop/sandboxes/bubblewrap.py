@@ -109,15 +109,16 @@ async def _run(command: list[str], task: BoxTask, uid: int | None) -> BoxResult:
         async with asyncio.timeout(task.seconds + _GRACE_SECONDS):
             await asyncio.wait([reading, watching], return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
+                watching.result()
                 return BoxResult(None, b"", b"", f"its processes had more than {limits.memory_bytes} bytes of memory")
             answer, errors = await reading
     except TimeoutError:
         # The program inside that keeps the time limit was killed or starved: the command's own doing.
         return BoxResult(None, b"", b"", "the sandbox did not answer in time")
     finally:
-        for each in (reading, watching):
-            each.cancel()
-        await _end(process)
+        watching.cancel()
+        await _end(process)  # which needs somebody to read what is written until the end
+        reading.cancel()
         await asyncio.gather(reading, watching, return_exceptions=True)
     if process.returncode is not None and process.returncode < 0:
         # Nothing in the sandbox sees this process: somebody outside ended it, e.g. the kernel where memory ran out.

@@ -10,17 +10,29 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from clawloop.errors import SandboxFailed
+
 COUNT_SECONDS = 2.0
-# So that the program inside, where it runs, is first, and has room to pack what was left.
+# Of the limit, so that the program inside has room to pack what was left.
 SLACK = 1.25
+# In a row: between two of them the program inside counts, where it runs, and ends the command itself.
+COUNTS = 2
 
 
 async def exceeded(process: int, limit_bytes: int) -> None:
-    """Return once this process and its descendants have far more memory of their own, together, than the limit."""
-    while True:
-        if await asyncio.to_thread(own_bytes, process) > SLACK * limit_bytes:
-            return
+    """Return once this process and its descendants have had far more memory of their own, together, than the limit.
+
+    Raises:
+        SandboxFailed: it cannot be counted.
+    """
+    counts = 0
+    while counts < COUNTS:
         await asyncio.sleep(COUNT_SECONDS)
+        try:
+            used = await asyncio.to_thread(own_bytes, process)
+        except RuntimeError as error:  # no thread can be started
+            raise SandboxFailed(f"the memory of a sandbox cannot be counted: {error}") from error
+        counts = counts + 1 if used > SLACK * limit_bytes else 0
 
 
 def own_bytes(process: int) -> int:
@@ -32,6 +44,9 @@ def own_bytes(process: int) -> int:
         with suppress(OSError, ValueError):
             _, resident, shared, *_ = map(int, (folder / "statm").read_text().split())
             used += (resident - shared) * page
-            for thread in (folder / "task").iterdir():
-                found += map(int, (thread / "children").read_text().split())
+        with suppress(OSError):
+            threads = list((folder / "task").iterdir())
+            for thread in threads:
+                with suppress(OSError):  # it ends meanwhile
+                    found += map(int, (thread / "children").read_text().split())
     return used

@@ -41,7 +41,8 @@ LEAST_OVERDUE_SECONDS = 15.0
 OVERDUE_FACTOR = 2.0
 # Of the time limit: a second request that begins later would hardly be answered within it.
 LATEST_PART = 2 / 3
-# Of one client. A server that has become slow gets little more to do; a network that failed is noticed by the first.
+# Of one client, in any `OCCUPIED_SECONDS`. A server that has become slow gets more to do little by little; a network
+# that failed is noticed by the first.
 SENT_AGAIN_AT_ONCE = 2
 # A second request without an answer for so long may be lost, too, and others need not wait for it.
 OCCUPIED_SECONDS = 15.0
@@ -199,7 +200,7 @@ class JsonClient:
         while not request.done():
             overdue_seconds = self._times.overdue_seconds(self._seconds)
             waited = time.monotonic() - began
-            if overdue_seconds is None:
+            if overdue_seconds is None or waited > LATEST_PART * self._seconds:
                 await asyncio.wait([request])
             elif waited < overdue_seconds:
                 await asyncio.wait([request], timeout=overdue_seconds - waited)
@@ -216,10 +217,11 @@ class JsonClient:
         Raises:
             NoReply
         """
-        began, problem = time.monotonic(), "there is none"
+        problem = "there is none"
         for endpoint in endpoints:
             headers = {"Content-Type": "application/json"} | bearer(endpoint.api_key)
             content = orjson.dumps({"model": endpoint.model} | body)
+            began = time.monotonic()
             try:
                 async with session.post(f"{endpoint.url}{path}", data=content, headers=headers) as response:
                     reply = await _reply(response)

@@ -83,7 +83,7 @@ async def n_of(asked: Awaitable[Reply]) -> int:
 async def test_a_request_on_a_connection_that_falls_silent_is_sent_again(
     slow: Slow, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoints, "LEAST_OVERDUE_SECONDS", 3.0)  # the first connection is silent before
+    monkeypatch.setattr(endpoints, "LEAST_OVERDUE_SECONDS", 8.0)  # the first connection is silent before
     async with JsonClient(200) as client:
         asked = asyncio.create_task(slow.ask(client))
         assert await slow.arrivals.get() == 1
@@ -139,7 +139,7 @@ async def test_a_request_that_is_refused_for_itself_is_refused_though_the_first_
 async def test_a_refusal_counts_when_the_other_request_has_no_answer_in_time(slow: Slow) -> None:
     slow.statuses[2] = 429
     slow.release(2)
-    async with JsonClient(3.0) as client:
+    async with JsonClient(8.0) as client:
         assert (await slow.ask(client)).status == 429
 
 
@@ -155,15 +155,15 @@ async def test_two_refusals_are_a_refusal(slow: Slow) -> None:
 
 @pytest.mark.usefixtures("impatient")
 async def test_two_requests_without_an_answer_end_at_the_time_limit(slow: Slow) -> None:
-    async with JsonClient(3.0) as client:
-        with pytest.raises(NoReply, match="no answer within 3 s"):
+    async with JsonClient(8.0) as client:
+        with pytest.raises(NoReply, match="no answer within 8 s"):
             await slow.ask(client)
     assert slow.seen == 2
 
 
 @pytest.mark.usefixtures("impatient")
 async def test_few_requests_are_sent_again_at_once(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoints, "OCCUPIED_SECONDS", 3.0)
+    monkeypatch.setattr(endpoints, "OCCUPIED_SECONDS", 8.0)
     async with JsonClient(200) as client:
         asked = [asyncio.create_task(slow.ask(client)) for _ in range(5)]
         for _ in range(5 + endpoints.SENT_AGAIN_AT_ONCE):
