@@ -1,6 +1,7 @@
 """The memory of all processes of a sandbox, counted from outside, where no command can stop the counting.
 
-`inside.py` counts each second, and keeps what a command left. This is for commands that stop it.
+`inside.py` counts each second, and keeps what a command left. This is for commands that stop it. Like that it leaves
+out memory that processes share with each other.
 """
 
 from __future__ import annotations

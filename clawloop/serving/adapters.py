@@ -73,8 +73,7 @@ class VllmControl:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> VllmControl:
-        # uvicorn closes an idle connection after 5 s; reusing one at that moment would look like a dead engine.
-        self._session = aiohttp.ClientSession(connector=connector(keep_seconds=3))
+        self._session = aiohttp.ClientSession(connector=connector())
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -108,9 +108,8 @@ class ChatEngines:
     async def __aenter__(self) -> ChatEngines:
         self._client = aiohttp.ClientSession(
             # No limit on connections: where chats are bounded the rotation does it, and else the engine has the better
-            # queue. It closes an idle connection after 5 s (uvicorn's default); reusing one at that moment would look
-            # like a dead engine.
-            connector=connector(keep_seconds=3),
+            # queue.
+            connector=connector(),
             timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS, total=None),
             auto_decompress=False,
         )

@@ -17,17 +17,23 @@ ASK_SECONDS = 15
 # The connection ends when no answer came for as long. A server that stands still and reads nothing of a long request
 # counts, too: a minute of that is borne.
 GONE_MILLISECONDS = 90_000
+# Engines close a connection that was idle for 5 s (uvicorn's default). Using it again at that moment would look like a
+# dead engine.
+KEEP_SECONDS = 3.0
 
 
-def connector(keep_seconds: float) -> aiohttp.TCPConnector:
+def connector(*, reused: bool = True) -> aiohttp.TCPConnector:
     """Connections without a limit on their number.
 
     Args:
-        keep_seconds: how long an idle connection may be used again; 0: each is used once.
+        reused: an idle connection is used again for `KEEP_SECONDS`; False: each is used once.
     """
-    if keep_seconds == 0:
-        return aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_watched_socket)
-    return aiohttp.TCPConnector(limit=0, keepalive_timeout=keep_seconds, socket_factory=_watched_socket)
+    return aiohttp.TCPConnector(
+        limit=0,
+        keepalive_timeout=KEEP_SECONDS if reused else None,
+        force_close=not reused,
+        socket_factory=_watched_socket,
+    )
 
 
 def _watched_socket(address: AddrInfoType) -> socket.socket:

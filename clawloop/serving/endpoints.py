@@ -14,7 +14,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -29,15 +28,14 @@ log = logging.getLogger(__name__)
 
 # Servers are on this or the next machine: a connection that takes longer will not come.
 CONNECT_SECONDS = 5.0
-# Engines close a connection that was idle for 5 s (uvicorn's default); a request at that moment would fail.
-KEEP_SECONDS = 3.0
 # No answer that is asked for is larger; a server that sends more is broken.
 ANSWER_LIMIT_BYTES = 8 * 2**20
 # A longer Retry-After is cut to this.
 MAX_RETRY_AFTER_SECONDS = 600.0
 # Nearly all answers of an engine on a GPU come sooner.
 LEAST_OVERDUE_SECONDS = 15.0
-# So many times as long as the slowest of the last answers; with 3 an engine that takes 16 s was waited for 50 s.
+# So many times as long as the slowest of the last answers. With 3 a step came 53 s after a silent engine (`make chaos`,
+# seed 115).
 OVERDUE_FACTOR = 2.0
 # Of the time limit: a second request that begins later would hardly be answered within it.
 LATEST_PART = 2 / 3
@@ -144,21 +142,17 @@ class JsonClient:
         self._seconds = seconds
         self._times = AnswerTimes()
         self._sent_again = 0
-        self._sessions = AsyncExitStack()
 
     async def __aenter__(self) -> JsonClient:
         limit = aiohttp.ClientTimeout(total=self._seconds, sock_connect=CONNECT_SECONDS)
-        self._first, self._second = [
-            await self._sessions.enter_async_context(
-                aiohttp.ClientSession(timeout=limit, connector=connector(keep_seconds))
-            )
-            # A connection that is idle may have fallen silent, too.
-            for keep_seconds in (KEEP_SECONDS, 0)
-        ]
+        self._first = aiohttp.ClientSession(timeout=limit, connector=connector())
+        # A connection that is idle may have fallen silent, too.
+        self._second = aiohttp.ClientSession(timeout=limit, connector=connector(reused=False))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._sessions.aclose()
+        await self._first.close()
+        await self._second.close()
 
     async def post(self, endpoints: Sequence[Endpoint], path: str, body: dict[str, Any]) -> Reply:
         """The answer of the first of these servers, in random order, that can be reached.
@@ -200,14 +194,15 @@ class JsonClient:
         while not request.done():
             overdue_seconds = self._times.overdue_seconds(self._seconds)
             waited = time.monotonic() - began
-            if overdue_seconds is None or waited > LATEST_PART * self._seconds:
+            if overdue_seconds is None:
                 await asyncio.wait([request])
             elif waited < overdue_seconds:
                 await asyncio.wait([request], timeout=overdue_seconds - waited)
             elif self._sent_again < SENT_AGAIN_AT_ONCE:
                 return True
             else:
-                await asyncio.wait([request], timeout=_LOOK_SECONDS)
+                is_late = waited > LATEST_PART * self._seconds
+                await asyncio.wait([request], timeout=None if is_late else _LOOK_SECONDS)
         return False
 
     async def _post(

@@ -66,7 +66,8 @@ class ReplaySlots(CustomSlotSupplier):
     """
 
     def __init__(self, replays: int) -> None:
-        self._polls_and_replays = {is_sticky: asyncio.Semaphore(replays + is_sticky) for is_sticky in (False, True)}
+        # By whether the poll is of the worker's own (sticky) queue.
+        self._polls_and_replays = {False: asyncio.Semaphore(replays), True: asyncio.Semaphore(replays + 1)}
         self._tasks = asyncio.Semaphore(_TASKS)
         self._loop: asyncio.AbstractEventLoop | None = None
 

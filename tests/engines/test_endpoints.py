@@ -80,6 +80,13 @@ async def n_of(asked: Awaitable[Reply]) -> int:
     return int(reply.body["n"])
 
 
+async def asked_twice(slow: Slow, client: JsonClient) -> asyncio.Task[Reply]:
+    """A request that was sent again, when both have arrived."""
+    asked = asyncio.create_task(slow.ask(client))
+    assert [await slow.arrivals.get() for _ in range(2)] == [1, 2]
+    return asked
+
+
 async def test_a_request_on_a_connection_that_falls_silent_is_sent_again(
     slow: Slow, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,8 +111,7 @@ async def test_a_request_on_an_idle_connection_that_fell_silent_is_sent_again(sl
 @pytest.mark.usefixtures("impatient")
 async def test_the_first_answer_counts_though_the_request_was_sent_again(slow: Slow) -> None:
     async with JsonClient(200) as client:
-        asked = asyncio.create_task(slow.ask(client))
-        assert [await slow.arrivals.get() for _ in range(2)] == [1, 2]
+        asked = await asked_twice(slow, client)
         slow.release(1)
         assert await n_of(asked) == 1
         assert slow.seen == 2  # never more
@@ -116,8 +122,7 @@ async def test_a_second_request_that_is_refused_leaves_the_first_to_be_answered(
     """As by a server that answers one request of a key at a time."""
     slow.statuses[2] = 429
     async with JsonClient(200) as client:
-        asked = asyncio.create_task(slow.ask(client))
-        assert [await slow.arrivals.get() for _ in range(2)] == [1, 2]
+        asked = await asked_twice(slow, client)
         slow.release(2)
         finished, _ = await asyncio.wait([asked], timeout=0.3)
         assert not finished
@@ -129,8 +134,7 @@ async def test_a_second_request_that_is_refused_leaves_the_first_to_be_answered(
 async def test_a_request_that_is_refused_for_itself_is_refused_though_the_first_is_lost(slow: Slow) -> None:
     slow.statuses[2] = 413
     async with JsonClient(200) as client:
-        asked = asyncio.create_task(slow.ask(client))
-        assert [await slow.arrivals.get() for _ in range(2)] == [1, 2]
+        asked = await asked_twice(slow, client)
         slow.release(2)
         assert (await asked).status == 413
 
@@ -147,8 +151,7 @@ async def test_a_refusal_counts_when_the_other_request_has_no_answer_in_time(slo
 async def test_two_refusals_are_a_refusal(slow: Slow) -> None:
     slow.statuses |= {1: 503, 2: 429}
     async with JsonClient(200) as client:
-        asked = asyncio.create_task(slow.ask(client))
-        assert [await slow.arrivals.get() for _ in range(2)] == [1, 2]
+        asked = await asked_twice(slow, client)
         slow.release(1, 2)
         assert (await asked).status in (503, 429)
 
@@ -177,6 +180,16 @@ async def test_few_requests_are_sent_again_at_once(slow: Slow, monkeypatch: pyte
         await asyncio.wait(asked)
 
 
+async def test_a_request_of_a_slow_server_is_sent_again_while_it_can_still_be_answered(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "LEAST_OVERDUE_SECONDS", 100.0)
+    monkeypatch.setattr(endpoints, "LATEST_PART", 0.01)
+    slow.release(2)
+    async with JsonClient(100) as client:
+        assert await n_of(slow.ask(client)) == 2
+
+
 async def test_a_server_that_cannot_be_reached_is_passed_over(slow: Slow) -> None:
     slow.release(1, 2, 3, 4)
     port = choose_port("nobody", LOOPBACK, 0, "")
@@ -203,8 +216,8 @@ def test_a_request_is_overdue_after_twice_the_slowest_answer_of_the_last_ten_min
     assert times.overdue_seconds(limit) is None
 
 
-@pytest.mark.parametrize("keep_seconds", [0, 3])
-async def test_the_kernel_asks_whether_the_other_machine_is_there(keep_seconds: float) -> None:
+@pytest.mark.parametrize("reused", [False, True])
+async def test_the_kernel_asks_whether_the_other_machine_is_there(reused: bool) -> None:
     ended = asyncio.Event()
 
     async def begins(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -217,7 +230,7 @@ async def test_the_kernel_asks_whether_the_other_machine_is_there(keep_seconds: 
     url = f"http://{LOOPBACK}:{server.sockets[0].getsockname()[1]}"
     async with (
         server,
-        aiohttp.ClientSession(connector=connections.connector(keep_seconds)) as session,
+        aiohttp.ClientSession(connector=connections.connector(reused=reused)) as session,
         session.get(url) as answer,
     ):
         assert answer.connection is not None

@@ -19,6 +19,15 @@ from tests.sandboxes.test_bubblewrap import files_of, open_folder, processes_wit
 
 __all__ = ["open_folder"]
 
+HOLD_576_MIB = f"""
+for _ in range(6):
+    if os.fork() == 0:
+        held = b'x' * {96 * MIB}
+        time.sleep(600)
+        os._exit(0)
+time.sleep(600)
+"""
+
 
 @pytest.mark.slow
 async def test_processes_that_have_too_much_memory_together_are_ended() -> None:
@@ -26,13 +35,7 @@ async def test_processes_that_have_too_much_memory_together_are_ended() -> None:
     code = f"""
 import os, time
 open('left', 'w').write('x')
-for _ in range(6):
-    if os.fork() == 0:
-        held = b'x' * {96 * MIB}
-        time.sleep(30)
-        os._exit(0)
-time.sleep(30)
-"""
+{HOLD_576_MIB}"""
     sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders())
     result = await python(sandboxes, code, limits=Limits(memory_bytes=512 * MIB))
     assert (result.exit_code, result.problem) == (-9, f"its processes had more than {512 * MIB} bytes of memory")
@@ -45,13 +48,7 @@ async def test_a_command_that_stops_what_counts_its_memory_is_ended_from_outside
     code = f"""
 import os, signal, time  # {word}
 os.kill(os.getppid(), signal.SIGSTOP)
-for _ in range(6):
-    if os.fork() == 0:
-        held = b'x' * {96 * MIB}
-        time.sleep(600)
-        os._exit(0)
-time.sleep(600)
-"""
+{HOLD_576_MIB}"""
     sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders(open_folder))
     result = await python(sandboxes, code, seconds=600.0, limits=Limits(memory_bytes=400 * MIB))
     assert (result.exit_code, result.problem) == (None, f"its processes had more than {400 * MIB} bytes of memory")
