@@ -18,6 +18,7 @@ LEARNS_FROM = {
     "combined": {"verdict", "hint"},
     "demo": {"verdict", "hint"},
     "grpo": {"verdict"},
+    "judge": {"verdict"},
     "opd": {"hint"},
     "outcome_process": {"verdict"},
     "quantised": {"verdict", "hint"},
