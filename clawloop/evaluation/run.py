@@ -202,7 +202,14 @@ async def grade(setting: Setting, models: Models, tasks: Sequence[Task]) -> Grad
             right = float(is_right(task, text)) if setting.name is SettingName.STUDENT else None
             return parse_grade(verdict), grade_by_rules(setting, text), right
 
-    rows = await asyncio.gather(*(one(number, task) for number, task in enumerate(tasks)))
+    asked = [asyncio.create_task(one(number, task)) for number, task in enumerate(tasks)]
+    try:
+        rows = await asyncio.gather(*asked)
+    finally:
+        # Else they would go on asking, with clients that are closed, after one of them failed.
+        for question in asked:
+            question.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
     return Grades([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])
 
 

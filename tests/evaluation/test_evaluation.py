@@ -18,8 +18,8 @@ from starlette.routing import Route
 from clawloop.cli.evaluate import check_policy, learned
 from clawloop.contracts.turns import TurnKind
 from clawloop.errors import SetupError
-from clawloop.evaluation.clients import ModelClient
-from clawloop.evaluation.run import Evaluation, Models, evaluate, split
+from clawloop.evaluation.clients import ModelClient, NoAnswer
+from clawloop.evaluation.run import Evaluation, Models, evaluate, grade, split
 from clawloop.evaluation.settings import MOST_TURNS, SETTINGS, STUDENT, TEACHER, SettingName
 from clawloop.evaluation.tasks import own_tasks
 from tests.api.conftest import Gateway, running_gateway
@@ -161,6 +161,17 @@ async def test_grades_before_are_kept_where_none_can_be_given_afterwards(gateway
     assert (found.before["by_model"].mean, found.after, found.changes) == (0.25, {}, {})
     assert found.problem is not None
     assert found.problem.startswith("not graded again: the grader (grader at ")
+
+
+async def test_nobody_asks_on_when_a_grader_does_not_answer(gateway: Gateway) -> None:
+    people = People(["DONE"], ["0.25"])
+    people.grader_is_away = True
+    async with everyone(people, gateway) as models:
+        before = asyncio.all_tasks()
+        with pytest.raises(NoAnswer):
+            await grade(STUDENT, models, own_tasks()[:8])
+        running = [task.get_coro() for task in asyncio.all_tasks() - before]
+    assert [name for one in running if (name := getattr(one, "__qualname__", "")).startswith("grade")] == []
 
 
 async def test_what_was_found_is_kept_where_nobody_can_say_whether_it_is_learned(gateway: Gateway) -> None:
