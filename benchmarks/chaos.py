@@ -76,6 +76,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sessions", type=int, default=16, help="how many chat")
     parser.add_argument("--think", type=float, default=2.0, help="seconds between a user's messages, on average")
     parser.add_argument("--only", nargs="+", default=[""], help="only faults whose kind holds one of these texts")
+    parser.add_argument("--ranks", type=int, default=1, help="of the trainer; several can die one by one")
     parser.add_argument("--no-vllm", action="store_true", help="a stand-in engine without a model, on a busy machine")
     parser.add_argument("--out", type=Path, help="a file for the outcomes as JSON")
     return parser.parse_args()
@@ -91,7 +92,7 @@ async def _run(folder: Path, arguments: argparse.Namespace) -> tuple[list[Outcom
         if arguments.no_vllm:
             engine = await running.enter_async_context(stand_in_engine(model.name, arguments.seed))
             port = urlsplit(engine.url).port
-        stack = await running.enter_async_context(running_stack(folder, model, port))
+        stack = await running.enter_async_context(running_stack(folder, model, port, arguments.ranks))
         chatters = Chatters(stack.gateway_url, stack.keys["chat"], arguments.think)
         fuzzer = Fuzzer(stack.gateway_url, stack.keys, FUZZ_PAUSE_SECONDS)
         await fuzzer.start()

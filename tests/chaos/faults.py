@@ -20,7 +20,7 @@ import psycopg
 
 from activities.serving.engines import KEEP
 from clawloop.crash_points import CrashPoint
-from tests.chaos.stack import Stack, family
+from tests.chaos.stack import RANK, Stack, family
 
 OURS = ("gateway", "orchestrator", "judge", "trainer", "engine-agent")
 SERVICES = ("temporal", "postgres")
@@ -85,6 +85,9 @@ def all_faults(stack: Stack, longest_seconds: float = 8.0) -> list[Fault]:
         Fault("disk full, postgres", lasting.fill(lambda stack: stack.folder / "postgres")),
         Fault("temporal's database lost", _lose_temporal, 0.5),
     ]
+    if stack.ranks > 1:
+        faults += [Fault(f"kill {RANK}", _kill(RANK), 2.0), Fault(f"stop {RANK}", lasting.stop_one(RANK))]
+        faults.append(Fault(f"stop {RANK} for long", long.stop_one(RANK), 0.25))
     if stack.own_engine:
         rest = sum(fault.weight for fault in faults)
         faults.append(Fault("kill vllm", _kill("vllm"), rest / 16))
@@ -120,18 +123,27 @@ class Lasting:
 
     def stop(self, part: str) -> Inject:
         async def stop(stack: Stack, chance: random.Random) -> None:
-            processes = [one for process in await _running(stack, part) for one in family(process)]
-            for process in processes:
-                with suppress(psutil.NoSuchProcess):
-                    process.suspend()
-            try:
-                await self._last(chance)
-            finally:
-                for process in processes:
-                    with suppress(psutil.NoSuchProcess):
-                        process.resume()
+            await self._stop(await _running(stack, part), chance)
 
         return stop
+
+    def stop_one(self, part: str) -> Inject:
+        async def stop(stack: Stack, chance: random.Random) -> None:
+            await self._stop([chance.choice(await _running(stack, part))], chance)
+
+        return stop
+
+    async def _stop(self, stopped: Sequence[psutil.Process], chance: random.Random) -> None:
+        processes = [one for process in stopped for one in family(process)]
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+        try:
+            await self._last(chance)
+        finally:
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):
+                    process.resume()
 
     def refuse(self, name: str) -> Inject:
         async def refuse(stack: Stack, chance: random.Random) -> None:

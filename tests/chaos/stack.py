@@ -31,6 +31,7 @@ from tests.chaos.proxy import Proxy
 from tests.engine_options import engine_options
 
 GATEWAYS = 2
+RANK = "trainer's rank"
 BATCH_SAMPLES = 8
 VOTES = 3
 RECIPE = Recipe.model_validate(
@@ -52,6 +53,7 @@ _MARKS = {
     "orchestrator": ("clawloop.cli.main", "orchestrator"),
     "judge": ("clawloop.cli.main", "judge"),
     "trainer": ("clawloop.cli.main", "trainer"),
+    RANK: ("clawloop.processes.trainer",),
     "engine-agent": ("clawloop.cli.main", "engine"),
     "temporal": ("start-dev",),
     "postgres": ("bin/postgres",),
@@ -83,6 +85,7 @@ class Stack:
     keys: dict[str, str]
     crash_points: Path
     own_engine: bool
+    ranks: int
     others: frozenset[int]
     statuses: list[PartStatus] = field(default_factory=list)
 
@@ -111,11 +114,14 @@ def family(process: psutil.Process) -> list[psutil.Process]:
 
 
 @asynccontextmanager
-async def running_stack(folder: Path, model: Path, engine_port: int | None = None) -> AsyncIterator[Stack]:
+async def running_stack(
+    folder: Path, model: Path, engine_port: int | None = None, ranks: int = 1
+) -> AsyncIterator[Stack]:
     """
     Args:
         folder: empty.
         engine_port: of an engine that runs; None starts one.
+        ranks: of the trainer; with one it is a single process.
     """
     others = frozenset(child.pid for child in psutil.Process().children())
     data, crash_points = folder / "data", folder / "crash-points"
@@ -165,7 +171,7 @@ async def running_stack(folder: Path, model: Path, engine_port: int | None = Non
             keys={},
             recipe=RECIPE,
             trained_model=model,
-            trainer_arguments=("--device", "cpu", "--dtype", "float32"),
+            trainer_arguments=("--device", "cpu", "--dtype", "float32", "--nproc", str(ranks)),
             local_engines=(engine_url,),
         )
         keys = await prepare_deployment(deployment)
@@ -190,6 +196,7 @@ async def running_stack(folder: Path, model: Path, engine_port: int | None = Non
             keys=keys,
             crash_points=crash_points,
             own_engine=own_engine,
+            ranks=ranks,
             others=others,
             statuses=statuses,
         )
