@@ -63,18 +63,35 @@ def module(name: str, *arguments: object) -> list[str]:
 @contextmanager
 def running_temporal(folder: Path) -> Iterator[str]:
     """Temporal's development server with Clawloop's search attributes; yields its address."""
-    folder.mkdir(parents=True, exist_ok=True)
-    ports = temporal_server.Ports(free_port(), free_port(), free_port())
+    ports = temporal_ports()
+    process = start_temporal(folder, ports)
+    try:
+        yield f"{LOOPBACK}:{ports.main}"
+    finally:
+        stop(process)
+
+
+def temporal_ports() -> temporal_server.Ports:
+    return temporal_server.Ports(free_port(), free_port(), free_port())
+
+
+def start_temporal(folder: Path, ports: temporal_server.Ports) -> subprocess.Popen[bytes]:
+    """Returns once it is ready, with Clawloop's search attributes."""
     started = temporal_server.launch(folder, ports, os.environ)
     command = guarded(started.command, signal.SIGTERM, timedelta(seconds=3))
-    with (folder / "server.log").open("wb") as log:
+    with (folder / "server.log").open("ab") as log:
         process = subprocess.Popen(command, env=dict(started.environment), stdout=log, stderr=log)
     try:
         asyncio.run(_temporal_ready(ports))
-        yield f"{LOOPBACK}:{ports.main}"
-    finally:
-        process.terminate()
-        process.wait(20)
+    except BaseException:
+        stop(process)
+        raise
+    return process
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    process.wait(20)
 
 
 async def _temporal_ready(ports: temporal_server.Ports) -> None:

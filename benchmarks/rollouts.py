@@ -22,9 +22,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,10 +32,10 @@ from typing import Any
 import httpx
 import psycopg
 
-from benchmarks.processes import LOOPBACK, cpu_seconds, free_port, module, running, running_temporal, wait_for
+from benchmarks.parts import Part, Postgres, Program, Temporal
+from benchmarks.processes import LOOPBACK, cpu_seconds, free_port, module
 from benchmarks.report import Figure, Ratio, Result
 from clawloop.contracts.serving import Scope
-from clawloop.local.services.postgres import running_postgres
 from clawloop.processes.bootstrap import prepare
 from db.database import BACKGROUND_LIMIT, Database
 from db.serving.keys import PostgresKeyStore
@@ -63,7 +63,7 @@ _PLACES = """
 """
 # Nothing else of ours runs while episodes are measured.
 _MEASURED = ("gateway", "orchestrator", "worker")
-_KILLED = ("worker", "boxes", "orchestrator", "worker", "boxes", "gateway")
+_KILLED = ("worker", "postgres", "boxes", "temporal", "orchestrator", "engine", "worker", "boxes", "gateway")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -73,27 +73,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--in-flight", type=int, default=16, help="episodes at a time, a multiple of 8")
     parser.add_argument("--rounds", type=int, default=None, help="default: 2; 1 with --quick")
     parser.add_argument("--kills", type=int, default=None, help="default: 10; 2 with --quick")
-
-
-@dataclass
-class Part:
-    """A process that can be killed and started again."""
-
-    name: str
-    command: Sequence[str]
-    log: Path
-    ready: str
-    variables: Mapping[str, str]
-    stack: ExitStack
-    process: subprocess.Popen[bytes] = field(init=False)
-
-    def start(self) -> None:
-        self.process = self.stack.enter_context(running(self.command, self.log, self.variables))
-        wait_for(self.ready, self.process, self.log)
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
 
 
 class BusyCores:
@@ -153,10 +132,11 @@ def run(options: argparse.Namespace) -> Result:
         installed = foreign_python(folder / "wheel")
         engine = f"http://{LOOPBACK}:{(port := free_port())}"
         command = module("benchmarks.episode_engine", port, options.tokens, options.milliseconds)
-        stub = stack.enter_context(running(command, folder / "engine.log"))
-        wait_for(f"{engine}/health", stub, folder / "engine.log")
+        stub = Program(command, folder / "engine.log", f"{engine}/health", {}, stack)
+        stub.start()
         busy = stack.enter_context(BusyCores.watched())
         system = System(folder, installed, engine, options.in_flight, busy, stack)
+        system.parts["engine"] = stub
         alone: list[Measured] = []
         through: list[Measured] = []
         for _ in range(rounds):
@@ -226,16 +206,18 @@ class System:
         self._busy = busy
         self._started: set[str] = set()
         self._home = folder / "home"
-        self._postgres = stack.enter_context(running_postgres(folder / "postgres"))
-        self._url = self._postgres.url
-        temporal = stack.enter_context(running_temporal(folder / "temporal"))
+        postgres, temporal = Postgres(folder / "postgres", stack), Temporal(folder / "temporal", stack)
+        for service in (postgres, temporal):
+            service.start()
+        self._url = postgres.server.url
         keys = asyncio.run(prepare(self._url, "tiny", [], [engine], {}))
         # One for all: PostgreSQL starts a process for each, which would count as an episode's.
-        self._connection = stack.enter_context(psycopg.connect(self._url, autocommit=True))
+        self._connection = psycopg.connect(self._url, autocommit=True)
+        stack.callback(lambda: self._connection.close())
         self._admin = {"Authorization": f"Bearer {keys['admin']}"}
         port, data = free_port(), folder / "data"
         data.mkdir()
-        ours = {"DATABASE_URL": self._url, "TEMPORAL_ADDRESS": temporal, "CLAWLOOP_DATA": str(data)}
+        ours = {"DATABASE_URL": self._url, "TEMPORAL_ADDRESS": temporal.address, "CLAWLOOP_DATA": str(data)}
         foreign = _foreign_variables(self._home) | {"CLAWLOOP_WORKER_KEY": asyncio.run(_worker_key(self._url))}
         self._gateway = f"http://{LOOPBACK}:{port}"
         # Sandboxes have users of their own, who must be able to pass through it; and sockets need a short path.
@@ -251,7 +233,7 @@ class System:
             ),
             "worker": [
                 *(str(installed / "clawloop-environment"), "--verifiers", _ENVIRONMENT, "--gateway", self._gateway),
-                *("--temporal", temporal, "--episodes", str(in_flight), "--health-port", str(health["worker"])),
+                *("--temporal", temporal.address, "--episodes", str(in_flight), "--health-port", str(health["worker"])),
             ],
             "boxes": [
                 *module("clawloop.cli.main", "worker", "environment", "--environment", _BOXED),
@@ -259,12 +241,13 @@ class System:
             ],
         }
         variables = {"worker": foreign, "boxes": boxed}
-        self.parts: dict[str, Part] = {}
+        self._programs: dict[str, Program] = {}
         for name, command in commands.items():
             ready = f"{self._gateway}/readyz" if name == "gateway" else f"http://{LOOPBACK}:{health[name]}/readyz"
-            self.parts[name] = Part(name, command, folder / f"{name}.log", ready, variables.get(name, ours), stack)
+            self._programs[name] = Program(command, folder / f"{name}.log", ready, variables.get(name, ours), stack)
             if name in _MEASURED:
-                self.parts[name].start()
+                self._programs[name].start()
+        self.parts: dict[str, Part] = {"postgres": postgres, "temporal": temporal, **self._programs}
 
     def measured(self) -> Measured:
         """Four times as many episodes as are in flight, while all places are taken."""
@@ -280,7 +263,7 @@ class System:
     def killed(self, kills: int, chance: random.Random) -> dict[str, int]:
         """Kill a process every few seconds while episodes run; what the ledger says afterwards."""
         since = self._value("SELECT now()")
-        self.parts["boxes"].start()
+        self._programs["boxes"].start()
         self._ask("POST", "/admin/v1/policies", {"name": _BOXED_POLICY})
         self._start()
         self._start(_BOXED, _BOXED_POLICY, 1)
@@ -289,13 +272,16 @@ class System:
             part = self.parts[_KILLED[number % len(_KILLED)]]
             part.kill()
             part.start()
+            if part is self.parts["postgres"]:
+                self._connection.close()
+                self._connection = psycopg.connect(self._url, autocommit=True)
         self._end()
         row = self._connection.execute(_PLACES, {"since": since}).fetchone()
         assert row is not None
         places, lost, doubled, attempts = row
         for name in ("worker", "boxes"):
-            self.parts[name].process.send_signal(signal.SIGTERM)
-            self.parts[name].process.wait(60)
+            self._programs[name].process.send_signal(signal.SIGTERM)
+            self._programs[name].process.wait(60)
         left = [*(self._home / ".cache/verifiers/runtimes/subprocess").glob("*"), *self._temporary.glob("clawloop-*")]
         found = {"places": int(places), "attempts": int(attempts), "lost": int(lost), "doubled": doubled}
         return found | {"left behind": len(left) + _running_in(self._temporary)}
@@ -326,7 +312,7 @@ class System:
         return most
 
     def _cpu(self) -> dict[str, float]:
-        found = {name: cpu_seconds(self.parts[name].process) for name in _MEASURED}
+        found = {name: cpu_seconds(self._programs[name].process) for name in _MEASURED}
         return found | _services_cpu()
 
     def _ask(self, method: str, path: str, body: Mapping[str, object]) -> None:

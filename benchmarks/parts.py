@@ -1,0 +1,97 @@
+"""Processes of a benchmark that are killed by `kill -9` while it runs, and started again at the same address."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from benchmarks.processes import LOOPBACK, running, start_temporal, stop, temporal_ports, wait_for
+from clawloop.local.services.postgres import EmbeddedPostgres
+
+
+class Part(Protocol):
+    """What can be killed, and started again."""
+
+    def kill(self) -> None: ...
+
+    def start(self) -> None:
+        """Returns once it is ready."""
+
+
+@dataclass
+class Program:
+    """A program with a health page."""
+
+    command: Sequence[str]
+    log: Path
+    ready: str
+    variables: Mapping[str, str]
+    stack: ExitStack
+    process: subprocess.Popen[bytes] = field(init=False)
+
+    def start(self) -> None:
+        self.process = self.stack.enter_context(running(self.command, self.log, self.variables))
+        wait_for(self.ready, self.process, self.log)
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+class Postgres:
+    """PostgreSQL, all of whose processes are killed."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.server = EmbeddedPostgres(folder)
+        self._process: subprocess.Popen[bytes] | None = None
+        stack.callback(self._stop)
+
+    def start(self) -> None:
+        process = self._process = self.server.prepare().popen()
+        self.server.wait_ready(alive=lambda: process.poll() is None)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        _kill_family(self._process)
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGINT)
+            self._process.wait(20)
+
+
+class Temporal:
+    """Temporal's development server, whose database is a file."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        self._ports = temporal_ports()
+        self.address = f"{LOOPBACK}:{self._ports.main}"
+        self._process: subprocess.Popen[bytes] | None = None
+        stack.callback(self._stop)
+
+    def start(self) -> None:
+        self._process = start_temporal(self._folder, self._ports)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        _kill_family(self._process)
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            stop(self._process)
+
+
+def _kill_family(process: subprocess.Popen[bytes]) -> None:
+    root = psutil.Process(process.pid)
+    for one in (*root.children(recursive=True), root):
+        with suppress(psutil.NoSuchProcess):  # it may end with those before it
+            one.kill()
+    process.wait()
