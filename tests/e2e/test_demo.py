@@ -24,7 +24,7 @@ MIN_EXACT = 0.9
 
 
 def test_it_learns_hidden_preferences_in_64_interactions_without_a_failed_request(tmp_path: Path) -> None:
-    reports = _run(tmp_path)
+    reports = _run(tmp_path, "--seeds", ",".join(map(str, SEEDS)))
     assert [report["seed"] for report in reports] == list(SEEDS)
     for report in reports:
         assert (report["method"], report["interactions"], report["requests_failed"]) == ("combined", 64, 0)
@@ -40,7 +40,18 @@ def test_it_learns_hidden_preferences_in_64_interactions_without_a_failed_reques
     assert (tmp_path / "demo-report.png").read_bytes().startswith(b"\x89PNG")
 
 
-def _run(folder: Path) -> list[dict[str, Any]]:
+@pytest.mark.long
+def test_it_learns_while_its_parts_are_killed(tmp_path: Path) -> None:
+    """Requests may fail, as the client's connection to a killed gateway does; the user says it again."""
+    [report] = _run(tmp_path, "--seeds", "3", "--faults")
+    assert sum(report["faults"].values()) >= 5, report
+    assert report["interactions"] == 64
+    assert report["interactions_to_90"] is not None, report
+    assert report["exact_least"] >= MIN_EXACT, report
+    assert report["stopped"] is None
+
+
+def _run(folder: Path, *options: str) -> list[dict[str, Any]]:
     """Run a demo and check what holds for every run; returns the reports of its users."""
     command = [
         sys.executable,
@@ -48,8 +59,7 @@ def _run(folder: Path) -> list[dict[str, Any]]:
         "clawloop.cli.main",
         "demo",
         "run",
-        "--seeds",
-        ",".join(map(str, SEEDS)),
+        *options,
         "--data",
         "data",
         "--json",

@@ -16,11 +16,12 @@ from clawloop.environments.browser import chromium, fetch
 from clawloop.environments.browser.chromium import Chromium
 from clawloop.environments.browser.environment import TOOLS, BrowserEnvironment, expected, generated_task
 from clawloop.environments.browser.fetch import NpmPackage, chromium_folder
-from clawloop.environments.browser.kinds import KINDS, press, tab
+from clawloop.environments.browser.kinds import HARDEST_LEVEL, KINDS, KINDS_BY_NAME, press, tab
 from clawloop.environments.browser.scripted import next_message, reference
 from clawloop.environments.choice import DEFAULT_ENVIRONMENTS, BrowserOptions, choose
 from clawloop.environments.task import Split
-from clawloop.errors import RecordUnusable, SetupError
+from clawloop.episodes.kinds import ChosenKind
+from clawloop.errors import EpisodeUnusable, RecordUnusable, SetupError
 
 SNAPSHOT = """
 - generic [ref=e2]:
@@ -46,6 +47,28 @@ def test_no_task_is_in_both_splits_and_each_is_the_same_each_time() -> None:
     assert len(asked[0]) > 19 * len(KINDS)
     assert train[7] == generated_task(Split.TRAIN, 7)
     assert train[7] != train[7 + len(KINDS)]
+
+
+def test_a_chosen_kind_and_level_make_another_task(program: Path) -> None:
+    environment = BrowserEnvironment(Chromium.find(program))
+    for kind in KINDS_BY_NAME:
+        one, *others = (
+            generated_task(Split.TRAIN, 7, chosen=ChosenKind(kind, level)) for level in range(1, HARDEST_LEVEL + 1)
+        )
+        assert one not in others
+        assert len({len("".join(page.body for page in task.pages.values())) for task in (one, *others)}) == 3, kind
+        chosen = environment.task(f"train-7-{kind}-3").files["prompt.txt"].decode()
+        assert chosen == others[-1].instruction
+    for wrong in ("train-7-press-4", "train-7-chess-1"):
+        with pytest.raises(EpisodeUnusable, match="is no task"):
+            environment.task(wrong)
+
+
+def test_a_kind_that_the_worker_leaves_out_is_refused(program: Path) -> None:
+    environment = choose(["browser"], browser=BrowserOptions(program, kinds=["tab", "press"]))["browser"]
+    assert environment.task("train-7-tab-1").files["prompt.txt"].startswith(b"Call the office")
+    with pytest.raises(EpisodeUnusable, match="this worker's --kinds leaves out"):
+        environment.task("train-7-write-1")
 
 
 def test_a_task_hides_what_is_right_and_who_checks_it(program: Path) -> None:

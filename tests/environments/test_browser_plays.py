@@ -18,10 +18,11 @@ from clawloop.contracts.episodes import Ending
 from clawloop.environments.browser.chromium import Chromium
 from clawloop.environments.browser.environment import LIMITS, BrowserEnvironment, generated_task
 from clawloop.environments.browser.fetch import chromium_folder
-from clawloop.environments.browser.kinds import KINDS, Kind, search, steps
+from clawloop.environments.browser.kinds import HARDEST_LEVEL, KINDS, Kind, search, steps
 from clawloop.environments.browser.scripted import call, next_message
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import Split
+from clawloop.episodes.kinds import ChosenKind
 from clawloop.errors import SetupError
 from clawloop.ids import new_episode_id
 from clawloop.sandboxes.boxes import BoxTask
@@ -60,9 +61,9 @@ def environment() -> BrowserEnvironment:
 
 
 async def play(
-    environment: BrowserEnvironment, number: int, reply: Reply, split: Split = Split.TRAIN
+    environment: BrowserEnvironment, task: int | str, reply: Reply, split: Split = Split.TRAIN
 ) -> tuple[Ending, float | None]:
-    task_id = f"{split}-{number}"
+    task_id = f"{split}-{task}"
     async with model(reply, tool="click") as gateway:
         sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders())
         runner = SandboxRunner(sandboxes, {"browser": environment}, gateway)
@@ -73,9 +74,12 @@ async def play(
 
 @pytest.mark.parametrize("number", range(len(KINDS)))
 async def test_each_kind_is_solved_by_its_solution(environment: BrowserEnvironment, number: int) -> None:
-    for split in Split:
-        agent = partial(next_message, generated_task(split, number).solution)
-        assert await play(environment, number, agent, split) == (Ending.COMPLETED, 1.0)
+    agent = partial(next_message, generated_task(Split.TEST, number).solution)
+    assert await play(environment, number, agent, Split.TEST) == (Ending.COMPLETED, 1.0)
+    kind = KINDS[number].__name__
+    for level in (1, HARDEST_LEVEL):
+        agent = partial(next_message, generated_task(Split.TRAIN, 3, chosen=ChosenKind(kind, level)).solution)
+        assert await play(environment, f"3-{kind}-{level}", agent) == (Ending.COMPLETED, 1.0), level
 
 
 @pytest.mark.parametrize(("kind", "hidden"), [(search, "- link"), (steps, '"Place"')])

@@ -12,6 +12,7 @@ import pytest
 
 from clawloop.environments.choice import DEFAULT_ENVIRONMENTS, choose
 from clawloop.environments.reasoning_gym.environment import ReasoningGymEnvironment
+from clawloop.episodes.kinds import KINDS
 from clawloop.errors import SetupError
 from tests.environments.foreign_python import FOREIGN, foreign_python
 
@@ -47,5 +48,12 @@ def test_tasks_are_the_same_in_every_process_and_scored_by_the_package(tmp_path:
     assert train
     assert test
     assert not train & test
-    for task_id in ("train-0", "test-0"):
+    for kind, levels in KINDS["reasoning-gym"].items():
+        chosen = {
+            level: [first["tasks"][f"train-{number}-{kind}-{level}"] for number in range(3)]
+            for level in range(1, levels.hardest + 1)
+        }
+        assert {right["generator"] for tasks in chosen.values() for _, right in tasks} == {kind}
+        assert levels.hardest == 1 or chosen[1] != chosen[levels.hardest], kind
+    for task_id in ("train-0", "test-0", "train-0-largest_island-3"):
         assert json.loads(said("0", "score", task_id)) == [1.0, 1.0, 0.0, 0.0, 0.0]

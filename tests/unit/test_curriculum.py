@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clawloop.environments.browser import kinds as browser
 from clawloop.environments.swe.kinds import FUNCTIONS_BY_NAME
 from clawloop.environments.terminal.kinds import KINDS_BY_NAME
 from clawloop.episodes.curriculum import ENOUGH, HIGH, LOW, Counted, KindState, Trial, draw, revise, success_of
@@ -163,3 +164,5 @@ def test_a_level_that_changes_nothing_is_tried_ever_less_often_and_never_kept() 
 def test_the_kinds_are_those_of_the_environments() -> None:
     assert set(KINDS["terminal"]) == set(KINDS_BY_NAME)
     assert set(KINDS["swe"]) == set(FUNCTIONS_BY_NAME)
+    assert set(KINDS["browser"]) == set(browser.KINDS_BY_NAME)
+    assert set(KINDS["browser"].values()) == {Levels(browser.FIRST_LEVEL, browser.HARDEST_LEVEL)}

@@ -10,10 +10,11 @@ from typing import Any
 
 from clawloop.environments.agent import HARNESS, SessionLoop
 from clawloop.environments.browser.chromium import PLAYWRIGHT, REMEDY, Chromium
-from clawloop.environments.browser.kinds import KINDS, Kind, Scenario
+from clawloop.environments.browser.kinds import FIRST_LEVEL, KINDS, KINDS_BY_NAME, Kind, Scenario
 from clawloop.environments.browser.pages import SENT
-from clawloop.environments.task import EnvironmentTask, Split, parse_task_id, split_of
-from clawloop.errors import SandboxFailed, SetupError
+from clawloop.environments.task import EnvironmentTask, Split, parse_chosen_task_id, split_of
+from clawloop.episodes.kinds import ChosenKind
+from clawloop.errors import EpisodeUnusable, SandboxFailed, SetupError
 from clawloop.sandboxes.boxes import BoxTask, Limits, Sandboxes
 
 _MIB = 1024 * 1024
@@ -58,7 +59,7 @@ class BrowserEnvironment:
 
     Args:
         screenshots: the model gets a picture with each snapshot; turns with pictures are recorded, and not trained.
-        kinds: of tasks, which come in turn.
+        kinds: of tasks, which come in turn unless a curriculum chooses among all kinds.
     """
 
     name = "browser"
@@ -69,8 +70,13 @@ class BrowserEnvironment:
         self._kinds = kinds
 
     def task(self, task_id: str) -> EnvironmentTask:
-        made = generated_task(*parse_task_id(task_id), self._kinds)
-        return self.as_task(task_id, made)
+        split, number, chosen = parse_chosen_task_id(self.name, task_id)
+        if chosen is not None and KINDS_BY_NAME[chosen.kind] not in self._kinds:
+            raise EpisodeUnusable(
+                f"{task_id!r} is of a kind that this worker's --kinds leaves out: start it without --kinds, or rollouts"
+                " without --curriculum"
+            )
+        return self.as_task(task_id, generated_task(split, number, self._kinds, chosen))
 
     def as_task(self, task_id: str, made: Scenario) -> EnvironmentTask:
         config = {
@@ -118,12 +124,15 @@ class BrowserEnvironment:
             )
 
 
-def generated_task(split: Split, number: int, kinds: Sequence[Kind] = KINDS) -> Scenario:
-    """The `number`-th task of a split: the kinds in turn, each with names and values of its own."""
-    kind = kinds[number % len(kinds)]
+def generated_task(
+    split: Split, number: int, kinds: Sequence[Kind] = KINDS, chosen: ChosenKind | None = None
+) -> Scenario:
+    """The `number`-th task of a split: the kinds in turn, or the chosen one, each with names and values of its own."""
+    kind = kinds[number % len(kinds)] if chosen is None else KINDS_BY_NAME[chosen.kind]
+    level = FIRST_LEVEL if chosen is None else chosen.level
     drawn = random.Random(f"browser {split} {number}")
     while True:
-        task = kind(drawn)
+        task = kind(drawn, level)
         # Without style and script: a page that looks different is the same task.
         if split_of("\n".join([task.instruction, *(page.body for page in task.pages.values())])) is split:
             return task

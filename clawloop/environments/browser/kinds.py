@@ -4,8 +4,9 @@ its site must have been sent, once, and where the tab must be at the end."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from clawloop.environments.browser.pages import Page, action, button, choice, escaped, field, form, ticks
 
@@ -15,6 +16,7 @@ _THINGS = ("Apple", "Basket", "Candle", "Drum", "Engine", "Feather", "Guitar", "
 _WORDS = ("river", "stone", "cloud", "paper", "green", "music", "north", "silver", "window", "garden", "winter")
 _BUTTONS = ("Save", "Cancel", "Print", "Copy", "Share", "Rename", "Archive", "Refresh", "Export")
 _MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November")
+_ASKED = {"Name": _NAMES, "Place": _PLACES, "Gift": _THINGS, "Month": _MONTHS, "Word": _WORDS}
 _FIELDS = {"City": "city", "First name": "first", "Company": "company", "Street": "street"}
 
 
@@ -50,7 +52,20 @@ class Scenario:
     solution: Sequence[Step]
 
 
-Kind = Callable[[random.Random], Scenario]
+FIRST_LEVEL = 2
+HARDEST_LEVEL = 3
+
+
+class Kind(Protocol):
+    """A task of a level from 1: the higher it is, the more there is on the page or to be done."""
+
+    __name__: str
+
+    def __call__(self, rng: random.Random, level: int = FIRST_LEVEL) -> Scenario: ...
+
+
+def _at(level: int, *sizes: int) -> int:
+    return sizes[level - 1]
 
 
 def _step(tool: str, on: str, **given: str) -> Step:
@@ -61,15 +76,15 @@ def _click(*names: str) -> list[Step]:
     return [_step("click", f'button "{name}"') for name in names]
 
 
-def press(rng: random.Random) -> Scenario:
-    names = rng.sample(_BUTTONS, 5)
+def press(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+    names = rng.sample(_BUTTONS, _at(level, 3, 5, 9))
     wanted = rng.choice(names)
     pages = {"/": Page("Tools", form("/pressed", "".join(button(name) for name in names)))}
     return Scenario(f"Press the button {wanted}.", pages, [("pressed", wanted)], "/pressed", _click(wanted))
 
 
-def write(rng: random.Random) -> Scenario:
-    labels = rng.sample(sorted(_FIELDS), 3)
+def write(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+    labels = rng.sample(sorted(_FIELDS), _at(level, 2, 3, 4))
     wanted, text = rng.choice(labels), " ".join(rng.sample(_WORDS, 2))
     body = "".join(field(label, _FIELDS[label]) for label in labels) + button("Send")
     fields = [(_FIELDS[label], text if label == wanted else "") for label in labels] + [("pressed", "Send")]
@@ -78,8 +93,8 @@ def write(rng: random.Random) -> Scenario:
     return Scenario(instruction, {"/": Page("Address", form("/address", body))}, fields, "/address", solution)
 
 
-def choose(rng: random.Random) -> Scenario:
-    places, things = rng.sample(_PLACES, 5), rng.sample(_THINGS, 4)
+def choose(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+    places, things = rng.sample(_PLACES, _at(level, 3, 5, 11)), rng.sample(_THINGS, _at(level, 3, 4, 11))
     place, thing = rng.choice(places[1:]), rng.choice(things[1:])
     body = choice("Place", "place", places) + choice("Thing", "thing", things) + button("Order")
     solution = [
@@ -92,9 +107,9 @@ def choose(rng: random.Random) -> Scenario:
     return Scenario(instruction, {"/": Page("Order", form("/order", body))}, fields, "/order", solution)
 
 
-def check(rng: random.Random) -> Scenario:
-    options = rng.sample(_THINGS, 6)
-    wanted, before = rng.sample(options, 2), rng.sample(options, 1)
+def check(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+    options = rng.sample(_THINGS, _at(level, 3, 6, 11))
+    wanted, before = rng.sample(options, _at(level, 1, 2, 4)), rng.sample(options, 1)
     changed = [option for option in options if (option in wanted) != (option in before)]
     solution = [*(_step("click", f'checkbox "{option}"') for option in changed), *_click("Pack")]
     body = ticks("checkbox", "thing", options, before) + button("Pack")
@@ -103,8 +118,8 @@ def check(rng: random.Random) -> Scenario:
     return Scenario(instruction, {"/": Page("Suitcase", form("/pack", body))}, fields, "/pack", solution)
 
 
-def pick(rng: random.Random) -> Scenario:
-    options = rng.sample(_NAMES, 5)
+def pick(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+    options = rng.sample(_NAMES, _at(level, 3, 5, 13))
     wanted = rng.choice(options)
     solution = [_step("click", f'radio "{wanted}"'), *_click("Vote")]
     body = ticks("radio", "for", options) + button("Vote")
@@ -112,23 +127,35 @@ def pick(rng: random.Random) -> Scenario:
     return Scenario(f"Vote for {wanted}.", pages, [("for", wanted), ("pressed", "Vote")], "/vote", solution)
 
 
-def date(rng: random.Random) -> Scenario:
+def date(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+    """Of arrival; the higher levels ask for a name, and for the day of departure."""
+    (shown, arrival), (until, departure) = _day(rng), _day(rng) if level > 2 else ("", "")
+    name = rng.choice(_NAMES)
+    asked = {"Name": ("name", name, "text")} if level > 1 else {}
+    asked["Day of arrival"] = ("day", arrival, "date")
+    if level > 2:
+        asked["Day of departure"] = ("last", departure, "date")
+    body = "".join(field(label, key, kind) for label, (key, _, kind) in asked.items()) + button("Book")
+    solution = [_step("type", f'textbox "{label}"', text=text) for label, (_, text, _) in asked.items()]
+    who, leaves = "" if level == 1 else f" for {name}", f" and leaves on {until}" if level > 2 else ""
+    verb = "Book from" if level == 1 else f"Book{who}, who arrives on"
+    instruction = f"{verb} {shown}{leaves}. Dates are typed as YYYY-MM-DD."
+    fields = [*((key, text) for key, text, _ in asked.values()), ("pressed", "Book")]
+    return Scenario(
+        instruction, {"/": Page("Hotel", form("/book", body))}, fields, "/book", [*solution, *_click("Book")]
+    )
+
+
+def _day(rng: random.Random) -> tuple[str, str]:
+    """In words, and as it is typed."""
     day, month, year = rng.randint(1, 28), rng.randint(1, len(_MONTHS)), rng.randint(2027, 2031)
-    wanted, name = f"{year}-{month:02}-{day:02}", rng.choice(_NAMES)
-    body = field("Name", "name") + field("Day of arrival", "day", "date") + button("Book")
-    solution = [
-        _step("type", 'textbox "Name"', text=name),
-        _step("type", 'textbox "Day of arrival"', text=wanted),
-        *_click("Book"),
-    ]
-    instruction = f"Book for {name}, who arrives on {day} {_MONTHS[month - 1]} {year}. Dates are typed as YYYY-MM-DD."
-    fields = [("name", name), ("day", wanted), ("pressed", "Book")]
-    return Scenario(instruction, {"/": Page("Hotel", form("/book", body))}, fields, "/book", solution)
+    return f"{day} {_MONTHS[month - 1]} {year}", f"{year}-{month:02}-{day:02}"
 
 
-def search(rng: random.Random) -> Scenario:
+def search(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
     """Nothing is posted: a link leads to where the tab must be."""
-    titles = [f"{place} {thing.lower()}" for place in rng.sample(_PLACES, 5) for thing in rng.sample(_THINGS, 4)]
+    places, things = rng.sample(_PLACES, _at(level, 2, 5, 11)), rng.sample(_THINGS, _at(level, 2, 4, 8))
+    titles = [f"{place} {thing.lower()}" for place in places for thing in things]
     paths = {title: f"/items/{rng.randrange(10**8)}" for title in titles}
     wanted = rng.choice(titles)
     links = "".join(f'<li hidden><a href="{paths[title]}">{escaped(title)}</a></li>' for title in titles)
@@ -143,30 +170,28 @@ def search(rng: random.Random) -> Scenario:
     return Scenario(instruction, {"/": Page("Shop", body), **pages}, None, paths[wanted], solution)
 
 
-def steps(rng: random.Random) -> Scenario:
-    name, place, thing = rng.choice(_NAMES), rng.choice(_PLACES), rng.choice(_THINGS)
-    body = (
-        f"<fieldset><legend>1 of 3</legend>{field('Name', 'name')}{action('Next', shows='two')}</fieldset>"
-        f"<fieldset id=two hidden><legend>2 of 3</legend>{field('Place', 'place')}{action('Next', shows='three')}"
-        f"</fieldset><fieldset id=three hidden><legend>3 of 3</legend>{field('Gift', 'gift')}{button('Finish')}"
-        "</fieldset>"
-    )
-    solution = [
-        _step("type", 'textbox "Name"', text=name),
-        *_click("Next"),
-        _step("type", 'textbox "Place"', text=place),
-        *_click("Next"),
-        _step("type", 'textbox "Gift"', text=thing),
-        *_click("Finish"),
-    ]
-    fields = [("name", name), ("place", place), ("gift", thing), ("pressed", "Finish")]
-    instruction = f"Sign up: the name is {name}, the place {place}, the gift {thing}."
-    return Scenario(instruction, {"/": Page("Sign up", form("/signup", body))}, fields, "/signup", solution)
+def steps(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+    drawn = [rng.choice(values) for values in _ASKED.values()]
+    asked = dict(zip(_ASKED, drawn, strict=True))
+    count = _at(level, 2, 3, 5)
+    body, solution, fields = "", list[Step](), list[tuple[str, str]]()
+    for number, (label, text) in enumerate(list(asked.items())[:count], 1):
+        ends = number == count
+        onward = button("Finish") if ends else action("Next", shows=f"step{number + 1}")
+        hidden = "" if number == 1 else f" id=step{number} hidden"
+        shown = f"<legend>{number} of {count}</legend>{field(label, label.lower())}{onward}"
+        body += f"<fieldset{hidden}>{shown}</fieldset>"
+        solution += [_step("type", f'textbox "{label}"', text=text), *_click("Finish" if ends else "Next")]
+        fields.append((label.lower(), text))
+    told = ", ".join(f"the {key} {'is ' if key == 'name' else ''}{text}" for key, text in fields)
+    pages = {"/": Page("Sign up", form("/signup", body))}
+    return Scenario(f"Sign up: {told}.", pages, [*fields, ("pressed", "Finish")], "/signup", solution)
 
 
-def tab(rng: random.Random) -> Scenario:
-    titles, codes = rng.sample(_PLACES, 3), rng.sample(range(1000, 9999), 3)
-    chosen = rng.randrange(1, 3)
+def tab(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+    offices = _at(level, 2, 3, 6)
+    titles, codes = rng.sample(_PLACES, offices), rng.sample(range(1000, 9999), offices)
+    chosen = rng.randrange(1, offices)
     tabs = "".join(
         f'<button type="button" role="tab" aria-controls="panel{number}" aria-selected="{str(number == 0).lower()}">'
         f"{escaped(title)}</button>"
@@ -183,8 +208,8 @@ def tab(rng: random.Random) -> Scenario:
     return Scenario(instruction, pages, [("call", f"Call {codes[chosen]}")], "/call", solution)
 
 
-def dialog(rng: random.Random) -> Scenario:
-    names = rng.sample(_NAMES, 4)
+def dialog(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+    names = rng.sample(_NAMES, _at(level, 2, 4, 9))
     wanted = rng.choice(names)
     rows = "".join(f"<li>{escaped(name)} {action(f'Delete {name}', opens=f'd-{name}')}</li>" for name in names)
     dialogs = "".join(
@@ -200,8 +225,9 @@ def dialog(rng: random.Random) -> Scenario:
     )
 
 
-def sort(rng: random.Random) -> Scenario:
-    things, prices = rng.sample(_THINGS, 5), rng.sample(range(5, 400), 5)
+def sort(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+    rows_in_all = _at(level, 3, 5, 9)
+    things, prices = rng.sample(_THINGS, rows_in_all), rng.sample(range(5, 400), rows_in_all)
     rising = rng.random() < 0.5
     ordered = [thing for _, thing in sorted(zip(prices, things, strict=True), reverse=not rising)]
     rows = "".join(
@@ -219,9 +245,9 @@ def sort(rng: random.Random) -> Scenario:
     return Scenario(instruction, pages, fields, "/sorted", _click(*["Price"] * (1 if rising else 2), "Save order"))
 
 
-def count(rng: random.Random) -> Scenario:
-    things = rng.sample(_THINGS, 3)
-    wanted, number = rng.choice(things), rng.randint(2, 4)
+def count(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+    things = rng.sample(_THINGS, _at(level, 2, 3, 5))
+    wanted, number = rng.choice(things), rng.randint(_at(level, 1, 2, 5), _at(level, 2, 4, 8))
     rows = "".join(
         f"<p>{field(thing, thing.lower(), more='value=0 readonly')}{action(f'Less {thing}', adds='-1')}"
         f"{action(f'More {thing}', adds='1')}</p>"
@@ -233,15 +259,15 @@ def count(rng: random.Random) -> Scenario:
     return Scenario(instruction, pages, fields, "/buy", _click(*[f"More {wanted}"] * number, "Buy"))
 
 
-def agree(rng: random.Random) -> Scenario:
-    name = rng.choice(_NAMES)
-    terms = "".join(f"<p>{number}. {' '.join(rng.sample(_WORDS, 8))}.</p>" for number in range(1, rng.randint(8, 12)))
+def agree(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+    name, paragraphs = rng.choice(_NAMES), rng.randint(_at(level, 6, 8, 20), _at(level, 8, 12, 24))
+    terms = "".join(f"<p>{number}. {' '.join(rng.sample(_WORDS, 8))}.</p>" for number in range(1, paragraphs))
     body = (
         f'<div class=long role=region aria-label="Terms" tabindex=0 data-unlocks=agree>{terms}</div>'
         f"<label><input type=checkbox id=agree name=agree value=yes disabled> I agree</label>{field('Name', 'name')}"
         + button("Join")
     )
-    scroll = [_step("scroll", 'region "Terms"', direction="down")] * 4
+    scroll = [_step("scroll", 'region "Terms"', direction="down")] * _at(level, 3, 4, 12)
     solution = [
         *scroll,
         _step("click", 'checkbox "I agree"'),
@@ -253,9 +279,10 @@ def agree(rng: random.Random) -> Scenario:
     return Scenario(instruction, {"/": Page("Club", form("/join", body))}, fields, "/join", solution)
 
 
-def mail(rng: random.Random) -> Scenario:
-    names, subjects = rng.sample(_NAMES, 4), rng.sample(_WORDS, 4)
-    does, wanted = rng.choice(("Archive", "Star", "Report")), rng.randrange(4)
+def mail(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+    mails = _at(level, 2, 4, 9)
+    names, subjects = rng.sample(_NAMES, mails), rng.sample(_WORDS, mails)
+    does, wanted = rng.choice(("Archive", "Star", "Report")), rng.randrange(mails)
     rows = "".join(
         f'<li aria-label="From {name}"><b>{name}</b>: about {subject} '
         + form(f"/{number}", "".join(button(f"{word} {number}", "do") for word in ("Archive", "Star", "Report")))

@@ -1,7 +1,7 @@
 """The environment `reasoning-gym`: puzzles of the package of that name, with the Python tool of `tool-call`.
 
-Of its generators those are taken that give the same task in every process, and whose score compares text: other scores
-run what the model wrote, e.g. by sympy, and could be told what to say.
+Of its generators those are taken (`clawloop.episodes.kinds`) that give the same task in every process, and whose score
+compares text: other scores run what the model wrote, e.g. by sympy, and could be told what to say.
 """
 
 from __future__ import annotations
@@ -10,45 +10,18 @@ import importlib
 import importlib.resources
 import json
 import random
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from clawloop.environments.agent import HARNESS
-from clawloop.environments.task import EnvironmentTask, parse_task_id, split_of
+from clawloop.environments.task import EnvironmentTask, parse_chosen_task_id, split_of
 from clawloop.environments.tool_call.environment import AGENT
+from clawloop.episodes.kinds import KINDS, ChosenKind
 from clawloop.errors import SetupError
 from clawloop.sandboxes.boxes import BoxTask, Sandboxes
 
-GENERATORS = (
-    "acre",
-    "aiw",
-    "base_conversion",
-    "basic_arithmetic",
-    "binary_alternation",
-    "caesar_cipher",
-    "count_bits",
-    "count_primes",
-    "course_schedule",
-    "gcd",
-    "largest_island",
-    "lcm",
-    "leg_counting",
-    "letter_counting",
-    "mahjong_puzzle",
-    "maze",
-    "modulo_grid",
-    "number_filtering",
-    "number_sequence",
-    "rotate_matrix",
-    "rotten_oranges",
-    "simple_equations",
-    "simple_geometry",
-    "string_manipulation",
-    "string_splitting",
-    "string_synthesis",
-    "syllogism",
-    "word_sequence_reversal",
-)
+GENERATORS = tuple(sorted(KINDS["reasoning-gym"]))
 _ASKED = "\n\nWhen you know the answer, reply with it alone between <answer> and </answer>."
 _VERIFIER = importlib.resources.files("clawloop.environments.reasoning_gym") / "inside" / "verify.py"
 _PACKAGES = "/packages"
@@ -83,13 +56,26 @@ class ReasoningGymEnvironment:
             ) from error
 
     def task(self, task_id: str) -> EnvironmentTask:
-        split, number = parse_task_id(task_id)
+        split, number, chosen = parse_chosen_task_id(self.name, task_id)
         drawn = random.Random(f"{split}-{number}")
         while True:
             generator, seed = drawn.choice(GENERATORS), drawn.randrange(2**31)
-            entry = self._library.create_dataset(generator, seed=seed, size=1)[0]
+            options = {} if chosen is None else self._options(chosen)
+            generator = generator if chosen is None else chosen.kind
+            entry = self._library.create_dataset(generator, **options, seed=seed, size=1)[0]
             if split_of(entry["question"]) is split:
                 return self._as_task(task_id, generator, entry)
+
+    def _options(self, chosen: ChosenKind) -> dict[str, Any]:
+        """Of a generator at a level; none where the package has no curriculum for it."""
+        factory = self._library.factory
+        if not factory.has_curriculum(chosen.kind):
+            return {}
+        curriculum = factory.create_curriculum(chosen.kind)
+        for name, attribute in curriculum.attributes.items():
+            curriculum.set_attr_level(name, min(chosen.level, len(attribute.levels)) - 1)
+        made = asdict(curriculum.generate_configuration())
+        return {name: value for name, value in made.items() if name not in ("seed", "size")}
 
     def _as_task(self, task_id: str, generator: str, entry: dict[str, Any]) -> EnvironmentTask:
         right = {"generator": generator, "entry": {"question": entry["question"], "answer": entry["answer"]}}

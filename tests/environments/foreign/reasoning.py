@@ -9,6 +9,7 @@ import sys
 from clawloop.environments.reasoning_gym.environment import GENERATORS, ReasoningGymEnvironment
 from clawloop.environments.reward import packed
 from clawloop.environments.runner import reward_of
+from clawloop.episodes.kinds import KINDS
 from clawloop.sandboxes.boxes import BoxTask
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
@@ -53,6 +54,11 @@ def main() -> None:
         for number in range(300):
             task = environment.task(f"{split}-{number}")
             drawn[task.id] = (task.files["prompt.txt"].decode(), json.loads(task.tests["right.json"]))
+    for kind, levels in KINDS["reasoning-gym"].items():
+        for level in range(1, levels.hardest + 1):
+            for number in range(3):
+                task = environment.task(f"train-{number}-{kind}-{level}")
+                drawn[task.id] = (task.files["prompt.txt"].decode(), json.loads(task.tests["right.json"]))
     missing = set(GENERATORS) - {right["generator"] for _, right in drawn.values()}
     sys.stdout.write(json.dumps({"tasks": drawn, "missing": sorted(missing)}))
 
