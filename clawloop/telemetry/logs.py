@@ -59,6 +59,8 @@ def configure_logging(level: str = "INFO", secrets: Iterable[str] = ()) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # The gateway logs one line for each turn, with more detail than uvicorn's.
     logging.getLogger("uvicorn.access").disabled = True
+    # The server by which verifiers gives an agent its task logs each of the agent's looks at it.
+    logging.getLogger("aiohttp.access").disabled = True
     # Pydantic quotes values in its warnings.
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught
