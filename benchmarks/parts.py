@@ -13,7 +13,7 @@ from typing import Protocol
 import psutil
 
 from benchmarks.processes import LOOPBACK, running, start_temporal, stop, temporal_ports, wait_for
-from clawloop.local.services.postgres import EmbeddedPostgres
+from clawloop.local.services.postgres import EmbeddedPostgres, stop_postgres
 
 
 class Part(Protocol):
@@ -63,8 +63,7 @@ class Postgres:
 
     def _stop(self) -> None:
         if self._process is not None:
-            self._process.send_signal(signal.SIGINT)
-            self._process.wait(20)
+            stop_postgres(self._process)
 
 
 class Temporal:
@@ -90,8 +89,11 @@ class Temporal:
 
 
 def _kill_family(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all below it, the first before it can react to the end of the others."""
     root = psutil.Process(process.pid)
-    for one in (*root.children(recursive=True), root):
+    family = [root, *root.children(recursive=True)]
+    for one in family:
         with suppress(psutil.NoSuchProcess):  # it may end with those before it
             one.kill()
     process.wait()
+    psutil.wait_procs(family)

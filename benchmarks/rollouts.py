@@ -135,8 +135,7 @@ def run(options: argparse.Namespace) -> Result:
         stub = Program(command, folder / "engine.log", f"{engine}/health", {}, stack)
         stub.start()
         busy = stack.enter_context(BusyCores.watched())
-        system = System(folder, installed, engine, options.in_flight, busy, stack)
-        system.parts["engine"] = stub
+        system = System(folder, installed, engine, stub, options.in_flight, busy, stack)
         alone: list[Measured] = []
         through: list[Measured] = []
         for _ in range(rounds):
@@ -200,7 +199,7 @@ class System:
     """All of Clawloop that episodes need, with its worker in a Python environment of its own."""
 
     def __init__(
-        self, folder: Path, installed: Path, engine: str, in_flight: int, busy: BusyCores, stack: ExitStack
+        self, folder: Path, installed: Path, engine: str, stub: Part, in_flight: int, busy: BusyCores, stack: ExitStack
     ) -> None:
         self._in_flight = in_flight
         self._busy = busy
@@ -247,7 +246,7 @@ class System:
             self._programs[name] = Program(command, folder / f"{name}.log", ready, variables.get(name, ours), stack)
             if name in _MEASURED:
                 self._programs[name].start()
-        self.parts: dict[str, Part] = {"postgres": postgres, "temporal": temporal, **self._programs}
+        self.parts: dict[str, Part] = {"engine": stub, "postgres": postgres, "temporal": temporal, **self._programs}
 
     def measured(self) -> Measured:
         """Four times as many episodes as are in flight, while all places are taken."""

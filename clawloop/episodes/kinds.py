@@ -38,8 +38,8 @@ def _all(levels: Levels, kinds: str) -> Mapping[str, Levels]:
 
 _REASONING = (
     "aiw base_conversion basic_arithmetic binary_alternation count_bits count_primes course_schedule gcd largest_island"
-    " lcm leg_counting letter_counting mahjong_puzzle maze number_filtering number_sequence rotate_matrix"
-    " rotten_oranges simple_equations simple_geometry string_manipulation string_splitting string_synthesis syllogism"
+    " lcm leg_counting letter_counting mahjong_puzzle maze number_filtering rotate_matrix rotten_oranges"
+    " simple_equations simple_geometry string_manipulation string_splitting string_synthesis syllogism"
     " word_sequence_reversal"
 )
 KINDS: Mapping[str, Mapping[str, Levels]] = MappingProxyType(

@@ -295,7 +295,7 @@ async def _full(stack: Stack, folder: Path) -> AsyncIterator[None]:
         finally:
             filler.unlink(missing_ok=True)
         return
-    processes = [process for part in OURS for process in stack.processes(part)]
+    processes = [process for part in (*OURS, RANK) for process in stack.processes(part)]
     before = [(process.pid, _limit_files(process.pid, (0, resource.RLIM_INFINITY))) for process in processes]
     try:
         yield

@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.postgres, pytest
 
 # A run takes 3 minutes on two idle cores, and ten times that where others take them.
 MAX_SECONDS = 1800
+# It took 19 minutes on two idle cores (docs/demo.md).
+MAX_SECONDS_WITH_FAULTS = 5400
 # Each of them has to reach the bars.
 SEEDS = (1, 2)
 # Lowest share of right content in 60 answers of any version. The demo's bar is 0.95, which ten users met in each of 551
@@ -43,7 +45,7 @@ def test_it_learns_hidden_preferences_in_64_interactions_without_a_failed_reques
 @pytest.mark.long
 def test_it_learns_while_its_parts_are_killed(tmp_path: Path) -> None:
     """Requests may fail, as the client's connection to a killed gateway does; the user says it again."""
-    [report] = _run(tmp_path, "--seeds", "3", "--faults")
+    [report] = _run(tmp_path, "--seeds", "3", "--faults", within_seconds=MAX_SECONDS_WITH_FAULTS)
     assert sum(report["faults"].values()) >= 5, report
     assert report["interactions"] == 64
     assert report["interactions_to_90"] is not None, report
@@ -51,7 +53,7 @@ def test_it_learns_while_its_parts_are_killed(tmp_path: Path) -> None:
     assert report["stopped"] is None
 
 
-def _run(folder: Path, *options: str) -> list[dict[str, Any]]:
+def _run(folder: Path, *options: str, within_seconds: float = MAX_SECONDS) -> list[dict[str, Any]]:
     """Run a demo and check what holds for every run; returns the reports of its users."""
     command = [
         sys.executable,
@@ -70,7 +72,7 @@ def _run(folder: Path, *options: str) -> list[dict[str, Any]]:
         env=dict(os.environ) | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=MAX_SECONDS,
+        timeout=within_seconds,
     )
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)

@@ -17,6 +17,7 @@ _WORDS = ("river", "stone", "cloud", "paper", "green", "music", "north", "silver
 _BUTTONS = ("Save", "Cancel", "Print", "Copy", "Share", "Rename", "Archive", "Refresh", "Export")
 _MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November")
 _ASKED = {"Name": _NAMES, "Place": _PLACES, "Gift": _THINGS, "Month": _MONTHS, "Word": _WORDS}
+_STEPS = ("one", "two", "three", "four", "five")
 _FIELDS = {"City": "city", "First name": "first", "Company": "company", "Street": "street"}
 
 
@@ -61,7 +62,7 @@ class Kind(Protocol):
 
     __name__: str
 
-    def __call__(self, rng: random.Random, level: int = FIRST_LEVEL) -> Scenario: ...
+    def __call__(self, rng: random.Random, level: int) -> Scenario: ...
 
 
 def _at(level: int, *sizes: int) -> int:
@@ -76,14 +77,14 @@ def _click(*names: str) -> list[Step]:
     return [_step("click", f'button "{name}"') for name in names]
 
 
-def press(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+def press(rng: random.Random, level: int) -> Scenario:
     names = rng.sample(_BUTTONS, _at(level, 3, 5, 9))
     wanted = rng.choice(names)
     pages = {"/": Page("Tools", form("/pressed", "".join(button(name) for name in names)))}
     return Scenario(f"Press the button {wanted}.", pages, [("pressed", wanted)], "/pressed", _click(wanted))
 
 
-def write(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+def write(rng: random.Random, level: int) -> Scenario:
     labels = rng.sample(sorted(_FIELDS), _at(level, 2, 3, 4))
     wanted, text = rng.choice(labels), " ".join(rng.sample(_WORDS, 2))
     body = "".join(field(label, _FIELDS[label]) for label in labels) + button("Send")
@@ -93,7 +94,7 @@ def write(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
     return Scenario(instruction, {"/": Page("Address", form("/address", body))}, fields, "/address", solution)
 
 
-def choose(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+def choose(rng: random.Random, level: int) -> Scenario:
     places, things = rng.sample(_PLACES, _at(level, 3, 5, 11)), rng.sample(_THINGS, _at(level, 3, 4, 11))
     place, thing = rng.choice(places[1:]), rng.choice(things[1:])
     body = choice("Place", "place", places) + choice("Thing", "thing", things) + button("Order")
@@ -107,9 +108,11 @@ def choose(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
     return Scenario(instruction, {"/": Page("Order", form("/order", body))}, fields, "/order", solution)
 
 
-def check(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+def check(rng: random.Random, level: int) -> Scenario:
     options = rng.sample(_THINGS, _at(level, 3, 6, 11))
-    wanted, before = rng.sample(options, _at(level, 1, 2, 4)), rng.sample(options, 1)
+    wanted = rng.sample(options, _at(level, 1, 2, 4))
+    # Were it the one that is wanted, nothing would be left to do.
+    before = rng.sample([option for option in options if level > 1 or option not in wanted], 1)
     changed = [option for option in options if (option in wanted) != (option in before)]
     solution = [*(_step("click", f'checkbox "{option}"') for option in changed), *_click("Pack")]
     body = ticks("checkbox", "thing", options, before) + button("Pack")
@@ -118,7 +121,7 @@ def check(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
     return Scenario(instruction, {"/": Page("Suitcase", form("/pack", body))}, fields, "/pack", solution)
 
 
-def pick(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+def pick(rng: random.Random, level: int) -> Scenario:
     options = rng.sample(_NAMES, _at(level, 3, 5, 13))
     wanted = rng.choice(options)
     solution = [_step("click", f'radio "{wanted}"'), *_click("Vote")]
@@ -127,35 +130,31 @@ def pick(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
     return Scenario(f"Vote for {wanted}.", pages, [("for", wanted), ("pressed", "Vote")], "/vote", solution)
 
 
-def date(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
-    """Of arrival; the higher levels ask for a name, and for the day of departure."""
-    (shown, arrival), (until, departure) = _day(rng), _day(rng) if level > 2 else ("", "")
-    name = rng.choice(_NAMES)
-    asked = {"Name": ("name", name, "text")} if level > 1 else {}
-    asked["Day of arrival"] = ("day", arrival, "date")
-    if level > 2:
-        asked["Day of departure"] = ("last", departure, "date")
-    body = "".join(field(label, key, kind) for label, (key, _, kind) in asked.items()) + button("Book")
-    solution = [_step("type", f'textbox "{label}"', text=text) for label, (_, text, _) in asked.items()]
-    who, leaves = "" if level == 1 else f" for {name}", f" and leaves on {until}" if level > 2 else ""
-    verb = "Book from" if level == 1 else f"Book{who}, who arrives on"
-    instruction = f"{verb} {shown}{leaves}. Dates are typed as YYYY-MM-DD."
-    fields = [*((key, text) for key, text, _ in asked.values()), ("pressed", "Book")]
-    return Scenario(
-        instruction, {"/": Page("Hotel", form("/book", body))}, fields, "/book", [*solution, *_click("Book")]
-    )
-
-
-def _day(rng: random.Random) -> tuple[str, str]:
-    """In words, and as it is typed."""
+def date(rng: random.Random, level: int) -> Scenario:
+    """The day of arrival; from level 2 also who arrives, and at level 3 the day of departure."""
     day, month, year = rng.randint(1, 28), rng.randint(1, len(_MONTHS)), rng.randint(2027, 2031)
-    return f"{day} {_MONTHS[month - 1]} {year}", f"{year}-{month:02}-{day:02}"
+    shown, typed = f"{day} {_MONTHS[month - 1]}", f"-{month:02}-{day:02}"
+    name = rng.choice(_NAMES)
+    asked = [("Name", "name", "text", name), ("Day of arrival", "day", "date", f"{year}{typed}")]
+    instruction = f"Book for {name}, who arrives on {shown} {year}."
+    if level == 1:
+        asked, instruction = asked[1:], f"Book from {shown} {year}."
+    elif level > FIRST_LEVEL:
+        asked.append(("Day of departure", "last", "date", f"{year + 1}{typed}"))
+        instruction = f"Book for {name}, who arrives on {shown} {year} and leaves a year later, on {shown} {year + 1}."
+    body = "".join(field(label, key, kind) for label, key, kind, _ in asked) + button("Book")
+    solution = [*(_step("type", f'textbox "{label}"', text=text) for label, _, _, text in asked), *_click("Book")]
+    instruction += " Dates are typed as YYYY-MM-DD."
+    fields = [*((key, text) for _, key, _, text in asked), ("pressed", "Book")]
+    return Scenario(instruction, {"/": Page("Hotel", form("/book", body))}, fields, "/book", solution)
 
 
-def search(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+def search(rng: random.Random, level: int) -> Scenario:
     """Nothing is posted: a link leads to where the tab must be."""
-    places, things = rng.sample(_PLACES, _at(level, 2, 5, 11)), rng.sample(_THINGS, _at(level, 2, 4, 8))
-    titles = [f"{place} {thing.lower()}" for place in places for thing in things]
+    places, things = _at(level, 2, 5, 11), _at(level, 2, 4, 8)
+    titles = [
+        f"{place} {thing.lower()}" for place in rng.sample(_PLACES, places) for thing in rng.sample(_THINGS, things)
+    ]
     paths = {title: f"/items/{rng.randrange(10**8)}" for title in titles}
     wanted = rng.choice(titles)
     links = "".join(f'<li hidden><a href="{paths[title]}">{escaped(title)}</a></li>' for title in titles)
@@ -170,25 +169,24 @@ def search(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
     return Scenario(instruction, {"/": Page("Shop", body), **pages}, None, paths[wanted], solution)
 
 
-def steps(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
-    drawn = [rng.choice(values) for values in _ASKED.values()]
-    asked = dict(zip(_ASKED, drawn, strict=True))
-    count = _at(level, 2, 3, 5)
-    body, solution, fields = "", list[Step](), list[tuple[str, str]]()
-    for number, (label, text) in enumerate(list(asked.items())[:count], 1):
-        ends = number == count
-        onward = button("Finish") if ends else action("Next", shows=f"step{number + 1}")
-        hidden = "" if number == 1 else f" id=step{number} hidden"
-        shown = f"<legend>{number} of {count}</legend>{field(label, label.lower())}{onward}"
-        body += f"<fieldset{hidden}>{shown}</fieldset>"
-        solution += [_step("type", f'textbox "{label}"', text=text), *_click("Finish" if ends else "Next")]
-        fields.append((label.lower(), text))
-    told = ", ".join(f"the {key} {'is ' if key == 'name' else ''}{text}" for key, text in fields)
-    pages = {"/": Page("Sign up", form("/signup", body))}
-    return Scenario(f"Sign up: {told}.", pages, [*fields, ("pressed", "Finish")], "/signup", solution)
+def steps(rng: random.Random, level: int) -> Scenario:
+    asked = {label: rng.choice(_ASKED[label]) for label in list(_ASKED)[: _at(level, 2, 3, 5)]}
+    body = ""
+    solution: list[Step] = []
+    for number, (label, text) in enumerate(asked.items(), 1):
+        is_last = number == len(asked)
+        hidden = "" if number == 1 else f" id={_STEPS[number - 1]} hidden"
+        onward = button("Finish") if is_last else action("Next", shows=_STEPS[number])
+        legend = f"<legend>{number} of {len(asked)}</legend>"
+        body += f"<fieldset{hidden}>{legend}{field(label, label.lower())}{onward}</fieldset>"
+        solution += [_step("type", f'textbox "{label}"', text=text), *_click("Finish" if is_last else "Next")]
+    fields = [*((label.lower(), text) for label, text in asked.items()), ("pressed", "Finish")]
+    told = ", ".join(f"the {label.lower()} {text}" for label, text in asked.items())
+    instruction = f"Sign up: {told.replace('the name', 'the name is', 1)}."
+    return Scenario(instruction, {"/": Page("Sign up", form("/signup", body))}, fields, "/signup", solution)
 
 
-def tab(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+def tab(rng: random.Random, level: int) -> Scenario:
     offices = _at(level, 2, 3, 6)
     titles, codes = rng.sample(_PLACES, offices), rng.sample(range(1000, 9999), offices)
     chosen = rng.randrange(1, offices)
@@ -208,7 +206,7 @@ def tab(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
     return Scenario(instruction, pages, [("call", f"Call {codes[chosen]}")], "/call", solution)
 
 
-def dialog(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+def dialog(rng: random.Random, level: int) -> Scenario:
     names = rng.sample(_NAMES, _at(level, 2, 4, 9))
     wanted = rng.choice(names)
     rows = "".join(f"<li>{escaped(name)} {action(f'Delete {name}', opens=f'd-{name}')}</li>" for name in names)
@@ -225,7 +223,7 @@ def dialog(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
     )
 
 
-def sort(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+def sort(rng: random.Random, level: int) -> Scenario:
     rows_in_all = _at(level, 3, 5, 9)
     things, prices = rng.sample(_THINGS, rows_in_all), rng.sample(range(5, 400), rows_in_all)
     rising = rng.random() < 0.5
@@ -245,7 +243,7 @@ def sort(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
     return Scenario(instruction, pages, fields, "/sorted", _click(*["Price"] * (1 if rising else 2), "Save order"))
 
 
-def count(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+def count(rng: random.Random, level: int) -> Scenario:
     things = rng.sample(_THINGS, _at(level, 2, 3, 5))
     wanted, number = rng.choice(things), rng.randint(_at(level, 1, 2, 5), _at(level, 2, 4, 8))
     rows = "".join(
@@ -255,11 +253,12 @@ def count(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
     )
     fields = [(thing.lower(), str(number) if thing == wanted else "0") for thing in things] + [("pressed", "Buy")]
     pages = {"/": Page("Basket", form("/buy", rows + button("Buy")))}
-    instruction = f"Buy {number} pieces of {wanted} and nothing else."
+    pieces = "piece" if number == 1 else "pieces"
+    instruction = f"Buy {number} {pieces} of {wanted} and nothing else."
     return Scenario(instruction, pages, fields, "/buy", _click(*[f"More {wanted}"] * number, "Buy"))
 
 
-def agree(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+def agree(rng: random.Random, level: int) -> Scenario:
     name, paragraphs = rng.choice(_NAMES), rng.randint(_at(level, 6, 8, 20), _at(level, 8, 12, 24))
     terms = "".join(f"<p>{number}. {' '.join(rng.sample(_WORDS, 8))}.</p>" for number in range(1, paragraphs))
     body = (
@@ -279,7 +278,7 @@ def agree(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
     return Scenario(instruction, {"/": Page("Club", form("/join", body))}, fields, "/join", solution)
 
 
-def mail(rng: random.Random, level: int = FIRST_LEVEL) -> Scenario:
+def mail(rng: random.Random, level: int) -> Scenario:
     mails = _at(level, 2, 4, 9)
     names, subjects = rng.sample(_NAMES, mails), rng.sample(_WORDS, mails)
     does, wanted = rng.choice(("Archive", "Star", "Report")), rng.randrange(mails)

@@ -266,12 +266,17 @@ def running_postgres(
         server.wait_ready(alive=lambda: process.poll() is None)
         yield server
     finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop_postgres(process)
+
+
+def stop_postgres(process: subprocess.Popen[bytes]) -> None:
+    """Stop a server, without a checkpoint if that takes long."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def free_port() -> int:

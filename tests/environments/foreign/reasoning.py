@@ -54,12 +54,12 @@ def main() -> None:
         for number in range(300):
             task = environment.task(f"{split}-{number}")
             drawn[task.id] = (task.files["prompt.txt"].decode(), json.loads(task.tests["right.json"]))
+    missing = set(GENERATORS) - {right["generator"] for _, right in drawn.values()}
     for kind, levels in KINDS["reasoning-gym"].items():
         for level in range(1, levels.hardest + 1):
             for number in range(3):
                 task = environment.task(f"train-{number}-{kind}-{level}")
                 drawn[task.id] = (task.files["prompt.txt"].decode(), json.loads(task.tests["right.json"]))
-    missing = set(GENERATORS) - {right["generator"] for _, right in drawn.values()}
     sys.stdout.write(json.dumps({"tasks": drawn, "missing": sorted(missing)}))
 
 
