@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from clawloop.crash_points import CrashPoint
-from tests.chaos.faults import CRASH, Fault, choose
+from tests.chaos.faults import CRASH, Fault, all_faults, choose
 from tests.chaos.stack import Stack
 
 
@@ -35,3 +37,13 @@ def test_a_seed_chooses_the_same_faults_again() -> None:
     first, again, other = ([fault.kind for fault in choose(FAULTS, 50, random.Random(seed))] for seed in (1, 1, 2))
     assert first == again
     assert first != other
+
+
+def test_single_ranks_are_killed_and_stopped_where_several_train() -> None:
+    one, two = (
+        [fault.kind for fault in all_faults(cast(Stack, SimpleNamespace(ranks=ranks, own_engine=False)))]
+        for ranks in (1, 2)
+    )
+    # At the end, so that a seed chooses the same faults as ever where one process trains.
+    assert two[: len(one)] == one
+    assert two[len(one) :] == ["kill trainer's rank", "stop trainer's rank", "stop trainer's rank for long"]
