@@ -45,7 +45,7 @@ def test_it_learns_hidden_preferences_in_64_interactions_without_a_failed_reques
 @pytest.mark.long
 def test_it_learns_while_its_parts_are_killed(tmp_path: Path) -> None:
     """Requests may fail, as the client's connection to a killed gateway does; the user says it again."""
-    [report] = _run(tmp_path, "--seeds", "3", "--faults", within_seconds=MAX_SECONDS_WITH_FAULTS)
+    [report] = _run(tmp_path, "--faults", within_seconds=MAX_SECONDS_WITH_FAULTS)
     assert sum(report["faults"].values()) >= 5, report
     assert report["interactions"] == 64
     assert report["interactions_to_90"] is not None, report
