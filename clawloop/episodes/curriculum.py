@@ -24,6 +24,15 @@ _LEAST_WEIGHT = 0.125
 _GOLDEN = 0.6180339887498949
 
 
+def groups_to_move(kinds: int, size: int) -> int:
+    """After so many groups of equal rewards every kind that can has moved, and its trial is decided.
+
+    Args:
+        size: of a group.
+    """
+    return 2 * kinds * -(-ENOUGH // size)
+
+
 @dataclass(frozen=True, slots=True)
 class Counted:
     """One finished group: its episodes with a reward, and those that succeeded."""

@@ -9,7 +9,8 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.episodes import GroupState, NextGroups, RolloutsPlan, RolloutsState, RolloutsView
-from clawloop.episodes.kinds import chosen_task_id
+from clawloop.episodes.curriculum import groups_to_move
+from clawloop.episodes.kinds import KINDS, chosen_task_id
 from clawloop.errors import NotFound, RecordUnusable, StateConflict
 from clawloop.ids import RolloutGroupId, new_rollout_group_id
 from clawloop.recipes.recipe import Train
@@ -32,7 +33,8 @@ _LIMITS = text("""
     FROM policies p LEFT JOIN recipes r ON r.hash = p.recipe_hash WHERE p.id = :policy
 """)
 _NEWEST = text("""
-    SELECT g.reason, EXISTS (SELECT FROM samples s WHERE s.rollout_group_id = g.id) AS sampled
+    SELECT g.reason, g.mean_reward IS NOT NULL AS scored,
+        EXISTS (SELECT FROM samples s WHERE s.rollout_group_id = g.id) AS sampled
     FROM rollout_groups g WHERE g.policy = :policy AND g.state <> 'open' AND g.created_at >= :since
     ORDER BY g.finished_at DESC LIMIT :limit
 """)
@@ -186,10 +188,18 @@ async def _pause(connection: AsyncConnection, policy: str, reason: str) -> None:
 
 
 async def _barren(connection: AsyncConnection, row: Any) -> str | None:
-    """Why rollouts stop: the newest groups since they were started gave no sample."""
-    parameters = {"policy": row.policy, "since": row.started_at, "limit": row.barren_limit}
+    """Why rollouts stop: the newest groups since they were started gave no sample.
+
+    A curriculum can change that all succeed or all fail, so it first gets the groups that it needs to move every kind.
+    """
+    limit = row.barren_limit
+    if row.curriculum:
+        limit = max(limit, groups_to_move(len(KINDS.get(row.environment, {})), row.group_size))
+    parameters = {"policy": row.policy, "since": row.started_at, "limit": limit}
     newest = (await connection.execute(_NEWEST, parameters)).all()
-    if len(newest) < row.barren_limit or any(group.sampled for group in newest):
+    if not any(group.scored for group in newest[: row.barren_limit]):
+        limit, newest = row.barren_limit, newest[: row.barren_limit]
+    if len(newest) < limit or any(group.sampled for group in newest):
         return None
     return f"{len(newest)} groups in a row gave no sample; the last: {newest[0].reason}"
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
 from clawloop.contracts.episodes import Ending, EpisodeEnd, KindView, RolloutsPlan
+from clawloop.episodes.curriculum import groups_to_move
 from clawloop.episodes.kinds import split_task_id
 from clawloop.errors import ValueRejected
 from clawloop.ids import RolloutGroupId
@@ -21,7 +22,7 @@ SIZE = 8
 PLAN = RolloutsPlan("tool-call", SIZE, 3, 1000, curriculum=True)
 
 
-async def _finish(learning: PostgresLearning, group: RolloutGroupId, rewards: list[float]) -> None:
+async def _finish(learning: PostgresLearning, group: RolloutGroupId, rewards: Sequence[float | None]) -> None:
     store = PostgresEpisodeStore(learning.database)
     for place, reward in enumerate(rewards):
         episode = await store.begin_episode(group, place, 1, LIFETIME)
@@ -114,6 +115,35 @@ async def test_a_curriculum_goes_on_where_it_was_left_and_can_be_left_out(postgr
     assert re.fullmatch(r"train-\d+", (await PostgresEpisodeStore(learning.database).group_task(newest)).task)
     again = await store.start(POLICY, PLAN)
     assert {kind.kind: kind.level for kind in again.curriculum} == {"plus": 3, "minus": 2, "times": 2}
+
+
+async def test_rollouts_go_on_until_a_curriculum_could_move_every_kind(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    store = PostgresRolloutStore(learning.database)
+    await store.start(POLICY, RolloutsPlan("tool-call", SIZE, 1, 2, curriculum=True))
+    needed = groups_to_move(3, SIZE)
+    for number in range(needed):
+        found = await store.next_groups(POLICY)
+        assert found.running, (number, found.reason)
+        [group] = found.open
+        await _finish(learning, group, [0.0] * SIZE)
+    assert {kind.level for kind in (await store.status(POLICY)).curriculum} <= {1, 2}
+    found = await store.next_groups(POLICY)
+    assert not found.running
+    assert found.reason.startswith(f"paused: {needed} groups in a row gave no sample")
+    assert len(await learning.rows("SELECT detail FROM events WHERE kind = 'curriculum_moved'")) >= 3
+
+
+async def test_groups_without_rewards_stop_rollouts_as_soon_with_a_curriculum(
+    postgres_learning: PostgresLearning,
+) -> None:
+    learning = postgres_learning
+    store = PostgresRolloutStore(learning.database)
+    await store.start(POLICY, RolloutsPlan("tool-call", SIZE, 1, 2, curriculum=True))
+    for _ in range(2):
+        [group] = (await store.next_groups(POLICY)).open
+        await _finish(learning, group, [None] * SIZE)
+    assert (await store.next_groups(POLICY)).reason.startswith("paused: 2 groups in a row gave no sample")
 
 
 async def test_an_environment_without_kinds_of_tasks_is_refused(postgres_learning: PostgresLearning) -> None:
