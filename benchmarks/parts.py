@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,47 +45,48 @@ class Program:
         self.process.wait()
 
 
-class Postgres:
-    """PostgreSQL, all of whose processes are killed."""
+class _Service:
+    """A service, all of whose processes are killed.
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.server = EmbeddedPostgres(folder)
+    Args:
+        stop: as it is stopped at the end.
+    """
+
+    def __init__(self, stop: Callable[[subprocess.Popen[bytes]], None], stack: ExitStack) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        stack.callback(self._stop)
+        self._stop = stop
+        stack.callback(self._end)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        _kill_family(self._process)
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._stop(self._process)
+
+
+class Postgres(_Service):
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        super().__init__(stop_postgres, stack)
+        self.server = EmbeddedPostgres(folder)
 
     def start(self) -> None:
         process = self._process = self.server.prepare().popen()
         self.server.wait_ready(alive=lambda: process.poll() is None)
 
-    def kill(self) -> None:
-        assert self._process is not None
-        _kill_family(self._process)
 
-    def _stop(self) -> None:
-        if self._process is not None:
-            stop_postgres(self._process)
-
-
-class Temporal:
+class Temporal(_Service):
     """Temporal's development server, whose database is a file."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
+        super().__init__(stop, stack)
         self._folder = folder
         self._ports = temporal_ports()
         self.address = f"{LOOPBACK}:{self._ports.main}"
-        self._process: subprocess.Popen[bytes] | None = None
-        stack.callback(self._stop)
 
     def start(self) -> None:
         self._process = start_temporal(self._folder, self._ports)
-
-    def kill(self) -> None:
-        assert self._process is not None
-        _kill_family(self._process)
-
-    def _stop(self) -> None:
-        if self._process is not None:
-            stop(self._process)
 
 
 def _kill_family(process: subprocess.Popen[bytes]) -> None:
