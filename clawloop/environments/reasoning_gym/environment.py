@@ -59,10 +59,11 @@ class ReasoningGymEnvironment:
     def task(self, task_id: str) -> EnvironmentTask:
         split, number, chosen = parse_chosen_task_id(self.name, task_id)
         drawn = random.Random(f"{split}-{number}")
+        options = {} if chosen is None else self._options(chosen)
         while True:
             generator, seed = drawn.choice(GENERATORS), drawn.randrange(2**31)
-            options = {} if chosen is None else self._options(chosen)
-            generator = generator if chosen is None else chosen.kind
+            if chosen is not None:
+                generator = chosen.kind
             entry = self._library.create_dataset(generator, **options, seed=seed, size=1)[0]
             if split_of(entry["question"]) is split:
                 return self._as_task(task_id, generator, entry)
