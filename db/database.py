@@ -42,7 +42,7 @@ BACKGROUND_LIMIT = timedelta(seconds=30)
 """For work no client waits for: spool, command line, sweeps."""
 
 _POOL_SIZE = 8  # a turn holds a connection for about 10 ms
-_POOL_OVERFLOW = 8  # six gateways fit in the 100 connections PostgreSQL allows by default
+_POOL_OVERFLOW = 8  # a gateway opened 33 of its three pools' 48 under load; see `max_connections` of our PostgreSQL
 # The server keeps a transaction this much longer than its client waits for it: what is being committed may end, and a
 # client that lost its network in the middle keeps no lock that others wait for.
 _SERVER_WAITS = timedelta(seconds=1.5)

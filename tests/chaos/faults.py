@@ -28,14 +28,15 @@ PROXIES = ("gateway", "postgres", "temporal", "engine")
 # A point that needs a step, or a version that retires, is reached within a minute, and on a busy machine a process that
 # was killed before takes as long to start; one that is not reached stays untested.
 REACHED_WITHIN_SECONDS = 180.0
-# PostgreSQL allows 100 by default; the stack holds some.
-CONNECTIONS = 100
+# While others hold all connections, one that is given back is taken within so many seconds.
+TAKEN_AGAIN_SECONDS = 0.05
 # What a point is reached by is done again after this long: a process may have been starting, PostgreSQL away.
 AGAIN_SECONDS = 5.0
 # Longer than Temporal waits for a heartbeat and PostgreSQL for a client: others take over what a process was doing, and
 # then it goes on as if nothing had happened. From a minute on the supervisor kills it.
 LONG_SECONDS = (35.0, 75.0)
 
+_TOO_MANY = "too many clients"  # a refused login has no SQLSTATE in psycopg
 CRASH = "crash "  # what the kinds of crash points begin with
 
 Inject = Callable[[Stack, random.Random], Awaitable[None]]
@@ -118,8 +119,11 @@ class Lasting:
         self._shortest_seconds = shortest_seconds
         self._longest_seconds = longest_seconds
 
+    def _seconds(self, chance: random.Random) -> float:
+        return chance.uniform(self._shortest_seconds, self._longest_seconds)
+
     async def _last(self, chance: random.Random) -> None:
-        await asyncio.sleep(chance.uniform(self._shortest_seconds, self._longest_seconds))
+        await asyncio.sleep(self._seconds(chance))
 
     def stop(self, part: str) -> Inject:
         async def stop(stack: Stack, chance: random.Random) -> None:
@@ -186,12 +190,15 @@ class Lasting:
             await asyncio.to_thread(_set_read_only, stack.database_url, False)
 
     async def out_of_connections(self, stack: Stack, chance: random.Random) -> None:
+        """Others take every connection that PostgreSQL allows, those of the stack included, and each that is freed."""
         held: list[psycopg.Connection] = []
+        until = time.monotonic() + self._seconds(chance)
         try:
-            with suppress(psycopg.OperationalError):
-                for _ in range(CONNECTIONS):
-                    held.append(await asyncio.to_thread(psycopg.connect, stack.database_url))
-            await self._last(chance)
+            await asyncio.to_thread(_take_all_connections, stack.database_url, held)
+            await asyncio.to_thread(_end_other_connections, held)
+            while time.monotonic() < until:
+                await asyncio.to_thread(_take_all_connections, stack.database_url, held)
+                await asyncio.sleep(TAKEN_AGAIN_SECONDS)
         finally:
             for connection in held:
                 connection.close()
@@ -282,6 +289,30 @@ def _set_read_only(url: str, on: bool) -> None:
     with psycopg.connect(url, autocommit=True, options="-c default_transaction_read_only=off") as connection:
         connection.execute(f"ALTER SYSTEM SET default_transaction_read_only = {'on' if on else 'off'}")
         connection.execute("SELECT pg_reload_conf()")
+
+
+def _take_all_connections(url: str, held: list[psycopg.Connection]) -> None:
+    """Connect until PostgreSQL refuses.
+
+    Raises:
+        psycopg.OperationalError: refused for another reason than that there are too many.
+    """
+    while True:
+        try:
+            held.append(psycopg.connect(url, autocommit=True, connect_timeout=5))
+        except psycopg.OperationalError as error:
+            if _TOO_MANY not in str(error):
+                raise
+            return
+
+
+def _end_other_connections(held: Sequence[psycopg.Connection]) -> None:
+    ours = [connection.info.backend_pid for connection in held]
+    held[0].execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE backend_type = 'client backend' AND pid <> ALL(%s)",
+        [ours],
+    )
 
 
 @asynccontextmanager
