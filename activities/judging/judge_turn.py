@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from weakref import WeakValueDictionary
 
 from temporalio import activity
 
@@ -23,6 +24,7 @@ from clawloop.contracts.turns import TurnOutcome
 from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import ClawloopError, PermanentError
 from clawloop.heartbeat import heartbeating
+from clawloop.ids import TurnId
 from clawloop.judging.plan import Action, JudgingPlan, plan_judging
 from clawloop.judging.records import FinalizedJudgement, JudgingContext, OpenJudgement, Relation, TurnContext
 from clawloop.samples.holdout import is_held_out
@@ -50,6 +52,7 @@ class JudgingActivities:
         self._renderer = renderer
         self._training = training
         self._counts: JudgingCounter = counts or NoCounter()
+        self._locks: WeakValueDictionary[TurnId, asyncio.Lock] = WeakValueDictionary()
 
     @activity.defn(name="judge_turn")
     async def judge_turn(self, request: JudgeTurn) -> Judged:
@@ -115,7 +118,25 @@ class JudgingActivities:
         return [*await judgeable_by(self._store, loaded.turn, loaded.before)]
 
     async def _judge_one(self, request: JudgeTurn, context: TurnContext, state: NextState | None) -> TurnResult | None:
-        """The turn's result; None if there is nothing to judge it by yet."""
+        """The turn's result; None if there is nothing to judge it by yet.
+
+        One request at a time judges a turn here: two would both ask for the votes that neither has stored yet. A turn
+        that a gateway's disk held and the one that follows it may be signalled together, and both make it judgeable.
+        """
+        turn_id = context.turn.record.turn_id
+        lock = self._locks.setdefault(turn_id, asyncio.Lock())
+        is_judged_now = lock.locked()
+        async with lock:
+            if is_judged_now:
+                reloaded = await self._store.load_context(turn_id)
+                if reloaded is None:
+                    return unknown_turn_result(turn_id)
+                context, state = reloaded, await find_next_state(self._store, reloaded)
+            return await self._judge_alone(request, context, state)
+
+    async def _judge_alone(
+        self, request: JudgeTurn, context: TurnContext, state: NextState | None
+    ) -> TurnResult | None:
         case = Case(context, state, request.give_up)
         plan = plan_judging(
             context.current,

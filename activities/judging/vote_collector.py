@@ -1,8 +1,9 @@
 """Asks a judge for the answers that a judgement lacks.
 
-All missing answers are one request. An answer that cannot be read is asked for once more, on its own; what then cannot
-be read is stored as unreadable, so that no retry asks a third time. So is an answer that was cut off, also where it
-seems to have a vote: a judge may still be thinking then.
+All missing answers are one request. Those that cannot be read are asked for once more, in one request too, and so is
+what a judge left out that gives fewer answers than asked for. What then cannot be read is stored as unreadable, so that
+no retry asks a third time. So is an answer that was cut off, also where it seems to have a vote: a judge may still be
+thinking then.
 """
 
 from __future__ import annotations
@@ -141,13 +142,17 @@ class VoteCollector:
                     await question.store([(index, raw.text, answer) for index, raw, answer in readable])
                     await question.note({index: raw for index, raw, _ in readable})
                     answers |= {index: answer for index, _, answer in readable}
-                for index in missing:
-                    if index not in answers:
-                        (raw, *_) = [*await self._ask(prompt, 1), JudgeAnswer("")]
-                        answers[index] = _parsed(question, raw, prompt)
-                        cut += raw.cut
-                        await question.store([(index, raw.text, answers[index])])
-                        await question.note({index: raw})
+                left = [index for index in missing if index not in answers]
+                while left:
+                    # One that gives no answer at all would give none if it was asked a third time.
+                    asked = await self._ask(prompt, len(left)) or [JudgeAnswer("")]
+                    again = dict(zip(left, asked, strict=False))
+                    parsed = [(index, raw, _parsed(question, raw, prompt)) for index, raw in again.items()]
+                    await question.store([(index, raw.text, answer) for index, raw, answer in parsed])
+                    await question.note(again)
+                    answers |= {index: answer for index, _, answer in parsed}
+                    cut += sum(raw.cut for raw in again.values())
+                    left = left[len(again) :]
             except JudgeRefused as error:
                 self._note(str(error))
             if cut:

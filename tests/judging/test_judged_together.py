@@ -207,3 +207,23 @@ async def test_unknown_turns_among_others_are_unknown(bench: Bench) -> None:
     assert loaded[0].before == (await bench.judgements.load_context(turns[0].turn_id))
     assert loaded[2] is not None
     assert loaded[2].before is None
+
+
+async def test_two_requests_that_make_one_turn_judgeable_ask_for_its_votes_once(binary_bench: Bench) -> None:
+    bench = binary_bench
+    first, second, third = bench.conversation("one", "two", "three")
+    # The second turn comes late, from a gateway's disk, and both it and the third make it judgeable then.
+    session = await bench.insert(first, third)
+    await bench.insert(second)
+    bench.judge.gate.clear()
+    late = JudgeTurns(session_id=session, turn_ids=[second.turn_id, third.turn_id])
+    both = [asyncio.create_task(bench.judging.judge_turns(late)) for _ in range(2)]
+    while len(bench.judge.requests) < 2:  # about the first turn, and about the second
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0.2)  # all that would ask has asked
+    bench.judge.gate.set()
+    judged = await asyncio.gather(*both)
+
+    assert len(bench.judge.requests) == 2
+    assert [sorted(result.turn_id for result in one.fates) for one in judged] == [[first.turn_id, second.turn_id]] * 2
+    assert await violations(bench.database) == []

@@ -60,3 +60,20 @@ async def test_one_unreadable_vote_costs_one_transaction_more(binary_bench: Benc
     await bench.judge_turn(session, second)
 
     assert len(transactions) == 5  # contexts, judgement, two votes, the third, decision
+
+
+async def test_unreadable_votes_and_hints_are_asked_for_and_written_again_at_once(
+    bench: Bench, transactions: list[object]
+) -> None:
+    first, second = bench.conversation("Add two numbers.", "No, in Python.")
+    session = await bench.insert(first, second)
+    bench.judge.votes, bench.judge.hint = ["what?", "?", "!", -1], "Write it in Python, not in JavaScript."
+    transactions.clear()
+
+    (result,) = await bench.judge_turn(session, second)
+
+    assert result.sample
+    assert bench.rows("SELECT score FROM votes") == [{"score": -1}] * 3
+    # None of the first answer's votes can be read; those of the second one are written at once.
+    assert len(transactions) == 5
+    assert [request["n"] for request in bench.judge.requests] == [3, 3, 3]
