@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-from hashlib import sha256
 from typing import Any
 from uuid import UUID, uuid5
 
@@ -11,7 +9,6 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.serving import Scope
 from clawloop.contracts.sessions import SessionState
 from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnKind, TurnOutcome, TurnRecord
 from clawloop.errors import NotFound, RecordUnusable
@@ -25,6 +22,7 @@ from db.content import content_of
 from db.content_rows import answer_row
 from db.database import Database, transaction
 from db.exact_json import storable
+from db.serving.keys import secretless_key
 from db.tables import ApiKeyRow, FeedbackRow, HintRow, JudgementRow, PolicyRow, SessionRow, TurnRow, VoteRow
 from db.training.recipes import insert_recipe
 from db.turns.conversation_cache import ConversationCache
@@ -50,15 +48,7 @@ class PostgresImportStore:
         if await connection.scalar(there) is None:
             raise NotFound(f"There is no policy {policy!r}.", code="policy_not_found", field="policy")
         key = ApiKeyId(uuid5(_KEYS, policy))
-        values = {
-            "id": key,
-            "policy": policy,
-            "name": "imported",
-            "prefix": f"cl-{key.hex[:8]}",
-            "secret_sha256": sha256(secrets.token_bytes(32)).digest(),  # of a secret that nobody has
-            "scopes": [Scope.CHAT],
-            "revoked_at": func.now(),
-        }
+        values = secretless_key(key, policy, "imported")
         await connection.execute(insert(ApiKeyRow).values(values).on_conflict_do_nothing(index_elements=["id"]))
         return key
 

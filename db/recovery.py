@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import func, select, text, update
+from sqlalchemy import func, insert, select, text, update
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.sessions import RejudgeRequested, SessionFacts, WaitingWork
+from clawloop.contracts.training import StepState
 from clawloop.contracts.turns import TurnOutcome
-from clawloop.ids import SessionId, TurnId
+from clawloop.ids import ApiKeyId, SessionId, TurnId
+from clawloop.operations.recovery import KeyOfTurns
 from db.database import Database, transaction
-from db.tables import FeedbackRow, PolicyRow, SessionRow, StepRow, TurnRow, VersionRow
+from db.serving.keys import secretless_key
+from db.tables import ApiKeyRow, FeedbackRow, PolicyRow, SessionRow, StepRow, TurnRow, VersionRow
+from db.training.lineage import next_step
 
 # A revision that waits for feedback is signalled with the feedback.
 _OPEN_REJUDGEMENTS = text("""
@@ -97,3 +102,30 @@ class PostgresRecoveryStore:
     async def known_steps(self, connection: AsyncConnection, policies: Collection[str]) -> frozenset[tuple[str, int]]:
         rows = await connection.execute(select(StepRow.policy, StepRow.n).where(StepRow.policy.in_(policies)))
         return frozenset((row.policy, row.n) for row in rows)
+
+    @transaction
+    async def lost_keys(self, connection: AsyncConnection, keys: Collection[KeyOfTurns]) -> frozenset[KeyOfTurns]:
+        stored = select(ApiKeyRow.id).where(ApiKeyRow.id.in_([key.key for key in keys]))
+        known = {ApiKeyId(key) for key in await connection.scalars(stored)}
+        return frozenset(key for key in keys if key.key not in known)
+
+    @transaction
+    async def add_lost_keys(self, connection: AsyncConnection, keys: Collection[KeyOfTurns]) -> None:
+        policies = set(await connection.scalars(select(PolicyRow.id)))
+        rows = [secretless_key(key.key, key.policy, "lost") for key in keys if key.policy in policies]
+        if rows:
+            added = postgresql.insert(ApiKeyRow).values(rows)
+            await connection.execute(added.on_conflict_do_nothing(index_elements=["id"]))
+
+    @transaction
+    async def skip_numbers(self, connection: AsyncConnection, policy: str, lost: int) -> None:
+        locked = select(PolicyRow.head, PolicyRow.epoch, PolicyRow.recipe_hash).where(PolicyRow.id == policy)
+        row = (await connection.execute(locked.with_for_update(key_share=True))).one_or_none()
+        # A policy that does not learn, or that PostgreSQL lost, makes no version.
+        if row is None or row.recipe_hash is None or lost < await next_step(connection, policy):
+            return
+        # One above: the directory of a step that is known and made no version would be deleted.
+        skipped = {"policy": policy, "n": lost + 1, "parent": row.head, "epoch": row.epoch}
+        why = f"versions up to {lost} were lost with an older PostgreSQL, and their numbers are not used again"
+        ended = {"recipe_hash": row.recipe_hash, "state": StepState.ABANDONED, "reason": why}
+        await connection.execute(insert(StepRow).values(skipped | ended | {"finished_at": func.now()}))

@@ -145,16 +145,7 @@ class Spool:
             EncryptionKeyMissing
             RecordUnusable: the file is not a turn, or was changed after it was encrypted.
         """
-        content = self._path(turn_id).read_bytes()
-        if not content.startswith(b"{"):
-            if self._sealer is None:
-                unusable = EncryptionKeyMissing if is_sealed(content) else RecordUnusable
-                raise unusable(f"spooled turn {turn_id} is encrypted, or damaged: set {SETTING}")
-            content = self._sealer.open(content, _place(turn_id))
-        try:
-            return _RECORD.validate_json(content)
-        except ValidationError as error:
-            raise RecordUnusable(f"spooled turn {turn_id}: {error.error_count()} fields cannot be read") from error
+        return read_turn(self._path(turn_id), self._sealer)
 
     def remove(self, turn_id: TurnId) -> None:
         self._path(turn_id).unlink(missing_ok=True)
@@ -219,6 +210,46 @@ def waiting_turns(folder: Path) -> Iterator[Path]:
             yield from sorted(subfolder.glob(f"*{_SUFFIX}"))
         finally:
             os.close(lock)
+
+
+def read_turn(path: Path, sealer: Sealer | None) -> TurnRecord:
+    """
+    Raises:
+        EncryptionKeyMissing
+        RecordUnusable: the file is not a turn, or was changed after it was encrypted.
+        OSError
+    """
+    turn_id, content = TurnId(uuid.UUID(path.stem)), path.read_bytes()
+    if not content.startswith(b"{"):
+        if sealer is None:
+            unusable = EncryptionKeyMissing if is_sealed(content) else RecordUnusable
+            raise unusable(f"spooled turn {turn_id} is encrypted, or damaged: set {SETTING}")
+        content = sealer.open(content, _place(turn_id))
+    try:
+        return _RECORD.validate_json(content)
+    except ValidationError as error:
+        raise RecordUnusable(f"spooled turn {turn_id}: {error.error_count()} fields cannot be read") from error
+
+
+def put_back_rejected(folder: Path) -> int:
+    """Have turns that were set aside be stored after all, by the next gateway that looks for turns of others.
+
+    Returns:
+        How many.
+    """
+    if not (rejected := rejected_turns(folder)):
+        return 0
+    subfolder, lock = _lock_subfolder(folder)
+    try:
+        # Of the gateways' user, whoever runs this.
+        owner = folder.stat()
+        for made in (subfolder, subfolder / "lock"):
+            os.chown(made, owner.st_uid, owner.st_gid)
+        for path in rejected:
+            path.rename(subfolder / path.name)
+    finally:
+        os.close(lock)
+    return len(rejected)
 
 
 def reseal_turn(path: Path, sealer: Sealer, *, decrypt: bool) -> bool:

@@ -49,5 +49,7 @@ def recover_command(data: Data = None, as_json: AsJson = False) -> None:
         f"signalled again by the sweep that starts now: {waiting.turns} waiting turns of {waiting.sessions} sessions, "
         f"{waiting.feedback} pieces of feedback; judgements asked for again: {recovered.rejudged}"
     )
+    if recovered.put_back:
+        typer.echo(f"turns that gateways had set aside, and try to store again: {recovered.put_back}")
     if not recovered.unknown:
         typer.echo("Temporal and the disk hold nothing that PostgreSQL does not know.")

@@ -1,7 +1,8 @@
 """Brings Temporal in line with PostgreSQL after either lost data, and names what PostgreSQL does not know.
 
-PostgreSQL is the truth: what waits there is signalled again. Workflows drop messages that they have handled already,
-and stored votes and judgements are found, so that nothing is judged twice. Idempotent, and may end half-way.
+PostgreSQL is the truth: what waits there is signalled again, to sessions' workflows that begin anew, as those that ran
+drop what they had handled before PostgreSQL lost it. Stored votes and judgements are found, so that nothing is judged
+twice. Idempotent, and may end half-way.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Protocol
 
 from clawloop.contracts.adapter_directory import AdapterDirectory
 from clawloop.contracts.sessions import RejudgeRequested, SessionFacts, WaitingWork
-from clawloop.ids import SessionId, TurnId
+from clawloop.ids import ApiKeyId, SessionId, TurnId
 
 # Ids in one query; more would make its text large for no gain.
 _CHUNK = 1000
@@ -26,6 +27,14 @@ class ToldTurns:
 
     session: SessionId
     turns: frozenset[TurnId]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOfTurns:
+    """A key whose turns wait on the disk, and its policy."""
+
+    key: ApiKeyId
+    policy: str
 
 
 class RecoveryStore(Protocol):
@@ -50,6 +59,16 @@ class RecoveryStore(Protocol):
     async def known_steps(self, policies: Collection[str]) -> frozenset[tuple[str, int]]:
         """The steps of these policies, whatever became of them."""
 
+    async def lost_keys(self, keys: Collection[KeyOfTurns]) -> frozenset[KeyOfTurns]:
+        """Those of the keys that are not stored."""
+
+    async def add_lost_keys(self, keys: Collection[KeyOfTurns]) -> None:
+        """Store them as revoked, with a secret that nobody has, so that their turns can be stored; those of policies
+        that are not stored are left out. Idempotent."""
+
+    async def skip_numbers(self, policy: str, lost: int) -> None:
+        """Number the policy's next step above `lost`. Idempotent."""
+
 
 class RecoveryWorkflows(Protocol):
     """Every call raises SignalFailed when Temporal does not answer or refuses."""
@@ -63,6 +82,9 @@ class RecoveryWorkflows(Protocol):
 
     async def restart_training(self, policy: str) -> None:
         """End the policy's workflow, if it runs, and start it again: it decides by PostgreSQL alone."""
+
+    async def end_sessions(self) -> None:
+        """End the sessions' workflows that run: the next signal starts a session's anew, which knows no turn yet."""
 
     async def rejudge(self, session: SessionFacts, request: RejudgeRequested) -> None: ...
 
@@ -78,6 +100,15 @@ class AdapterDirectories(Protocol):
         """The complete versions on this machine's disk."""
 
 
+class SpooledTurns(Protocol):
+    async def keys(self) -> dict[KeyOfTurns, int]:
+        """How many turns of each key wait on this machine's disk, or were set aside as never to be stored."""
+
+    async def put_back_rejected(self) -> int:
+        """Have the turns that were set aside be stored by a gateway after all; how many. Those that can still not be
+        stored are set aside again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recovered:
     """
@@ -86,24 +117,41 @@ class Recovered:
         rejudged: judgements asked for again.
         policies: whose training workflow was started again.
         unknown: what Temporal or the disk holds and PostgreSQL does not: one line each.
+        put_back: turns that gateways had set aside, and that they try to store again.
     """
 
     waiting: WaitingWork
     rejudged: int
     policies: tuple[str, ...]
     unknown: tuple[str, ...]
+    put_back: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _LostVersion:
+    policy: str
+    n: int
+    line: str
 
 
 class Recovery:
     """
     Args:
         adapters: None: the adapters are on another machine.
+        spool: None: so are the gateways.
     """
 
-    def __init__(self, store: RecoveryStore, workflows: RecoveryWorkflows, adapters: AdapterDirectories | None) -> None:
+    def __init__(
+        self,
+        store: RecoveryStore,
+        workflows: RecoveryWorkflows,
+        adapters: AdapterDirectories | None,
+        spool: SpooledTurns | None = None,
+    ) -> None:
         self._store = store
         self._workflows = workflows
         self._adapters = adapters
+        self._spool = spool
 
     async def recover(self, name_lost: Callable[[str], None]) -> Recovered:
         """
@@ -115,9 +163,23 @@ class Recovery:
         """
         await self._workflows.prepare()
         newest = await self._store.newest_versions()
-        unknown = [*await self._unknown_versions(newest), *await self._unknown_sessions()]
+        lost_versions = await self._lost_versions(newest)
+        keys = {} if self._spool is None else await self._spool.keys()
+        lost_keys = {key: keys[key] for key in await self._store.lost_keys(keys)}
+        unknown = [
+            *(version.line for version in lost_versions),
+            *await self._unknown_sessions(),
+            *sorted(_lost_key(key, turns, set(newest)) for key, turns in lost_keys.items()),
+        ]
         for line in unknown:
             name_lost(line)
+        for version in lost_versions:
+            # What it answered is stored with its number, also from now on, from a spool.
+            await self._store.skip_numbers(version.policy, version.n)
+        await self._store.add_lost_keys(lost_keys)
+        put_back = 0 if self._spool is None else await self._spool.put_back_rejected()
+        # Before the marks are removed: a workflow that still ran would drop the signals that follow them.
+        await self._workflows.end_sessions()
         waiting = await self._store.forget_signals()
         rejudgements = await self._store.open_rejudgements()
         for session, request in rejudgements:
@@ -126,19 +188,23 @@ class Recovery:
         # Last, as a workflow that is started again no longer shows what a second run would have to name.
         for policy in newest:
             await self._workflows.restart_training(policy)
-        return Recovered(waiting, len(rejudgements), tuple(newest), tuple(unknown))
+        return Recovered(waiting, len(rejudgements), tuple(newest), tuple(unknown), put_back)
 
-    async def _unknown_versions(self, newest: dict[str, int]) -> list[str]:
-        lines = []
+    async def _lost_versions(self, newest: dict[str, int]) -> list[_LostVersion]:
+        found = []
         for policy, version in newest.items():
             shown = await self._workflows.shown_version(policy)
             if shown is not None and shown > version:
-                lines.append(f"version {shown} of policy {policy} answered; PostgreSQL's newest version is {version}")
+                line = f"version {shown} of policy {policy} answered; PostgreSQL's newest version is {version}"
+                found.append(_LostVersion(policy, shown, line))
         directories = [] if self._adapters is None else await self._adapters.directories()
         steps = await self._store.known_steps({directory.policy for directory in directories})
         # A step that PostgreSQL knows made the others: the sweep deletes what an attempt at it left behind.
         lost = [directory for directory in directories if (directory.policy, directory.n) not in steps]
-        return lines + [f"adapters/{directory.path}: PostgreSQL knows no such step" for directory in lost]
+        return found + [
+            _LostVersion(directory.policy, directory.n, f"adapters/{directory.path}: PostgreSQL knows no such step")
+            for directory in lost
+        ]
 
     async def _unknown_sessions(self) -> list[str]:
         unknown: set[SessionId] = set()
@@ -170,6 +236,16 @@ class Recovery:
         for first in range(0, len(turns), _CHUNK):
             known |= await self._store.known_turns(turns[first : first + _CHUNK])
         return frozenset(known)
+
+
+def _lost_key(key: KeyOfTurns, turns: int, policies: Collection[str]) -> str:
+    held = f"{turns} turns of it are on the disk"
+    if key.policy not in policies:
+        return (
+            f"policy {key.policy}, with key {key.key}; {held}: make the policy again (`clawloop policy create "
+            f"{key.policy}`) and run this once more, and they are stored"
+        )
+    return f"key {key.key} of policy {key.policy}; {held}, and are stored as those of a revoked key"
 
 
 def _lost_turns(session: SessionId, turns: Collection[TurnId]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
+from api.recording.stranded_turns import StrandedTurns
 from clawloop.adapters.folder import AdapterFolder
 from clawloop.contracts.sessions import ContentErased, RejudgeRequested, SessionFacts
 from clawloop.contracts.training import OperatorChange
@@ -89,9 +90,10 @@ def operations_on(
 def recovery_on(database: Database, client: Client, settings: Settings) -> Recovery:
     from clawloop.temporal.recovery import TemporalRecovery
 
-    folder = settings.data / "adapters"
+    folder, spool = settings.data / "adapters", settings.data / "spool"
     return Recovery(
         PostgresRecoveryStore(database),
         TemporalRecovery(client, timedelta(minutes=settings.session_idle_minutes), page_links(settings)),
         AdapterFolder(folder) if folder.is_dir() else None,
+        StrandedTurns(spool, sealer_of(settings.encryption_key_file)) if spool.is_dir() else None,
     )

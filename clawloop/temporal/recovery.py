@@ -25,8 +25,8 @@ from workflows.page_links import NO_PAGE, PageLinks
 from workflows.state import SessionState
 
 _SESSION_PREFIX = names.session_workflow_id(SessionId(UUID(int=0))).removesuffix(str(UUID(int=0)))
-# Histories: a session's takes some milliseconds.
-_READ_AT_ONCE = 16
+# Histories that are read, and workflows that are ended: a session's takes some milliseconds.
+_AT_ONCE = 16
 # Of one history, which may have thousands of events, among others that are read.
 _HISTORY_LIMIT = timedelta(seconds=60)
 
@@ -58,6 +58,16 @@ class TemporalRecovery:
         notifier = TemporalTrainingNotifier(self._client, WorkflowIDConflictPolicy.TERMINATE_EXISTING, self._links)
         await notifier.notify_work(policy)
 
+    async def end_sessions(self) -> None:
+        running = f"WorkflowType = '{names.SESSION_WORKFLOW}' AND ExecutionStatus = 'Running'"
+        async for batch in self._listed(running):
+            await asyncio.gather(*map(self._end, batch))
+
+    async def _end(self, run: WorkflowExecution) -> None:
+        handle = self._client.get_workflow_handle(run.id, run_id=run.run_id)
+        async with temporal_deadline(may_be_gone=True):
+            await handle.terminate("clawloop recover: what waits for it is signalled to a new run")
+
     async def rejudge(self, session: SessionFacts, request: RejudgeRequested) -> None:
         await self._sessions.rejudge(session, request)
 
@@ -66,18 +76,26 @@ class TemporalRecovery:
             await self._client.get_schedule_handle(names.SWEEP_ID).trigger(overlap=ScheduleOverlapPolicy.BUFFER_ONE)
 
     async def sessions(self) -> AsyncIterator[ToldTurns]:
+        async for batch in self._listed(f"WorkflowType = '{names.SESSION_WORKFLOW}'"):
+            for told in await asyncio.gather(*map(self._told, batch)):
+                yield told
+
+    async def _listed(self, query: str) -> AsyncIterator[list[WorkflowExecution]]:
+        """The runs that a query finds, some at a time.
+
+        Raises:
+            SignalFailed
+        """
         batch: list[WorkflowExecution] = []
         try:
-            async for execution in self._client.list_workflows(f"WorkflowType = '{names.SESSION_WORKFLOW}'"):
+            async for execution in self._client.list_workflows(query):
                 batch.append(execution)
-                if len(batch) == _READ_AT_ONCE:
-                    for told in await asyncio.gather(*map(self._told, batch)):
-                        yield told
-                    batch.clear()
+                if len(batch) == _AT_ONCE:
+                    yield batch
+                    batch = []
         except (RPCError, RuntimeError) as error:
             raise SignalFailed(f"Temporal: {' '.join(str(error).split())}") from error
-        for told in await asyncio.gather(*map(self._told, batch)):
-            yield told
+        yield batch
 
     async def _told(self, run: WorkflowExecution) -> ToldTurns:
         """By the run's history, which needs no worker."""

@@ -32,6 +32,20 @@ _SECRET_BYTES = 32
 _FORM = re.compile(r"(cl-[0-9a-f]{8})-[A-Za-z0-9_-]{43}")
 
 
+def secretless_key(key: ApiKeyId, policy: str, name: str) -> dict[str, Any]:
+    """The row of a key that nobody can use, for turns whose key is not known here."""
+    return {
+        "id": key,
+        "policy": policy,
+        "name": name,
+        # The end of an id is random; its beginning is the time, which several keys may share.
+        "prefix": f"cl-{key.hex[-2 * _PUBLIC_BYTES :]}",
+        "secret_sha256": _sha256(secrets.token_urlsafe(_SECRET_BYTES)),
+        "scopes": [Scope.CHAT],
+        "revoked_at": func.now(),
+    }
+
+
 class PostgresKeyStore:
     """Implements `api.ports.KeyStore`. Every method raises StoreUnavailable while PostgreSQL is down."""
 

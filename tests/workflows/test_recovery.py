@@ -209,8 +209,47 @@ async def test_what_an_older_copy_of_postgresql_lost_is_named(
         f"adapters/{version['path']}: PostgreSQL knows no such step",
         f"session {lost_session}: PostgreSQL has no such session",
     }
-    # What the copy holds is judged, though it was never signalled there.
+    # What the copy holds was never signalled there.
     assert recovered["waiting"] == {"sessions": 1, "turns": 2, "feedback": 0}
+
+
+async def test_learning_goes_on_in_an_older_copy_of_postgresql(
+    client: Client, learner: Bench, tmp_path: Path, postgres_server: EmbeddedPostgres
+) -> None:
+    b = learner
+    turns = b.conversation("one", "two", "three")
+    session = await b.insert(*turns)
+    await b.database.close()  # a database with connections cannot be copied
+    now = b.url.rsplit("/", 1)[1].split("?")[0]
+    execute(postgres_server.url, f"CREATE DATABASE older TEMPLATE {now}")
+    try:
+        async with all_at_work(client, b):
+            await notify(client, session, turns, b)
+            await TemporalTrainingNotifier(client).notify_work("default")
+            await rows_are(b, "SELECT head FROM policies", [{"head": 1}])
+            (version,) = b.rows("SELECT path FROM versions WHERE n = 1")
+            (tmp_path / "adapters" / version["path"]).mkdir(parents=True)
+        await b.database.close()
+        execute(postgres_server.url, f"DROP DATABASE {now} WITH (FORCE)")
+        execute(postgres_server.url, f"ALTER DATABASE older RENAME TO {now}")
+        assert b.rows("SELECT count(*) AS n FROM judgements") == [{"n": 0}]
+        # The session's workflow runs and knows all turns, so that it would drop their signals.
+        await listed(client, f"WorkflowId = '{names.session_workflow_id(session)}'")
+        await recover(server_of(client), b.url, tmp_path)
+        async with all_at_work(client, b):
+            await rows_are(b, "SELECT count(*) AS n FROM samples WHERE state = 'trained'", [{"n": 2}])
+            # Version 1 answered, maybe also what a gateway's disk still holds: its number is not used again.
+            await rows_are(b, "SELECT head FROM policies", [{"head": 3}])
+            await recover(server_of(client), b.url, tmp_path)
+            assert b.rows("SELECT n, state FROM steps ORDER BY n") == [
+                {"n": 2, "state": "abandoned"},
+                {"n": 3, "state": "committed"},
+            ]
+    finally:
+        await end_all(client)
+        await client.get_schedule_handle(names.SWEEP_ID).delete()
+        execute(postgres_server.url, "DROP DATABASE IF EXISTS older WITH (FORCE)")
+    assert await violations(b.database) == []
 
 
 async def test_the_lost_turns_of_sessions_that_the_older_copy_has_are_named(
@@ -255,6 +294,13 @@ async def test_the_lost_turns_of_sessions_that_the_older_copy_has_are_named(
     }
 
 
+async def listed(client: Client, query: str) -> None:
+    """Wait until the list of workflows, which lags behind, has one that fits."""
+    async with asyncio.timeout(60):
+        while not [run async for run in client.list_workflows(query)]:
+            await asyncio.sleep(0.1)
+
+
 def server_of(client: Client) -> str:
     return client.service_client.config.target_host
 
@@ -279,7 +325,7 @@ async def test_a_recovery_that_ends_half_way_is_run_again_and_nothing_is_missing
     whole = Scripted()
     await Recovery(PostgresRecoveryStore(b.database), whole, None).recover(list[str]().append)
     asked = f"rejudge {turn.turn_id} 1"
-    assert whole.calls == ["prepare", "shown", "sessions", asked, "sweep", "restart"]
+    assert whole.calls == ["prepare", "shown", "sessions", "end sessions", asked, "sweep", "restart"]
 
     for calls in range(len(whole.calls)):
         b.execute("UPDATE turns SET announced_at = now()")
@@ -326,6 +372,9 @@ class Scripted:
     async def restart_training(self, policy: str) -> None:
         self._call("restart")
         self._shows = None
+
+    async def end_sessions(self) -> None:
+        self._call("end sessions")
 
     async def rejudge(self, session: SessionFacts, request: RejudgeRequested) -> None:
         self._call(f"rejudge {request.turn_id} {request.revision}")
