@@ -226,9 +226,9 @@ class System:
         self._judging[session].add(self.schedule.start(drained()))
 
     def _signal(self, session: str, session_id: SessionId, record: TurnRecord) -> None:
-        """Judge the turn, now or late, once or twice."""
+        """Judge the turn, now or late, once or twice; or never, if the signal is lost: closing judges it then."""
         self._ids[session] = session_id
-        for _ in range(self.schedule.chance.choice([1, 1, 1, 2])):
+        for _ in range(self.schedule.chance.choice([0, 1, 1, 1, 2])):
             self._judging[session].add(
                 self.schedule.start(
                     self._judge(session, JudgeTurn(session_id=self._ids[session], turn_id=record.turn_id))
@@ -236,7 +236,7 @@ class System:
             )
 
     async def _judge(self, session: str, request: JudgeTurn) -> None:
-        # One message after the other: with several at once two may ask about the same turn.
+        # One message after the other: two workers at once may both ask about the same turn.
         async with self._locks[session]:
             await self.schedule.attempts(lambda attempt: self._activities(attempt)[0].judge_turn(request))
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import pytest
 
+from clawloop.contracts.training import SampleState
+from tests.fakes.gate_store import FakeGateStore
+from tests.fakes.judgement_store import FakeJudgementStore
 from tests.simulation.schedule import Schedule, VirtualTimeLoop
-from tests.simulation.system import System
+from tests.simulation.system import LoadedFiles, System
 
 Result = TypeVar("Result")
 
@@ -55,3 +59,63 @@ def test_nothing_is_lost_or_done_twice_whatever_is_killed_when(group: int) -> No
         trained += len(system.ledger.steps)
     # The schedules do what they are for.
     assert min(killed, doubled, trained) >= SCHEDULES // GROUPS
+
+
+def _lose_the_spool(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(System, "_from_spool", lambda *_: None)
+
+
+def _train_the_first_batch_twice(patch: pytest.MonkeyPatch) -> None:
+    accept = FakeGateStore.accept
+
+    async def accepting(store: FakeGateStore, policy: str, n: int) -> Any:
+        accepted = await accept(store, policy, n)
+        if n == 1:
+            for sample in store.ledger.steps[policy, n].samples:
+                store.ledger.samples[sample].state = SampleState.FRESH
+        return accepted
+
+    patch.setattr(FakeGateStore, "accept", accepting)
+
+
+def _forget_votes(patch: pytest.MonkeyPatch) -> None:
+    opened = FakeJudgementStore.open
+
+    async def opening(store: FakeJudgementStore, *arguments: Any, **named: Any) -> Any:
+        return replace(await opened(store, *arguments, **named), votes={})
+
+    patch.setattr(FakeJudgementStore, "open", opening)
+
+
+def _keep_old_files(patch: pytest.MonkeyPatch) -> None:
+    load = LoadedFiles.load
+
+    async def loading(engine: LoadedFiles, version: Any, name: str) -> None:
+        await load(engine, version, name)
+        engine.paths[name] = "another"
+
+    patch.setattr(LoadedFiles, "load", loading)
+
+
+def _never_close(patch: pytest.MonkeyPatch) -> None:
+    async def closing(system: System, session: str) -> None:
+        return
+
+    patch.setattr(System, "_close", closing)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "found"),
+    [
+        (_lose_the_spool, "is lost"),
+        (_train_the_first_batch_twice, "times on the lineage"),
+        (_forget_votes, "answers were asked for though"),
+        (_keep_old_files, "which no version is"),
+        (_never_close, "waits, though its session is closed"),
+    ],
+)
+def test_the_checks_find_what_is_broken(
+    break_it: Callable[[pytest.MonkeyPatch], None], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_it(monkeypatch)
+    assert any(found in problem for seed in range(20) for problem in simulate(seed)[2])
