@@ -1,5 +1,7 @@
 """From feedback to a version that answers: what it takes beyond the step's own computing, by the samples of a step.
 
+A version answers once PostgreSQL names it as the active one; a chat that is sent then, and not measured, shows it.
+
 Everything is real, on the random tiny model: PostgreSQL, Temporal, vLLM, gateway, orchestrator, judge worker, trainer,
 engine agent. A rating is a verdict, so as many turns as a step has samples are rated at once, and make one version.
 """
@@ -16,12 +18,14 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import aiohttp
+import psycopg
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import contenders
 from benchmarks.options import at_least, sizes
 from benchmarks.processes import LOOPBACK, free_port, module, running, running_temporal, wait_for
 from benchmarks.report import Figure, Ratio, Result
+from clawloop.ids import version_name
 from clawloop.local.services.postgres import running_postgres
 from clawloop.local.tiny_model import ensure_tiny_model
 from clawloop.processes.bootstrap import prepare
@@ -32,6 +36,11 @@ from tests.e2e.conftest import running_engine
 from tests.engine_options import engine_options
 
 SERVED_SECONDS = 300.0
+# Between two looks at whether a version answers. They are statements of PostgreSQL: a request to the admin API costs
+# what is measured a few milliseconds of its two cores each time.
+LOOK_SECONDS = 0.01
+# A gateway hears of it within milliseconds; this is far above a reply's time.
+HEARD_SECONDS = 2.0
 
 
 class Step(NamedTuple):
@@ -125,10 +134,13 @@ async def _measure(
     await database.close()
     taken: list[Step] = []
     chat = {"Authorization": f"Bearer {keys['chat']}"}
-    admin = {"Authorization": f"Bearer {keys['admin']}"}
-    async with aiohttp.ClientSession(url, raise_for_status=True) as client:
+    async with (
+        aiohttp.ClientSession(url, raise_for_status=True) as client,
+        await psycopg.AsyncConnection.connect(database_url, autocommit=True) as looking,
+    ):
 
-        async def reply(text: str) -> str:
+        async def reply(text: str) -> tuple[str, str]:
+            """Its id, and the version that answered."""
             body = {
                 "model": "policy",
                 "messages": [{"role": "user", "content": text}],
@@ -136,32 +148,38 @@ async def _measure(
                 "ignore_eos": True,
             }
             async with client.post("/v1/chat/completions", json=body, headers=chat) as answer:
-                response: str = (await answer.json())["id"]
-                return response
+                response = await answer.json()
+                return response["id"], response["model"]
 
         async def rate(response: str, number: int) -> None:
             rating = {"response_id": response, "rating": "up" if number % 2 else "down"}
             async with client.post("/v1/feedback", json=rating, headers=chat):
                 pass
 
-        async def status() -> dict[str, Any]:
-            async with client.get("/admin/v1/training", headers=admin) as answer:
-                told: dict[str, Any] = await answer.json()
-                return told
-
         for number in range(1, steps + 1):
             tales = [f"Tell me tale {number} of {samples} for reader {reader}." for reader in range(samples)]
-            responses = await asyncio.gather(*(reply(tale) for tale in tales))
-            version, computed = (await status())["version"], await _step_seconds(trainer)
+            replies = await asyncio.gather(*(reply(tale) for tale in tales))
+            version, computed = (await _active(looking))[0], await _step_seconds(trainer)
             began = time.perf_counter()
-            await asyncio.gather(*(rate(response, number + reader) for reader, response in enumerate(responses)))
-            while (told := await status())["version"] <= version:
-                if told["state"] == "paused" or time.perf_counter() - began > SERVED_SECONDS:
-                    raise RuntimeError(f"no version is served after {version}: {told}")
-                await asyncio.sleep(0.01)
+            await asyncio.gather(*(rate(response, number + reader) for reader, (response, _) in enumerate(replies)))
+            while (now := await _active(looking))[0] <= version:
+                if now[1] is not None or time.perf_counter() - began > SERVED_SECONDS:
+                    raise RuntimeError(f"no version is served after {version}: {now[1] or 'training goes on'}")
+                await asyncio.sleep(LOOK_SECONDS)
             whole = time.perf_counter() - began
+            async with asyncio.timeout(HEARD_SECONDS):
+                while (await reply("And now?"))[1] != version_name("default", now[0], ""):
+                    pass
             taken.append(Step(whole, await _step_seconds(trainer) - computed))
     return taken
+
+
+async def _active(looking: psycopg.AsyncConnection[Any]) -> tuple[int, str | None]:
+    """The version that answers, and why training is paused."""
+    found = await looking.execute("SELECT active, paused_reason FROM policies WHERE id = 'default'")
+    row: tuple[int, str | None] | None = await found.fetchone()
+    assert row is not None
+    return row
 
 
 async def _step_seconds(trainer: int) -> float:
