@@ -120,9 +120,12 @@ class JudgingActivities:
     async def _judge_one(self, request: JudgeTurn, context: TurnContext, state: NextState | None) -> TurnResult | None:
         """The turn's result; None if there is nothing to judge it by yet.
 
-        One request at a time judges a turn here: two would both ask for the votes that neither has stored yet. A turn
+        One signal at a time judges a turn here: two would both ask for the votes that neither has stored yet. A turn
         that a gateway's disk held and the one that follows it may be signalled together, and both make it judgeable.
+        Feedback does not wait for a judge that thinks.
         """
+        if request.feedback_id is not None or request.revision is not None:
+            return await self._judge_now(request, context, state)
         turn_id = context.turn.record.turn_id
         lock = self._locks.setdefault(turn_id, asyncio.Lock())
         is_judged_now = lock.locked()
@@ -132,11 +135,9 @@ class JudgingActivities:
                 if reloaded is None:
                     return unknown_turn_result(turn_id)
                 context, state = reloaded, await find_next_state(self._store, reloaded)
-            return await self._judge_alone(request, context, state)
+            return await self._judge_now(request, context, state)
 
-    async def _judge_alone(
-        self, request: JudgeTurn, context: TurnContext, state: NextState | None
-    ) -> TurnResult | None:
+    async def _judge_now(self, request: JudgeTurn, context: TurnContext, state: NextState | None) -> TurnResult | None:
         case = Case(context, state, request.give_up)
         plan = plan_judging(
             context.current,

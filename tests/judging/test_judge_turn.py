@@ -198,7 +198,7 @@ async def test_an_unreadable_answer_is_asked_for_once_more_and_then_missing(bina
     session = await bench.insert(first, second)
     bench.judge.votes = [1, "das war gut", "", 1, "noch immer gut"]
     (result,) = await bench.judge_turn(session, second)
-    assert [request.get("n", 1) for request in bench.judge.requests] == [3, 1, 1]
+    assert [request.get("n", 1) for request in bench.judge.requests] == [3, 2]
     assert result.why == "verdict +1: 2 of 2 votes for 1, 1 missing"
     votes = bench.rows("SELECT index, score, raw FROM votes ORDER BY index")
     assert [vote["score"] for vote in votes] == [1, 1, None]

@@ -133,7 +133,7 @@ async def test_an_answer_that_was_cut_is_asked_for_once_more(asking: Bench) -> N
     await set_recipe(asking, with_signal())
     asking.judge.rendered, asking.judge.cut = HYBRID, 2
     assert await judged(asking) == "verdict +1: 3 of 3 votes for 1"
-    assert [request.get("n", 1) for request in asking.judge.requests] == [3, 1, 1]
+    assert [request.get("n", 1) for request in asking.judge.requests] == [3, 2]
 
 
 async def test_an_engine_that_refuses_a_thinking_budget_is_asked_without(asking: Bench) -> None:
