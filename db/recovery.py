@@ -20,7 +20,10 @@ from db.database import Database, transaction
 from db.serving.keys import secretless_key
 from db.tables import ApiKeyRow, FeedbackRow, PolicyRow, SessionRow, StepRow, TurnRow, VersionRow
 from db.training.lineage import next_step
+from db.training.policies import lock_policy
+from db.training.step_transitions import abandon_step, lock_step
 
+_LOST = "lost"  # the name of a key that was added for its turns
 # A revision that waits for feedback is signalled with the feedback.
 _OPEN_REJUDGEMENTS = text("""
     SELECT t.id AS turn, t.version, j.revision, s.id AS session, s.policy, s.identified_by, s.created_at
@@ -110,22 +113,30 @@ class PostgresRecoveryStore:
         return frozenset(key for key in keys if key.key not in known)
 
     @transaction
-    async def add_lost_keys(self, connection: AsyncConnection, keys: Collection[KeyOfTurns]) -> None:
+    async def add_lost_keys(self, connection: AsyncConnection, keys: Collection[KeyOfTurns]) -> frozenset[ApiKeyId]:
         policies = set(await connection.scalars(select(PolicyRow.id)))
-        rows = [secretless_key(key.key, key.policy, "lost") for key in keys if key.policy in policies]
-        if rows:
-            added = postgresql.insert(ApiKeyRow).values(rows)
-            await connection.execute(added.on_conflict_do_nothing(index_elements=["id"]))
+        rows = [secretless_key(key.key, key.policy, _LOST) for key in keys if key.policy in policies]
+        if not rows:
+            return frozenset()
+        added = postgresql.insert(ApiKeyRow).values(rows)
+        await connection.execute(added.on_conflict_do_nothing(index_elements=["id"]))
+        lost = select(ApiKeyRow.id).where(ApiKeyRow.id.in_([row["id"] for row in rows]), ApiKeyRow.name == _LOST)
+        return frozenset(map(ApiKeyId, await connection.scalars(lost.where(ApiKeyRow.revoked_at.is_not(None)))))
 
     @transaction
     async def skip_numbers(self, connection: AsyncConnection, policy: str, lost: int) -> None:
-        locked = select(PolicyRow.head, PolicyRow.epoch, PolicyRow.recipe_hash).where(PolicyRow.id == policy)
-        row = (await connection.execute(locked.with_for_update(key_share=True))).one_or_none()
-        # A policy that does not learn, or that PostgreSQL lost, makes no version.
-        if row is None or row.recipe_hash is None or lost < await next_step(connection, policy):
+        locked = await lock_policy(connection, policy)
+        of_policy = select(StepRow).where(StepRow.policy == policy)
+        claimed = of_policy.where(StepRow.state == StepState.CLAIMED, StepRow.n <= lost)
+        for step in (await connection.execute(claimed)).all():
+            row = await lock_step(connection, policy, step.n)
+            await abandon_step(connection, row, "versions from its number on were lost with an older PostgreSQL")
+        newest = select(StepRow.recipe_hash).where(StepRow.policy == policy).order_by(StepRow.n.desc()).limit(1)
+        recipe = locked.recipe_hash or await connection.scalar(newest)
+        if recipe is None or lost < await next_step(connection, policy):
             return
-        # One above: the directory of a step that is known and made no version would be deleted.
-        skipped = {"policy": policy, "n": lost + 1, "parent": row.head, "epoch": row.epoch}
+        # One above: the directory of a step that is known and made no version is deleted.
+        skipped = {"policy": policy, "n": lost + 1, "parent": locked.head, "epoch": locked.epoch}
         why = f"versions up to {lost} were lost with an older PostgreSQL, and their numbers are not used again"
-        ended = {"recipe_hash": row.recipe_hash, "state": StepState.ABANDONED, "reason": why}
+        ended = {"recipe_hash": recipe, "state": StepState.ABANDONED, "reason": why}
         await connection.execute(insert(StepRow).values(skipped | ended | {"finished_at": func.now()}))

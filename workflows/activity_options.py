@@ -42,7 +42,8 @@ class ActivityOptions(TypedDict, total=False):
 
 JUDGE = ActivityOptions(
     task_queue=JUDGE_QUEUE,
-    # 2 x (one request for all votes, then up to three single ones), each at most 110 s, and a margin.
+    # 2 x (one request for all votes, then one for those that cannot be read, or up to three from a judge that gives one
+    # answer at a time), each at most 110 s, and a margin.
     start_to_close_timeout=timedelta(minutes=15),
     heartbeat_timeout=timedelta(seconds=30),
     # About 8 minutes in all: an engine takes one to restart. After that missing votes stay missing.

@@ -122,9 +122,9 @@ class JudgingActivities:
 
         One signal at a time judges a turn here: two would both ask for the votes that neither has stored yet. A turn
         that a gateway's disk held and the one that follows it may be signalled together, and both make it judgeable.
-        Feedback does not wait for a judge that thinks.
+        Feedback does not wait for a judge that thinks, nor does what asks none.
         """
-        if request.feedback_id is not None or request.revision is not None:
+        if request.feedback_id is not None or request.give_up is not None:
             return await self._judge_now(request, context, state)
         turn_id = context.turn.record.turn_id
         lock = self._locks.setdefault(turn_id, asyncio.Lock())

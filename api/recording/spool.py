@@ -231,25 +231,26 @@ def read_turn(path: Path, sealer: Sealer | None) -> TurnRecord:
         raise RecordUnusable(f"spooled turn {turn_id}: {error.error_count()} fields cannot be read") from error
 
 
-def put_back_rejected(folder: Path) -> int:
+def put_back(folder: Path, paths: Iterable[Path]) -> int:
     """Have turns that were set aside be stored after all, by the next gateway that looks for turns of others.
 
     Returns:
-        How many.
+        How many there were.
     """
-    if not (rejected := rejected_turns(folder)):
-        return 0
+    count = 0
     subfolder, lock = _lock_subfolder(folder)
     try:
         # Of the gateways' user, whoever runs this.
         owner = folder.stat()
         for made in (subfolder, subfolder / "lock"):
             os.chown(made, owner.st_uid, owner.st_gid)
-        for path in rejected:
-            path.rename(subfolder / path.name)
+        for path in paths:
+            with suppress(FileNotFoundError):  # somebody deleted it meanwhile
+                path.rename(subfolder / path.name)
+                count += 1
     finally:
         os.close(lock)
-    return len(rejected)
+    return count
 
 
 def reseal_turn(path: Path, sealer: Sealer, *, decrypt: bool) -> bool:

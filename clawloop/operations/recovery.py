@@ -62,12 +62,14 @@ class RecoveryStore(Protocol):
     async def lost_keys(self, keys: Collection[KeyOfTurns]) -> frozenset[KeyOfTurns]:
         """Those of the keys that are not stored."""
 
-    async def add_lost_keys(self, keys: Collection[KeyOfTurns]) -> None:
-        """Store them as revoked, with a secret that nobody has, so that their turns can be stored; those of policies
-        that are not stored are left out. Idempotent."""
+    async def add_lost_keys(self, keys: Collection[KeyOfTurns]) -> frozenset[ApiKeyId]:
+        """Store those that are not stored as revoked, with a secret that nobody has, so that their turns can be stored;
+        those of policies that are not stored are left out. Returns those that were added, now or before."""
 
     async def skip_numbers(self, policy: str, lost: int) -> None:
-        """Number the policy's next step above `lost`. Idempotent."""
+        """Number the policy's next step above `lost`; an open step up to there that has made no version is abandoned,
+        as it would be computed again. Idempotent. A policy that has never had a recipe makes no version, and is left
+        alone."""
 
 
 class RecoveryWorkflows(Protocol):
@@ -104,9 +106,8 @@ class SpooledTurns(Protocol):
     async def keys(self) -> dict[KeyOfTurns, int]:
         """How many turns of each key wait on this machine's disk, or were set aside as never to be stored."""
 
-    async def put_back_rejected(self) -> int:
-        """Have the turns that were set aside be stored by a gateway after all; how many. Those that can still not be
-        stored are set aside again."""
+    async def put_back_rejected(self, keys: Collection[ApiKeyId]) -> int:
+        """Have the turns of these keys that were set aside be stored by a gateway after all; how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +174,15 @@ class Recovery:
         ]
         for line in unknown:
             name_lost(line)
-        for version in lost_versions:
-            # What it answered is stored with its number, also from now on, from a spool.
-            await self._store.skip_numbers(version.policy, version.n)
-        await self._store.add_lost_keys(lost_keys)
-        put_back = 0 if self._spool is None else await self._spool.put_back_rejected()
-        # Before the marks are removed: a workflow that still ran would drop the signals that follow them.
+        for policy in newest:
+            # What they answered is stored with their numbers, also from now on, from a spool.
+            if numbers := [version.n for version in lost_versions if version.policy == policy]:
+                await self._store.skip_numbers(policy, max(numbers))
+        added = await self._store.add_lost_keys(keys)
+        put_back = 0 if self._spool is None else await self._spool.put_back_rejected(added)
+        # Before, as a run of this that ends in between must leave no turn that waits without a workflow and is marked;
+        # and after, as a workflow that still ran has dropped signals that were sent meanwhile.
+        await self._store.forget_signals()
         await self._workflows.end_sessions()
         waiting = await self._store.forget_signals()
         rejudgements = await self._store.open_rejudgements()

@@ -1,4 +1,4 @@
-"""What recovery does in Temporal: registers what is missing, starts training again, lists sessions, starts a sweep."""
+"""What recovery does in Temporal: registers what is missing, lists and ends sessions, starts training and a sweep."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ class TemporalRecovery:
             await asyncio.gather(*map(self._end, batch))
 
     async def _end(self, run: WorkflowExecution) -> None:
-        handle = self._client.get_workflow_handle(run.id, run_id=run.run_id)
+        # Whatever run it has now: the list lags behind, and a run that continues another one knows its turns.
+        handle = self._client.get_workflow_handle(run.id)
         async with temporal_deadline(may_be_gone=True):
             await handle.terminate("clawloop recover: what waits for it is signalled to a new run")
 

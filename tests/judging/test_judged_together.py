@@ -17,7 +17,15 @@ from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import SessionId, TurnId
 from clawloop.judging.hints import NOT_ASKED
 from clawloop.judging.parsing import Vote
-from clawloop.judging.records import HINTS, VOTES, Ballot, FinalizedJudgement, OpenJudgement, Relation
+from clawloop.judging.records import (
+    HINTS,
+    VOTES,
+    Ballot,
+    FinalizedJudgement,
+    JudgingContext,
+    OpenJudgement,
+    Relation,
+)
 from clawloop.judging.voting import Verdict
 from clawloop.recipes.recipe import Gate
 from db.database import Database
@@ -209,18 +217,29 @@ async def test_unknown_turns_among_others_are_unknown(bench: Bench) -> None:
     assert loaded[2].before is None
 
 
-async def test_two_requests_that_make_one_turn_judgeable_ask_for_its_votes_once(binary_bench: Bench) -> None:
+async def test_two_requests_that_make_one_turn_judgeable_ask_for_its_votes_once(
+    binary_bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = binary_bench
     first, second, third = bench.conversation("one", "two", "three")
     # The second turn comes late, from a gateway's disk, and both it and the third make it judgeable then.
     session = await bench.insert(first, third)
     await bench.insert(second)
+    loaded: list[TurnId] = []
+    load = bench.judgements.load_judging
+
+    async def loading(turn_id: TurnId, limit: int) -> JudgingContext | None:
+        context = await load(turn_id, limit)
+        loaded.append(turn_id)
+        return context
+
+    monkeypatch.setattr(bench.judgements, "load_judging", loading)
     bench.judge.gate.clear()
     late = JudgeTurns(session_id=session, turn_ids=[second.turn_id, third.turn_id])
     both = [asyncio.create_task(bench.judging.judge_turns(late)) for _ in range(2)]
-    while len(bench.judge.requests) < 2:  # about the first turn, and about the second
+    while len(bench.judge.requests) < 2 or len(loaded) < 4:  # about the first turn and the second; all know no vote
         await asyncio.sleep(0.02)
-    await asyncio.sleep(0.2)  # all that would ask has asked
+    await asyncio.sleep(0.2)  # whoever would ask has asked
     bench.judge.gate.set()
     judged = await asyncio.gather(*both)
 

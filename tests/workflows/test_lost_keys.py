@@ -16,7 +16,8 @@ from api.recording.spool import Spool, rejected_turns
 from api.recording.stranded_turns import StrandedTurns
 from clawloop.encryption.key_file import make_keys
 from clawloop.encryption.sealer import Sealer
-from clawloop.ids import new_api_key_id
+from clawloop.errors import SetupError
+from clawloop.ids import new_api_key_id, new_turn_id
 from clawloop.operations.recovery import Recovered, Recovery
 from clawloop.telemetry.metrics import GatewayMetrics
 from db.invariants import violations
@@ -95,20 +96,42 @@ async def test_turns_of_a_lost_key_are_stored_as_those_of_a_revoked_one(
 async def test_turns_of_a_lost_policy_wait_until_it_is_made_again(binary_bench: Bench, tmp_path: Path) -> None:
     b, folder, lost = binary_bench, tmp_path / "spool", new_api_key_id()
     turn = replace(b.conversation("one")[0], api_key_id=lost, policy="anna")
-    for _ in range(2):
-        async with draining(b, folder, None) as spool:
-            if not rejected_turns(folder):
-                spool.write(turn)
-            await until(lambda: not spool.turns)
-        assert len(rejected_turns(folder)) == 1  # again, as long as nobody makes the policy
-        (named,) = (await recover(b, folder, None)).unknown[1:]
-        assert named.startswith(f"policy anna, with key {lost}; 1 turns of it are on the disk: make the policy again")
+    async with draining(b, folder, None) as spool:
+        spool.write(turn)
+        await until(lambda: not spool.turns)
+    recovered = await recover(b, folder, None)
+    held = f"policy anna, with key {lost}; 1 turns of it are on the disk: make the policy again"
+    assert (recovered.put_back, recovered.unknown[-1][: len(held)]) == (0, held)
     await ensure_policy(b.database, "anna", "tiny", [])
-    named = (await recover(b, folder, None)).unknown[-1]
-    assert named.startswith(f"key {lost} of policy anna")
+    recovered = await recover(b, folder, None)
+    assert (recovered.put_back, recovered.unknown[-1].startswith(f"key {lost} of policy anna")) == (1, True)
     async with draining(b, folder, None) as spool:
         await until(lambda: not spool.turns)
     assert b.rows("SELECT id FROM turns") == [{"id": turn.turn_id}]
+
+
+async def test_what_was_set_aside_for_another_reason_stays_there(binary_bench: Bench, tmp_path: Path) -> None:
+    b, folder = binary_bench, tmp_path / "spool"
+    known, lost = b.conversation("one")[0], replace(b.conversation("two")[0], api_key_id=new_api_key_id())
+    spool = Spool(folder, LIMIT, reserve_bytes=0)
+    for turn in (known, lost):
+        spool.write_rejected(turn)
+    (folder / "gateway-0" / "rejected" / f"{new_turn_id()}.json").write_text("{}")
+    spool.close()
+    assert (await recover(b, folder, None)).put_back == 1
+    assert len(rejected_turns(folder)) == 2
+    # As after one that ended before it put the turn back: the key is stored already.
+    spool = Spool(folder, LIMIT, reserve_bytes=0)
+    spool.reject(lost.turn_id)
+    spool.close()
+    assert (await recover(b, folder, None)).put_back == 1
+
+
+async def test_a_spool_that_this_user_may_not_read_is_an_error_that_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "spool"
+    (folder / "gateway-0" / "lock").mkdir(parents=True)  # also root cannot open it
+    with pytest.raises(SetupError, match="run this as the user of the gateways"):
+        await StrandedTurns(folder, None).keys()
 
 
 async def test_a_running_gateway_stores_what_was_put_back(binary_bench: Bench, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`clawloop recover`, with real servers: Temporal's database is deleted, or PostgreSQL is an older copy of itself."""
+"""`clawloop recover`, with real servers: Temporal's database is deleted, or the two know different things."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, Session
 from clawloop.contracts.turns import TurnKind, TurnRecord
 from clawloop.errors import SignalFailed
 from clawloop.ids import SessionId
-from clawloop.local.services.postgres import EmbeddedPostgres
 from clawloop.operations.recovery import Recovery, ToldTurns
-from clawloop.temporal.client import TemporalSessionNotifier, begin_sweeping
+from clawloop.temporal.client import TemporalSessionNotifier
 from clawloop.temporal.engine_notifier import TemporalEngineNotifier
 from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from db.invariants import violations
@@ -37,7 +36,6 @@ from db.serving.publishing import PostgresPublishingStore
 from db.sweep import PostgresSweepStore
 from db.training.gate import PostgresGateStore
 from db.training.steps import PostgresStepStore
-from tests.conftest import database_address, execute
 from tests.fakes.trainer import FakeTrainer
 from tests.judging.conftest import BINARY, Bench, bench, binary_bench, judge, set_recipe
 from tests.workflows.conftest import IDLE, end_all
@@ -181,77 +179,6 @@ async def client(tmp_path: Path) -> AsyncIterator[Client]:
         yield await server.ready()
 
 
-async def test_what_an_older_copy_of_postgresql_lost_is_named(
-    client: Client, learner: Bench, tmp_path: Path, postgres_server: EmbeddedPostgres
-) -> None:
-    b = learner
-    kept, lost = b.conversation("one", "two", session="kept"), b.conversation("a", "b", "c", session="lost")
-    kept_session = await b.insert(*kept)
-    await b.database.close()  # a database with connections cannot be copied
-    execute(postgres_server.url, f"CREATE DATABASE older TEMPLATE {b.url.rsplit('/', 1)[1].split('?')[0]}")
-    older = database_address(b.url, "older")
-    try:
-        lost_session = await b.insert(*lost)
-        await begin_sweeping(client)
-        async with all_at_work(client, b):
-            await notify(client, kept_session, kept, b)
-            await notify(client, lost_session, lost, b)
-            await TemporalTrainingNotifier(client).notify_work("default")
-            await rows_are(b, "SELECT head FROM policies", [{"head": 1}])
-            (version,) = b.rows("SELECT path FROM versions WHERE n = 1")
-            (tmp_path / "adapters" / version["path"]).mkdir(parents=True)
-        recovered = await recover(server_of(client), older, tmp_path)
-    finally:
-        await end_all(client)
-        await client.get_schedule_handle(names.SWEEP_ID).delete()
-        execute(postgres_server.url, "DROP DATABASE IF EXISTS older WITH (FORCE)")
-    assert set(recovered["unknown"]) == {
-        f"adapters/{version['path']}: PostgreSQL knows no such step",
-        f"session {lost_session}: PostgreSQL has no such session",
-    }
-    # What the copy holds was never signalled there.
-    assert recovered["waiting"] == {"sessions": 1, "turns": 2, "feedback": 0}
-
-
-async def test_learning_goes_on_in_an_older_copy_of_postgresql(
-    client: Client, learner: Bench, tmp_path: Path, postgres_server: EmbeddedPostgres
-) -> None:
-    b = learner
-    turns = b.conversation("one", "two", "three")
-    session = await b.insert(*turns)
-    await b.database.close()  # a database with connections cannot be copied
-    now = b.url.rsplit("/", 1)[1].split("?")[0]
-    execute(postgres_server.url, f"CREATE DATABASE older TEMPLATE {now}")
-    try:
-        async with all_at_work(client, b):
-            await notify(client, session, turns, b)
-            await TemporalTrainingNotifier(client).notify_work("default")
-            await rows_are(b, "SELECT head FROM policies", [{"head": 1}])
-            (version,) = b.rows("SELECT path FROM versions WHERE n = 1")
-            (tmp_path / "adapters" / version["path"]).mkdir(parents=True)
-        await b.database.close()
-        execute(postgres_server.url, f"DROP DATABASE {now} WITH (FORCE)")
-        execute(postgres_server.url, f"ALTER DATABASE older RENAME TO {now}")
-        assert b.rows("SELECT count(*) AS n FROM judgements") == [{"n": 0}]
-        # The session's workflow runs and knows all turns, so that it would drop their signals.
-        await listed(client, f"WorkflowId = '{names.session_workflow_id(session)}'")
-        await recover(server_of(client), b.url, tmp_path)
-        async with all_at_work(client, b):
-            await rows_are(b, "SELECT count(*) AS n FROM samples WHERE state = 'trained'", [{"n": 2}])
-            # Version 1 answered, maybe also what a gateway's disk still holds: its number is not used again.
-            await rows_are(b, "SELECT head FROM policies", [{"head": 3}])
-            await recover(server_of(client), b.url, tmp_path)
-            assert b.rows("SELECT n, state FROM steps ORDER BY n") == [
-                {"n": 2, "state": "abandoned"},
-                {"n": 3, "state": "committed"},
-            ]
-    finally:
-        await end_all(client)
-        await client.get_schedule_handle(names.SWEEP_ID).delete()
-        execute(postgres_server.url, "DROP DATABASE IF EXISTS older WITH (FORCE)")
-    assert await violations(b.database) == []
-
-
 async def test_the_lost_turns_of_sessions_that_the_older_copy_has_are_named(
     client: Client, binary_bench: Bench, tmp_path: Path
 ) -> None:
@@ -292,13 +219,6 @@ async def test_the_lost_turns_of_sessions_that_the_older_copy_has_are_named(
         f"session {sessions[1]}: PostgreSQL lacks 3 of its turns: " + ", ".join(str(turn.turn_id) for turn in rolled),
         f"session {sessions[2]}: PostgreSQL lacks 1 of its turns: {closed[2].turn_id}",
     }
-
-
-async def listed(client: Client, query: str) -> None:
-    """Wait until the list of workflows, which lags behind, has one that fits."""
-    async with asyncio.timeout(60):
-        while not [run async for run in client.list_workflows(query)]:
-            await asyncio.sleep(0.1)
 
 
 def server_of(client: Client) -> str:
