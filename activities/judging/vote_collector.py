@@ -45,6 +45,15 @@ class _Question(Generic[Answer]):
     note: Callable[[Mapping[int, JudgeAnswer]], Awaitable[None]]
 
 
+@dataclass(frozen=True)  # as above
+class _Parsed(Generic[Answer]):
+    """An answer of a judge; None: it cannot be read."""
+
+    index: int
+    raw: JudgeAnswer
+    answer: Answer | None
+
+
 class VoteCollector:
     """Votes, hints and the direct vote of one judgement, stored as they come.
 
@@ -136,22 +145,18 @@ class VoteCollector:
                 ask = partial(self._ask_with_prompt, n=len(missing))
                 prompt, raws = await self._ask_within_limits(question.make_prompt, form, ask)
                 # A judge may give fewer answers than asked for; surplus ones are discarded.
-                given = dict(zip(missing, raws, strict=False))
-                parsed = [(index, raw, _parsed(question, raw, prompt)) for index, raw in given.items()]
-                if readable := [one for one in parsed if one[2] is not None]:
-                    await question.store([(index, raw.text, answer) for index, raw, answer in readable])
-                    await question.note({index: raw for index, raw, _ in readable})
-                    answers |= {index: answer for index, _, answer in readable}
+                given = _parsed(question, dict(zip(missing, raws, strict=False)), prompt)
+                if readable := [one for one in given if one.answer is not None]:
+                    kept = await _keep(question, readable)
+                    answers |= kept
                 left = [index for index in missing if index not in answers]
                 while left:
                     # One that gives no answer at all would give none if it was asked a third time.
                     asked = await self._ask(prompt, len(left)) or [JudgeAnswer("")]
-                    again = dict(zip(left, asked, strict=False))
-                    parsed = [(index, raw, _parsed(question, raw, prompt)) for index, raw in again.items()]
-                    await question.store([(index, raw.text, answer) for index, raw, answer in parsed])
-                    await question.note(again)
-                    answers |= {index: answer for index, _, answer in parsed}
-                    cut += sum(raw.cut for raw in again.values())
+                    again = _parsed(question, dict(zip(left, asked, strict=False)), prompt)
+                    kept = await _keep(question, again)
+                    answers |= kept
+                    cut += sum(one.raw.cut for one in again)
                     left = left[len(again) :]
             except JudgeRefused as error:
                 self._note(str(error))
@@ -196,5 +201,13 @@ async def _note_nothing(_: Mapping[int, JudgeAnswer]) -> None:
     """Hints are not learned from."""
 
 
-def _parsed(question: _Question[Answer], raw: JudgeAnswer, prompt: JudgePrompt) -> Answer | None:
-    return None if raw.cut else question.parse(raw.text, prompt)
+def _parsed(question: _Question[Answer], raws: Mapping[int, JudgeAnswer], prompt: JudgePrompt) -> list[_Parsed[Answer]]:
+    """The answers by their index; one that was cut off cannot be read."""
+    return [_Parsed(index, raw, None if raw.cut else question.parse(raw.text, prompt)) for index, raw in raws.items()]
+
+
+async def _keep(question: _Question[Answer], parsed: Sequence[_Parsed[Answer]]) -> dict[int, Answer | None]:
+    """Store answers of one request in one transaction; returns them by their index."""
+    await question.store([(one.index, one.raw.text, one.answer) for one in parsed])
+    await question.note({one.index: one.raw for one in parsed})
+    return {one.index: one.answer for one in parsed}
