@@ -36,8 +36,8 @@ from tests.e2e.conftest import running_engine
 from tests.engine_options import engine_options
 
 SERVED_SECONDS = 300.0
-# Between two looks at whether a version answers. They are statements of PostgreSQL: a request to the admin API costs
-# what is measured a few milliseconds of its two cores each time.
+# Between two looks at whether a version answers. They are statements of PostgreSQL: requests to the admin API would
+# take more of the cores that are measured.
 LOOK_SECONDS = 0.01
 # A gateway hears of it within milliseconds; this is far above a reply's time.
 HEARD_SECONDS = 2.0

@@ -126,11 +126,11 @@ class PostgresRecoveryStore:
     @transaction
     async def skip_numbers(self, connection: AsyncConnection, policy: str, lost: int) -> None:
         locked = await lock_policy(connection, policy)
-        of_policy = select(StepRow).where(StepRow.policy == policy)
-        claimed = of_policy.where(StepRow.state == StepState.CLAIMED, StepRow.n <= lost)
-        for step in (await connection.execute(claimed)).all():
-            row = await lock_step(connection, policy, step.n)
-            await abandon_step(connection, row, "versions from its number on were lost with an older PostgreSQL")
+        # A policy has one open step at most.
+        claimed = select(StepRow.n).where(StepRow.policy == policy, StepRow.state == StepState.CLAIMED)
+        if (n := await connection.scalar(claimed.where(StepRow.n <= lost))) is not None:
+            step = await lock_step(connection, policy, n)
+            await abandon_step(connection, step, "versions from its number on were lost with an older PostgreSQL")
         newest = select(StepRow.recipe_hash).where(StepRow.policy == policy).order_by(StepRow.n.desc()).limit(1)
         recipe = locked.recipe_hash or await connection.scalar(newest)
         if recipe is None or lost < await next_step(connection, policy):

@@ -31,17 +31,9 @@ class StrandedTurns:
         self._sealer = sealer
 
     async def keys(self) -> dict[KeyOfTurns, int]:
-        """
-        Raises:
-            SetupError: this user may not read the spool.
-        """
         return await asyncio.to_thread(self._in_spool, self._keys)
 
     async def put_back_rejected(self, keys: Collection[ApiKeyId]) -> int:
-        """
-        Raises:
-            SetupError: this user may not change the spool.
-        """
         return await asyncio.to_thread(self._in_spool, lambda: self._put_back(keys))
 
     def _in_spool(self, work: Callable[[], Result]) -> Result:

@@ -103,6 +103,8 @@ class AdapterDirectories(Protocol):
 
 
 class SpooledTurns(Protocol):
+    """Every call raises SetupError when this user may not read or change the spool."""
+
     async def keys(self) -> dict[KeyOfTurns, int]:
         """How many turns of each key wait on this machine's disk, or were set aside as never to be stored."""
 
@@ -160,7 +162,7 @@ class Recovery:
             name_lost: is given each line of `Recovered.unknown`, before anything changes that shows it.
 
         Raises:
-            SignalFailed, StoreUnavailable: run it again; what was done is not done twice.
+            SignalFailed, StoreUnavailable, SetupError: run it again; what was done is not done twice.
         """
         await self._workflows.prepare()
         newest = await self._store.newest_versions()
