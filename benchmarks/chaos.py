@@ -24,11 +24,12 @@ from urllib.parse import urlsplit
 
 from benchmarks.report import load_now, surroundings
 from clawloop.local.tiny_model import ensure_tiny_model
+from tests.chaos.asked_again import stored_answers
 from tests.chaos.chatters import Chatters
 from tests.chaos.fuzzer import Fuzzer
 from tests.chaos.judged import judged_turns
 from tests.chaos.run import Outcome, problems_at_the_end, run_faults
-from tests.chaos.stack import running_stack
+from tests.chaos.stack import RECIPE, WITH_HINTS, running_stack
 from tests.chaos.stand_in_engine import stand_in_engine
 
 DISK_MEGABYTES = 1024
@@ -77,6 +78,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--think", type=float, default=2.0, help="seconds between a user's messages, on average")
     parser.add_argument("--only", nargs="+", default=[""], help="only faults whose kind holds one of these texts")
     parser.add_argument("--ranks", type=int, default=1, help="of the trainer; several can die one by one")
+    parser.add_argument("--hints", action="store_true", help="learn by hints, too: a judge writes 600 characters each")
     parser.add_argument("--no-vllm", action="store_true", help="a stand-in engine without a model, on a busy machine")
     parser.add_argument("--out", type=Path, help="a file for the outcomes as JSON")
     return parser.parse_args()
@@ -92,8 +94,9 @@ async def _run(folder: Path, arguments: argparse.Namespace) -> tuple[list[Outcom
         if arguments.no_vllm:
             engine = await running.enter_async_context(stand_in_engine(model.name, arguments.seed))
             port = urlsplit(engine.url).port
-        stack = await running.enter_async_context(running_stack(folder, model, port, arguments.ranks))
-        chatters = Chatters(stack.gateway_url, stack.keys["chat"], arguments.think)
+        recipe = WITH_HINTS if arguments.hints else RECIPE
+        stack = await running.enter_async_context(running_stack(folder, model, port, arguments.ranks, recipe))
+        chatters = Chatters(stack.gateway_url, stack.keys["chat"], arguments.think, closing=True)
         fuzzer = Fuzzer(stack.gateway_url, stack.keys, FUZZ_PAUSE_SECONDS)
         await fuzzer.start()
         chatters.start(arguments.sessions, arguments.seed)
@@ -113,6 +116,9 @@ async def _run(folder: Path, arguments: argparse.Namespace) -> tuple[list[Outcom
         at_the_end = await problems_at_the_end(stack, chatters)
         judged = await judged_turns(stack.database_url)
         print(f"{len(chatters.seen)} replies were acknowledged and checked; {judged} were judged by what followed them")
+        asked = sum(question.answers for question in stack.judge.questions)
+        stored = sum(map(len, stored_answers(stack.database_url).values()))
+        print(f"{len(chatters.ended)} sessions were ended; of {asked} answers asked of judges {stored} are stored")
         for problem in at_the_end:
             print(f"    PROBLEM at the end: {problem}")
         statuses = Counter(status for _, status in fuzzer.answered.elements())

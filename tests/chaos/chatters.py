@@ -1,4 +1,4 @@
-"""Clients that chat until stopped, each in a session of its own, and keep what they saw."""
+"""Clients that chat until stopped, each in sessions of its own, and keep what they saw."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import orjson
 
 # Far above a reply's time on a busy machine; what fails then hangs.
 PATIENCE_SECONDS = 30.0
+# Short histories keep prompts small.
+MESSAGES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +38,20 @@ class Chatters:
     """
     Args:
         think_seconds: pause of each user between an answer and the next message, on average.
+        closing: users with an odd number end their session with every `MESSAGES`th message, and begin another one.
 
     Attributes:
         seen: all replies whose end a client saw.
+        ended: the names of the sessions whose last reply a client saw.
         failures: why requests failed, how often, since the last `take_failures`.
     """
 
     url: str
     key: str
     think_seconds: float = 1.0
+    closing: bool = False
     seen: list[Seen] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
     stop: bool = False
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -80,28 +86,38 @@ class Chatters:
         async with self._client() as client:
             while not self.stop:
                 number += 1
-                # Short histories keep prompts small; a session goes on with what is left.
                 message = {"role": "user", "content": f"s{session}q{number} please go on"}
                 messages = [*history, message]
-                reply = await self._answer(client, session, number, messages, before)
-                if reply is None:
+                name, ends = self._session(session, number)
+                headers = {"X-Session-Id": name} | ({"X-Session-Done": "true"} if ends else {})
+                answer = await self._answer(client, messages, headers)
+                if answer is None:
                     return
-                self.seen.append(reply[0])
-                before = reply[0].response_id
-                history = [*messages, {"role": "assistant", "content": reply[1]}]
-                if number % 12 == 0 or not reply[1]:  # an empty reply is nobody's parent
+                response_id, text, model = answer
+                self.seen.append(Seen(session, number, response_id, before, model))
+                if ends:
+                    self.ended.append(name)
+                before = response_id
+                history = [*messages, {"role": "assistant", "content": text}]
+                if number % MESSAGES == 0 or not text:  # an empty reply is nobody's parent
                     history, before = [], None
                 await asyncio.sleep(chance.uniform(0, 2 * self.think_seconds))
 
+    def _session(self, user: int, number: int) -> tuple[str, bool]:
+        """The session of a user's message, and whether the message ends it."""
+        if not self.closing or user % 2 == 0:
+            return f"s{user}", False
+        return f"s{user}-{(number - 1) // MESSAGES}", number % MESSAGES == 0
+
     async def _answer(
-        self, client: httpx.AsyncClient, session: int, number: int, messages: list[dict[str, Any]], before: str | None
-    ) -> tuple[Seen, str] | None:
-        """Send until an answer came whole; None once stopped."""
+        self, client: httpx.AsyncClient, messages: list[dict[str, Any]], headers: dict[str, str]
+    ) -> tuple[str, str, str] | None:
+        """Send until an answer came whole: its id, text and model; None once stopped."""
         body = {"model": "policy", "messages": messages, "stream": True, "max_tokens": 8}
         while not self.stop:
-            failure, ids, text, model = await exchange(client, body, {"X-Session-Id": f"s{session}"})
+            failure, response_id, text, model = await exchange(client, body, headers)
             if failure is None:
-                return Seen(session, number, ids, before, model), text
+                return response_id, text, model
             self.failures[failure] += 1
             await asyncio.sleep(0.1)
         return None

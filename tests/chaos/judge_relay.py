@@ -5,28 +5,34 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 import orjson
 from aiohttp import web
 
+from clawloop.judging.records import DIRECT, HINTS, VOTES
 from clawloop.local.checks import choose_port
+from tests.fakes.judge import BLOCK
 
 # In each message of a chatting user: session and number of the turn.
-MARKER = re.compile(r"\bs(\d+)q(\d+)\b")
+_MARKER = re.compile(r"\bs(\d+)q(\d+)\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
     """
     Args:
-        session, number: of the user's message that followed the judged reply.
+        kind: `VOTES`, `DIRECT` or `HINTS`.
+        session: the number of the chatting user; None: it is about another client's turn.
+        mark: that of the judged turn, by which the prompt separates its blocks.
         answers: how many were asked for.
         asked_at: in seconds since 1970.
     """
 
-    session: int
-    number: int
+    kind: str
+    session: int | None
+    mark: str
     answers: int
     asked_at: float
 
@@ -63,9 +69,10 @@ class JudgeRelay:
     async def _relay(self, request: web.Request) -> web.Response:
         content = await request.read()
         body = orjson.loads(content)
-        marks = [(int(session), int(number)) for session, number in MARKER.findall(body["messages"][-1]["content"])]
-        session, number = max(marks)
-        self.questions.append(Question(session, number, body.get("n", 1), time.time()))
+        asked = body["messages"][-1]["content"]
+        tags = BLOCK.search(asked)
+        assert tags is not None, "a judge's prompt without blocks"
+        self.questions.append(Question(_kind(body), session_of(asked), tags[1], body.get("n", 1), time.time()))
         headers = {"Content-Type": "application/json"}
         try:
             async with self._session.post(
@@ -74,3 +81,16 @@ class JudgeRelay:
                 return web.Response(body=await answer.read(), status=answer.status, content_type="application/json")
         except (aiohttp.ClientError, OSError):
             return web.Response(status=503)
+
+
+def session_of(messages: str) -> int | None:
+    """The number of the chatting user in whose messages this is; None: it is none's."""
+    marker = _MARKER.search(messages)
+    return None if marker is None else int(marker[1])
+
+
+def _kind(body: dict[str, Any]) -> str:
+    """What is asked for, by the form that its answer must have: judges of this stack answer by grammar."""
+    if "choice" not in body["structured_outputs"]:
+        return HINTS
+    return DIRECT if body.get("logprobs") else VOTES

@@ -1,6 +1,6 @@
-"""Whether each reply that a later message follows was judged, once nobody chats any more.
+"""Whether each reply that a later message follows was judged, and each session that its client ended is closed.
 
-`clawloop check` cannot say so: a turn may wait while its session is open, and no chatting session closes here.
+`clawloop check` cannot say so: a turn may wait while its session is open.
 """
 
 from __future__ import annotations
@@ -37,6 +37,13 @@ _JUDGED = f"""{_FOLLOWED}
     WHERE t.outcome <> 'waiting'
 """
 
+_LEFT_OPEN = """
+    SELECT s.id::text, e.name, coalesce(s.state, 'not stored')
+    FROM unnest(%s::text[]) AS e(name) LEFT JOIN sessions s ON s.external_id = e.name
+    WHERE s.state IS DISTINCT FROM 'closed'
+    ORDER BY e.name
+"""
+
 
 async def lost_judgements(database_url: str, within_seconds: float = JUDGED_SECONDS) -> list[str]:
     """The main turns that another one follows, and that are not judged within this time: one line each."""
@@ -52,12 +59,26 @@ async def lost_judgements(database_url: str, within_seconds: float = JUDGED_SECO
     return []
 
 
+async def sessions_left_open(
+    database_url: str, ended: Sequence[str], within_seconds: float = JUDGED_SECONDS
+) -> list[str]:
+    """Those of the ended sessions that are not closed within this time: one line each."""
+    deadline = time.monotonic() + within_seconds
+    while left := await _rows(database_url, _LEFT_OPEN, [*ended]):
+        if time.monotonic() > deadline:
+            return [
+                f"session {session} ({name}) was ended by its client, and is {state}" for session, name, state in left
+            ]
+        await asyncio.sleep(0.2)
+    return []
+
+
 async def judged_turns(database_url: str) -> int:
     """How many main turns that another one follows were judged."""
     ((count,),) = await _rows(database_url, _JUDGED)
     return int(count)
 
 
-async def _rows(database_url: str, query: str) -> Sequence[TupleRow]:
+async def _rows(database_url: str, query: str, *values: object) -> Sequence[TupleRow]:
     async with await psycopg.AsyncConnection.connect(database_url) as connection:
-        return await (await connection.execute(query)).fetchall()
+        return await (await connection.execute(query, values)).fetchall()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from tests.chaos.chatters import Chatters
 from tests.chaos.faults import Fault, NotReached, all_faults, choose
 from tests.chaos.fuzzer import Fuzzer
-from tests.chaos.judged import lost_judgements
+from tests.chaos.judged import lost_judgements, sessions_left_open
 from tests.chaos.stack import Stack
 from tests.chaos.verify import Verifier
 
@@ -84,10 +84,14 @@ async def run_these(
 
 
 async def problems_at_the_end(stack: Stack, chatters: Chatters) -> list[str]:
-    """What is wrong after a run, once nobody chats any more: all checks again, and judgements that never came."""
+    """What is wrong after a run, once nobody chats any more.
+
+    All checks again, judgements that never came, and ended sessions that did not close.
+    """
     verifier = Verifier(stack)
     try:
-        return await verifier.problems(chatters.seen) + await lost_judgements(stack.database_url)
+        found = await verifier.problems(chatters.seen) + await lost_judgements(stack.database_url)
+        return found + await sessions_left_open(stack.database_url, chatters.ended)
     finally:
         await verifier.close()
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from clawloop.cli.up import prepare_deployment
+from clawloop.judging.records import DIRECT, HINTS, VOTES
 from clawloop.local import parts
 from clawloop.local.checks import bound_socket, choose_port
 from clawloop.local.parts import Deployment
@@ -33,20 +34,23 @@ from tests.engine_options import engine_options
 GATEWAYS = 2
 RANK = "trainer's rank"
 BATCH_SAMPLES = 8
-VOTES = 3
+SAMPLED_VOTES = 3
+# How many answers of a judge a judgement has.
+ANSWERS = {VOTES: SAMPLED_VOTES, HINTS: SAMPLED_VOTES, DIRECT: 1}
+_TRAIN: dict[str, object] = {
+    "batch_samples": BATCH_SAMPLES,
+    "lora": {"rank": 4, "alpha": 8},
+    # Under load a reply may be many versions old; samples that expire would only slow training down.
+    "staleness_versions": 64,
+}
 RECIPE = Recipe.model_validate(
     {
         "name": "chaos",
-        "signal": {"hints": False, "m": VOTES, "at_least_one": False},
-        "train": {
-            "batch_samples": BATCH_SAMPLES,
-            "advantage": {"teacher_weight": 0.0},
-            "lora": {"rank": 4, "alpha": 8},
-            # Under load a reply may be many versions old; samples that expire would only slow training down.
-            "staleness_versions": 64,
-        },
+        "signal": {"hints": False, "m": SAMPLED_VOTES},
+        "train": _TRAIN | {"advantage": {"teacher_weight": 0.0}},
     }
 )
+WITH_HINTS = Recipe.model_validate({"name": "chaos_with_hints", "signal": {"m": SAMPLED_VOTES}, "train": _TRAIN})
 # What each process's command line holds, and nobody else's.
 _MARKS = {
     "gateway": ("clawloop.cli.main", "gateway"),
@@ -115,7 +119,7 @@ def family(process: psutil.Process) -> list[psutil.Process]:
 
 @asynccontextmanager
 async def running_stack(
-    folder: Path, model: Path, engine_port: int | None = None, ranks: int = 1
+    folder: Path, model: Path, engine_port: int | None = None, ranks: int = 1, recipe: Recipe = RECIPE
 ) -> AsyncIterator[Stack]:
     """
     Args:
@@ -169,7 +173,7 @@ async def running_stack(
             base_model=model.name,
             aliases=(),
             keys={},
-            recipe=RECIPE,
+            recipe=recipe,
             trained_model=model,
             trainer_arguments=("--device", "cpu", "--dtype", "float32", "--nproc", str(ranks)),
             local_engines=(engine_url,),

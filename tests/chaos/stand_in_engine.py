@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,10 +15,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from tests.fakes.engine import FakeEngine, serving
+from tests.fakes.engine import PROMPT_IDS, FakeEngine, serving
+from tests.fakes.judge import first_token
 from tests.fakes.replies import Reply
 
 SLOTS = 4
+HINT = "Say it in fewer words."
+HINTED_IDS = [*PROMPT_IDS, 9]
+_NO_HINT = re.compile(r"no hint (\w+)$")  # the end of a grammar for hints
+_FIRST_TOKENS = ("1", "0", "-")  # of the three votes
 
 
 class StandInEngine:
@@ -38,8 +44,10 @@ class StandInEngine:
 
     async def chat(self, request: Request) -> Response:
         body = json.loads(await request.body())
-        if votes := _votes(body):
-            contents = [self._chance.choice(votes) for _ in range(body.get("n", 1))]
+        if answers := _answers(body):
+            if body.get("logprobs"):
+                return JSONResponse(first_token({token: self._chance.uniform(-3, 0) for token in _FIRST_TOKENS}))
+            contents = [self._chance.choice(answers) for _ in range(body.get("n", 1))]
             choices = [{"index": index, "message": {"content": content}} for index, content in enumerate(contents)]
             return JSONResponse({"choices": choices})
         self._chats.models = {self._base_model, *self.roots}
@@ -53,7 +61,11 @@ class StandInEngine:
         return await self._chats.complete(request)
 
     async def tokenize(self, request: Request) -> Response:
-        return await self._chats.tokenize(request)
+        """The ids that the same messages had as a prompt, and others with a hint in them."""
+        body = json.loads(await request.body())
+        answer = json.loads(bytes((await self._chats.tokenize(request)).body))
+        hinted = HINT in json.dumps(body["messages"])
+        return JSONResponse(answer | {"tokens": HINTED_IDS if hinted else PROMPT_IDS})
 
     async def models(self, request: Request) -> Response:
         base = {"id": self._base_model, "root": self._base_model, "parent": None}
@@ -78,11 +90,15 @@ class StandInEngine:
         return PlainTextResponse(f"vllm:lora_requests_info{{{labels}}} {time.time()}\n")
 
 
-def _votes(body: dict[str, Any]) -> list[str]:
+def _answers(body: dict[str, Any]) -> list[str]:
     """What a judge's question is answered from; empty: it is no judge's."""
     form = body.get("structured_outputs")
-    choice = form.get("choice") if isinstance(form, dict) and not body.get("stream") else None
-    return choice if isinstance(choice, list) else []
+    if not isinstance(form, dict) or body.get("stream"):
+        return []
+    if isinstance(choice := form.get("choice"), list):
+        return choice
+    hint = _NO_HINT.search(str(form.get("regex")))
+    return [] if hint is None else [hint[0], f"hint {hint[1]}: {HINT}"]
 
 
 @asynccontextmanager

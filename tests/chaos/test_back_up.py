@@ -28,7 +28,7 @@ async def learn_on(stack: Stack, key: str, seen: list[Seen], seed: int) -> None:
     verifier = Verifier(stack)
     chatters = Chatters(stack.gateway_url, key, think_seconds=0.3)
     before = await verifier.committed_steps()
-    # Sessions of their own: the checks know a question to the judge by the numbers of session and message.
+    # Users of their own: those before them have their sessions already.
     chatters.start(sessions=SESSIONS, seed=seed, first=SESSIONS * seed)
     try:
         async with asyncio.timeout(400):

@@ -15,14 +15,16 @@ from urllib.parse import urlsplit
 import pytest
 
 from clawloop.crash_points import CrashPoint
+from clawloop.judging.records import HINTS, VOTES
 from clawloop.local.tiny_model import ensure_tiny_model
 from tests.api.test_any_shape import PROPER
+from tests.chaos.asked_again import stored_answers
 from tests.chaos.chatters import Chatters
 from tests.chaos.faults import CRASH
 from tests.chaos.fuzzer import Fuzzer
 from tests.chaos.judged import judged_turns
 from tests.chaos.run import problems_at_the_end, run_these
-from tests.chaos.stack import Stack, running_stack
+from tests.chaos.stack import WITH_HINTS, Stack, running_stack
 from tests.chaos.stand_in_engine import stand_in_engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.postgres]
@@ -37,6 +39,7 @@ FAULTS = (
     "refuse engine",
     "double temporal",
     f"crash {CrashPoint.CLAIMED}",
+    "stop judge",
     "cut engine",
     "postgres backend killed",
     f"crash {CrashPoint.STEP_NOT_SAVED}",
@@ -44,6 +47,7 @@ FAULTS = (
     "postgres read-only",
     f"crash {CrashPoint.SAVED_NOT_COMMITTED}",
     "postgres out of connections",
+    "disk full, data",
     f"crash {CrashPoint.UNROUTED_NOT_UNLOADED}",
     f"crash {CrashPoint.COMMITTED}",
     f"crash {CrashPoint.LOADED_NOT_ROUTED}",
@@ -51,6 +55,7 @@ FAULTS = (
     f"crash {CrashPoint.NOT_ACTIVATED}",
     "silence postgres",
     f"crash {CrashPoint.VOTES_STORED}",
+    "temporal's database lost",
     "kill temporal",
 )
 
@@ -59,13 +64,13 @@ FAULTS = (
 async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
     model = ensure_tiny_model(tmp_path / "models")
     async with stand_in_engine(model.name, seed=1) as engine:
-        async with running_stack(tmp_path, model, urlsplit(engine.url).port) as running:
+        async with running_stack(tmp_path, model, urlsplit(engine.url).port, recipe=WITH_HINTS) as running:
             yield running
 
 
 @pytest.mark.timeout(1500)
 async def test_faults_at_every_crash_point_and_of_every_service_lose_nothing_and_do_nothing_twice(stack: Stack) -> None:
-    chatters = Chatters(stack.gateway_url, stack.keys["chat"], think_seconds=0.5)
+    chatters = Chatters(stack.gateway_url, stack.keys["chat"], think_seconds=0.5, closing=True)
     fuzzer = Fuzzer(stack.gateway_url, stack.keys, pause_seconds=0.1)
     await fuzzer.start()
     chatters.start(sessions=8, seed=1)
@@ -79,6 +84,8 @@ async def test_faults_at_every_crash_point_and_of_every_service_lose_nothing_and
     assert fuzzer.take_problems() == []
     assert await problems_at_the_end(stack, chatters) == []
     assert await judged_turns(stack.database_url) > len(FAULTS)
+    assert {kind for kind, _, _ in stored_answers(stack.database_url)} >= {VOTES, HINTS}  # which the checks compared
+    assert len(chatters.ended) > 0
     assert [outcome.kind for outcome in outcomes if not outcome.reached] == []
     assert {outcome.kind for outcome in outcomes} >= {f"{CRASH}{point}" for point in CrashPoint}
     assert len(chatters.seen) > len(FAULTS)  # they chatted on

@@ -1,4 +1,4 @@
-"""The end of a run with faults notices a judgement that never comes, in a session that stays open."""
+"""The end of a run with faults notices a judgement that never comes, and a session that does not close."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from clawloop.contracts.turns import TurnKind
 from db.invariants import violations
-from tests.chaos.judged import judged_turns, lost_judgements
+from tests.chaos.judged import judged_turns, lost_judgements, sessions_left_open
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 
 __all__ = ["bench", "binary_bench", "judge"]
@@ -51,3 +51,16 @@ async def test_a_turn_that_only_a_side_turn_follows_may_wait(binary_bench: Bench
     await b.insert(*turns)
     b.execute("UPDATE turns SET kind = %s WHERE id = %s", TurnKind.SIDE, turns[1].turn_id)
     assert await lost_judgements(b.url, within_seconds=0) == []
+
+
+async def test_an_ended_session_that_is_open_or_not_stored_is_named(binary_bench: Bench) -> None:
+    b = binary_bench
+    session = await b.insert(*b.conversation("one", session="s1-0"))
+    await b.insert(*b.conversation("one", session="s2"))
+    left = await sessions_left_open(b.url, ["s1-0", "s1-1"], within_seconds=0)
+    assert left == [
+        f"session {session} (s1-0) was ended by its client, and is open",
+        "session None (s1-1) was ended by its client, and is not stored",
+    ]
+    await b.close(session)
+    assert await sessions_left_open(b.url, ["s1-0"], within_seconds=0) == []

@@ -17,14 +17,12 @@ from clawloop.ids import turn_id_of, version_name
 from clawloop.processes.ledger_check import damaged_files
 from db.database import BACKGROUND_LIMIT, Database
 from db.invariants import committed_versions, violations
+from tests.chaos.asked_again import asked_again, stored_answers
 from tests.chaos.chatters import Seen
-from tests.chaos.judge_relay import MARKER
-from tests.chaos.stack import VOTES, Stack
+from tests.chaos.stack import ANSWERS, Stack
 
 # Spooled turns enter once PostgreSQL is back; an engine's restart takes its rows away for a minute or two.
 SETTLE_SECONDS = 240.0
-# A vote's time is that of its transaction's begin.
-CLOCK_SECONDS = 0.5
 
 # A request that was sent twice has two turns with the same reply, and nothing says which of them the client saw.
 _STORED = """
@@ -49,12 +47,14 @@ class Verifier:
     """
     Attributes:
         checked: how many acknowledged replies have been looked up.
+        compared: how often a version in the engine was compared with its row and its files.
     """
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self._database = Database(stack.database_url, BACKGROUND_LIMIT)
         self.checked = 0
+        self.compared = 0
 
     async def close(self) -> None:
         await self._database.close()
@@ -135,6 +135,7 @@ class Verifier:
             name = version_name(policy, n, "")
             if name not in roots:
                 continue  # unloaded since the list was read
+            self.compared += 1
             if roots[name] != (self._stack.data / "adapters" / path).resolve():
                 found.append(f"{name} is {roots[name]} in the engine, and {path} in PostgreSQL")
                 continue
@@ -145,23 +146,7 @@ class Verifier:
         return found
 
     def _asked_again(self) -> list[str]:
-        """Questions to the judge for answers that were stored before."""
-        stored: dict[tuple[int, int], list[float]] = {}
-        with psycopg.connect(self._stack.database_url) as connection:
-            rows = connection.execute(
-                "SELECT t.messages_added::text, extract(epoch FROM v.answered_at)::float8 FROM votes v"
-                " JOIN judgements j ON j.id = v.judgement_id JOIN turns t ON t.id = j.shown_by WHERE v.kind = 'vote'"
-            ).fetchall()
-        for messages, answered_at in rows:
-            session, number = max((int(session), int(number)) for session, number in MARKER.findall(messages))
-            stored.setdefault((session, number), []).append(answered_at)
-        found = []
-        for question in self._stack.judge.questions:
-            answered = stored.get((question.session, question.number), [])
-            count = sum(at < question.asked_at - CLOCK_SECONDS for at in answered)
-            if question.answers > VOTES - count:
-                found.append(f"{question} was asked though {count} of {VOTES} answers were stored")
-        return found
+        return asked_again(self._stack.judge.questions, stored_answers(self._stack.database_url), ANSWERS)
 
     async def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """Retries while PostgreSQL is away."""

@@ -17,7 +17,8 @@ from starlette.routing import Route
 
 from tests.fakes.engine import serving
 
-_MARK = re.compile(r"<(?:task|reply|next|history|feedback) ([0-9a-f]{6}) ")
+# The first tag of a question, with its mark.
+BLOCK = re.compile(r"<(?:task|reply|next|history|feedback) ([0-9a-f]{6}) ")
 
 
 def _open() -> asyncio.Event:
@@ -102,7 +103,7 @@ class FakeJudge:
         if "thinking_token_budget" in body and not self.takes_budget:
             return JSONResponse({"error": {"message": "reasoning_config is not configured", "code": 400}}, 400)
         if "logprobs" in body:
-            return JSONResponse(_first_token(self.direct))
+            return JSONResponse(first_token(self.direct))
         return await self._answers(body, question)
 
     async def _answers(self, body: dict[str, Any], question: str) -> Response:
@@ -120,7 +121,7 @@ class FakeJudge:
     def _answer(self, body: dict[str, Any], question: str) -> str:
         if self.says is not None:
             return self.says(body, question)
-        found = _MARK.search(question)
+        found = BLOCK.search(question)
         mark = found[1] if found else "000000"
         if str(body["messages"][0]["content"]).startswith("You find out"):
             self.withheld -= 1
@@ -150,7 +151,7 @@ def _text_of(content: str | list[dict[str, Any]]) -> str:
     return content if isinstance(content, str) else str(content[-1]["text"])
 
 
-def _first_token(logprobs: dict[str, float] | None) -> dict[str, Any]:
+def first_token(logprobs: dict[str, float] | None) -> dict[str, Any]:
     """A completion of one token, as vLLM reports it."""
     answer = _completion([""])
     if logprobs is not None:

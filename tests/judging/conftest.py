@@ -199,10 +199,15 @@ async def hurried_bench(binary_bench: Bench) -> AsyncIterator[Bench]:
 
 @asynccontextmanager
 async def with_client(
-    bench: Bench, form: AnswerForm | None, seconds: float, pictures: PictureReader | None = None
+    bench: Bench, form: AnswerForm | None, seconds: float, pictures: PictureReader | None = None, url: str | None = None
 ) -> AsyncIterator[Bench]:
+    """
+    Args:
+        url: of what hands questions on to the judge; None: they go to the judge itself.
+    """
+
     def endpoints(policy: str) -> list[Endpoint]:
-        return [Endpoint(bench.judge.url, "tiny")]
+        return [Endpoint(url or bench.judge.url, "tiny")]
 
     async with (
         JudgeClient(endpoints, form, seconds=seconds, clock=bench.metrics, pictures=pictures) as client,
