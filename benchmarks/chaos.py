@@ -27,7 +27,7 @@ from clawloop.local.tiny_model import ensure_tiny_model
 from tests.chaos.asked_again import stored_answers
 from tests.chaos.chatters import Chatters
 from tests.chaos.fuzzer import Fuzzer
-from tests.chaos.judged import judged_turns
+from tests.chaos.judged import followed_turns
 from tests.chaos.run import Outcome, problems_at_the_end, run_faults
 from tests.chaos.stack import RECIPE, WITH_HINTS, running_stack
 from tests.chaos.stand_in_engine import stand_in_engine
@@ -51,8 +51,10 @@ def main() -> int:
         folder = Path(name)
         # The service user of PostgreSQL must be able to enter it.
         folder.chmod(0o755)
-        for disk in ("data", "postgres"):
-            disks.enter_context(_disk(folder / disk))
+        mounted = [disks.enter_context(_disk(folder / name)) for name in ("data", "postgres")]
+        own_disks = all(mounted)
+        if not own_disks:
+            print("no disk may be mounted here: that of PostgreSQL cannot be filled, for ours files are limited")
         try:
             outcomes, at_the_end = asyncio.run(_run(folder, arguments))
         except BaseException:
@@ -66,7 +68,7 @@ def main() -> int:
     print(f"seed {arguments.seed}: {faults} faults, {len(problems)} problems")
     print(", ".join(f"{name} {count}" for name, count in late(outcomes).items()))
     if arguments.out is not None:
-        arguments.out.write_text(as_json(outcomes, at_the_end, arguments, load_before))
+        arguments.out.write_text(as_json(outcomes, at_the_end, arguments, load_before, own_disks))
     return 1 if problems else 0
 
 
@@ -114,24 +116,31 @@ async def _run(folder: Path, arguments: argparse.Namespace) -> tuple[list[Outcom
         finally:
             await asyncio.gather(chatters.end(), fuzzer.end())
         at_the_end = await problems_at_the_end(stack, chatters)
-        judged = await judged_turns(stack.database_url)
-        print(f"{len(chatters.seen)} replies were acknowledged and checked; {judged} were judged by what followed them")
+        followed = await followed_turns(stack.database_url)
+        by_outcome = ", ".join(f"{count} {outcome}" for outcome, count in sorted(followed.items()))
+        print(f"{len(chatters.seen)} replies were acknowledged and checked; followed by another message: {by_outcome}")
         asked = sum(question.answers for question in stack.judge.questions)
         stored = sum(map(len, stored_answers(stack.database_url).values()))
         print(f"{len(chatters.ended)} sessions were ended; of {asked} answers asked of judges {stored} are stored")
+        print(f"{sum(one.compared for one in outcomes)} times a served version was compared with its row and files")
         for problem in at_the_end:
             print(f"    PROBLEM at the end: {problem}")
         statuses = Counter(status for _, status in fuzzer.answered.elements())
         answered = ", ".join(f"{count} with {status}" for status, count in sorted(statuses.items()))
-        print(f"requests of any shape were answered: {answered}")
+        unanswered = ", ".join(f"{count} {why}" for why, count in sorted(fuzzer.unanswered.items())) or "none"
+        print(f"requests of any shape were answered: {answered}; not: {unanswered}")
     return outcomes, at_the_end
 
 
 def as_json(
-    outcomes: Sequence[Outcome], at_the_end: Sequence[str], arguments: argparse.Namespace, load_before: float
+    outcomes: Sequence[Outcome],
+    at_the_end: Sequence[str],
+    arguments: argparse.Namespace,
+    load_before: float,
+    own_disks: bool,
 ) -> str:
     """The outcomes, and how and where they were found."""
-    options = {name: value for name, value in vars(arguments).items() if name != "out"}
+    options = {name: value for name, value in vars(arguments).items() if name != "out"} | {"own_disks": own_disks}
     # `asdict` cannot copy a Counter.
     rows = [asdict(replace(outcome, failures=Counter())) | {"failures": dict(outcome.failures)} for outcome in outcomes]
     found = {
@@ -194,13 +203,13 @@ def _percentiles(values: list[float]) -> str:
 
 
 @contextmanager
-def _disk(folder: Path) -> Iterator[None]:
-    """A disk of its own for the folder, where this user may mount one."""
+def _disk(folder: Path) -> Iterator[bool]:
+    """A disk of its own for the folder, where this user may mount one; whether it has one."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MEGABYTES}m,mode=755", "tmpfs", str(folder)]
     mounted = subprocess.run(command, capture_output=True).returncode == 0
     try:
-        yield
+        yield mounted
     finally:
         if mounted:
             subprocess.run(["umount", "--lazy", str(folder)], check=True)

@@ -31,6 +31,7 @@ class Seen:
     response_id: str
     before: str | None
     model: str
+    text: str
 
 
 @dataclass
@@ -94,7 +95,7 @@ class Chatters:
                 if answer is None:
                     return
                 response_id, text, model = answer
-                self.seen.append(Seen(session, number, response_id, before, model))
+                self.seen.append(Seen(session, number, response_id, before, model, text))
                 if ends:
                     self.ended.append(name)
                 before = response_id
@@ -153,6 +154,11 @@ async def exchange(
     chunks = [orjson.loads(line[6:]) for line in answer.text.split("\n\n")[:-2]]
     text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"])
     return None, chunks[0]["id"], text, chunks[0]["model"]
+
+
+def inexcusable(failures: Counter[str]) -> list[str]:
+    """Those that no fault excuses: the gateway refuses the request itself, or blames itself."""
+    return [f"{count} chats failed: {why}" for why, count in failures.items() if why.startswith(("4", "500"))]
 
 
 def _code(answer: httpx.Response) -> str:

@@ -205,6 +205,10 @@ class Lasting:
 
     def fill(self, folder_of: Callable[[Stack], Path]) -> Inject:
         async def fill(stack: Stack, chance: random.Random) -> None:
+            """
+            Raises:
+                NotReached: PostgreSQL's folder has no disk of its own.
+            """
             async with _full(stack, folder_of(stack)):
                 await self._last(chance)
             # Training that found no room waits for its operator.
@@ -326,6 +330,8 @@ async def _full(stack: Stack, folder: Path) -> AsyncIterator[None]:
         finally:
             filler.unlink(missing_ok=True)
         return
+    if folder != stack.data:
+        raise NotReached("only files of our own processes can be limited")
     processes = [process for part in (*OURS, RANK) for process in stack.processes(part)]
     before = [(process.pid, _limit_files(process.pid, (0, resource.RLIM_INFINITY))) for process in processes]
     try:

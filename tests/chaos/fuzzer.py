@@ -44,6 +44,7 @@ class Fuzzer:
 
     Attributes:
         answered: how often each path was answered with each status.
+        unanswered: how often a request got no answer, by reason.
         problems: answers that no fault excuses, since `take_problems`.
     """
 
@@ -52,6 +53,7 @@ class Fuzzer:
     pause_seconds: float
     examples: int = 40
     answered: Counter[tuple[str, int]] = field(default_factory=Counter)
+    unanswered: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     stop: bool = False
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -115,9 +117,9 @@ class Fuzzer:
                 return
             try:
                 status, content = await send()
-            except (httpx.TransportError, OSError):
+            except (httpx.TransportError, OSError) as error:
                 # The gateway was killed, or its connection cut; what schemathesis sends by ends in an OSError then.
-                pass
+                self.unanswered[type(error).__name__] += 1
             else:
                 self.answered[path, status] += 1
                 if (problem := problem_of(path, status, content)) is not None:

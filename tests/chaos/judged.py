@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 import psycopg
 from psycopg.rows import TupleRow
+
+from clawloop.contracts.turns import TurnOutcome
 
 # Longer than anything that is still under way: the sweep signals a turn again within 90 s, a session's workflow gives a
 # judge up after about 8 minutes (`workflows/activity_options.py`) and then decides by the votes that are stored.
@@ -25,16 +28,18 @@ _FOLLOWED = """
         SELECT d.turn_id, t.id, t.kind, t.announced_at FROM down d JOIN turns t ON t.parent_turn_id = d.id
         WHERE d.kind = 'side')
 """
-# Every outcome but this one is a decision, with a reason.
-_WAITING = f"""{_FOLLOWED}
-    SELECT t.id::text, t.session_id::text, count(*), bool_or(d.announced_at IS NOT NULL)
+# A closing session gives one of the other two to a turn that no judge was asked about, or that nothing was known to
+# follow.
+NOT_JUDGED = (TurnOutcome.WAITING, TurnOutcome.UNJUDGED, TurnOutcome.NO_FEEDBACK)
+_NOT_JUDGED = f"""{_FOLLOWED}
+    SELECT t.id::text, t.session_id::text, t.outcome, count(*), bool_or(d.announced_at IS NOT NULL)
     FROM turns t JOIN down d ON d.turn_id = t.id AND d.kind = 'main'
-    WHERE t.outcome = 'waiting'
+    WHERE t.outcome = ANY(%s)
     GROUP BY t.id ORDER BY t.id
 """
-_JUDGED = f"""{_FOLLOWED}
-    SELECT count(DISTINCT t.id) FROM turns t JOIN down d ON d.turn_id = t.id AND d.kind = 'main'
-    WHERE t.outcome <> 'waiting'
+_OUTCOMES = f"""{_FOLLOWED}
+    SELECT t.outcome, count(DISTINCT t.id) FROM turns t JOIN down d ON d.turn_id = t.id AND d.kind = 'main'
+    GROUP BY t.outcome ORDER BY t.outcome
 """
 
 _LEFT_OPEN = """
@@ -46,14 +51,14 @@ _LEFT_OPEN = """
 
 
 async def lost_judgements(database_url: str, within_seconds: float = JUDGED_SECONDS) -> list[str]:
-    """The main turns that another one follows, and that are not judged within this time: one line each."""
+    """The main turns that another one follows, and that no judge's votes decide within this time: one line each."""
     deadline = time.monotonic() + within_seconds
-    while waiting := await _rows(database_url, _WAITING):
-        if time.monotonic() > deadline:
+    while lost := await _rows(database_url, _NOT_JUDGED, [*NOT_JUDGED]):
+        if time.monotonic() > deadline or all(outcome != TurnOutcome.WAITING for _, _, outcome, _, _ in lost):
             return [
-                f"turn {turn} of session {session} is not judged: {followed} main turns follow it, "
+                f"turn {turn} of session {session} is {outcome}: {followed} main turns follow it, "
                 + ("which its workflow was told" if announced else "none of which its workflow was told")
-                for turn, session, followed, announced in waiting
+                for turn, session, outcome, followed, announced in lost
             ]
         await asyncio.sleep(0.2)
     return []
@@ -73,10 +78,15 @@ async def sessions_left_open(
     return []
 
 
+async def followed_turns(database_url: str) -> Counter[TurnOutcome]:
+    """How many main turns that another one follows have which outcome."""
+    return Counter({TurnOutcome(outcome): int(count) for outcome, count in await _rows(database_url, _OUTCOMES)})
+
+
 async def judged_turns(database_url: str) -> int:
-    """How many main turns that another one follows were judged."""
-    ((count,),) = await _rows(database_url, _JUDGED)
-    return int(count)
+    """How many of them were judged."""
+    outcomes = await followed_turns(database_url)
+    return sum(count for outcome, count in outcomes.items() if outcome not in NOT_JUDGED)
 
 
 async def _rows(database_url: str, query: str, *values: object) -> Sequence[TupleRow]:

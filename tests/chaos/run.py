@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from tests.chaos.chatters import Chatters
+from tests.chaos.chatters import Chatters, inexcusable
 from tests.chaos.faults import Fault, NotReached, all_faults, choose
 from tests.chaos.fuzzer import Fuzzer
 from tests.chaos.judged import lost_judgements, sessions_left_open
@@ -33,7 +33,8 @@ class Outcome:
         chat_seconds: from its end until a new client had a whole answer; None: not reached.
         training_seconds: from its end until the next step was committed; None if that was not waited for.
         failures: requests of the chatting sessions that failed, by reason.
-        problems: what the checks and the fuzzer found.
+        problems: what the checks and the fuzzer found, and failures that no fault excuses.
+        compared: versions in the engine whose files were compared with those of their rows.
     """
 
     number: int
@@ -44,6 +45,7 @@ class Outcome:
     training_seconds: float | None
     failures: Counter[str]
     problems: list[str] = field(default_factory=list)
+    compared: int = 0
 
 
 async def run_faults(
@@ -121,10 +123,20 @@ async def _inject(
     if trains:
         await _next_step(verifier, await verifier.committed_steps(), f"fault {number}, {fault.kind}")
         training_seconds = time.monotonic() - ended
+    compared = verifier.compared
     problems = await verifier.problems(chatters.seen) + fuzzer.take_problems()
     chatters.raise_if_ended()
+    failures = chatters.take_failures()
     return Outcome(
-        number, fault.kind, reached, lasted, chat_seconds, training_seconds, chatters.take_failures(), problems
+        number,
+        fault.kind,
+        reached,
+        lasted,
+        chat_seconds,
+        training_seconds,
+        failures,
+        problems + inexcusable(failures),
+        verifier.compared - compared,
     )
 
 

@@ -89,6 +89,7 @@ class Stack:
     keys: dict[str, str]
     crash_points: Path
     own_engine: bool
+    base_model: str
     ranks: int
     others: frozenset[int]
     statuses: list[PartStatus] = field(default_factory=list)
@@ -200,6 +201,7 @@ async def running_stack(
             keys=keys,
             crash_points=crash_points,
             own_engine=own_engine,
+            base_model=model.name,
             ranks=ranks,
             others=others,
             statuses=statuses,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import orjson
 import pytest
 
+from tests.chaos.chatters import inexcusable
 from tests.chaos.fuzzer import problem_of
 
 OPENAI = {"error": {"message": "m", "type": "t", "param": None, "code": "c"}}
@@ -43,3 +46,8 @@ def test_refusals_and_errors_that_name_what_is_away_are_excused(path: str, statu
 )
 def test_a_500_and_an_error_in_no_form_are_not_excused(path: str, status: int, content: bytes) -> None:
     assert problem_of(path, status, content) is not None
+
+
+def test_what_a_gateway_refuses_or_takes_upon_itself_no_fault_excuses() -> None:
+    failures = Counter({"404 model_not_found": 2, "500 internal_error": 1, "503 no_engine": 4, "ReadTimeout": 1})
+    assert inexcusable(failures) == ["2 chats failed: 404 model_not_found", "1 chats failed: 500 internal_error"]

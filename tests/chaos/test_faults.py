@@ -85,6 +85,7 @@ async def test_faults_at_every_crash_point_and_of_every_service_lose_nothing_and
     assert await problems_at_the_end(stack, chatters) == []
     assert await judged_turns(stack.database_url) > len(FAULTS)
     assert {kind for kind, _, _ in stored_answers(stack.database_url)} >= {VOTES, HINTS}  # which the checks compared
+    assert sum(outcome.compared for outcome in outcomes) > 0
     assert len(chatters.ended) > 0
     assert [outcome.kind for outcome in outcomes if not outcome.reached] == []
     assert {outcome.kind for outcome in outcomes} >= {f"{CRASH}{point}" for point in CrashPoint}

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from clawloop.contracts.turns import TurnKind
+from clawloop.contracts.turns import TurnKind, TurnOutcome
 from db.invariants import violations
-from tests.chaos.judged import judged_turns, lost_judgements, sessions_left_open
+from tests.chaos.judged import followed_turns, judged_turns, lost_judgements, sessions_left_open
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 
 __all__ = ["bench", "binary_bench", "judge"]
@@ -24,7 +24,7 @@ async def test_a_followed_turn_whose_judging_is_lost_is_named_and_the_newest_one
     b.execute("UPDATE turns SET announced_at = now() - interval '1 hour'")
     assert await violations(b.database) == []  # what `clawloop check` sees of it
     (lost,) = await lost_judgements(b.url, within_seconds=0)
-    assert lost.startswith(f"turn {turns[1].turn_id} of session {session} is not judged: 1 main turns follow it")
+    assert lost.startswith(f"turn {turns[1].turn_id} of session {session} is waiting: 1 main turns follow it")
     assert lost.endswith(", which its workflow was told")
     b.execute("UPDATE turns SET announced_at = NULL")
     (lost,) = await lost_judgements(b.url, within_seconds=0)
@@ -32,6 +32,20 @@ async def test_a_followed_turn_whose_judging_is_lost_is_named_and_the_newest_one
     await b.judge_turn(session, turns[2])
     assert await lost_judgements(b.url, within_seconds=0) == []
     assert await judged_turns(b.url) == 2
+
+
+@pytest.mark.parametrize("outcome", [TurnOutcome.UNJUDGED, TurnOutcome.NO_FEEDBACK])
+async def test_a_followed_turn_that_a_closing_session_decided_without_a_judge_is_named(
+    binary_bench: Bench, outcome: TurnOutcome
+) -> None:
+    b = binary_bench
+    turns = b.conversation("one", "two")
+    session = await b.insert(*turns)
+    b.execute("UPDATE turns SET outcome = %s WHERE id = %s", outcome, turns[0].turn_id)
+    (lost,) = await lost_judgements(b.url)
+    assert lost.startswith(f"turn {turns[0].turn_id} of session {session} is {outcome}: 1 main turns follow it")
+    assert await judged_turns(b.url) == 0
+    assert await followed_turns(b.url) == {outcome: 1}
 
 
 async def test_a_judgement_that_is_under_way_is_waited_for(binary_bench: Bench) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -11,8 +13,9 @@ from typing import cast
 import pytest
 
 from clawloop.adapters.digest import HASHED_FILES, adapter_sha256
-from clawloop.contracts.turns import TurnRecord
+from clawloop.contracts.turns import TurnRecord, TurnStatus
 from clawloop.ids import response_id, version_name
+from db.invariants import INVARIANTS
 from db.serving.engines import add_engine
 from tests.chaos import verify
 from tests.chaos.chatters import Seen
@@ -38,6 +41,7 @@ class Checked:
     engine: StandInEngine
     verifier: Verifier
     adapter: Path
+    settle: Callable[[float], None]
 
     async def problems(self, *seen: Seen) -> list[str]:
         """What is wrong with these replies, or with the weights that are served."""
@@ -47,7 +51,8 @@ class Checked:
 
 @pytest.fixture
 async def checked(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Checked]:
-    monkeypatch.setattr(verify, "SETTLE_SECONDS", 0.0)
+    settle = partial(monkeypatch.setattr, verify, "SETTLE_SECONDS")
+    settle(0.0)
     adapter = tmp_path / "adapters" / "default" / "v3-0123456789ab"
     adapter.mkdir(parents=True)
     for name in HASHED_FILES:
@@ -62,15 +67,21 @@ async def checked(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     async with stand_in_engine("tiny", seed=1) as engine:
         engine.roots[SERVED] = str(adapter)
         stack = SimpleNamespace(
-            database_url=bench.url, engine_url=engine.url, data=tmp_path, judge=SimpleNamespace(questions=[])
+            database_url=bench.url,
+            engine_url=engine.url,
+            data=tmp_path,
+            base_model=BASE,
+            judge=SimpleNamespace(questions=[]),
         )
         verifier = Verifier(cast(Stack, stack))
-        yield Checked(bench, engine, verifier, adapter)
+        yield Checked(bench, engine, verifier, adapter, settle)
         await verifier.close()
 
 
 def seen_of(turn: TurnRecord, before: TurnRecord | None = None, model: str = BASE) -> Seen:
-    return Seen(1, 1, response_id(turn.turn_id), None if before is None else response_id(before.turn_id), model)
+    assert turn.response is not None
+    previous = None if before is None else response_id(before.turn_id)
+    return Seen(1, 1, response_id(turn.turn_id), previous, model, str(turn.response["content"]))
 
 
 async def test_replies_that_are_stored_as_the_client_saw_them_are_no_problem(checked: Checked) -> None:
@@ -102,6 +113,43 @@ async def test_a_reply_of_another_version_than_the_client_was_told_is_named(chec
     assert await checked.problems(seen_of(turn, model=SERVED)) == []
     (found,) = await checked.problems(seen_of(turn, model=BASE))
     assert found == f"turn {turn.turn_id} was answered by {BASE}, and is stored with version 3"
+
+
+async def test_a_reply_of_a_version_that_is_stored_as_the_base_models_is_named(checked: Checked) -> None:
+    (turn,) = checked.bench.conversation("one")
+    await checked.bench.insert(turn)
+    (found,) = await checked.problems(seen_of(turn, model=SERVED))
+    assert found == f"turn {turn.turn_id} was answered by {SERVED}, and is stored with version 0"
+
+
+async def test_a_reply_that_is_stored_cut_or_with_another_text_is_named(checked: Checked) -> None:
+    (turn,) = checked.bench.conversation("one")
+    await checked.bench.insert(turn)
+    (found,) = await checked.problems(replace(seen_of(turn), text="another"))
+    assert found == f"turn {turn.turn_id} is stored as complete with the text 'answer 0 of s', not 'another'"
+    execute(checked.bench.url, f"UPDATE turns SET status = '{TurnStatus.ABORTED}'")
+    (found,) = await checked.problems(seen_of(turn))
+    assert found.startswith(f"turn {turn.turn_id} is stored as aborted")
+
+
+async def test_a_violation_that_no_transaction_may_leave_is_named_although_it_heals(checked: Checked) -> None:
+    """One that settles is waited for at the same time."""
+    first, second = checked.bench.conversation("one", "two")
+    session = await checked.bench.insert(first, second)
+    execute(checked.bench.url, f"UPDATE sessions SET state = 'closed' WHERE id = '{session}'")
+    execute(checked.bench.url, "UPDATE turns SET version = 3, started_at = started_at - interval '1 hour'")
+    checked.settle(60)
+    looking = asyncio.create_task(checked.problems())
+    await asyncio.sleep(1)
+    execute(checked.bench.url, "UPDATE turns SET version = 0, outcome = 'no_feedback'")
+    found = await looking
+    assert [problem.partition(":")[0] for problem in found] == [
+        "every turn names a version that existed when it began"
+    ] * 2
+
+
+def test_what_may_settle_are_invariants() -> None:
+    assert INVARIANTS.keys() >= verify.SETTLING
 
 
 async def test_another_directory_in_the_engine_is_named(checked: Checked, tmp_path: Path) -> None:

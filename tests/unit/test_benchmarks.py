@@ -297,9 +297,9 @@ def test_a_process_s_memory_is_what_it_allocated() -> None:
 def test_faults_are_written_with_the_reasons_of_failed_requests() -> None:
     outcome = Outcome(1, "kill judge", True, 0.1, 0.2, None, Counter({"500 internal": 2}), ["a problem"])
     written = json.loads(
-        as_json([outcome], ["a lost judgement"], argparse.Namespace(runs=1, seed=3, out=Path("x")), 0.5)
+        as_json([outcome], ["a lost judgement"], argparse.Namespace(runs=1, seed=3, out=Path("x")), 0.5, own_disks=True)
     )
-    assert written["options"] == {"runs": 1, "seed": 3}
+    assert written["options"] == {"runs": 1, "seed": 3, "own_disks": True}
     assert written["machine"]["load_before"] == 0.5
     assert written["outcomes"][0]["failures"] == {"500 internal": 2}
     assert written["outcomes"][0]["problems"] == ["a problem"]
