@@ -85,7 +85,7 @@ def seen_of(turn: TurnRecord, before: TurnRecord | None = None, model: str = BAS
 
 
 async def test_replies_that_are_stored_as_the_client_saw_them_are_no_problem(checked: Checked) -> None:
-    first, second = checked.bench.conversation("one", "two")
+    first, second = checked.bench.conversation("one", "two", session="with \0, which a random model writes")
     await checked.bench.insert(first, second)
     assert await checked.problems(seen_of(first), seen_of(second, first)) == []
     assert checked.verifier.compared == 1
