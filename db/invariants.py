@@ -26,9 +26,11 @@ INVARIANTS: dict[str, str] = {
     "every main turn of a closed session has an outcome": """
         SELECT 'turn ' || t.id || ' of session ' || s.id FROM turns t JOIN sessions s ON s.id = t.session_id
         WHERE t.outcome = 'waiting' AND t.kind = 'main' AND s.state = 'closed'""",
-    "no turn announced more than 10 minutes ago waits without an open session": """
-        SELECT 'turn ' || t.id || ', announced ' || t.announced_at FROM turns t JOIN sessions s ON s.id = t.session_id
-        WHERE t.outcome = 'waiting' AND t.announced_at < now() - interval '10 minutes' AND s.state = 'closed'""",
+    # Closing gives a judge that is away up after 8 minutes, for 50 turns at a time.
+    "no turn waits for long in a session that its client ended": """
+        SELECT 'turn ' || t.id || ' of session ' || s.id FROM turns t JOIN sessions s ON s.id = t.session_id
+        WHERE t.outcome = 'waiting' AND s.state = 'ending'
+            AND greatest(t.announced_at, s.last_turn_at) < now() - interval '2 hours'""",
     # A gateway's clock may be wrong, so that its word alone is no violation: PostgreSQL knows when it stored the turn,
     # and before that the reply took its time. A version answers seconds after its creation, at the earliest.
     "every turn names a version that existed when it began": """
@@ -39,9 +41,17 @@ INVARIANTS: dict[str, str] = {
             greatest(t.started_at, t.entered_at - (t.finished_at - t.started_at)) + interval '10 seconds')""",
     "an erased turn has no content": """
         SELECT 'turn ' || t.id FROM turns t
-        WHERE t.outcome = 'erased' AND (t.messages_added::text <> '[]' OR t.response IS NOT NULL
-            OR t.prompt_ids IS NOT NULL OR t.response_ids IS NOT NULL OR t.sampling::text <> '{}'
-            OR EXISTS (SELECT FROM turn_files f WHERE f.turn_id = t.id))""",
+        WHERE (t.outcome = 'erased' OR t.erased_at IS NOT NULL) AND (
+            t.outcome <> 'erased' OR t.messages_added::text <> '[]' OR t.response IS NOT NULL OR t.error IS NOT NULL
+            OR t.prompt_ids IS NOT NULL OR t.response_ids IS NOT NULL OR t.logprobs IS NOT NULL
+            OR t.sampling::text <> '{}' OR t.evidence->>'value' IS NOT NULL
+            OR EXISTS (SELECT FROM turn_files f WHERE f.turn_id = t.id)
+            OR EXISTS (SELECT FROM feedback f WHERE f.turn_id = t.id AND f.text <> 'erased')
+            OR EXISTS (
+                SELECT FROM judgements j LEFT JOIN votes v ON v.judgement_id = j.id AND v.kind <> 'direct'
+                    LEFT JOIN hints h ON h.judgement_id = j.id
+                WHERE (j.turn_id = t.id OR j.shown_by = t.id)
+                    AND (v.raw <> '' OR h.raw <> '' OR h.text IS NOT NULL OR j.hint <> 'erased')))""",
     "a file is there as long as a turn refers to it": """
         SELECT 'file ' || f.id FROM files f WHERE NOT EXISTS (SELECT FROM turn_files r WHERE r.file_id = f.id)""",
     "no sample is twice on the path from a version to the base": """

@@ -7,14 +7,17 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from clawloop.adapters.digest import HASHED_FILES, adapter_sha256
 from clawloop.contracts.training import StepState
+from clawloop.ids import TurnId
 from clawloop.local.services.postgres import EmbeddedPostgres
 from clawloop.processes.ledger_check import damaged_files
 from db.database import Database
-from db.invariants import INVARIANTS, committed_versions, violations
+from db.erasure import PostgresErasureStore
+from db.invariants import INVARIANTS, Violation, committed_versions, violations
 from db.schema import migrate
 from tests.conftest import database_address, execute
 from tests.contract.conftest import TEST_LIMIT
@@ -83,8 +86,9 @@ DAMAGE: dict[str, tuple[str, ...]] = {
     "every main turn of a closed session has an outcome": (
         "UPDATE turns SET outcome = 'waiting' WHERE id = (SELECT turn_id FROM samples ORDER BY id LIMIT 1)",
     ),
-    "no turn announced more than 10 minutes ago waits without an open session": (
-        "UPDATE turns SET outcome = 'waiting', announced_at = now() - interval '11 minutes'"
+    "no turn waits for long in a session that its client ended": (
+        "UPDATE sessions SET state = 'ending', last_turn_at = now() - interval '3 hours'",
+        "UPDATE turns SET outcome = 'waiting', announced_at = now() - interval '3 hours'"
         " WHERE id = (SELECT turn_id FROM samples ORDER BY id LIMIT 1)",
     ),
     "an erased turn has no content": (
@@ -160,6 +164,33 @@ async def test_a_violation_is_reported_with_its_row(used: PostgresLearning, inva
     seen = [violation.row for violation in found if violation.invariant == invariant]
     assert seen
     assert all(len(row) > 4 for row in seen)
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        "UPDATE turns SET outcome = 'sampled' WHERE id = :turn",
+        'UPDATE turns SET messages_added = \'[{"role": "user"}]\' WHERE id = :turn',
+        "UPDATE turns SET error = 'the engine said' WHERE id = :turn",
+        "UPDATE turns SET evidence = jsonb_set(evidence::jsonb, '{value}', '\"name\"')::json WHERE id = :turn",
+        "INSERT INTO feedback (id, turn_id, api_key_id, text, effect)"
+        " SELECT gen_random_uuid(), :turn, api_key_id, 'too long', 'amends' FROM sessions LIMIT 1",
+        "INSERT INTO votes (judgement_id, kind, index, raw) SELECT id, 'sampled', 9, '1' FROM judgements"
+        " WHERE turn_id = :turn",
+        "INSERT INTO hints (judgement_id, kind, index, raw) SELECT id, 'hint', 9, 'hint' FROM judgements"
+        " WHERE turn_id = :turn",
+        "UPDATE judgements SET hint = 'Be brief.' WHERE turn_id = :turn",
+    ],
+)
+async def test_content_that_an_erasure_left_anywhere_is_a_violation(used: PostgresLearning, left: str) -> None:
+    with psycopg.connect(used.url) as connection:
+        found = connection.execute("SELECT turn_id FROM samples ORDER BY id LIMIT 1").fetchone()
+    assert found is not None
+    turn = TurnId(found[0])
+    assert await PostgresErasureStore(used.database).erase_turn(turn) is not None
+    assert await violations(used.database) == []
+    await used.execute(left.replace(":turn", f"'{turn}'"))
+    assert Violation("an erased turn has no content", f"turn {turn}") in await violations(used.database)
 
 
 async def test_rollout_groups_of_a_full_batch_that_nobody_knows_of_are_a_violation(used: PostgresLearning) -> None:
