@@ -56,6 +56,7 @@ RECIPE = Recipe.model_validate(
     }
 )
 NO_TIME = timedelta(0)
+NO_VOTES = (TurnOutcome.UNJUDGED, TurnOutcome.NO_FEEDBACK)
 
 
 class NoWork:
@@ -149,12 +150,14 @@ class System:
     """
     Attributes:
         found: what was wrong while it ran.
+        disturbed: how often an engine with versions was restarted, and a roll-back changed the head.
         acknowledged: the turns whose answer a client saw, each with the one before.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.found: list[str] = []
+        self.disturbed: Counter[str] = Counter()
         self.acknowledged: list[tuple[TurnRecord, TurnId | None]] = []
         self.turns = FakeTurnStore()
         self.ledger = FakeLedger()
@@ -331,12 +334,15 @@ class System:
         while not self._ended:
             await asyncio.sleep(self.schedule.chance.uniform(0, 2))
             disturbance = self.schedule.chance.choice(["restart", "roll back", "nothing", "nothing"])
+            policy, head = self.ledger.policies[POLICY], self.ledger.policies[POLICY].head
             if disturbance == "restart":
+                self.disturbed[disturbance] += bool(self.engine.paths)
                 self.engine.restart()
             elif disturbance == "roll back":
                 known = [n for name, n in self.ledger.versions if name == POLICY]
                 with suppress(StateConflict):  # the gate has not accepted that version
                     await operators.roll_back(POLICY, self.schedule.chance.choice(known))
+                self.disturbed[disturbance] += policy.head != head
 
     def _batch_waits(self) -> bool:
         fresh = len(self.ledger.fresh(POLICY))
@@ -357,6 +363,11 @@ class System:
                 found.append(f"turn {record.turn_id} has another parent than the turn before")
         waiting = [str(key) for key, turn in stored.items() if turn.outcome is TurnOutcome.WAITING]
         found += [f"turn {turn} waits, though its session is closed" for turn in waiting]
+        followed = {before for _, before in self.acknowledged if before in stored}
+        outcomes = {key: stored[key].outcome for key in followed}
+        found += [
+            f"turn {key} is {outcomes[key]}, though another follows it" for key in followed if outcomes[key] in NO_VOTES
+        ]
         decided = Counter(one.turn_id for one in self.judged.judgements if one.finalized is not None)
         return found + [f"turn {turn} is judged {count} times" for turn, count in decided.items() if count > 1]
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
 
+from activities.judging.messages import JudgeTurn
 from clawloop.contracts.training import SampleState
+from clawloop.contracts.turns import StoredTurn
 from tests.fakes.gate_store import FakeGateStore
 from tests.fakes.judgement_store import FakeJudgementStore
+from tests.fakes.turn_store import FakeTurnStore
 from tests.simulation.schedule import Schedule, VirtualTimeLoop
 from tests.simulation.system import LoadedFiles, System
 
@@ -52,30 +56,42 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_nothing_is_lost_or_done_twice_whatever_is_killed_when(group: int) -> None:
     killed = doubled = trained = 0
+    disturbed: Counter[str] = Counter()
     for seed in range(group * SCHEDULES // GROUPS, (group + 1) * SCHEDULES // GROUPS):
         schedule, system, problems = simulate(seed)
         assert problems == [], f"seed {seed}"
         killed, doubled = killed + schedule.killed, doubled + schedule.doubled
         trained += len(system.ledger.steps)
+        disturbed += system.disturbed
     # The schedules do what they are for.
     assert min(killed, doubled, trained) >= SCHEDULES // GROUPS
+    assert disturbed.keys() == {"restart", "roll back"}
 
 
 def _lose_the_spool(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(System, "_from_spool", lambda *_: None)
 
 
-def _train_the_first_batch_twice(patch: pytest.MonkeyPatch) -> None:
+def _set_the_first_batch(patch: pytest.MonkeyPatch, state: SampleState) -> None:
+    """Its samples have this state once its version is accepted."""
     accept = FakeGateStore.accept
 
     async def accepting(store: FakeGateStore, policy: str, n: int) -> Any:
         accepted = await accept(store, policy, n)
         if n == 1:
             for sample in store.ledger.steps[policy, n].samples:
-                store.ledger.samples[sample].state = SampleState.FRESH
+                store.ledger.samples[sample].state = state
         return accepted
 
     patch.setattr(FakeGateStore, "accept", accepting)
+
+
+def _train_the_first_batch_twice(patch: pytest.MonkeyPatch) -> None:
+    _set_the_first_batch(patch, SampleState.FRESH)
+
+
+def _leave_the_first_batch_claimed(patch: pytest.MonkeyPatch) -> None:
+    _set_the_first_batch(patch, SampleState.CLAIMED)
 
 
 def _forget_votes(patch: pytest.MonkeyPatch) -> None:
@@ -97,6 +113,22 @@ def _keep_old_files(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LoadedFiles, "load", loading)
 
 
+def _judge_nothing(patch: pytest.MonkeyPatch) -> None:
+    async def judging(system: System, session: str, request: JudgeTurn) -> None:
+        return
+
+    patch.setattr(System, "_judge", judging)
+
+
+def _forget_parents(patch: pytest.MonkeyPatch) -> None:
+    everything = FakeTurnStore.all
+
+    async def forgetting(store: FakeTurnStore) -> list[StoredTurn]:
+        return [replace(turn, parent_turn_id=None) for turn in await everything(store)]
+
+    patch.setattr(FakeTurnStore, "all", forgetting)
+
+
 def _never_close(patch: pytest.MonkeyPatch) -> None:
     async def closing(system: System, session: str) -> None:
         return
@@ -112,6 +144,9 @@ def _never_close(patch: pytest.MonkeyPatch) -> None:
         (_forget_votes, "answers were asked for though"),
         (_keep_old_files, "which no version is"),
         (_never_close, "waits, though its session is closed"),
+        (_judge_nothing, "is unjudged, though another follows it"),
+        (_forget_parents, "has another parent than the turn before"),
+        (_leave_the_first_batch_claimed, "is claimed, and open steps have it: False"),
     ],
 )
 def test_the_checks_find_what_is_broken(
