@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +19,9 @@ import psycopg
 
 from activities.serving.engines import KEEP
 from clawloop.crash_points import CrashPoint
-from tests.chaos.stack import RANK, Stack, family
+from tests.chaos.full_disk import full_disk
+from tests.chaos.stack import OURS, RANK, Stack, family
 
-OURS = ("gateway", "orchestrator", "judge", "trainer", "engine-agent")
 SERVICES = ("temporal", "postgres")
 PROXIES = ("gateway", "postgres", "temporal", "engine")
 # A point that needs a step, or a version that retires, is reached within a minute, and on a busy machine a process that
@@ -43,7 +42,7 @@ Inject = Callable[[Stack, random.Random], Awaitable[None]]
 
 
 class NotReached(Exception):
-    """The process did not come to the point that was armed."""
+    """The process did not come to the point that was armed, or there was nothing that a fault could affect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +70,13 @@ def all_faults(stack: Stack, longest_seconds: float = 8.0) -> list[Fault]:
     faults += [Fault(f"{CRASH}{point}", _crash(point)) for point in CrashPoint]
     for name in PROXIES:
         faults += [
-            Fault(f"cut {name}", _cut(name), 0.5),
+            _of_connections("cut", name, _cut(name)),
             Fault(f"refuse {name}", lasting.refuse(name), 0.5),
-            Fault(f"delay {name}", lasting.delay(name), 0.5),
-            Fault(f"silence {name}", _silence(name), 0.5),
+            _of_connections("delay", name, lasting.delay(name)),
+            _of_connections("silence", name, _silence(name)),
         ]
     # What PostgreSQL sends at its login differs each time, so that a doubled login fails, and the double does nothing.
-    faults += [Fault(f"double {name}", lasting.double(name), 0.5) for name in ("gateway", "temporal", "engine")]
+    faults += [_of_connections("double", name, lasting.double(name)) for name in ("gateway", "temporal", "engine")]
     faults += [
         Fault("postgres backend killed", _kill_backend),
         Fault("postgres read-only", lasting.read_only),
@@ -209,7 +208,10 @@ class Lasting:
             Raises:
                 NotReached: PostgreSQL's folder has no disk of its own.
             """
-            async with _full(stack, folder_of(stack)):
+            folder = folder_of(stack)
+            if folder != stack.data and not os.path.ismount(folder):
+                raise NotReached("only files of our own processes can be limited")
+            async with full_disk(stack, folder):
                 await self._last(chance)
             # Training that found no room waits for its operator.
             await _command(stack, "training", "resume")
@@ -268,6 +270,22 @@ _BRINGS_ABOUT: dict[CrashPoint, Callable[[Stack], Awaitable[None]]] = {
 }
 
 
+def _of_connections(what: str, name: str, inject: Inject) -> Fault:
+    """Injected until it affects a connection through a proxy: at a moment there may be none."""
+
+    async def affect(stack: Stack, chance: random.Random) -> None:
+        affected, began = stack.proxies[name].affected, time.monotonic()
+        before = affected[what]
+        await inject(stack, chance)
+        while affected[what] == before:
+            if time.monotonic() > began + REACHED_WITHIN_SECONDS:
+                raise NotReached(f"nothing went to {name}")
+            await asyncio.sleep(0.2)
+            await inject(stack, chance)
+
+    return Fault(f"{what} {name}", affect, 0.5)
+
+
 def _cut(name: str) -> Inject:
     async def cut(stack: Stack, chance: random.Random) -> None:
         stack.proxies[name].cut()
@@ -317,44 +335,6 @@ def _end_other_connections(held: Sequence[psycopg.Connection]) -> None:
         " WHERE backend_type = 'client backend' AND pid <> ALL(%s)",
         [ours],
     )
-
-
-@asynccontextmanager
-async def _full(stack: Stack, folder: Path) -> AsyncIterator[None]:
-    """No room on the folder's disk if it has one of its own; else no process of ours can make a file longer."""
-    if os.path.ismount(folder):
-        filler = folder / "filler"
-        try:
-            await asyncio.to_thread(_fill_disk, filler)
-            yield
-        finally:
-            filler.unlink(missing_ok=True)
-        return
-    if folder != stack.data:
-        raise NotReached("only files of our own processes can be limited")
-    processes = [process for part in (*OURS, RANK) for process in stack.processes(part)]
-    before = [(process.pid, _limit_files(process.pid, (0, resource.RLIM_INFINITY))) for process in processes]
-    try:
-        yield
-    finally:
-        for pid, limits in before:
-            _limit_files(pid, limits)
-
-
-def _fill_disk(filler: Path) -> None:
-    # Without a buffer: what others write meanwhile leaves no room for it, and closing the file would raise.
-    with filler.open("wb", buffering=0) as file:
-        for size in (2**20, 4096):
-            with suppress(OSError):
-                while file.write(b"\0" * size):
-                    pass
-
-
-def _limit_files(pid: int, limits: tuple[int, int]) -> tuple[int, int]:
-    try:
-        return resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
-    except ProcessLookupError:
-        return limits
 
 
 async def _lose_temporal(stack: Stack, chance: random.Random) -> None:

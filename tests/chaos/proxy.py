@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -35,12 +36,14 @@ class Proxy:
     Attributes:
         delay_seconds: each piece of data waits this long.
         doubled: what a client sends on a new connection also goes to a second one, whose answers nobody reads.
+        affected: how many connections were cut, silenced and doubled, and how many pieces of data delayed.
     """
 
     def __init__(self, target_port: int, port: int) -> None:
         self.port = port
         self.delay_seconds = 0.0
         self.doubled = False
+        self.affected: Counter[str] = Counter()
         self._target_port = target_port
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
@@ -71,11 +74,13 @@ class Proxy:
 
     def cut(self) -> None:
         """Reset all connections; new ones are relayed."""
+        self.affected["cut"] += len(self._connections)
         for connection in self._connections:
             connection.abort()
 
     def silence(self) -> None:
         """Leave all connections open, and relay nothing on them any more; new ones are relayed."""
+        self.affected["silence"] += len(self._connections)
         for connection in self._connections:
             connection.silent = True
 
@@ -91,6 +96,7 @@ class Proxy:
                 connection.writers.append(double)
                 copies.append(double)
                 discarded.append(double_reader)
+                self.affected["double"] += 1
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pump(connection, reader, copies))
                 group.create_task(self._pump(connection, upstream_reader, [writer]))
@@ -108,6 +114,7 @@ class Proxy:
     ) -> None:
         while data := await reader.read(_CHUNK):
             if self.delay_seconds:
+                self.affected["delay"] += 1
                 await asyncio.sleep(self.delay_seconds)
             if connection.silent:
                 await connection.aborted.wait()

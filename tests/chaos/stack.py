@@ -32,6 +32,7 @@ from tests.chaos.proxy import Proxy
 from tests.engine_options import engine_options
 
 GATEWAYS = 2
+OURS = ("gateway", "orchestrator", "judge", "trainer", "engine-agent")
 RANK = "trainer's rank"
 BATCH_SAMPLES = 8
 SAMPLED_VOTES = 3
