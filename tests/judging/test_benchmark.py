@@ -1,13 +1,14 @@
-"""The benchmark of judging measures judgements by votes, and answers that can be read."""
+"""Benchmarks measure judgements by votes, and a judge that answers."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import psycopg
 import pytest
 
-from benchmarks import judging, stub_judge
+from benchmarks import interference, judging, stub_judge
 from clawloop.judging.prompts import AnswerForm
 from clawloop.recipes.recipe import Recipe
 from tests.fakes.engine import serving
@@ -17,26 +18,28 @@ HINTED = Recipe(name="combined")
 
 
 @pytest.fixture
-async def connection(bench: Bench) -> AsyncIterator[psycopg.AsyncConnection[object]]:
-    async with await psycopg.AsyncConnection[object].connect(bench.url, autocommit=True) as opened:
+async def connection(bench: Bench) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    async with await psycopg.AsyncConnection[Any].connect(bench.url, autocommit=True) as opened:
         yield opened
 
 
 async def test_all_answers_of_the_stub_judge_can_be_read(
-    bench: Bench, connection: psycopg.AsyncConnection[object]
+    bench: Bench, connection: psycopg.AsyncConnection[Any]
 ) -> None:
     first, second = bench.conversation("Add two numbers.", "Thanks, great!")
     session = await bench.insert(first, second)
+    assert await interference.stored_answers(connection) == 0
     async with serving(stub_judge.app) as url, with_client(bench, AnswerForm.FREE, JUDGE_SECONDS, url=url) as asking:
         await asking.judge_turn(session, second)
     assert [vote["score"] for vote in bench.rows("SELECT score FROM votes")] == [1, 1, 1]
     assert [hint["accepted"] for hint in bench.rows("SELECT accepted FROM hints")] == [False] * 3
+    assert await interference.stored_answers(connection) == 6
     await judging._judged(connection, [first.turn_id], pause=0.01)
     await judging._require_answers(connection, HINTED)
 
 
 async def test_a_turn_that_ends_unjudged_is_no_judged_turn(
-    bench: Bench, connection: psycopg.AsyncConnection[object]
+    bench: Bench, connection: psycopg.AsyncConnection[Any]
 ) -> None:
     first, second = bench.conversation("Add two numbers.", "Thanks, great!")
     session = await bench.insert(first, second)
@@ -49,7 +52,7 @@ async def test_a_turn_that_ends_unjudged_is_no_judged_turn(
 
 
 async def test_hint_answers_that_cannot_be_read_end_the_benchmark_where_its_recipe_asks_for_hints(
-    bench: Bench, connection: psycopg.AsyncConnection[object]
+    bench: Bench, connection: psycopg.AsyncConnection[Any]
 ) -> None:
     first, second = bench.conversation("Add two numbers.", "Thanks, great!")
     session = await bench.insert(first, second)

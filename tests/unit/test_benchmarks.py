@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from benchmarks import __main__ as program
-from benchmarks import gateway, publish, report, soak
+from benchmarks import gateway, interference, publish, report, soak
 from benchmarks.__main__ import PRINTING, PROGRAMS, RATIOS, SLACK, is_much_worse, main
 from benchmarks.chaos import as_json, late
 from benchmarks.gateway import DIRECT, LITELLM, NOTIFYING, PARSING, RECORDING, Case, _ratios, _row
@@ -269,6 +269,13 @@ def test_publishing_is_compared_by_its_clients() -> None:
     assert (growth.value, growth.goal, growth.enough) == (4.0, 4.0, 1.0)
     assert found.ratios["8 clients, trainer idle: tokens a second while versions are published to none"].value == 0.9
     assert len(found.raw["until active, trainer idle, 2 clients"]) == 3
+
+
+def test_a_state_whose_judge_runs_has_answers_of_it() -> None:
+    assert interference.require_answers("judging", judging=True, answers=1) == 1
+    assert interference.require_answers("training", judging=False, answers=0) == 0
+    with pytest.raises(RuntimeError, match="judging: no answer of the judge was stored"):
+        interference.require_answers("judging", judging=True, answers=0)
 
 
 @pytest.mark.parametrize(
