@@ -69,6 +69,14 @@ LONE_PAUSE = 0.3
 # Of a loaded machine: a turn that is not judged by then is an error.
 VERDICT_SECONDS = 600.0
 ASKED_AT_ONCE = 50
+_RECIPE = Recipe(name="combined")
+# Judgements without a vote that can be read; hint answers that cannot; judgements without any hint answer.
+_UNREAD = """
+    SELECT count(*) FILTER (WHERE NOT EXISTS (SELECT FROM votes WHERE judgement_id = j.id AND score IS NOT NULL)),
+        (SELECT count(*) FROM hints WHERE accepted IS NULL),
+        count(*) FILTER (WHERE NOT EXISTS (SELECT FROM hints WHERE judgement_id = j.id))
+    FROM judgements j WHERE decided_at IS NOT NULL
+"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -178,7 +186,7 @@ async def _measure(
 ) -> None:
     database = Database(url, BACKGROUND_LIMIT)
     client = await connect(temporal)
-    await set_recipe(database, "default", Recipe(name="combined"))
+    await set_recipe(database, "default", _RECIPE)
     key = await PostgresKeyStore(database).authenticate(secret)
     assert key is not None
     chats = Chats(url, key.id, PostgresTurnStore(database), TemporalSessionNotifier(client, timedelta(hours=1)))
@@ -212,6 +220,7 @@ async def _measure(
             )
             raw[f"{size} open: signal to verdict"] = alone
             print(f"{time.strftime('%H:%M:%S')} {size} open sessions", flush=True)
+        await _require_answers(connection, _RECIPE)
     await database.close()
     first, last = rows[0], rows[-1]
     ratios["judged turns a second"] = Ratio(float(last["judged/s"] or 0), "higher", 60.0)
@@ -269,20 +278,44 @@ async def _together(
 
 
 async def _judged(connection: psycopg.AsyncConnection[object], turns: Sequence[TurnId], pause: float) -> None:
+    """Until all have a verdict.
+
+    Raises:
+        RuntimeError: one was decided without a vote, or has no verdict in time.
+    """
     deadline = time.monotonic() + VERDICT_SECONDS
-    statement = "SELECT turn_id FROM judgements WHERE turn_id = ANY(%s) AND decided_at IS NOT NULL"
+    statement = "SELECT turn_id, verdict, why FROM judgements WHERE turn_id = ANY(%s) AND decided_at IS NOT NULL"
     waiting = set(turns)
     while True:
         # Of some of them only, which cost less to ask for: all are judged when none waits.
         asked = list(itertools.islice(waiting, ASKED_AT_ONCE))
-        rows = await (await connection.execute(statement, [asked])).fetchall()
-        waiting -= {cast(TurnId, row[0]) for row in cast(list[tuple[object]], rows)}
+        found = await (await connection.execute(statement, [asked])).fetchall()
+        rows = cast(list[tuple[TurnId, int | None, str | None]], found)
+        for turn, verdict, why in rows:
+            if verdict is None:
+                raise RuntimeError(f"turn {turn} was decided without a vote that can be read: {why}")
+        waiting -= {turn for turn, _, _ in rows}
         if not waiting:
             return
         if time.monotonic() > deadline:
             raise RuntimeError(f"{len(waiting)} of {len(turns)} turns were not judged in {VERDICT_SECONDS:g} s")
         if len(rows) < len(asked):
             await asyncio.sleep(pause)
+
+
+async def _require_answers(connection: psycopg.AsyncConnection[object], recipe: Recipe) -> None:
+    """
+    Raises:
+        RuntimeError: a judgement lacks answers that the recipe asks for, or what the judge wrote cannot be read: it was
+            asked again then, which was measured too.
+    """
+    row = await (await connection.execute(_UNREAD)).fetchone()
+    without_vote, unread_hints, without_hint = cast(tuple[int, int, int], row)
+    if without_vote:
+        raise RuntimeError(f"{without_vote} judgements were decided without a vote that can be read")
+    if recipe.signal.hints and (unread_hints or without_hint):
+        none = f"{without_hint} judgements have none"
+        raise RuntimeError(f"{unread_hints} of the judge's answers about hints cannot be read, {none}")
 
 
 async def _events_of_one_more(

@@ -11,7 +11,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from statistics import median
 
 from benchmarks.load import percentile
 from benchmarks.options import sizes
-from benchmarks.processes import free_port, module, running, running_temporal
+from benchmarks.processes import free_port, kept_busy, module, running, running_temporal, wait_for_first_step
 from benchmarks.report import Figure, Ratio, Result
 from clawloop.contracts.training import VersionRef
 from clawloop.local.services.postgres import running_postgres
@@ -36,8 +36,6 @@ STATES = ("trainer idle", "trainer busy")
 Case = tuple[str, int]
 """State and clients."""
 WARM_UP_SECONDS = 3.0
-TRAINER_SECONDS = 10.0
-"""Until its steps have begun."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -108,21 +106,21 @@ async def _measure(
     url: str, temporal: str, engine: str, model: Path, folder: Path, versions: Mapping[Case, Sequence[VersionRef]]
 ) -> dict[Case, Measured]:
     """For each case its publishes, and gaps of the clients' streams during and after them."""
-    data, measured = folder / "data", {}
+    data, log, measured = folder / "data", folder / "trainer.log", {}
     async with (
         running_gateway(url, await prepared(url, [engine]), data) as gateway,
         running_workers(data, url, temporal, ["orchestrator"], ["engine", "--engine", engine]),
     ):
         with ExitStack() as stack:
-            is_busy = False
+            trainer = None
             for (state, clients), ready in versions.items():  # with an idle trainer first
-                if state == "trainer busy" and not is_busy:
-                    stack.enter_context(running(module("benchmarks.busy_trainer", model), folder / "trainer.log"))
-                    await asyncio.sleep(TRAINER_SECONDS)
-                    is_busy = True
+                if state == "trainer busy" and trainer is None:
+                    trainer = stack.enter_context(running(module("benchmarks.busy_trainer", model), log))
+                    await wait_for_first_step(trainer, log)
                 async with chatting(gateway.url, gateway.key, clients, sessions=f"{state} {clients} ") as seen:
                     await asyncio.sleep(WARM_UP_SECONDS)
-                    found = await gaps_with_and_without(seen, partial(publish_all, url, temporal, ready))
+                    with nullcontext() if trainer is None else kept_busy(trainer, log):
+                        found = await gaps_with_and_without(seen, partial(publish_all, url, temporal, ready))
                 if seen.errors:
                     raise RuntimeError(f"{len(seen.errors)} answers failed: {seen.errors[0]}")
                 measured[state, clients] = Measured(*found)

@@ -6,7 +6,7 @@ both cases leave cores idle, which `cores busy` tells: what is compared is what 
 Through rollouts means: gateway, PostgreSQL, Temporal's development server, orchestrator, and the worker in a Python
 environment of its own. Rewards are all equal, so that no group makes samples and nothing waits for training. Then
 processes are killed by `kill -9` and started again while episodes run, some of them in sandboxes, and the ledger says
-what was lost or done twice, and the machine what was left.
+what was lost or done twice, also of the turns of episodes with a reward, and the machine what was left.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,6 +33,7 @@ from typing import Any
 import httpx
 import psycopg
 
+from benchmarks.episode_ledger import Scored, count_by_environment, places_since, scored_since, turns_lost
 from benchmarks.parts import Part, Postgres, Program, Temporal
 from benchmarks.processes import LOOPBACK, cpu_seconds, free_port, module
 from benchmarks.report import Figure, Ratio, Result
@@ -45,22 +47,14 @@ SIZE = 8
 _ENVIRONMENT = "vf_sums"
 # While processes are killed: agents that ask once, in sandboxes.
 _BOXED, _BOXED_POLICY = "tool-call", "boxed"
+# Of an agent that says that it is done: one was told to wait first.
+_REPLIES = {_ENVIRONMENT: 2, _BOXED: 1}
 # Rollouts would pause after so many groups without a sample.
 _NEVER = 2**31 - 1
 _ENDED_SECONDS = 600.0
+# A gateway's disk may have turns when their groups are settled already; it is emptied within seconds.
+_STORED_SECONDS = 120.0
 _DONE = "SELECT count(*) FROM episodes WHERE state = 'scored'"
-_PLACES = """
-    SELECT wanted AS places, wanted - count(*) FILTER (WHERE scored > 0) AS lost,
-        count(*) FILTER (WHERE finished > 1 OR most_sessions > 1) AS doubled, sum(attempts) AS attempts
-    FROM (
-        SELECT e.group_id, e.place, count(*) AS attempts,
-            count(*) FILTER (WHERE e.state = 'scored') AS scored,
-            count(*) FILTER (WHERE e.state IN ('ended', 'scored', 'unscored')) AS finished,
-            max((SELECT count(DISTINCT t.session_id) FROM turns t WHERE t.episode_id = e.id)) AS most_sessions
-        FROM episodes e JOIN rollout_groups g ON g.id = e.group_id WHERE g.created_at >= %(since)s GROUP BY 1, 2) p,
-        (SELECT sum(size) AS wanted FROM rollout_groups WHERE created_at >= %(since)s) w
-    GROUP BY wanted
-"""
 # Nothing else of ours runs while episodes are measured.
 _MEASURED = ("gateway", "orchestrator", "worker")
 _KILLED = ("worker", "postgres", "boxes", "temporal", "orchestrator", "engine", "worker", "boxes", "gateway")
@@ -157,7 +151,7 @@ def run(options: argparse.Namespace) -> Result:
     return Result(rows, ratios, raw)
 
 
-_FAULTS = ("lost", "doubled", "left behind")
+_FAULTS = ("lost", "turns lost", "doubled", "left behind")
 
 
 def _row(case: str, one: Measured) -> dict[str, Figure]:
@@ -275,15 +269,26 @@ class System:
                 self._connection.close()
                 self._connection = psycopg.connect(self._url, autocommit=True)
         self._end()
-        row = self._connection.execute(_PLACES, {"since": since}).fetchone()
-        assert row is not None
-        places, lost, doubled, attempts = row
+        scored = self._scored(since)
+        counts = count_by_environment(scored, _REPLIES)
+        found = places_since(self._connection, since) | {"turns lost": turns_lost(scored, _REPLIES)}
+        found |= {f"scored, {environment}": count for environment, count in counts.items()}
+        # Their agents were blamed for a kill. How many replies they had is not known.
+        found["scored, though not completed"] = sum(not one.completed for one in scored)
         for name in ("worker", "boxes"):
             self._programs[name].process.send_signal(signal.SIGTERM)
             self._programs[name].process.wait(60)
         left = [*(self._home / ".cache/verifiers/runtimes/subprocess").glob("*"), *self._temporary.glob("clawloop-*")]
-        found = {"places": int(places), "attempts": int(attempts), "lost": int(lost), "doubled": doubled}
-        return found | {"left behind": len(left) + _running_in(self._temporary)}
+        found["left behind"] = len(left) + _running_in(self._temporary)
+        print(f"after {kills} kills: {', '.join(f'{name} {count}' for name, count in found.items())}", flush=True)
+        return found
+
+    def _scored(self, since: datetime) -> list[Scored]:
+        """The episodes with a reward, once all their turns are stored or had the time to be."""
+        deadline = time.monotonic() + _STORED_SECONDS
+        while turns_lost(scored := scored_since(self._connection, since), _REPLIES) and time.monotonic() < deadline:
+            time.sleep(1)
+        return scored
 
     def _start(self, environment: str = _ENVIRONMENT, policy: str = "default", groups: int | None = None) -> None:
         plan = {"environment": environment, "size": SIZE, "groups": groups or self._in_flight // SIZE, "barren": _NEVER}

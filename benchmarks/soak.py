@@ -5,7 +5,7 @@ with `--engine vllm` it is vLLM, and measured too. A part's memory is that of it
 of PostgreSQL's backends, too. Of each process it is the anonymous memory, pages that several share divided among them
 (`Pss_Anon`): what a program allocates, without files and without PostgreSQL's shared buffers, whose size is fixed and
 which would grow until all are used. At the end each reply whose end a client saw is looked up, and `clawloop check`
-must find nothing.
+must find nothing. Nor may a request fail, or a part restart: its memory would begin anew.
 
 Memory is flat if the most of the second half is at most 1.05 times the most of the quarter before it. Of three samples
 that follow each other the middle one counts, so a peak of one sample is no growth, and as the most counts, neither is
@@ -22,13 +22,14 @@ import os
 import statistics
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from benchmarks.report import Figure, Ratio, Result
+from clawloop.local.supervision.part import PartState, PartStatus
 from clawloop.local.tiny_model import ensure_tiny_model
 from tests.chaos.chatters import Chatters
 from tests.chaos.stack import Stack, family, running_stack
@@ -74,6 +75,7 @@ async def _soak(folder: Path, turns: int, options: argparse.Namespace) -> Result
             engine = await running.enter_async_context(stand_in_engine(model.name, options.seed))
             port = urlsplit(engine.url).port
         stack = await running.enter_async_context(running_stack(folder, model, port))
+        of_the_start = len(stack.statuses)
         key, url = stack.keys["chat"], stack.gateway_url
         half = options.pace / 2
         many = Chatters(url, key, options.sessions / half)
@@ -101,14 +103,31 @@ async def _soak(folder: Path, turns: int, options: argparse.Namespace) -> Result
         problems = await verifier.problems([*many.seen, *one.seen])
         steps = await verifier.committed_steps()
         await verifier.close()
-    print(f"{seconds:.0f} s, {steps} steps, {len(one.seen)} turns in the long session", flush=True)
-    for problem in problems:
-        print(f"PROBLEM {problem}", flush=True)
+        restarts = restarts_of(stack.statuses[of_the_start:])
+    failures = many.take_failures() + one.take_failures()
+    printed = [f"{seconds:.0f} s, {steps} steps, {len(one.seen)} turns in the long session"]
+    printed += [f"PROBLEM {problem}" for problem in problems] + [f"RESTARTED {restart}" for restart in restarts]
+    printed += [f"FAILED {count} requests: {why}" for why, count in failures.most_common()]
+    print("\n".join(printed), flush=True)
     rows = [_row(part, at, memory[part]) for part in parts]
     ratios = {f"{part}: most memory of the second half, to the quarter before": growth(memory[part]) for part in parts}
-    found = {"turns lost, or damage found": Ratio(float(len(problems)), "lower", 0.0)}
     raw = {"turns": at, **memory}
-    return Result(rows, ratios | found, raw, [f"{seconds:.0f} s, {steps} steps, {len(one.seen)} turns in one session"])
+    return Result(rows, ratios | faults(problems, failures, restarts), raw, printed)
+
+
+def faults(problems: Sequence[str], failures: Counter[str], restarts: Sequence[str]) -> dict[str, Ratio]:
+    """What a run without faults has none of."""
+    found = {
+        "turns lost, or damage found": len(problems),
+        "requests failed": failures.total(),
+        "parts restarted": len(restarts),
+    }
+    return {what: Ratio(float(count), "lower", 0.0) for what, count in found.items()}
+
+
+def restarts_of(statuses: Sequence[PartStatus]) -> list[str]:
+    """Which part ended each time, and why."""
+    return [f"{status.name}: {status.detail}" for status in statuses if status.state is PartState.WAITING]
 
 
 def _sample(stack: Stack, parts: Sequence[str], memory: Memory) -> None:

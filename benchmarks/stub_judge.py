@@ -12,14 +12,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-_MARK = re.compile(rb"verdict ([0-9a-f]{6}):")
+# How a question for a vote or a hint ends, with the mark that an answer needs (`clawloop/judging/prompts.py`), and the
+# answer.
+_ENDS = {
+    re.compile(rb"verdict ([0-9a-f]{6}):"): "verdict {mark}: 1",
+    re.compile(rb"no hint ([0-9a-f]{6})"): "no hint {mark}",
+}
 
 
 async def chat(request: Request) -> Response:
     content = await request.body()
     body = orjson.loads(content)
-    marks = _MARK.findall(content)
-    text = f"verdict {marks[-1].decode()}: 1" if marks else "no hint"
+    answers = [text.format(mark=marks[-1].decode()) for end, text in _ENDS.items() if (marks := end.findall(content))]
+    if len(answers) != 1:
+        return Response("this judge knows no such question", 400)
+    [text] = answers
     choices = [
         {"index": index, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
         for index in range(body.get("n", 1))
@@ -32,6 +39,7 @@ async def health(request: Request) -> Response:
     return Response()
 
 
+app = Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"]), Route("/health", health)])
+
 if __name__ == "__main__":
-    app = Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"]), Route("/health", health)])
     uvicorn.Server(uvicorn.Config(app, port=int(sys.argv[1]), log_level="error", access_log=False)).run()

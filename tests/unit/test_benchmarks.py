@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from benchmarks import __main__ as program
-from benchmarks import gateway, publish, report, soak
+from benchmarks import gateway, interference, publish, report, soak
 from benchmarks.__main__ import PRINTING, PROGRAMS, RATIOS, SLACK, is_much_worse, main
 from benchmarks.chaos import as_json, late
 from benchmarks.gateway import DIRECT, LITELLM, NOTIFYING, PARSING, RECORDING, Case, _ratios, _row
@@ -33,6 +33,7 @@ from benchmarks.load import Chats, Load, answer_text, closed_loop, percentile, p
 from benchmarks.options import sizes
 from benchmarks.processes import cpu_by_part
 from benchmarks.report import Ratio, Result, write_result
+from clawloop.local.supervision.part import PartState, PartStatus
 from tests.chaos.run import Outcome
 from tests.e2e.publishing import Publish
 from tests.fakes.engine import serving
@@ -271,6 +272,13 @@ def test_publishing_is_compared_by_its_clients() -> None:
     assert len(found.raw["until active, trainer idle, 2 clients"]) == 3
 
 
+def test_a_state_whose_judge_runs_has_answers_of_it() -> None:
+    assert interference.require_answers("judging", judging=True, answers=1) == 1
+    assert interference.require_answers("training", judging=False, answers=0) == 0
+    with pytest.raises(RuntimeError, match="judging: no answer of the judge was stored"):
+        interference.require_answers("judging", judging=True, answers=0)
+
+
 @pytest.mark.parametrize(
     ("memory", "flat"),
     [
@@ -284,6 +292,24 @@ def test_publishing_is_compared_by_its_clients() -> None:
 )
 def test_memory_that_grows_steadily_is_not_flat_and_noise_is(memory: list[float], flat: bool) -> None:
     assert soak.growth([float(value) for value in memory]).reached is flat
+
+
+def test_a_soak_reaches_its_goals_without_restarts_failed_requests_and_problems_alone() -> None:
+    now = datetime.now(UTC)
+    states = [(PartState.READY, "", 0), (PartState.WAITING, "was ended by SIGKILL", 1), (PartState.READY, "", 1)]
+    statuses = [PartStatus("judge", state, "", detail, now, restarts) for state, detail, restarts in states]
+    restarts = soak.restarts_of(statuses)
+    assert restarts == ["judge: was ended by SIGKILL"]
+    assert soak.restarts_of(statuses[2:]) == []
+    none: Counter[str] = Counter()
+    for given, missed in (
+        (soak.faults([], none, []), []),
+        (soak.faults(["a lost turn"], none, []), ["turns lost, or damage found"]),
+        (soak.faults([], Counter({"503 engine_unavailable": 2, "ReadTimeout": 1}), []), ["requests failed"]),
+        (soak.faults([], none, restarts), ["parts restarted"]),
+    ):
+        assert [name for name, ratio in given.items() if not ratio.reached] == missed
+    assert soak.faults([], Counter({"a": 2, "b": 1}), [])["requests failed"].value == 3.0
 
 
 def test_a_process_s_memory_is_what_it_allocated() -> None:
