@@ -110,6 +110,7 @@ class Experiment:
     _judged_turns: set[UUID] = field(default_factory=set)
     _active_version: int = 0
     _flipped_at: int | None = None
+    _gave_up: str | None = None
     _preference: Preference = field(init=False)
 
     def __post_init__(self) -> None:
@@ -157,6 +158,8 @@ class Experiment:
             seconds=time.monotonic() - self._started,
             flipped_at=self._flipped_at,
             stopped=stopped,
+            gave_up=self._gave_up,
+            recorded=await self._recorded(),
         )
 
     async def _chat_rounds(self, interactions: int, measuring: asyncio.Task[None] | None) -> None:
@@ -209,12 +212,20 @@ class Experiment:
 
     async def _is_caught_up(self) -> bool:
         """True if every turn is stored (the spool may deliver turns late) and learned."""
+        if await self._recorded() < self._interactions:
+            return False
+        return (await self.admin.training_status(self.run.policy)).is_done
+
+    async def _recorded(self) -> int:
+        """Count the interactions whose turns are stored.
+
+        A request that was sent again may be stored twice, which does not make up for a turn of another session.
+        """
         await self._refresh_sessions()
         for name, seen in self._sessions.items():
             if seen.main_turns < self._requests_by_session[name]:
                 self._sessions[name] = replace(seen, main_turns=len(await self.admin.main_turns(seen.id)))
-        arrived = sum(seen.main_turns for seen in self._sessions.values())
-        return arrived >= self._interactions and (await self.admin.training_status(self.run.policy)).is_done
+        return sum(min(seen.main_turns, self._requests_by_session[name]) for name, seen in self._sessions.items())
 
     async def _refresh_sessions(self) -> None:
         """Update the run's sessions from the newest ones; an evaluation adds 60 sessions, so older chats drop out."""
@@ -240,9 +251,9 @@ class Experiment:
             if not self._chat_paused:
                 waited_since = time.monotonic()
             if time.monotonic() - waited_since > self.wait_timeout_seconds:
-                self.board.say(
-                    f"{self.run.policy}: gave up waiting after {self.wait_timeout_seconds:g} s: {status.reason}"
-                )
+                gave_up = f"gave up waiting after {self.wait_timeout_seconds:g} s: {status.reason}"
+                self.board.say(f"{self.run.policy}: {gave_up}")
+                self._gave_up = self._gave_up or gave_up
                 return
             self.board.status(self.run, f"{self._interactions} interactions; {_wait_reason(status)}")
             await asyncio.sleep(_POLL_SECONDS)

@@ -64,6 +64,9 @@ class RunReport:
         stopped: why the run ended early; None if it did not.
         faults: parts killed during the run, with how often; empty without `--faults`.
         rejected: trained versions that the gate rejected; probed: those that were asked the gate's probes.
+        gave_up: why the run first went on before every turn was stored and learned; None if it never did.
+        recorded: interactions whose turns were stored when the run ended. In each session not more than its requests:
+            one that was sent again may be stored twice. None if it was not counted.
         evaluations: in order; the first is of version 0.
     """
 
@@ -90,6 +93,8 @@ class RunReport:
     rejected: int = field(default=0, kw_only=True)  # likewise
     probed: int = field(default=0, kw_only=True)  # likewise
     match_kept: float | None = field(default=None, kw_only=True)  # likewise
+    gave_up: str | None = field(default=None, kw_only=True)  # likewise
+    recorded: int | None = field(default=None, kw_only=True)  # likewise
     evaluations: tuple[Evaluation, ...]
 
 
@@ -101,7 +106,7 @@ class RunTotals:
         failed: failed requests.
         flipped_at: None without a flip.
         stopped: None if the run did not end early.
-        faults: as in `RunReport`.
+        faults, gave_up, recorded: as in `RunReport`.
     """
 
     interactions: int
@@ -114,6 +119,8 @@ class RunTotals:
     faults: Mapping[str, int] = field(default_factory=dict)
     rejected: int = 0
     probed: int = 0
+    gave_up: str | None = None
+    recorded: int | None = None
 
 
 def report_run(
@@ -156,6 +163,8 @@ def report_run(
         rejected=totals.rejected,
         probed=totals.probed,
         match_kept=_lowest(means[learned:]),
+        gave_up=totals.gave_up,
+        recorded=totals.recorded,
     )
 
 

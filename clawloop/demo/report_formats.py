@@ -90,9 +90,16 @@ def summary_line(runs: Sequence[RunReport], seconds: float) -> str:
     killed = sum(sum(run.faults.values()) for run in runs)
     faults = f" while parts were killed {killed} times;" if killed else ""
     return (
-        f"{text}; right content {exact:.0%}; requests failed: {failed};{faults}"
+        f"{text}; right content {exact:.0%}; requests failed: {failed};{faults}{_gave_up(runs)}"
         f" {seconds:.0f} s in all, {runs[0].seconds_setup:.0f} s of them setting up"
     )
+
+
+def _gave_up(runs: Sequence[RunReport]) -> str:
+    reasons = [run.gave_up for run in runs if run.gave_up is not None]
+    if not reasons:
+        return ""
+    return f" {reasons[0]};" if len(runs) == 1 else f" {len(reasons)} of the runs gave up waiting;"
 
 
 def comparison_lines(runs: Sequence[RunReport]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -97,8 +98,9 @@ async def test_the_report_shows_the_improvement() -> None:
 
 async def test_a_paced_user_waits_for_late_turns() -> None:
     async with scripted_gateway(arrival_delay=4) as gateway:
-        await run_plan(gateway, planned(8))
+        _, totals = await run_plan(gateway, planned(8))
         assert gateway.arrival_delay == 0
+    assert (totals.recorded, totals.gave_up) == (8, None)
 
 
 @pytest.mark.slow
@@ -220,7 +222,7 @@ async def test_paused_training_ends_the_run_with_its_reason() -> None:
         access = PolicyAccess(gateway.url, "key", "admin", "tiny")
         rows, totals = await run_experiment(RUN, access, Board(), planned(8), keep)
     assert totals.stopped == "training of demo-1-combined has paused itself: step 3: KL 12 over 10"
-    assert totals.interactions == 8
+    assert (totals.interactions, totals.gave_up) == (8, None)
     assert len(rows) == 1
     assert kept == rows
 
@@ -235,13 +237,33 @@ async def test_a_database_that_is_away_costs_the_page_a_figure_and_not_the_run()
     assert line.startswith("the page does not show the match of version 1: ")
 
 
-async def test_waiting_for_stuck_judging_times_out() -> None:
-    async with scripted_gateway(judging_stuck=True) as gateway:
+@pytest.mark.parametrize(("stuck", "recorded"), [({"judging_stuck": True}, 8), ({"arrival_delay": 10**6}, 0)])
+async def test_waiting_for_turns_that_are_never_learned_or_never_stored_times_out(
+    stuck: dict[str, Any], recorded: int
+) -> None:
+    async with scripted_gateway(**stuck) as gateway:
         access = PolicyAccess(gateway.url, "key", "admin", "tiny")
         board = Board()
         async with ChatClient(gateway.url, "key") as client, AdminClient(gateway.url, "admin") as admin:
-            await Experiment(RUN, access, client, admin, board, planned(8), wait_timeout_seconds=0.5).execute()
+            run = Experiment(RUN, access, client, admin, board, planned(8), wait_timeout_seconds=0.5)
+            await run.execute()
+            totals = await run.totals()
     assert board.lines == ["demo-1-combined: gave up waiting after 0.5 s: waits for samples"]
+    assert totals.gave_up == "gave up waiting after 0.5 s: waits for samples"
+    assert (totals.interactions, totals.recorded) == (8, recorded)
+
+
+async def test_a_turn_that_is_stored_twice_does_not_make_up_for_a_missing_one() -> None:
+    async with scripted_gateway() as gateway:
+        access = PolicyAccess(gateway.url, "key", "admin", "tiny")
+        async with ChatClient(gateway.url, "key") as client, AdminClient(gateway.url, "admin") as admin:
+            run = Experiment(RUN, access, client, admin, Board(), planned(8), wait_timeout_seconds=120)
+            await run.execute()
+            repeated, shortened = gateway.sessions.values()
+            repeated.append(repeated[-1])
+            shortened.pop()
+            totals = await run.totals()
+    assert (totals.interactions, totals.recorded) == (8, 7)
 
 
 async def test_a_missing_admin_api_is_a_setup_error() -> None:

@@ -20,7 +20,7 @@ PLAN = Plan((RUN,), 64, paced=True)
 KEYS = ["seed", "method", "interactions", "match_before", "match_after", "interactions_to_90", "match_held"]
 KEYS += ["exact_rate", "exact_least", "requests_failed", "versions", "steps", "seconds", "seconds_setup", "flipped_at"]
 KEYS += ["relearned_after", "paced", "measure_every", "stopped", "faults", "rejected", "probed"]
-KEYS += ["match_kept"]
+KEYS += ["match_kept", "gave_up", "recorded"]
 
 
 def evaluated(*matches: float) -> list[Evaluation]:
@@ -86,6 +86,16 @@ def test_faults_are_counted() -> None:
     assert whole["faults"] == {"postgres": 2, "trainer": 1}
     assert whole["summary"]["faults"] == 3
     assert "requests failed: 1; while parts were killed 3 times; 99 s in all" in summary_line([run], 99.0)
+
+
+def test_what_a_run_gave_up_is_in_its_report_and_in_the_summary() -> None:
+    why = "gave up waiting after 300 s: waits for samples"
+    totals = RunTotals(16, 0, 2, 2, 20.0, gave_up=why, recorded=15)
+    run = report_run(PLAN, RUN, evaluated(0.5, 0.7, 0.9), totals, 50.0)
+    whole = json.loads(as_json([run], 99.0))
+    assert (whole["gave_up"], whole["recorded"]) == (why, 15)
+    assert f"requests failed: 0; {why}; 99 s in all" in summary_line([run], 99.0)
+    assert "requests failed: 1; 1 of the runs gave up waiting; 99 s" in summary_line([run, report(0.5, 0.95)], 99.0)
 
 
 def test_summary_line_and_markdown_rows() -> None:

@@ -20,6 +20,9 @@ MAX_SECONDS = 1800
 MAX_SECONDS_WITH_FAULTS = 5400
 # Each of them has to reach the bars.
 SEEDS = (1, 2)
+# Each is killed once before any of them is again, vLLM as the eighth: that takes one or two minutes, and the run takes
+# four even without faults. Each was killed 7 times on two busy cores, 11 times on idle ones.
+KILLED = {"postgres", "temporal", "vllm", "gateway-0", "gateway-1", "engine-agent", "judge", "orchestrator", "trainer"}
 # Lowest share of right content in 60 answers of any version. The demo's bar is 0.95, which ten users met in each of 551
 # versions (docs/demo.md); a version that just passes the gate, with 0.97, misses 0.9 in one of 480 evaluations.
 MIN_EXACT = 0.9
@@ -30,6 +33,7 @@ def test_it_learns_hidden_preferences_in_64_interactions_without_a_failed_reques
     assert [report["seed"] for report in reports] == list(SEEDS)
     for report in reports:
         assert (report["method"], report["interactions"], report["requests_failed"]) == ("combined", 64, 0)
+        assert (report["recorded"], report["gave_up"]) == (64, None), report
         assert 0.2 <= report["match_before"] <= 0.85
         # The last version's is 60 sampled answers; that it was reached is what cannot be chance.
         assert report["interactions_to_90"] is not None, report
@@ -46,8 +50,9 @@ def test_it_learns_hidden_preferences_in_64_interactions_without_a_failed_reques
 def test_it_learns_while_its_parts_are_killed(tmp_path: Path) -> None:
     """Requests may fail, as the client's connection to a killed gateway does; the user says it again."""
     [report] = _run(tmp_path, "--faults", within_seconds=MAX_SECONDS_WITH_FAULTS)
-    assert sum(report["faults"].values()) >= 5, report
+    assert report["faults"].keys() == KILLED, report
     assert report["interactions"] == 64
+    assert (report["recorded"], report["gave_up"]) == (64, None), report
     assert report["interactions_to_90"] is not None, report
     assert report["exact_least"] >= MIN_EXACT, report
     assert report["stopped"] is None
@@ -78,6 +83,12 @@ def _run(folder: Path, *options: str, within_seconds: float = MAX_SECONDS) -> li
     report: dict[str, Any] = json.loads(done.stdout)
     assert report == json.loads((folder / "demo-report.json").read_text())
     assert not (folder / "data" / "demo").exists()
-    assert [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(folder)] == []
+    assert _left_over(folder) == []
     reports: list[dict[str, Any]] = report["runs"]
     return reports
+
+
+def _left_over(folder: Path) -> list[psutil.Process]:
+    """Processes that work in the folder or below it, as PostgreSQL does in its data directory, even if that is gone."""
+    found = psutil.process_iter(["cwd"])
+    return [process for process in found if process.info["cwd"] and Path(process.info["cwd"]).is_relative_to(folder)]

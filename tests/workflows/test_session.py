@@ -15,6 +15,9 @@ from clawloop.ids import TurnId, new_feedback_id, new_turn_id
 from tests.workflows.conftest import Conversation, ScriptedActivities, until, working
 
 CHATTY_TURNS = 20
+# Of sessions that are to close for no other reason.
+SOON = timedelta(seconds=0.5)
+IDLE_SOON = "idle for 0.00833333 min"
 
 
 async def test_each_turn_is_handed_to_judging_once_and_the_end_closes_the_session(
@@ -187,10 +190,13 @@ async def test_feedback_on_an_open_session_leaves_it_open(client: Client, script
     given = FeedbackGiven(new_feedback_id(), new_turn_id())
     await talk.notifier.notify_feedback(talk.facts, given)
     await until(lambda: len(scripted.closed) == 1)
+    left_open = await talk.handle.describe()
     await talk.say()
     await until(lambda: len(scripted.judged) == 2)
-    assert (await talk.handle.describe()).status is WorkflowExecutionStatus.RUNNING
-    assert [ask.again for ask in scripted.closed] == [True]
+    await talk.say(ends=True)
+    assert (await talk.handle.result()).why == "the client ended the session"
+    assert [ask.again for ask in scripted.closed] == [True, False]
+    assert (await talk.handle.describe()).run_id == left_open.run_id
 
 
 async def test_a_turn_that_comes_while_a_session_closes_keeps_it_open(
@@ -227,15 +233,15 @@ async def test_a_turn_is_judged_again_once_for_two_equal_requests(client: Client
 
 
 async def test_a_turn_after_the_last_one_keeps_the_session_open(client: Client, scripted: ScriptedActivities) -> None:
-    talk = Conversation(client)
+    talk = Conversation(client, SOON)
     scripted.gate.clear()
     await talk.say(ends=True)
     await until(lambda: len(scripted.judged) == 1)
-    await talk.say()
-    scripted.gate.set()
+    later = await talk.say()
     await until(lambda: len(scripted.judged) == 2)
-    assert (await talk.handle.describe()).status is WorkflowExecutionStatus.RUNNING
-    assert scripted.closed == []
+    scripted.gate.set()
+    assert (await talk.handle.result()).why == IDLE_SOON
+    assert [(ask.why, ask.up_to) for ask in scripted.closed] == [(IDLE_SOON, later)]
 
 
 @pytest.mark.slow
@@ -250,7 +256,7 @@ async def test_an_idle_session_closes_and_a_turn_moves_its_deadline(
 
 
 async def test_a_woken_session_closes_without_any_turn(client: Client, scripted: ScriptedActivities) -> None:
-    talk = Conversation(client, timedelta(seconds=0.5))
+    talk = Conversation(client, SOON)
     await talk.notifier.wake(talk.facts)
     await talk.handle.result()
     (closing,) = scripted.closed
@@ -312,16 +318,17 @@ async def test_a_session_whose_turns_were_erased_judges_none_of_them_and_ends(
 
 
 async def test_a_turn_after_the_erasure_keeps_the_session_open(client: Client, scripted: ScriptedActivities) -> None:
-    talk = Conversation(client)
+    talk = Conversation(client, SOON)
+    scripted.gate.clear()
     erased = await talk.say()
     await until(lambda: len(scripted.judged) == 1)
     later = await talk.say()
-    await talk.notifier.content_erased(talk.session, ContentErased((erased,), whole=True))
     await until(lambda: len(scripted.judged) == 2)
-    assert scripted.closed == []
-    last = await talk.say(ends=True)
-    assert (await talk.handle.result()).why == "the client ended the session"
-    assert [ask.turn_id for ask in scripted.judged] == [erased, later, last]
+    await talk.notifier.content_erased(talk.session, ContentErased((erased,), whole=True))
+    scripted.gate.set()
+    assert (await talk.handle.result()).why == IDLE_SOON
+    assert [(ask.why, ask.up_to) for ask in scripted.closed] == [(IDLE_SOON, later)]
+    assert [ask.turn_id for ask in scripted.judged] == [erased, later]
 
 
 async def test_turns_that_wait_are_judged_by_one_activity(client: Client, scripted: ScriptedActivities) -> None:
