@@ -26,11 +26,11 @@ INVARIANTS: dict[str, str] = {
     "every main turn of a closed session has an outcome": """
         SELECT 'turn ' || t.id || ' of session ' || s.id FROM turns t JOIN sessions s ON s.id = t.session_id
         WHERE t.outcome = 'waiting' AND t.kind = 'main' AND s.state = 'closed'""",
-    # Closing gives a judge that is away up after 8 minutes, for 50 turns at a time.
-    "no turn waits for long in a session that its client ended": """
+    # A judge that is away is given up within hours. Turns of episodes wait for their rollout group.
+    "no turn waits for a day in a session that its client ended": """
         SELECT 'turn ' || t.id || ' of session ' || s.id FROM turns t JOIN sessions s ON s.id = t.session_id
-        WHERE t.outcome = 'waiting' AND s.state = 'ending'
-            AND greatest(t.announced_at, s.last_turn_at) < now() - interval '2 hours'""",
+        WHERE t.outcome = 'waiting' AND s.state = 'ending' AND t.announced_at IS NOT NULL AND t.episode_id IS NULL
+            AND greatest(t.announced_at, t.entered_at, s.last_turn_at) < now() - interval '1 day'""",
     # A gateway's clock may be wrong, so that its word alone is no violation: PostgreSQL knows when it stored the turn,
     # and before that the reply took its time. A version answers seconds after its creation, at the earliest.
     "every turn names a version that existed when it began": """
@@ -39,19 +39,25 @@ INVARIANTS: dict[str, str] = {
             LEFT JOIN versions v ON v.policy = s.policy AND v.n = t.version
         WHERE v.n IS NULL OR (v.n > 0 AND v.created_at >
             greatest(t.started_at, t.entered_at - (t.finished_at - t.started_at)) + interval '10 seconds')""",
+    # A direct vote is three numbers, which the closing reads.
     "an erased turn has no content": """
+        WITH said AS (
+            SELECT judgement_id FROM votes WHERE kind <> 'direct' AND raw <> ''
+            UNION ALL
+            SELECT judgement_id FROM hints WHERE raw <> '' OR text IS NOT NULL)
         SELECT 'turn ' || t.id FROM turns t
         WHERE (t.outcome = 'erased' OR t.erased_at IS NOT NULL) AND (
             t.outcome <> 'erased' OR t.messages_added::text <> '[]' OR t.response IS NOT NULL OR t.error IS NOT NULL
             OR t.prompt_ids IS NOT NULL OR t.response_ids IS NOT NULL OR t.logprobs IS NOT NULL
             OR t.sampling::text <> '{}' OR t.evidence->>'value' IS NOT NULL
             OR EXISTS (SELECT FROM turn_files f WHERE f.turn_id = t.id)
-            OR EXISTS (SELECT FROM feedback f WHERE f.turn_id = t.id AND f.text <> 'erased')
-            OR EXISTS (
-                SELECT FROM judgements j LEFT JOIN votes v ON v.judgement_id = j.id AND v.kind <> 'direct'
-                    LEFT JOIN hints h ON h.judgement_id = j.id
-                WHERE (j.turn_id = t.id OR j.shown_by = t.id)
-                    AND (v.raw <> '' OR h.raw <> '' OR h.text IS NOT NULL OR j.hint <> 'erased')))""",
+            OR EXISTS (SELECT FROM feedback f WHERE f.turn_id = t.id AND f.text <> 'erased'))
+        UNION
+        SELECT 'turn ' || o.id FROM judgements j JOIN turns o ON o.id = j.turn_id WHERE o.outcome = 'erased'
+            AND (j.hint <> 'erased' OR j.id IN (SELECT judgement_id FROM said))
+        UNION
+        SELECT 'turn ' || o.id FROM judgements j JOIN turns o ON o.id = j.shown_by WHERE o.outcome = 'erased'
+            AND (j.hint <> 'erased' OR j.id IN (SELECT judgement_id FROM said))""",
     "a file is there as long as a turn refers to it": """
         SELECT 'file ' || f.id FROM files f WHERE NOT EXISTS (SELECT FROM turn_files r WHERE r.file_id = f.id)""",
     "no sample is twice on the path from a version to the base": """

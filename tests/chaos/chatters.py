@@ -134,7 +134,8 @@ class Chatters:
         body = {"model": "policy", "messages": [{"role": "user", "content": "hello"}], "stream": True, "max_tokens": 2}
         headers = {"X-Session-Id": "probe", "X-Turn-Type": "side"}
         async with asyncio.timeout(within_seconds), self._client() as client:
-            while (await exchange(client, body, headers))[0] is not None:
+            while (failure := (await exchange(client, body, headers))[0]) is not None:
+                self.failures[failure] += 1
                 await asyncio.sleep(0.05)
         return time.monotonic() - began
 
@@ -158,7 +159,8 @@ async def exchange(
 
 def inexcusable(failures: Counter[str]) -> list[str]:
     """Those that no fault excuses: the gateway refuses the request itself, or blames itself."""
-    return [f"{count} chats failed: {why}" for why, count in failures.items() if why.startswith(("4", "500"))]
+    blamed = ("4", "500", "stream ended: internal_error")
+    return [f"{count} chats failed: {why}" for why, count in failures.items() if why.startswith(blamed)]
 
 
 def _code(answer: httpx.Response) -> str:

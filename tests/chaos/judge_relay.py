@@ -42,12 +42,14 @@ class JudgeRelay:
 
     Attributes:
         questions: in the order in which they were asked.
+        unknown: those that no check can compare with answers.
     """
 
     def __init__(self, engine_url: str, model: str) -> None:
         port = choose_port("the judge's relay", "127.0.0.1", 0, "")
         self.url = f"http://127.0.0.1:{port}"
         self.questions: list[Question] = []
+        self.unknown: list[str] = []
         self._engine_url = engine_url
         self._model = model
         self._port = port
@@ -71,8 +73,10 @@ class JudgeRelay:
         body = orjson.loads(content)
         asked = body["messages"][-1]["content"]
         tags = BLOCK.search(asked)
-        assert tags is not None, "a judge's prompt without blocks"
-        self.questions.append(Question(_kind(body), session_of(asked), tags[1], body.get("n", 1), time.time()))
+        if tags is None or "structured_outputs" not in body:
+            self.unknown.append(f"a question to the judge in another form: {asked[:200]!r}")
+        else:
+            self.questions.append(Question(_kind(body), session_of(asked), tags[1], body.get("n", 1), time.time()))
         headers = {"Content-Type": "application/json"}
         try:
             async with self._session.post(

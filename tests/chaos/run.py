@@ -92,8 +92,11 @@ async def problems_at_the_end(stack: Stack, chatters: Chatters) -> list[str]:
     """
     verifier = Verifier(stack)
     try:
-        found = await verifier.problems(chatters.seen) + await lost_judgements(stack.database_url)
-        return found + await sessions_left_open(stack.database_url, chatters.ended)
+        found = await verifier.problems(chatters.seen) + inexcusable(chatters.take_failures())
+        lost, left_open = await asyncio.gather(
+            lost_judgements(stack.database_url), sessions_left_open(stack.database_url, chatters.ended)
+        )
+        return [*found, *lost, *left_open]
     finally:
         await verifier.close()
 
@@ -109,7 +112,7 @@ async def _inject(
     *,
     trains: bool = True,
 ) -> Outcome:
-    chatters.take_failures()
+    before = inexcusable(chatters.take_failures())
     began = time.monotonic()
     reached = True
     try:
@@ -135,7 +138,7 @@ async def _inject(
         chat_seconds,
         training_seconds,
         failures,
-        problems + inexcusable(failures),
+        before + problems + inexcusable(failures),
         verifier.compared - compared,
     )
 

@@ -49,5 +49,11 @@ def test_a_500_and_an_error_in_no_form_are_not_excused(path: str, status: int, c
 
 
 def test_what_a_gateway_refuses_or_takes_upon_itself_no_fault_excuses() -> None:
-    failures = Counter({"404 model_not_found": 2, "500 internal_error": 1, "503 no_engine": 4, "ReadTimeout": 1})
-    assert inexcusable(failures) == ["2 chats failed: 404 model_not_found", "1 chats failed: 500 internal_error"]
+    excused = Counter({"503 no_engine": 4, "ReadTimeout": 1, "stream ended: engine_broke": 3})
+    failures = excused + Counter({"404 model_not_found": 2, "500 internal_error": 1, "stream ended: internal_error": 1})
+    assert inexcusable(excused) == []
+    assert sorted(inexcusable(failures)) == [
+        "1 chats failed: 500 internal_error",
+        "1 chats failed: stream ended: internal_error",
+        "2 chats failed: 404 model_not_found",
+    ]

@@ -15,7 +15,8 @@ import pytest
 from clawloop.adapters.digest import HASHED_FILES, adapter_sha256
 from clawloop.contracts.turns import TurnRecord, TurnStatus
 from clawloop.ids import response_id, version_name
-from db.invariants import INVARIANTS
+from db.database import Database
+from db.invariants import INVARIANTS, Violation, violations
 from db.serving.engines import add_engine
 from tests.chaos import verify
 from tests.chaos.chatters import Seen
@@ -71,7 +72,7 @@ async def checked(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             engine_url=engine.url,
             data=tmp_path,
             base_model=BASE,
-            judge=SimpleNamespace(questions=[]),
+            judge=SimpleNamespace(questions=[], unknown=[]),
         )
         verifier = Verifier(cast(Stack, stack))
         yield Checked(bench, engine, verifier, adapter, settle)
@@ -132,15 +133,25 @@ async def test_a_reply_that_is_stored_cut_or_with_another_text_is_named(checked:
     assert found.startswith(f"turn {turn.turn_id} is stored as aborted")
 
 
-async def test_a_violation_that_no_transaction_may_leave_is_named_although_it_heals(checked: Checked) -> None:
+async def test_a_violation_that_no_transaction_may_leave_is_named_although_it_heals(
+    checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that settles is waited for at the same time."""
     first, second = checked.bench.conversation("one", "two")
     session = await checked.bench.insert(first, second)
     execute(checked.bench.url, f"UPDATE sessions SET state = 'closed' WHERE id = '{session}'")
     execute(checked.bench.url, "UPDATE turns SET version = 3, started_at = started_at - interval '1 hour'")
     checked.settle(60)
+    looked = asyncio.Event()
+
+    async def looking_once(database: Database) -> list[Violation]:
+        found = await violations(database)
+        looked.set()
+        return found
+
+    monkeypatch.setattr(verify, "violations", looking_once)
     looking = asyncio.create_task(checked.problems())
-    await asyncio.sleep(1)
+    await looked.wait()
     execute(checked.bench.url, "UPDATE turns SET version = 0, outcome = 'no_feedback'")
     found = await looking
     assert [problem.partition(":")[0] for problem in found] == [

@@ -107,7 +107,7 @@ class Verifier:
                 if reply.model != version_name("default", version, self._stack.base_model):
                     found.append(f"turn {turn} was answered by {reply.model}, and is stored with version {version}")
                 # Not read by PostgreSQL: no text of its holds a NUL, which a random model writes.
-                text = json.loads(response)["content"] or ""
+                text = (json.loads(response)["content"] or "") if response else ""
                 if text != reply.text or status not in (TurnStatus.COMPLETE, TurnStatus.LENGTH):
                     found.append(f"turn {turn} is stored as {status} with the text {text!r}, not {reply.text!r}")
             if time.monotonic() > deadline:
@@ -164,7 +164,8 @@ class Verifier:
         return found
 
     def _asked_again(self) -> list[str]:
-        return asked_again(self._stack.judge.questions, stored_answers(self._stack.database_url), ANSWERS)
+        judge = self._stack.judge
+        return judge.unknown + asked_again(judge.questions, stored_answers(self._stack.database_url), ANSWERS)
 
     async def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """Retries while PostgreSQL is away."""

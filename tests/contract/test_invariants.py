@@ -86,9 +86,10 @@ DAMAGE: dict[str, tuple[str, ...]] = {
     "every main turn of a closed session has an outcome": (
         "UPDATE turns SET outcome = 'waiting' WHERE id = (SELECT turn_id FROM samples ORDER BY id LIMIT 1)",
     ),
-    "no turn waits for long in a session that its client ended": (
-        "UPDATE sessions SET state = 'ending', last_turn_at = now() - interval '3 hours'",
-        "UPDATE turns SET outcome = 'waiting', announced_at = now() - interval '3 hours'"
+    "no turn waits for a day in a session that its client ended": (
+        "UPDATE sessions SET state = 'ending', last_turn_at = now() - interval '25 hours'",
+        "UPDATE turns SET outcome = 'waiting', announced_at = now() - interval '25 hours',"
+        " entered_at = now() - interval '25 hours'"
         " WHERE id = (SELECT turn_id FROM samples ORDER BY id LIMIT 1)",
     ),
     "an erased turn has no content": (
@@ -180,6 +181,10 @@ async def test_a_violation_is_reported_with_its_row(used: PostgresLearning, inva
         "INSERT INTO hints (judgement_id, kind, index, raw) SELECT id, 'hint', 9, 'hint' FROM judgements"
         " WHERE turn_id = :turn",
         "UPDATE judgements SET hint = 'Be brief.' WHERE turn_id = :turn",
+        # The turn was a next state, by which another one was judged.
+        "INSERT INTO hints (judgement_id, kind, index, raw) SELECT id, 'hint', 9, 'hint' FROM judgements"
+        " WHERE turn_id <> :turn LIMIT 1;"
+        " UPDATE judgements SET shown_by = :turn WHERE id IN (SELECT judgement_id FROM hints WHERE index = 9)",
     ],
 )
 async def test_content_that_an_erasure_left_anywhere_is_a_violation(used: PostgresLearning, left: str) -> None:
