@@ -25,17 +25,14 @@ from activities.training.notifier import TrainingNotifier
 from activities.training.steps import StepActivities
 from activities.training.train_step import TrainingActivities
 from clawloop.contracts.serving import Engine
-from clawloop.contracts.training import OPEN_STEPS, SampleState, StepState, VersionRef
+from clawloop.contracts.training import OPEN_STEPS, SampleState, StepState
 from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
 from clawloop.errors import JudgeUnavailable, StateConflict
-from clawloop.ids import FeedbackId, JudgementId, SampleId, SessionId, TurnId
+from clawloop.ids import SampleId, SessionId, TurnId
 from clawloop.judging.parsing import Vote
 from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt
-from clawloop.judging.records import FinalizedJudgement
-from clawloop.recipes.recipe import JudgeForm, Recipe
-from tests.fakes.engine_control import FakeEngineControl
+from clawloop.recipes.recipe import JudgeForm
 from tests.fakes.gate_store import FakeGateStore
-from tests.fakes.judgement_store import FakeJudgementStore
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.notifier import FakeWorkNotifier
 from tests.fakes.publishing_store import FakePublishingStore
@@ -44,77 +41,12 @@ from tests.fakes.trainer import FakeTrainer
 from tests.fakes.training_store import FakeTrainingStore
 from tests.fakes.turn_store import FakeTurnStore
 from tests.records import KEY, turn_record
+from tests.simulation.parts import POLICY, RECIPE, VOTES, JudgedStore, LoadedFiles, NoNotifier, NoWork
 from tests.simulation.schedule import Attempt, Schedule, Through
 
-POLICY, ENGINE = "default", "e1"
-VOTES = 3
-RECIPE = Recipe.model_validate(
-    {
-        "name": "simulated",
-        "signal": {"hints": False, "m": VOTES},
-        "train": {"batch_samples": 2, "advantage": {"verdict_weight": 1.0, "teacher_weight": 0.0}},
-    }
-)
+ENGINE = "e1"
 NO_TIME = timedelta(0)
 NO_VOTES = (TurnOutcome.UNJUDGED, TurnOutcome.NO_FEEDBACK)
-
-
-class NoWork:
-    """Satisfies `activities.training.ports.WorkStore`: the training workflow looks by itself."""
-
-    async def pending_work(self, age: timedelta) -> list[str]:
-        return []
-
-    async def mark_work_notified(self, policies: Sequence[str]) -> None: ...
-
-
-class NoNotifier:
-    """Satisfies `activities.serving.ports.PublishNotifier`: engines look by themselves."""
-
-    async def publish(self, engine_ids: Sequence[str]) -> None: ...
-
-
-class JudgedStore(FakeJudgementStore):
-    """Its samples are those of the training ledger.
-
-    Attributes:
-        made: the sample of each judgement that made one.
-    """
-
-    def __init__(self, turns: FakeTurnStore, ledger: FakeLedger) -> None:
-        super().__init__(turns, RECIPE)
-        self.ledger = ledger
-        self.made: dict[JudgementId, SampleId] = {}
-
-    async def finalize(
-        self, judgement: JudgementId, finalized: FinalizedJudgement, feedback_ids: Sequence[FeedbackId]
-    ) -> str | None:
-        ready = await super().finalize(judgement, finalized, feedback_ids)
-        if self._by_id(judgement).sample is SampleState.FRESH and judgement not in self.made:
-            self.made[judgement] = self.ledger.add_sample(POLICY)
-        return ready
-
-
-class LoadedFiles(FakeEngineControl):
-    """An engine that knows which directory each name stands for, as vLLM does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.paths: dict[str, str] = {}
-
-    async def load(self, version: VersionRef, name: str) -> None:
-        if self.paths.get(name) not in (None, version.path):
-            await self.unload(name)
-        await super().load(version, name)
-        self.paths[name] = version.path
-
-    async def unload(self, name: str) -> None:
-        await super().unload(name)
-        self.paths.pop(name, None)
-
-    def restart(self) -> None:
-        super().restart()
-        self.paths.clear()
 
 
 class SimulatedJudge:

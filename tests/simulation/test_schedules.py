@@ -17,8 +17,9 @@ from clawloop.contracts.turns import StoredTurn
 from tests.fakes.gate_store import FakeGateStore
 from tests.fakes.judgement_store import FakeJudgementStore
 from tests.fakes.turn_store import FakeTurnStore
+from tests.simulation.parts import LoadedFiles
 from tests.simulation.schedule import Schedule, VirtualTimeLoop
-from tests.simulation.system import LoadedFiles, System
+from tests.simulation.system import System
 
 Result = TypeVar("Result")
 
