@@ -53,11 +53,9 @@ INVARIANTS: dict[str, str] = {
             OR EXISTS (SELECT FROM turn_files f WHERE f.turn_id = t.id)
             OR EXISTS (SELECT FROM feedback f WHERE f.turn_id = t.id AND f.text <> 'erased'))
         UNION
-        SELECT 'turn ' || o.id FROM judgements j JOIN turns o ON o.id = j.turn_id WHERE o.outcome = 'erased'
-            AND (j.hint <> 'erased' OR j.id IN (SELECT judgement_id FROM said))
-        UNION
-        SELECT 'turn ' || o.id FROM judgements j JOIN turns o ON o.id = j.shown_by WHERE o.outcome = 'erased'
-            AND (j.hint <> 'erased' OR j.id IN (SELECT judgement_id FROM said))""",
+        SELECT 'turn ' || o.id FROM judgements j CROSS JOIN LATERAL (VALUES (j.turn_id), (j.shown_by)) w (turn)
+            JOIN turns o ON o.id = w.turn
+        WHERE o.outcome = 'erased' AND (j.hint <> 'erased' OR j.id IN (SELECT judgement_id FROM said))""",
     "a file is there as long as a turn refers to it": """
         SELECT 'file ' || f.id FROM files f WHERE NOT EXISTS (SELECT FROM turn_files r WHERE r.file_id = f.id)""",
     "no sample is twice on the path from a version to the base": """

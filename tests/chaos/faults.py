@@ -276,12 +276,13 @@ def _of_connections(what: str, name: str, inject: Inject) -> Fault:
     async def affect(stack: Stack, chance: random.Random) -> None:
         affected, began = stack.proxies[name].affected, time.monotonic()
         before = affected[what]
-        await inject(stack, chance)
-        while affected[what] == before:
+        while True:
+            await inject(stack, chance)
+            if affected[what] > before:
+                return
             if time.monotonic() > began + REACHED_WITHIN_SECONDS:
                 raise NotReached(f"nothing went to {name}")
             await asyncio.sleep(0.2)
-            await inject(stack, chance)
 
     return Fault(f"{what} {name}", affect, 0.5)
 

@@ -21,9 +21,7 @@ pytestmark = pytest.mark.postgres
 WANTED = {VOTES: 3, HINTS: 3, DIRECT: 1}
 
 
-async def test_votes_hints_and_a_direct_vote_are_known_by_the_turn_they_were_asked_about(
-    bench: Bench,
-) -> None:
+async def test_votes_hints_and_a_direct_vote_are_known_by_the_turn_they_were_asked_about(bench: Bench) -> None:
     turns = bench.conversation("s4q1 please go on", "s4q2 please go on")
     session = await bench.insert(*turns)
     assert stored_answers(bench.url) == {}
