@@ -34,6 +34,7 @@ ClawloopError
     ├── EngineUnavailable       no engine could take the request in time
     │   └── EnginesBusy         those that could have as many chats as they may
     ├── EngineBroke             an engine failed in the middle of an answer
+    ├── AdapterUnreadable       an adapter's disk does not answer, or is not mounted
     ├── JudgeUnavailable        a judge did not answer, or asked for a later retry
     ├── SandboxFailed           a sandbox itself did not work, whatever ran in it
     ├── TrainerUnavailable      a training process or one of its ranks is down; the same step is retried
@@ -211,6 +212,10 @@ class SampleUnusable(PermanentError):
 
 class AdapterUnusable(PermanentError):
     """An adapter directory is damaged, or made for another base model; training pauses with this reason."""
+
+
+class AdapterUnreadable(TransientError):
+    """An adapter's files cannot be read now: their disk fails, or is not mounted. Nothing says that they are wrong."""
 
 
 class RecipeRejected(PermanentError):

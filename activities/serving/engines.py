@@ -21,7 +21,7 @@ from activities.serving.ports import EngineControl, PublishingStore
 from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import VersionRef
 from clawloop.crash_points import CrashPoint, crash_point
-from clawloop.errors import AdapterUnusable, EngineRejected, EngineUnavailable, RecordUnusable
+from clawloop.errors import AdapterUnreadable, AdapterUnusable, EngineRejected, EngineUnavailable, RecordUnusable
 from clawloop.heartbeat import heartbeating
 from clawloop.ids import version_name
 
@@ -116,7 +116,7 @@ class EngineActivities:
                     if (name := await self._first_with_room(state, waiting)) is not None:
                         try:
                             await self._load(request.engine_id, state.missing[name], name)
-                        except (EngineRejected, AdapterUnusable) as error:
+                        except (EngineRejected, AdapterUnusable, AdapterUnreadable) as error:
                             rejected[name] = _why(error)
                         continue
                 if not waiting:
@@ -288,5 +288,5 @@ def _parse_version(name: str) -> tuple[str, int] | None:
     return (policy, int(number)) if separator and number.isdecimal() else None
 
 
-def _why(error: EngineRejected | AdapterUnusable) -> str:
+def _why(error: EngineRejected | AdapterUnusable | AdapterUnreadable) -> str:
     return str(error.error.get("message", error)) if isinstance(error, EngineRejected) else str(error)

@@ -97,6 +97,7 @@ class EngineControl(Protocol):
         Raises:
             EngineRejected: the engine cannot load it.
             AdapterUnusable: the files are not those of the version.
+            AdapterUnreadable: the files cannot be read now.
         """
 
     async def unload(self, name: str) -> None: ...

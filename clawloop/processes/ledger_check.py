@@ -9,7 +9,7 @@ from pathlib import Path
 from clawloop.adapters.digest import check_version
 from clawloop.contracts.answers import Broken, CheckReport
 from clawloop.contracts.training import VersionRef
-from clawloop.errors import AdapterUnusable
+from clawloop.errors import AdapterUnreadable, AdapterUnusable
 from db.database import Database
 from db.encryption.audit import audit
 from db.invariants import INVARIANTS, committed_versions, violations
@@ -59,6 +59,6 @@ def damaged_files(versions: Sequence[VersionRef], folder: Path) -> list[Broken]:
     for version in versions:
         try:
             check_version(folder / version.path, version.sha256)
-        except AdapterUnusable as error:
+        except (AdapterUnusable, AdapterUnreadable) as error:
             damaged.append(Broken(invariant=FILES, row=str(error)))
     return damaged

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from clawloop.adapters.digest import check_version
 from clawloop.contracts.training import VersionRef
-from clawloop.errors import AdapterUnusable, EngineRejected, EngineUnavailable
+from clawloop.errors import AdapterUnreadable, AdapterUnusable, EngineRejected, EngineUnavailable
 from clawloop.serving.connections import connector
 from clawloop.serving.endpoints import BEFORE_CHATS, bearer
 from clawloop.serving.engine_secret import Secret, no_secret
@@ -87,6 +87,7 @@ class VllmControl:
             EngineRejected: the engine cannot load it.
             EngineUnavailable
             AdapterUnusable: the files are not those the version was committed with.
+            AdapterUnreadable
         """
         path = self._adapters / version.path
         await asyncio.to_thread(check_version, path, version.sha256)  # half a second for an adapter of 200 MB
@@ -109,14 +110,14 @@ class VllmControl:
         """Unload again what is not this version: another name's folder, or files that changed while they were read.
 
         Raises:
-            AdapterUnusable, EngineRejected, EngineUnavailable
+            AdapterUnusable, AdapterUnreadable, EngineRejected, EngineUnavailable
         """
         try:
             root = (await self._roots()).get(name)
             if root != str(path):
                 raise EngineRejected(200, {"message": f"the engine says that {name} is {root}, not {path}"})
             await asyncio.to_thread(check_version, path, version.sha256)
-        except (EngineRejected, AdapterUnusable):
+        except (EngineRejected, AdapterUnusable, AdapterUnreadable):
             await self.unload(name)
             raise
 

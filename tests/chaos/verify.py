@@ -14,7 +14,7 @@ import psycopg
 
 from clawloop.adapters.digest import check_version
 from clawloop.contracts.turns import TurnStatus
-from clawloop.errors import AdapterUnusable, StoreUnavailable
+from clawloop.errors import AdapterUnreadable, AdapterUnusable, StoreUnavailable
 from clawloop.ids import turn_id_of, version_name
 from clawloop.processes.ledger_check import damaged_files
 from db.database import BACKGROUND_LIMIT, Database
@@ -159,7 +159,7 @@ class Verifier:
                 continue
             try:
                 await asyncio.to_thread(check_version, roots[name], sha256)
-            except AdapterUnusable as error:
+            except (AdapterUnusable, AdapterUnreadable) as error:
                 found.append(f"{name} is served with wrong files: {error}")
         return found
 

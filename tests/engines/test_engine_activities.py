@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from activities.serving.engines import EngineActivities
+from activities.serving.messages import EngineLoad
+from clawloop.adapters.digest import HASHED_FILES, adapter_sha256
 from clawloop.errors import EngineUnavailable
+from clawloop.training.adapters.files import write_version
 from db.serving.directory import ensure_policy
 from tests.conftest import execute
 from tests.engines.conftest import ENGINE, Shelf
+from tests.fakes.engine_control import FakeEngineControl
 
 
 async def test_missing_versions_are_loaded_once_oldest_first(shelf: Shelf) -> None:
@@ -44,6 +49,23 @@ async def test_a_rejected_version_gets_no_row_and_others_do(shelf: Shelf) -> Non
     has = await shelf.load()
     assert (has.versions, has.problem) == (["default-v1", "default-v2"], "")
     assert shelf.one("SELECT problem FROM engines") is None
+
+
+async def test_a_version_whose_disk_is_gone_gets_no_row_until_the_disk_is_back(shelf: Shelf, tmp_path: Path) -> None:
+    written = write_version(tmp_path / "default", 1, dict.fromkeys(HASHED_FILES, b'{"r": 4}'))
+    shelf.commit(1)
+    sha256 = adapter_sha256(written.path)
+    execute(shelf.url, f"UPDATE versions SET path = 'default/{written.path.name}', sha256 = '\\x{sha256}' WHERE n = 1")
+    gone = (tmp_path / "default").rename(tmp_path / "gone")
+    control = FakeEngineControl(tmp_path)
+    activities = EngineActivities(shelf.store, control, check_seconds=0.02, routed_seconds=0.01)
+    has = await activities.load_versions(EngineLoad(engine_id=ENGINE))
+    assert (has.versions, has.missing) == ([], ["default-v1"])
+    assert "cannot be read: No such file" in has.problem
+
+    gone.rename(tmp_path / "default")
+    has = await activities.load_versions(EngineLoad(engine_id=ENGINE))
+    assert (has.versions, has.problem) == (["default-v1"], "")
 
 
 async def test_an_unreachable_engine_raises_for_a_retry_and_gets_no_row(shelf: Shelf) -> None:

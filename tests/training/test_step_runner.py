@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from clawloop.adapters.digest import WEIGHTS_FILE
 from clawloop.contracts.training import BatchSample, VersionRef
 from clawloop.errors import (
+    AdapterUnreadable,
     AdapterUnusable,
     DiskFull,
     NothingToTrain,
@@ -174,6 +176,27 @@ def test_an_unusable_adapter_is_refused_with_the_reason(
     hinted = [replace(sample, version=1) for sample in batches[3]]
     with pytest.raises(AdapterUnusable, match="version 1 is the teacher of a hint"):
         model.train(step_of(hinted, 3), ignore_status, never)
+
+
+def test_a_step_waits_for_a_disk_that_is_gone(
+    qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
+) -> None:
+    model = StepRunner(setup_of(qwen3, tmp_path))
+    first = take(model, batches[1], 1, None)
+    folder = (tmp_path / first.path).parent
+    gone = folder.rename(tmp_path / "gone")
+    with pytest.raises(AdapterUnreadable, match="cannot be read: No such file"):
+        take(model, batches[2], 2, first)
+    gone.rename(folder)
+    weights = tmp_path / first.path / WEIGHTS_FILE
+    content = weights.read_bytes()
+    weights.unlink()
+    weights.mkdir()  # what the disk says is not that there is no such file
+    with pytest.raises(AdapterUnreadable, match="cannot be read: Is a directory"):
+        take(model, batches[2], 2, first)
+    weights.rmdir()
+    weights.write_bytes(content)
+    assert take(model, batches[2], 2, first).n == 2
 
 
 def test_an_earlier_version_is_the_teacher_of_its_own_answers(

@@ -15,7 +15,7 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
-from clawloop.errors import ClawloopError, StoreUnavailable
+from clawloop.errors import AdapterUnreadable, ClawloopError, StoreUnavailable
 from clawloop.training.adapters.disk import write_error
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import until
@@ -63,8 +63,12 @@ async def test_no_time_ends_a_steps_wait_for_its_trainer(client: Client) -> None
 
 @pytest.mark.parametrize(
     "error",
-    [StoreUnavailable("PostgreSQL is away"), write_error(1, OSError(errno.EIO, "Input/output error"))],
-    ids=["postgresql", "disk"],
+    [
+        StoreUnavailable("PostgreSQL is away"),
+        write_error(1, OSError(errno.EIO, "Input/output error")),
+        AdapterUnreadable("default/v1 cannot be read: Input/output error"),
+    ],
+    ids=["postgresql", "disk that cannot be written", "disk that cannot be read"],
 )
 @pytest.mark.parametrize("attempts", [30, pytest.param(DAY, marks=pytest.mark.long)])
 async def test_a_step_that_fails_for_a_day_is_committed_afterwards_from_the_same_batch(

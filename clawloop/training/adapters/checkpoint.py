@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from clawloop.adapters.digest import check_version
+from clawloop.adapters.digest import check_version, read_adapter_file
 from clawloop.errors import AdapterUnusable
 from clawloop.training.adapters.files import (
     Adapter,
@@ -73,6 +73,7 @@ def resume(path: Path, sha256: str, model: PolicyModel, optimizer: torch.optim.O
 
     Raises:
         AdapterUnusable: the directory's hash is not `sha256`, or base model or LoRA shape differ.
+        AdapterUnreadable
     """
     check_version(path, sha256)
     adapter = read_adapter(path, base=base)
@@ -107,11 +108,11 @@ def _state(model: PolicyModel, optimizer: torch.optim.Optimizer) -> dict[str, Te
 
 def _read_state(path: Path) -> dict[str, Tensor]:
     try:
-        content = (path / STATE_FILE).read_bytes()
-        digest = (path / _DIGEST_FILE).read_text()
+        content = read_adapter_file(path / STATE_FILE)
+        digest = read_adapter_file(path / _DIGEST_FILE)
         state = load(content)
-    except (OSError, SafetensorError) as error:
+    except (AdapterUnusable, SafetensorError) as error:
         raise AdapterUnusable(f"{path} has no readable training state: {error}") from error
-    if hashlib.sha256(content).hexdigest() != digest:
+    if hashlib.sha256(content).hexdigest().encode() != digest:
         raise AdapterUnusable(f"{path} has a damaged training state")
     return state

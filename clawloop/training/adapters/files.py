@@ -175,6 +175,7 @@ def read_adapter(path: Path, *, base: BaseIdentity | None = None) -> Adapter:
 
     Raises:
         AdapterUnusable: damaged, not plain LoRA, or trained on another base model.
+        AdapterUnreadable
     """
     try:
         config = _PeftConfig.model_validate_json(read_adapter_file(path / CONFIG_FILE))
@@ -200,6 +201,7 @@ def adapter_lora(path: Path) -> LoraShape:
 
     Raises:
         AdapterUnusable: the config is damaged, or not plain LoRA.
+        AdapterUnreadable
     """
     try:
         return _plain_lora(path, _PeftConfig.model_validate_json(read_adapter_file(path / CONFIG_FILE)))

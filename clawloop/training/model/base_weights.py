@@ -77,13 +77,13 @@ class BaseWeights:
         """SHA-256, in hex, over every tensor's name, dtype, shape and first elements.
 
         It distinguishes base models; it does not prove that a checkpoint is undamaged.
+
+        Raises:
+            ModelUnsupported: a file cannot be read.
         """
         digest = hashlib.sha256()
-        for file_name, stored in self.files().items():
-            with safe_open(self._checkpoint / file_name, framework="pt") as file:
-                for name in stored:
-                    tensor = file.get_tensor(name)
-                    digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-                    start = tensor.flatten()[:_FINGERPRINT_ELEMENTS].contiguous()
-                    digest.update(start.view(torch.uint8).numpy().tobytes())
+        for name, tensor in self.read(self.names, torch.device("cpu")):
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+            start = tensor.flatten()[:_FINGERPRINT_ELEMENTS].contiguous()
+            digest.update(start.view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()

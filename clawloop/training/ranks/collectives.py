@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from clawloop.errors import (
+    AdapterUnreadable,
     AdapterUnusable,
     ClawloopError,
     DiskFull,
@@ -34,6 +35,7 @@ _SHARED = (
     StreamsUnusable,
     NothingToTrain,
     AdapterUnusable,
+    AdapterUnreadable,
     DiskFull,
     ModelUnsupported,
     TrainerUnavailable,
