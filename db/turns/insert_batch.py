@@ -9,6 +9,7 @@ the CPU, and each chat pays for it. What is rare (an erased turn, a late parent)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -16,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.sessions import SessionState
 from clawloop.contracts.turns import InsertedTurn
+from clawloop.errors import ContentUnreadable
 from clawloop.ids import SessionId, TurnId
 from clawloop.turns.parents import find_parent
 from db.content import ContentCodec, content_of
@@ -178,4 +180,6 @@ async def _find_parent(connection: AsyncConnection, conversations: ConversationC
         request = entry.prepared.request
         entry.parent = find_parent(request.seed, request.messages, entry.candidates)
     if entry.parent is not None:
-        entry.parent_conversation = await conversations.load(connection, entry.parent)
+        # Damaged content of the parent is no reason to refuse the turn, which is then stored whole.
+        with suppress(ContentUnreadable):
+            entry.parent_conversation = await conversations.load(connection, entry.parent)

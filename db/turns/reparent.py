@@ -9,6 +9,7 @@ from sqlalchemy import or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.turns import TurnOutcome
+from clawloop.errors import ContentUnreadable
 from clawloop.ids import SessionId, TurnId
 from db.tables import TurnRow
 from db.turns.batch_rows import delta_columns
@@ -33,7 +34,10 @@ async def reparent_late_turns(
         .order_by(TurnRow.id)
     )
     for row in (await connection.execute(later)).all():
-        conversation = await conversations.load(connection, TurnId(row.id))
+        try:
+            conversation = await conversations.load(connection, TurnId(row.id))
+        except ContentUnreadable:  # damaged: what it continues is not known any more
+            continue
         request = Request(
             key=prepared.record.api_key_id,
             evidence=evidence_from(row.evidence),

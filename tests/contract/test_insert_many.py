@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnRecord
-from clawloop.errors import RecordUnusable, StoreTimedOut
+from clawloop.errors import ContentUnreadable, RecordUnusable, StoreTimedOut
 from clawloop.ids import TurnId, new_api_key_id
 from clawloop.turns.conversation import ConversationLookup, lookup
 from db.database import CHAT_LIMIT, Database
@@ -177,6 +177,32 @@ async def test_a_turn_that_only_postgresql_refuses_costs_no_other(postgres_store
 
 
 @pytest.mark.postgres
+async def damage(url: str, turn: TurnRecord) -> None:
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        await connection.execute("UPDATE turns SET messages_added = '\"%%\"' WHERE id = %s", [turn.turn_id])
+
+
+async def test_a_turn_that_continues_a_damaged_one_is_stored_whole(postgres_url: str, postgres_stores: Stores) -> None:
+    first, second, third = conversation(postgres_stores, "a damaged parent", 3, named("damaged"))
+    await postgres_stores.turns.insert_many([first, second])
+    await damage(postgres_url, second)
+    await second_gateway(postgres_stores).insert(third)
+    with pytest.raises(ContentUnreadable):
+        await second_gateway(postgres_stores).load(second.turn_id)
+    stored = await second_gateway(postgres_stores).load(third.turn_id)
+    assert stored is not None
+    assert (stored.record, stored.parent_turn_id) == (third, second.turn_id)
+
+
+async def test_a_late_turn_is_stored_beside_a_damaged_one(postgres_url: str, postgres_stores: Stores) -> None:
+    first, second, third = conversation(postgres_stores, "a damaged turn", 3, named("damaged"))
+    await postgres_stores.turns.insert(second)
+    await damage(postgres_url, second)
+    await second_gateway(postgres_stores).insert_many([first, third])
+    found = [await second_gateway(postgres_stores).load(turn.turn_id) for turn in (first, third)]
+    assert [stored.record for stored in found if stored is not None] == [first, third]
+
+
 async def test_a_locked_session_holds_up_only_its_own_turn(postgres_url: str, postgres_stores: Stores) -> None:
     records = [turn_record(f"{n}", api_key_id=postgres_stores.key, evidence=named(f"lock {n}")) for n in range(4)]
     first = await postgres_stores.turns.insert(records[0])
