@@ -5,8 +5,8 @@ It stays when `clawloop up` ends. It contains the database password, so only its
 
 from __future__ import annotations
 
+import fcntl
 import json
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -63,9 +63,14 @@ def installation_id(data: Path) -> str:
     path = data / "installation"
     try:
         data.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError), path.open("x") as file:
-            file.write(f"{uuid4()}\n")
-        return path.read_text(encoding="utf-8").strip()
+        with path.open("a+", encoding="utf-8") as file:
+            # Gateways begin at the same time; and an id could not be written while the disk was full.
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            if not (known := file.read().strip()):
+                known = str(uuid4())
+                file.write(f"{known}\n")
+        return known
     except OSError as error:
         raise SetupError(f"cannot write to {data}: {error.strerror}; choose another folder: --data") from error
 

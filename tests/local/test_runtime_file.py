@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -35,3 +37,15 @@ def test_a_data_folder_keeps_its_installation_id(tmp_path: Path) -> None:
     first = installation_id(tmp_path / "one")
     assert installation_id(tmp_path / "one") == first
     assert installation_id(tmp_path / "two") != first
+
+
+def test_an_installation_id_that_could_not_be_written_is_made_later(tmp_path: Path) -> None:
+    (tmp_path / "installation").touch()
+    made = installation_id(tmp_path)
+    assert str(UUID(made)) == made
+    assert installation_id(tmp_path) == made
+
+
+def test_gateways_that_begin_together_have_one_installation_id(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        assert len(set(threads.map(installation_id, [tmp_path] * 64))) == 1
