@@ -44,11 +44,14 @@ INVARIANTS: dict[str, str] = {
         WITH said AS (
             SELECT judgement_id FROM votes WHERE kind <> 'direct' AND raw <> ''
             UNION ALL
-            SELECT judgement_id FROM hints WHERE raw <> '' OR text IS NOT NULL)
+            SELECT judgement_id FROM hints WHERE raw <> '' OR text IS NOT NULL
+            UNION ALL
+            SELECT judgement_id FROM samples WHERE octet_length(hinted_prompt_ids) > 0)
         SELECT 'turn ' || t.id FROM turns t
         WHERE (t.outcome = 'erased' OR t.erased_at IS NOT NULL) AND (
             t.outcome <> 'erased' OR t.messages_added::text <> '[]' OR t.response IS NOT NULL OR t.error IS NOT NULL
             OR t.prompt_ids IS NOT NULL OR t.response_ids IS NOT NULL OR t.logprobs IS NOT NULL
+            OR t.tools_sha256 IS NOT NULL OR t.response_digest IS NOT NULL OR t.reply_digest IS NOT NULL
             OR t.sampling::text <> '{}' OR t.evidence->>'value' IS NOT NULL
             OR EXISTS (SELECT FROM turn_files f WHERE f.turn_id = t.id)
             OR EXISTS (SELECT FROM feedback f WHERE f.turn_id = t.id AND f.text <> 'erased'))
