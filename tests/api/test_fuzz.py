@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,17 +10,17 @@ import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from schemathesis import GenerationMode
-from schemathesis.checks import not_a_server_error
+from schemathesis.checks import not_a_server_error, response_schema_conformance
 
 from tests.api.conftest import Gateway
 from tests.api.gateway_thread import gateway_thread
+from tests.api.known_ids import KNOWN_IDS, described_requests
 from tests.api.test_any_shape import PROPER, REQUESTS, error_fields, headers_of
 
 pytestmark = pytest.mark.slow  # hundreds of requests per operation
 
 CHAT = "/v1/chat/completions"
+REPLIES = {"completion_id": CHAT, "response_id": "/v1/responses"}
 # Lines are sent as they are generated, JSON or not.
 schemathesis.serializer.alias("application/x-ndjson", "text/plain")
 # Bytes, an archive or not.
@@ -143,16 +144,26 @@ def test_no_request_makes_a_500(gateway_in_thread: Gateway, path: str, method: s
     operation = schemathesis.openapi.from_url(f"{gateway_in_thread.url}/openapi.json")[path][method]
     key = gateway_in_thread.admin_key if path.startswith("/admin") else gateway_in_thread.key
     version = headers_of(path)
+    known = {**KNOWN_IDS, "model": PROPER[CHAT]["model"]}
+    for name, made_by in REPLIES.items():
+        known[name] = _post(gateway_in_thread, made_by, PROPER[made_by] | {"store": True}).json()["id"]
+    statuses: set[int] = set()
 
-    @given(case=st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in GenerationMode)))
+    @given(case=described_requests(operation, known))
     @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     def check(case: schemathesis.Case) -> None:
         response = case.call(headers={"Authorization": f"Bearer {key}"} | version)
+        statuses.add(response.status_code)
         case.validate_response(response, checks=[not_a_server_error])
+        if response.status_code < 400:
+            case.validate_response(response, checks=[response_schema_conformance])
         if response.status_code >= 400 and path.startswith("/v1"):
             assert set(response.json()["error"]) == error_fields(path)
 
     check()
+    named = re.findall(r"{(\w+)}", path)
+    if method == "GET" and named and known.keys() >= set(named):
+        assert 200 in statuses
 
 
 @pytest.mark.parametrize("path", PROPER)
@@ -177,7 +188,6 @@ def test_without_the_store_an_unknown_key_is_refused(without_keys: Gateway, path
 def _fuzz(gateway: Gateway, path: str) -> set[int]:
     """The statuses of generated requests; checks that each error has its format's shape and is no internal one."""
     operation = schemathesis.openapi.from_url(f"{gateway.url}/openapi.json")[path]["POST"]
-    described = st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in GenerationMode))
     statuses: set[int] = set()
 
     def take(status: int, body: Callable[[], Any]) -> None:
@@ -189,7 +199,7 @@ def _fuzz(gateway: Gateway, path: str) -> set[int]:
     proper = _post(gateway, path, PROPER.get(path, {}))
     take(proper.status_code, proper.json)
 
-    @given(case=described, body=REQUESTS[path])
+    @given(case=described_requests(operation, KNOWN_IDS), body=REQUESTS[path])
     @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     def check(case: schemathesis.Case, body: object) -> None:
         if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):

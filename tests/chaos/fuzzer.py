@@ -17,8 +17,10 @@ import httpx
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from schemathesis import GenerationMode
+from schemathesis.checks import response_schema_conformance
+from schemathesis.core.failures import Failure, FailureGroup
 
+from tests.api.known_ids import KNOWN_IDS, described_requests
 from tests.api.test_any_shape import PROPER, REQUESTS, error_fields, headers_of
 
 # As the chatting users, who wait far longer than a reply takes.
@@ -32,6 +34,18 @@ SHORT = {
     "/v1/responses": {"max_output_tokens": 8},
 }
 HEALTH = ("/healthz", "/readyz", "/metrics")  # 503 is their word, in a form of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """
+    Args:
+        undescribed: how a success differs from what the API's description says of it.
+    """
+
+    status: int
+    content: bytes
+    undescribed: str | None = None
 
 
 @dataclass
@@ -79,7 +93,7 @@ class Fuzzer:
         described = schemathesis.openapi.from_url(f"{self.url}/openapi.json", timeout=PATIENCE_SECONDS)
         operations = [operation.ok() for operation in described.get_all_operations()]
         cases = [
-            _examples(st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in GenerationMode)), 8)
+            _examples(described_requests(operation, KNOWN_IDS), 8)
             for operation in operations
             if operation.method.upper() == "GET"
         ]
@@ -95,35 +109,42 @@ class Fuzzer:
         headers = {"Authorization": f"Bearer {self.keys['chat']}", "X-Turn-Type": "side"}
         async with httpx.AsyncClient(base_url=self.url, headers=headers, timeout=PATIENCE_SECONDS) as client:
 
-            async def send(path: str, body: Any) -> tuple[int, bytes]:
+            async def send(path: str, body: Any) -> Answer:
                 if isinstance(body, dict):
                     body = SHORT.get(path, {}) | body
                 answer = await client.post(path, json=body, headers=headers_of(path))
-                return answer.status_code, answer.content
+                return Answer(answer.status_code, answer.content)
 
             await self._repeat([(path, partial(send, path, body)) for path, body in wire])
 
     async def _administer(self, cases: Sequence[schemathesis.Case]) -> None:
-        def send(case: schemathesis.Case) -> tuple[int, bytes]:
+        def send(case: schemathesis.Case) -> Answer:
             key = self.keys["admin" if case.path.startswith("/admin") else "chat"]
             answer = case.call(headers={"Authorization": f"Bearer {key}"}, timeout=PATIENCE_SECONDS)
-            return answer.status_code, answer.content
+            undescribed = None
+            if answer.status_code < 400:
+                try:
+                    case.validate_response(answer, checks=[response_schema_conformance])
+                except (Failure, FailureGroup) as failure:
+                    undescribed = f"which the API's description does not allow: {failure}"
+            return Answer(answer.status_code, answer.content, undescribed)
 
         await self._repeat([(case.path, partial(asyncio.to_thread, send, case)) for case in cases])
 
-    async def _repeat(self, sends: Sequence[tuple[str, Callable[[], Awaitable[tuple[int, bytes]]]]]) -> None:
+    async def _repeat(self, sends: Sequence[tuple[str, Callable[[], Awaitable[Answer]]]]) -> None:
         for path, send in itertools.cycle(sends):
             if self.stop:
                 return
             try:
-                status, content = await send()
+                answer = await send()
             except (httpx.TransportError, OSError) as error:
                 # The gateway was killed, or its connection cut; what schemathesis sends by ends in an OSError then.
                 self.unanswered[type(error).__name__] += 1
             else:
-                self.answered[path, status] += 1
-                if (problem := problem_of(path, status, content)) is not None:
-                    self.problems.append(f"{path} answered {status}, {problem}: {content[:300]!r}")
+                self.answered[path, answer.status] += 1
+                problem = answer.undescribed or problem_of(path, answer.status, answer.content)
+                if problem is not None:
+                    self.problems.append(f"{path} answered {answer.status}, {problem}: {answer.content[:300]!r}")
             await asyncio.sleep(self.pause_seconds)
 
 
