@@ -151,7 +151,7 @@ def run(options: argparse.Namespace) -> Result:
     return Result(rows, ratios, raw)
 
 
-_FAULTS = ("lost", "turns lost", "doubled", "left behind")
+_FAULTS = ("lost", "turns lost", "doubled", "environments without a reward", "left behind")
 
 
 def _row(case: str, one: Measured) -> dict[str, Figure]:
@@ -273,6 +273,7 @@ class System:
         counts = count_by_environment(scored, _REPLIES)
         found = places_since(self._connection, since) | {"turns lost": turns_lost(scored, _REPLIES)}
         found |= {f"scored, {environment}": count for environment, count in counts.items()}
+        found["environments without a reward"] = sum(not count for count in counts.values())
         # Their agents were blamed for a kill. How many replies they had is not known.
         found["scored, though not completed"] = sum(not one.completed for one in scored)
         for name in ("worker", "boxes"):

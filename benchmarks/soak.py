@@ -112,7 +112,10 @@ async def _soak(folder: Path, turns: int, options: argparse.Namespace) -> Result
     rows = [_row(part, at, memory[part]) for part in parts]
     ratios = {f"{part}: most memory of the second half, to the quarter before": growth(memory[part]) for part in parts}
     raw = {"turns": at, **memory}
-    return Result(rows, ratios | faults(problems, failures, restarts), raw, printed)
+    ratios |= faults(problems, failures, restarts)
+    # The trainer's memory is flat if it does nothing.
+    ratios["training steps"] = Ratio(float(steps), "higher", 1.0)
+    return Result(rows, ratios, raw, printed)
 
 
 def faults(problems: Sequence[str], failures: Counter[str], restarts: Sequence[str]) -> dict[str, Ratio]:
