@@ -16,7 +16,7 @@ key_app = typer.Typer(no_args_is_help=True, help="API keys.")
 
 @key_app.command("create")
 def create_key(
-    scope: Annotated[list[str] | None, typer.Option(help="chat (default), admin or read; repeatable.")] = None,
+    scope: Annotated[list[str] | None, typer.Option(help="chat (default), admin, read or worker; repeatable.")] = None,
     name: Annotated[str, typer.Option(help="A label shown by `key list`.")] = "",
     policy: Annotated[str, typer.Option(help="The policy the key gives access to.")] = "default",
     days: Annotated[int | None, typer.Option(min=1, max=36_500, help="It expires after so many days.")] = None,
@@ -29,7 +29,7 @@ def create_key(
     try:
         scopes = frozenset(Scope(value) for value in scope or ["chat"])
     except ValueError as error:
-        raise typer.BadParameter(f"{error}: use chat, admin or read", param_hint="--scope") from None
+        raise typer.BadParameter(f"{error}: use chat, admin, read or worker", param_hint="--scope") from None
     created = with_keys(data, lambda keys: keys.create(policy, scopes, name, days))
     if as_json:
         show_json(created)

@@ -157,7 +157,9 @@ def engine(
 def environment(
     environment: Annotated[
         list[str] | None,
-        typer.Option(help="An environment to run, repeatable. Default: all of ours but browser, or those of --tasks."),
+        typer.Option(
+            help="An environment to run, repeatable. Default: tool-call, terminal and swe, or those of --tasks."
+        ),
     ] = None,
     tasks: Annotated[
         list[Path] | None,
