@@ -11,7 +11,7 @@ from activities.judging.vote_collector import VoteCollector
 from clawloop.ids import JudgementId, TurnId, new_judgement_id
 from clawloop.judging.parsing import Vote
 from clawloop.judging.prompts import JudgeReply
-from clawloop.judging.records import OpenJudgement, StoredHint, StoredVote
+from clawloop.judging.records import OpenJudgement, StoredAnswers, StoredHint, StoredVote
 from clawloop.judging.voting import Verdict, majority
 from clawloop.recipes.recipe import Recipe
 
@@ -49,16 +49,16 @@ class StoredTurnJudge:
 class _Forgetful:
     """Satisfies `activities.judging.ports.AnswerStore` and keeps nothing."""
 
-    async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> None:
-        pass
+    async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> StoredAnswers:
+        return StoredAnswers()
 
     async def note_replies(self, judgement: JudgementId, replies: Mapping[int, JudgeReply]) -> None:
         pass
 
     async def store_direct_vote(
         self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
-    ) -> Mapping[Vote, float]:
-        return logprobs
+    ) -> StoredAnswers:
+        return StoredAnswers()
 
-    async def store_hints(self, judgement: JudgementId, kind: str, hints: Sequence[StoredHint]) -> None:
-        pass
+    async def store_hints(self, judgement: JudgementId, kind: str, hints: Sequence[StoredHint]) -> StoredAnswers:
+        return StoredAnswers()

@@ -18,6 +18,7 @@ from clawloop.judging.records import (
     FinalizedJudgement,
     JudgingContext,
     OpenJudgement,
+    StoredAnswers,
     StoredHint,
     StoredVote,
     TurnContext,
@@ -36,9 +37,13 @@ class TurnContextStore(Protocol):
 
 
 class AnswerStore(Protocol):
-    """Stores each answer of a judge once."""
+    """Stores each answer of a judge once.
 
-    async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> None:
+    Each call that stores answers returns what is stored afterwards, read in its transaction: another worker may have
+    asked the same meanwhile.
+    """
+
+    async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> StoredAnswers:
         """Insert votes in one transaction. Idempotent: the first of an index counts, and none after the decision."""
 
     async def note_replies(self, judgement: JudgementId, replies: Mapping[int, JudgeReply]) -> None:
@@ -46,10 +51,10 @@ class AnswerStore(Protocol):
 
     async def store_direct_vote(
         self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
-    ) -> Mapping[Vote, float]:
-        """Insert a direct vote with its log-probs as they came; the first one counts, and is returned."""
+    ) -> StoredAnswers:
+        """Insert a direct vote with its log-probs as they came; the first one counts."""
 
-    async def store_hints(self, judgement: JudgementId, kind: str, hints: Sequence[StoredHint]) -> None:
+    async def store_hints(self, judgement: JudgementId, kind: str, hints: Sequence[StoredHint]) -> StoredAnswers:
         """Insert hints in one transaction. Idempotent: the first of a kind and index counts."""
 
 

@@ -4,6 +4,9 @@ All missing answers are one request. Those that cannot be read are asked for onc
 what a judge left out that gives fewer answers than asked for. What then cannot be read is stored as unreadable, so that
 no retry asks a third time. So is an answer that was cut off, also where it seems to have a vote: a judge may still be
 thinking then.
+
+An attempt that Temporal gave up may go on beside the next one, on another worker. So each request counts what is stored
+by then, and nothing is asked once the judgement was decided meanwhile.
 """
 
 from __future__ import annotations
@@ -15,12 +18,12 @@ from typing import Generic, TypeVar
 
 from activities.judging.ports import AnswerStore, Judge
 from clawloop.contracts.turns import TurnRecord
-from clawloop.errors import EngineAnswerUnusable, JudgeRefused
+from clawloop.errors import EngineAnswerUnusable, JudgeRefused, StoreUnavailable
 from clawloop.ids import TurnId
 from clawloop.judging.evidence import Evidence
 from clawloop.judging.parsing import HintVote, Vote, parse_hint, parse_vote
 from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt, hint_prompt, vote_prompt
-from clawloop.judging.records import OpenJudgement
+from clawloop.judging.records import OpenJudgement, StoredAnswers
 from clawloop.judging.truncation import Budgets
 from clawloop.judging.voting import Verdict, direct_vote
 
@@ -36,12 +39,13 @@ EVIDENCE_LIMITS = (Budgets().total, 9_000, 3_000, 1_200)
 
 @dataclass(frozen=True)  # no slots: _Question[Vote](...) sets __orig_class__ on the instance
 class _Question(Generic[Answer]):
-    """Votes or hints: the stored answers, and how to ask, parse and store."""
+    """Votes or hints: the answers that were stored when the judgement was opened, and how to ask, parse and store."""
 
-    stored: Mapping[int, Answer | None]
+    opened: Mapping[int, Answer | None]
+    stored: Callable[[StoredAnswers], Mapping[int, Answer | None]]
     make_prompt: Callable[..., JudgePrompt]
     parse: Callable[[str, JudgePrompt], Answer | None]
-    store: Callable[[Sequence[tuple[int, str, Answer | None]]], Awaitable[None]]
+    store: Callable[[Sequence[tuple[int, str, Answer | None]]], Awaitable[StoredAnswers]]
     note: Callable[[Mapping[int, JudgeAnswer]], Awaitable[None]]
 
 
@@ -83,15 +87,21 @@ class VoteCollector:
         self._evidence = evidence
         self._judgement = judgement
         self._give_up = give_up
+        self._stored: StoredAnswers | None = None  # by the last answer of this collector; None: it has stored none
         self.problems: list[str] = []
 
     async def votes(self) -> list[Vote | None]:
         """
         Raises:
             JudgeUnavailable: the answers so far are stored.
+            StoreUnavailable: also if the judgement was decided meanwhile.
         """
+
+        def stored(answers: StoredAnswers) -> Mapping[int, Vote | None]:
+            return answers.votes
+
         store = partial(self._store.store_votes, self._judgement.id)
-        question = _Question[Vote](self._judgement.votes, vote_prompt, parse_vote, store, self._note_replies)
+        question = _Question[Vote](self._judgement.votes, stored, vote_prompt, parse_vote, store, self._note_replies)
         return await self._collect(question)
 
     async def hints(self, kind: str, evidence: Evidence) -> list[HintVote | None]:
@@ -101,13 +111,17 @@ class VoteCollector:
 
         Raises:
             JudgeUnavailable: the answers so far are stored.
+            StoreUnavailable: also if the judgement was decided meanwhile.
         """
+
+        def stored(answers: StoredAnswers) -> Mapping[int, HintVote | None]:
+            return answers.hints_of(kind)
 
         def prompt(turn_id: TurnId, _: Evidence, form: AnswerForm, budgets: Budgets) -> JudgePrompt:
             return hint_prompt(turn_id, evidence, form, budgets)
 
         store = partial(self._store.store_hints, self._judgement.id, kind)
-        question = _Question[HintVote](self._judgement.hints, prompt, parse_hint, store, _note_nothing)
+        question = _Question[HintVote](self._judgement.hints, stored, prompt, parse_hint, store, _note_nothing)
         return await self._collect(question)
 
     async def direct_vote(self) -> Verdict:
@@ -115,6 +129,7 @@ class VoteCollector:
 
         Raises:
             JudgeUnavailable
+            StoreUnavailable: also if the judgement was decided meanwhile.
         """
         if self._judgement.direct is not None:
             return direct_vote(self._judgement.direct)
@@ -129,10 +144,11 @@ class VoteCollector:
             self._note(str(error))
             return NO_DIRECT_VOTE
         assert verdict.verdict is not None
-        return direct_vote(await self._store.store_direct_vote(self._judgement.id, logprobs, verdict.verdict))
+        stored = self._learn(await self._store.store_direct_vote(self._judgement.id, logprobs, verdict.verdict))
+        return direct_vote(logprobs if stored.direct is None else stored.direct)
 
     async def _collect(self, question: _Question[Answer]) -> list[Answer | None]:
-        answers = dict(question.stored)
+        answers = dict(question.opened if self._stored is None else question.stored(self._stored))
         indices = range(self._judgement.recipe.signal.m)
         missing = [index for index in indices if index not in answers]
         if missing and self._give_up is not None:
@@ -147,22 +163,40 @@ class VoteCollector:
                 # A judge may give fewer answers than asked for; surplus ones are discarded.
                 given = _parsed(question, dict(zip(missing, raws, strict=False)), prompt)
                 if readable := [one for one in given if one.answer is not None]:
-                    kept = await _keep(question, readable)
+                    kept = await self._keep(question, readable)
                     answers |= kept
                 left = [index for index in missing if index not in answers]
                 while left:
                     # One that gives no answer at all would give none if it was asked a third time.
                     asked = await self._ask(prompt, len(left)) or [JudgeAnswer("")]
                     again = _parsed(question, dict(zip(left, asked, strict=False)), prompt)
-                    kept = await _keep(question, again)
+                    kept = await self._keep(question, again)
                     answers |= kept
                     cut += sum(one.raw.cut for one in again)
-                    left = left[len(again) :]
+                    left = [index for index in left[len(again) :] if index not in answers]
             except JudgeRefused as error:
                 self._note(str(error))
             if cut:
                 self._note(f"{cut} of {len(missing)} answers ended at the judge's limit of tokens")
         return [answers.get(index) for index in indices]
+
+    async def _keep(self, question: _Question[Answer], parsed: Sequence[_Parsed[Answer]]) -> dict[int, Answer | None]:
+        """Store answers of one request in one transaction; returns all that count by now, by their index."""
+        stored = self._learn(await question.store([(one.index, one.raw.text, one.answer) for one in parsed]))
+        await question.note({one.index: one.raw for one in parsed})
+        # One of these is not stored if another worker stored its own first.
+        return {one.index: one.answer for one in parsed} | dict(question.stored(stored))
+
+    def _learn(self, stored: StoredAnswers) -> StoredAnswers:
+        """Go on with what is stored by now.
+
+        Raises:
+            StoreUnavailable: another worker decided the judgement since it was opened; a retry reads what was decided.
+        """
+        if stored.decided_at != self._judgement.decided_at:
+            raise StoreUnavailable(f"turn {self._turn.turn_id} was decided meanwhile")
+        self._stored = stored
+        return stored
 
     async def _ask_within_limits(
         self, make_prompt: Callable[..., JudgePrompt], form: AnswerForm, ask: Callable[[JudgePrompt], Awaitable[Reply]]
@@ -204,10 +238,3 @@ async def _note_nothing(_: Mapping[int, JudgeAnswer]) -> None:
 def _parsed(question: _Question[Answer], raws: Mapping[int, JudgeAnswer], prompt: JudgePrompt) -> list[_Parsed[Answer]]:
     """The answers by their index; one that was cut off cannot be read."""
     return [_Parsed(index, raw, None if raw.cut else question.parse(raw.text, prompt)) for index, raw in raws.items()]
-
-
-async def _keep(question: _Question[Answer], parsed: Sequence[_Parsed[Answer]]) -> dict[int, Answer | None]:
-    """Store answers of one request in one transaction; returns them by their index."""
-    await question.store([(one.index, one.raw.text, one.answer) for one in parsed])
-    await question.note({one.index: one.raw for one in parsed})
-    return {one.index: one.answer for one in parsed}

@@ -90,27 +90,43 @@ class TrainingActivities:
             progress = (status, pace)
 
         async with heartbeating(lambda: progress[0]), self._noting(request, lambda: progress):
-            if (version := await self._steps.candidate(request.policy, request.n)) is not None:
-                await self._log_run(request)
-                return _made(version, StepState.CANDIDATE)
-            if (version := await self._steps.committed(request.policy, request.n)) is not None:
-                await self._log_run(request)
-                return _made(version, StepState.COMMITTED)
-            try:
-                attempts = await self._steps.begin_attempt(request.policy, request.n)
-                if attempts.lost >= LOST_ATTEMPTS:
-                    return await self._pause(request, _lost(attempts))
-                batch = await self._steps.batch(request.policy, request.n)
-            except EncryptionKeyMissing:  # the attempt is not the trainer's
-                await self._steps.end_attempt(request.policy, request.n, failed=False)
-                raise
-            except RecordUnusable as error:
-                # An earlier attempt ended the step (then `quarantine` does nothing), or its parent's files are gone
-                # (then no trainer can compute it). `claim` returns the state the step has now.
-                await self._steps.quarantine(request.policy, request.n, str(error))
-                claim = await self._steps.claim(request.policy, request.n)
-                return _ended(request, claim.state or StepState.ABANDONED, claim.reason)
-            return await self._attempt(request, batch, report)
+            if (made := await self._find_made(request)) is not None:
+                return made
+            done = await self._compute(request, report)
+            if done.path is None:
+                # An earlier attempt, which Temporal gave up and which still reaches PostgreSQL, may have made the
+                # version meanwhile. The workflow would take the step for ended, and have nobody decide about it.
+                return await self._find_made(request) or done
+            return done
+
+    async def _find_made(self, request: TrainStep) -> StepDone | None:
+        """The version that an attempt at the step has made; None if there is none, or the gate rejected it."""
+        # In the order of its states: the gate may decide between the two reads.
+        if (version := await self._steps.candidate(request.policy, request.n)) is not None:
+            state = StepState.CANDIDATE
+        elif (version := await self._steps.committed(request.policy, request.n)) is not None:
+            state = StepState.COMMITTED
+        else:
+            return None
+        await self._log_run(request)
+        return _made(version, state)
+
+    async def _compute(self, request: TrainStep, report: StatusCallback) -> StepDone:
+        try:
+            attempts = await self._steps.begin_attempt(request.policy, request.n)
+            if attempts.lost >= LOST_ATTEMPTS:
+                return await self._pause(request, _lost(attempts))
+            batch = await self._steps.batch(request.policy, request.n)
+        except EncryptionKeyMissing:  # the attempt is not the trainer's
+            await self._steps.end_attempt(request.policy, request.n, failed=False)
+            raise
+        except RecordUnusable as error:
+            # An earlier attempt ended the step (then `quarantine` does nothing), or its parent's files are gone (then
+            # no trainer can compute it). `claim` returns the state the step has now.
+            await self._steps.quarantine(request.policy, request.n, str(error))
+            claim = await self._steps.claim(request.policy, request.n)
+            return _ended(request, claim.state or StepState.ABANDONED, claim.reason)
+        return await self._attempt(request, batch, report)
 
     @asynccontextmanager
     async def _noting(self, request: TrainStep, progress: Callable[[], tuple[str, Pace | None]]) -> AsyncIterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import TypeAlias
@@ -110,6 +110,7 @@ class OpenJudgement:
         votes: stored votes by index; None for an answer that cannot be read.
         hints: stored hints of the kind asked for, likewise.
         direct: log-probs of the direct vote; None if there is none yet.
+        decided_at: when it was decided before; None: it is not decided yet.
     """
 
     id: JudgementId
@@ -117,6 +118,28 @@ class OpenJudgement:
     votes: dict[int, Vote | None]
     hints: dict[int, HintVote | None]
     direct: Mapping[Vote, float] | None = None
+    decided_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAnswers:
+    """What is stored of a judgement by now, whichever worker asked for it.
+
+    Args:
+        votes: by index; None for an answer that cannot be read.
+        hints: by kind and index, likewise.
+        direct: log-probs of the direct vote; None if there is none.
+        decided_at: when the judgement was last decided; None: it is not decided.
+    """
+
+    votes: Mapping[int, Vote | None] = field(default_factory=dict)
+    hints: Mapping[tuple[str, int], HintVote | None] = field(default_factory=dict)
+    direct: Mapping[Vote, float] | None = None
+    decided_at: datetime | None = None
+
+    def hints_of(self, kind: str) -> dict[int, HintVote | None]:
+        """The hints of one kind, by index."""
+        return {index: hint for (of, index), hint in self.hints.items() if of == kind}
 
 
 class Relation(StrEnum):

@@ -23,6 +23,7 @@ from clawloop.judging.records import (
     FinalizedJudgement,
     JudgingContext,
     OpenJudgement,
+    StoredAnswers,
     StoredHint,
     StoredVote,
     TurnContext,
@@ -53,8 +54,8 @@ class PostgresJudgementStore:
             self._load_together, lambda call: call[0]
         )
         self._opening = GroupCommit[Opening, OpenJudgement](self._open_together, lambda call: call.turn_id)
-        self._voting = GroupCommit[Votes, None](self._insert_votes, lambda call: call[:2])
-        self._hinting = GroupCommit[Hints, None](self._insert_hints, lambda call: call[:2])
+        self._voting = GroupCommit[Votes, StoredAnswers](self._insert_votes, lambda call: call[:2])
+        self._hinting = GroupCommit[Hints, StoredAnswers](self._insert_hints, lambda call: call[:2])
         self._finalizing = GroupCommit[Finalizing, str | None](
             self._finalize_together, lambda call: call.judgement, self._finalize_alone
         )
@@ -92,6 +93,7 @@ class PostgresJudgementStore:
                 JudgementRow.id,
                 JudgementRow.recipe_hash,
                 JudgementRow.revision,
+                JudgementRow.decided_at,
                 SampleRow.state,
                 after.outcome.label("after"),
                 and_(JudgementRow.decided_at.is_(None), JudgementRow.shown_by.is_(None)).label("nothing_followed"),
@@ -109,12 +111,12 @@ class PostgresJudgementStore:
         # continued if that turn was erased, or if it has none and there is a next turn now.
         other_evidence = row.after == TurnOutcome.ERASED or (row.nothing_followed and next_turn_id is not None)
         if row.state in (None, *UNTAKEN) and not other_evidence:
-            return await read_open(connection, JudgementId(row.id), row.recipe_hash, hint_kind)
+            return await read_open(connection, JudgementId(row.id), row.recipe_hash, hint_kind, row.decided_at)
         opening = Opening(turn_id, next_turn_id, evidence_hash, hint_kind, row.revision + 1)
         return await open_judgement(connection, opening)
 
-    async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> None:
-        await self._voting.run((judgement, VOTES, votes))
+    async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> StoredAnswers:
+        return await self._voting.run((judgement, VOTES, votes))
 
     @transaction
     async def note_replies(
@@ -125,11 +127,11 @@ class PostgresJudgementStore:
     @transaction
     async def store_direct_vote(
         self, connection: AsyncConnection, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
-    ) -> Mapping[Vote, float]:
+    ) -> StoredAnswers:
         return await insert_direct_vote(connection, judgement, logprobs, vote)
 
-    async def store_hints(self, judgement: JudgementId, kind: str, hints: Sequence[StoredHint]) -> None:
-        await self._hinting.run((judgement, kind, hints))
+    async def store_hints(self, judgement: JudgementId, kind: str, hints: Sequence[StoredHint]) -> StoredAnswers:
+        return await self._hinting.run((judgement, kind, hints))
 
     async def finalize(
         self, judgement: JudgementId, finalized: FinalizedJudgement, feedback_ids: Sequence[FeedbackId]
@@ -165,16 +167,14 @@ class PostgresJudgementStore:
         return await open_judgements(connection, calls)
 
     @transaction
-    async def _insert_votes(self, connection: AsyncConnection, calls: Sequence[Votes]) -> list[None]:
+    async def _insert_votes(self, connection: AsyncConnection, calls: Sequence[Votes]) -> list[StoredAnswers]:
         await limit_lock_wait(connection, calls)
-        await insert_votes(connection, calls)
-        return [None] * len(calls)
+        return await insert_votes(connection, calls)
 
     @transaction
-    async def _insert_hints(self, connection: AsyncConnection, calls: Sequence[Hints]) -> list[None]:
+    async def _insert_hints(self, connection: AsyncConnection, calls: Sequence[Hints]) -> list[StoredAnswers]:
         await limit_lock_wait(connection, calls)
-        await insert_hints(connection, calls)
-        return [None] * len(calls)
+        return await insert_hints(connection, calls)
 
     @transaction
     async def _finalize_together(

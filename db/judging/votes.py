@@ -1,4 +1,4 @@
-"""Answers of judges in PostgreSQL: inserted once, as they came, and read when a judgement is continued.
+"""Answers of judges in PostgreSQL: inserted once, as they came, and read by each insert and when a judgement goes on.
 
 Every function works in the caller's transaction.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -16,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.ids import JudgementId
 from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.prompts import JudgeReply
-from clawloop.judging.records import DIRECT, VOTES, OpenJudgement, StoredHint, StoredVote
+from clawloop.judging.records import DIRECT, VOTES, OpenJudgement, StoredAnswers, StoredHint, StoredVote
 from db.content import ContentCodec, content_of
 from db.content_rows import answer_row
 from db.database import raw_connection
@@ -58,6 +60,13 @@ _INSERT_HINTS = """
     ORDER BY j.id FOR KEY SHARE OF j ON CONFLICT DO NOTHING
 """
 
+# Statements of their own: they see what was committed while an insert waited for the row of another one.
+_STORED_VOTES = """
+    SELECT j.id, j.decided_at, v.kind, v.index, v.score, CASE WHEN v.kind = 'direct' THEN v.raw END
+    FROM judgements j LEFT JOIN votes v ON v.judgement_id = j.id WHERE j.id = ANY(%b::uuid[])
+"""
+_STORED_HINTS = "SELECT judgement_id, kind, index, accepted, text FROM hints WHERE judgement_id = ANY(%b::uuid[])"
+
 _NOTE = text("""
     UPDATE votes SET asked_turn = n.first, asked_choice = n.choice
     FROM unnest(CAST(:indices AS int[]), CAST(:firsts AS uuid[]), CAST(:choices AS int[])) AS n(index, first, choice)
@@ -71,8 +80,11 @@ Hints: TypeAlias = tuple[JudgementId, str, Sequence[StoredHint]]
 """Likewise for hints."""
 
 
-async def insert_votes(connection: AsyncConnection, votes: Sequence[Votes]) -> None:
-    """Insert votes of any number of judgements. Idempotent: the first one of its kind and index counts."""
+async def insert_votes(connection: AsyncConnection, votes: Sequence[Votes]) -> list[StoredAnswers]:
+    """Insert votes of any number of judgements; what is stored of each then.
+
+    Idempotent: the first one of its kind and index counts.
+    """
     content = content_of(connection)
     rows = [
         (
@@ -85,11 +97,14 @@ async def insert_votes(connection: AsyncConnection, votes: Sequence[Votes]) -> N
         for judgement, kind, several in votes
         for index, raw, vote in several
     ]
-    await _insert(connection, _INSERT_VOTES, rows)
+    return await _insert(connection, _INSERT_VOTES, rows, [judgement for judgement, *_ in votes])
 
 
-async def insert_hints(connection: AsyncConnection, hints: Sequence[Hints]) -> None:
-    """Insert hints of any number of judgements. Idempotent: the first one of its kind and index counts."""
+async def insert_hints(connection: AsyncConnection, hints: Sequence[Hints]) -> list[StoredAnswers]:
+    """Insert hints of any number of judgements; what is stored of each then.
+
+    Idempotent: the first one of its kind and index counts.
+    """
     content = content_of(connection)
     rows: list[tuple[Any, ...]] = []
     for judgement, kind, several in hints:
@@ -99,21 +114,47 @@ async def insert_hints(connection: AsyncConnection, hints: Sequence[Hints]) -> N
             stored = content.write_text(storable(raw), "hints.raw", place)
             accepted = None if hint is None else hint.accepted
             rows.append((judgement, kind, index, stored, accepted, content.write_text(said, "hints.text", place)))
-    await _insert(connection, _INSERT_HINTS, rows)
+    return await _insert(connection, _INSERT_HINTS, rows, [judgement for judgement, *_ in hints])
 
 
-async def _insert(connection: AsyncConnection, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
-    """
+async def _insert(
+    connection: AsyncConnection, statement: str, rows: Sequence[tuple[Any, ...]], judgements: Sequence[JudgementId]
+) -> list[StoredAnswers]:
+    """Insert rows; what is stored of each judgement then.
+
     Args:
         statement: takes a list of each column of `rows`, of which the first is the judgement.
     """
-    if not rows:
-        return
     raw = await raw_connection(connection)
     columns = [list(column) for column in zip(*rows, strict=True)]
     async with raw.pipeline():
-        await raw.execute(_LOCK_TURNS, [columns[0]])
-        await raw.execute(statement, columns)
+        if columns:
+            await raw.execute(_LOCK_TURNS, [columns[0]])
+            await raw.execute(statement, columns)
+        votes = await raw.execute(_STORED_VOTES, [list(judgements)])
+        hints = await raw.execute(_STORED_HINTS, [list(judgements)])
+    read = _read_answers(content_of(connection), await votes.fetchall(), await hints.fetchall())
+    return [read.get(judgement, StoredAnswers()) for judgement in judgements]
+
+
+def _read_answers(
+    content: ContentCodec, votes: Sequence[tuple[Any, ...]], hints: Sequence[tuple[Any, ...]]
+) -> dict[UUID, StoredAnswers]:
+    """What is stored of each judgement, from the rows of _STORED_VOTES and _STORED_HINTS."""
+    read: dict[UUID, StoredAnswers] = {}
+    for judgement, decided_at, kind, index, score, raw in votes:
+        known = read.setdefault(judgement, StoredAnswers({}, {}, None, decided_at))
+        if kind == VOTES:
+            read[judgement] = replace(known, votes={**known.votes, index: score})
+        elif raw is not None:
+            read[judgement] = replace(known, direct=direct_from_text(read_direct(content, raw, judgement)))
+    for judgement, kind, index, accepted, stored in hints:
+        hint = None
+        if accepted is not None:
+            hint = HintVote(accepted, content.read_text(stored, "hints.text", answer_row(judgement, kind, index)))
+        known = read[judgement]
+        read[judgement] = replace(known, hints={**known.hints, (kind, index): hint})
+    return read
 
 
 async def note_replies(connection: AsyncConnection, judgement: JudgementId, replies: Mapping[int, JudgeReply]) -> None:
@@ -130,15 +171,18 @@ async def note_replies(connection: AsyncConnection, judgement: JudgementId, repl
 
 async def insert_direct_vote(
     connection: AsyncConnection, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
-) -> Mapping[Vote, float]:
-    """Insert a direct vote; the first one counts, and is returned."""
-    await insert_votes(connection, [(judgement, DIRECT, [(0, direct_to_text(logprobs), vote)])])
-    raw = await _direct(connection, judgement)
-    return logprobs if raw is None else direct_from_text(raw)
+) -> StoredAnswers:
+    """Insert a direct vote; the first one counts. Returns what is stored of the judgement then."""
+    (stored,) = await insert_votes(connection, [(judgement, DIRECT, [(0, direct_to_text(logprobs), vote)])])
+    return stored
 
 
 async def read_open(
-    connection: AsyncConnection, judgement: JudgementId, recipe_hash: str, hint_kind: str
+    connection: AsyncConnection,
+    judgement: JudgementId,
+    recipe_hash: str,
+    hint_kind: str,
+    decided_at: datetime | None,
 ) -> OpenJudgement:
     """A stored judgement with its recipe, votes, and hints of one kind."""
     recipe = await recipe_by_hash(connection, recipe_hash)
@@ -162,6 +206,7 @@ async def read_open(
             for row in await connection.execute(hints)
         },
         None if raw is None else direct_from_text(raw),
+        decided_at,
     )
 
 

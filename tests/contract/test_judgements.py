@@ -106,7 +106,7 @@ async def test_a_direct_vote_is_not_stored_after_a_verdict_without_one(ledger: L
     )
     await ledger.judgements.finalize(opened.id, replace(none, ballot=Ballot(DIRECT, (None,))), [])
     said: dict[Vote, float] = {1: -0.1, 0: -3.0, -1: -4.0}
-    assert await ledger.judgements.store_direct_vote(opened.id, said, 1) == said
+    assert (await ledger.judgements.store_direct_vote(opened.id, said, 1)).direct is None
     again = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     assert again.direct is None
 

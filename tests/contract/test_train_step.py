@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from activities.training.messages import REASON_LIMIT, StepDone, TrainStep
 from activities.training.train_step import LOST_ATTEMPTS, TrainingActivities
-from clawloop.contracts.gate_checks import CheckResult
+from clawloop.contracts.gate_checks import CheckResult, GateCheck
 from clawloop.contracts.progress import Pace, StatusCallback, StepProgress
 from clawloop.contracts.training import SampleState, StepBatch, StepState, TrainedStep, TrainingState
 from clawloop.contracts.turns import TurnOutcome
@@ -142,6 +143,79 @@ async def test_a_step_that_made_its_version_is_not_trained_again(desk: Desk) -> 
     await desk.learning.gate.accept(POLICY, 1)
     assert await desk.activities.train_step(ASK) == made.model_copy(update={"state": StepState.COMMITTED})
     assert len(desk.trainer.taken) == 1
+
+
+class Silent(FakeTrainer):
+    """Computes on a machine that Temporal does not hear from any more, and that still reaches PostgreSQL."""
+
+    def __init__(self) -> None:
+        super().__init__(machine="silent")
+        self.begun, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    async def train(self, step: StepBatch, report: StatusCallback) -> TrainedStep:
+        self.begun.set()
+        await self.goes_on.wait()
+        return await super().train(step, report)
+
+
+async def train_overtaken(desk: Desk) -> tuple[StepDone, StepDone]:
+    """What a silent attempt returns, which commits while the next one computes, and what that one returns."""
+    silent, train = Silent(), desk.trainer.train
+    first = asyncio.create_task(TrainingActivities(desk.learning.steps, silent).train_step(ASK))
+    async with asyncio.timeout(60):
+        await silent.begun.wait()
+
+    async def overtaken(step: StepBatch, report: StatusCallback) -> TrainedStep:
+        silent.goes_on.set()
+        await first
+        return await train(step, report)
+
+    desk.trainer.train = overtaken  # type: ignore[method-assign]
+    second = await desk.activities.train_step(ASK)
+    return await first, second
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        None,
+        NothingToTrain("no sample of 4 can be trained"),
+        StepDiverged("loss nan, gradient norm nan"),
+        AdapterUnusable("default/v0 was trained on another base"),
+        StepTooLarge("out of memory at 5 attempts; lower --micro-batch-tokens"),
+    ],
+    ids=lambda error: "another version" if error is None else type(error).__name__,
+)
+async def test_an_attempt_whose_silent_predecessor_committed_returns_the_version_of_that_one(
+    desk: Desk, error: PermanentError | None
+) -> None:
+    await desk.claim()
+    desk.trainer.fails = [] if error is None else [error]
+    first, second = await train_overtaken(desk)
+    assert first.state is StepState.CANDIDATE
+    # The workflow has the gate decide about a candidate, and about nothing else.
+    assert second == StepDone(
+        policy=POLICY, n=1, state=StepState.CANDIDATE, parent=0, path=first.path, sha256=first.sha256
+    )
+    view = await desk.learning.steps.status(POLICY)
+    assert (view.state, view.step_state) == (TrainingState.TRAINING, StepState.CANDIDATE)
+    assert await desk.learning.gate.accept(POLICY, 1) == (StepState.COMMITTED, "")
+
+
+async def test_an_attempt_whose_silent_predecessors_version_was_decided_returns_the_decision(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await desk.claim()
+    commit = desk.learning.steps.commit
+
+    async def decided_before(batch: StepBatch, trained: TrainedStep, checks: Sequence[GateCheck] = ()) -> StepState:
+        if (await desk.learning.steps.candidate(POLICY, 1)) is not None:
+            await desk.learning.gate.accept(POLICY, 1)
+        return await commit(batch, trained, checks)
+
+    monkeypatch.setattr(desk.learning.steps, "commit", decided_before)
+    first, second = await train_overtaken(desk)
+    assert (second.state, second.sha256) == (StepState.COMMITTED, first.sha256)
 
 
 async def test_a_step_that_diverges_is_set_aside_and_training_continues(desk: Desk) -> None:

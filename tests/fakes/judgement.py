@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 
 from clawloop.contracts.sessions import SessionState
 from clawloop.contracts.training import SampleState
@@ -12,7 +12,7 @@ from clawloop.contracts.turns import StoredTurn
 from clawloop.ids import JudgementId, TurnId
 from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.prompts import JudgeReply
-from clawloop.judging.records import DIRECT, Ballot, FinalizedJudgement
+from clawloop.judging.records import DIRECT, Ballot, FinalizedJudgement, OpenJudgement, StoredAnswers
 from clawloop.judging.voting import direct_vote
 from clawloop.recipes.recipe import Recipe
 from clawloop.samples.holdout import is_held_out
@@ -23,6 +23,7 @@ class FakeJudgement:
     """
     Attributes:
         finalized: None until it is finalized.
+        decided_at: when it was last finalized.
         sample: the state of its sample; None if it has none.
         step: the one that learned from the sample.
         own: the reward by its own verdict; `reward` is the sample's.
@@ -37,10 +38,28 @@ class FakeJudgement:
     hints: dict[tuple[str, int], HintVote | None] = field(default_factory=dict)
     direct: Mapping[Vote, float] | None = None
     finalized: FinalizedJudgement | None = None
+    decided_at: datetime | None = None
     sample: SampleState | None = None
     reward: float | None = None
     own: float | None = None
     step: int | None = None
+
+    @property
+    def mean_vote(self) -> float | None:
+        votes = [vote for vote in self.votes.values() if vote is not None]
+        return sum(votes) / len(votes) if votes else None
+
+    def decide(self, finalized: FinalizedJudgement, own: float | None) -> None:
+        self.finalized, self.own, self.reward = finalized, own, finalized.reward or None
+        self.decided_at = datetime.now(UTC)
+
+    def opened(self, hint_kind: str) -> OpenJudgement:
+        stored = self.stored()
+        hints = stored.hints_of(hint_kind)
+        return OpenJudgement(self.id, self.recipe, dict(self.votes), hints, self.direct, self.decided_at)
+
+    def stored(self) -> StoredAnswers:
+        return StoredAnswers(dict(self.votes), dict(self.hints), self.direct, self.decided_at)
 
     def has_votes(self, ballot: Ballot) -> bool:
         """Whether the ballot has the stored votes."""

@@ -22,6 +22,7 @@ from clawloop.judging.records import (
     OpenJudgement,
     Relation,
     SessionTurn,
+    StoredAnswers,
     StoredHint,
     StoredVote,
     TurnContext,
@@ -124,8 +125,7 @@ class FakeJudgementStore(NotesNothing):
         if known is None:
             known = FakeJudgement(new_judgement_id(), turn_id, revision, self.recipe, next_turn_id)
             self.judgements.append(known)
-        hints = {index: hint for (kind, index), hint in known.hints.items() if kind == hint_kind}
-        return OpenJudgement(known.id, known.recipe, dict(known.votes), hints, known.direct)
+        return known.opened(hint_kind)
 
     async def revise(
         self, turn_id: TurnId, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str
@@ -138,23 +138,25 @@ class FakeJudgementStore(NotesNothing):
             revision = newest.revision + (newest.sample not in _OPEN or other_evidence)
         return await self.open(turn_id, next_turn_id, evidence_hash, hint_kind, revision)
 
-    async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> None:
+    async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> StoredAnswers:
         one = self._by_id(judgement)
         if one.finalized is None and not self._is_evidence_erased(one):
             one.votes = {index: vote for index, _, vote in votes} | one.votes
+        return one.stored()
 
     async def store_direct_vote(
         self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
-    ) -> Mapping[Vote, float]:
+    ) -> StoredAnswers:
         one = self._by_id(judgement)
         if (one.finalized is None or one.finalized.verdict.verdict is not None) and not self._is_evidence_erased(one):
             one.direct = one.direct or dict(logprobs)
-        return one.direct or logprobs
+        return one.stored()
 
-    async def store_hints(self, judgement: JudgementId, kind: str, hints: Sequence[StoredHint]) -> None:
+    async def store_hints(self, judgement: JudgementId, kind: str, hints: Sequence[StoredHint]) -> StoredAnswers:
         one = self._by_id(judgement)
         if not self._is_evidence_erased(one):
             one.hints = {(kind, index): hint for index, _, hint in hints} | one.hints
+        return one.stored()
 
     async def finalize(
         self, judgement: JudgementId, finalized: FinalizedJudgement, feedback_ids: Sequence[FeedbackId]
@@ -183,7 +185,7 @@ class FakeJudgementStore(NotesNothing):
             mean = RunningMean(sum(map(abs, verdicts)), sum(verdicts))
             if mean.count:
                 finalized = with_reward(finalized, mean.relative(own), f"mean before {mean.total / mean.count:+.2f}")
-        one.finalized, one.own, one.reward = finalized, own, finalized.reward or None
+        one.decide(finalized, own)
         self._set_outcome(one.turn_id, finalized.outcome, finalized.why)
         if finalized.sampled and finalized.relation in (Relation.NONE, Relation.MEAN):
             await self._make_sample(one, finalized.why)
@@ -223,10 +225,8 @@ class FakeJudgementStore(NotesNothing):
         finalized = None if current is None else current.finalized
         if current is None or finalized is None or finalized.relation is not relation:
             return Member(turn_id, None, None, "", taken=False)
-        votes = [vote for vote in current.votes.values() if vote is not None]
-        mean_vote = sum(votes) / len(votes) if votes else None
         taken = current.sample not in _OPEN
-        return Member(turn_id, current.own, finalized.not_trainable, finalized.why, taken, mean_vote)
+        return Member(turn_id, current.own, finalized.not_trainable, finalized.why, taken, current.mean_vote)
 
     async def _finalize_by_outcome(self, turns: Sequence[TurnId], outcome: int | None) -> dict[TurnId, TurnDecision]:
         judgements = [current for turn in turns if (current := self._current(turn)) is not None]

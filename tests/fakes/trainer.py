@@ -1,4 +1,4 @@
-"""A trainer that computes nothing: the same batch always makes the same version."""
+"""A trainer that computes nothing: on one machine the same batch always makes the same version."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from clawloop.ids import SampleId
 class FakeTrainer:
     """Satisfies `activities.training.ports.Trainer`.
 
+    Args:
+        machine: another one, with another number of cores or another GPU, makes another adapter of the same batch.
+
     Attributes:
         taken: the steps it was asked for.
         fails: raised, one for each step, before it computes any.
@@ -20,7 +23,8 @@ class FakeTrainer:
         dropped: samples it leaves out, with reasons.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, machine: str = "") -> None:
+        self._machine = machine
         self.taken: list[StepBatch] = []
         self.fails: list[ClawloopError] = []
         self.bug: BaseException | None = None
@@ -35,7 +39,7 @@ class FakeTrainer:
         if self.fails:
             raise self.fails.pop(0)
         parent = 0 if step.parent is None else step.parent.n
-        told = repr((step.policy, step.n, parent, [sample.sample_id for sample in step.samples]))
+        told = repr((step.policy, step.n, parent, [sample.sample_id for sample in step.samples], self._machine))
         digest = hashlib.sha256(told.encode()).hexdigest()
         path = f"{step.policy}/v{step.n}-{digest[:12]}"
         report(f"step {step.n}: training, micro-batch 1 of 1")

@@ -36,7 +36,7 @@ async def test_a_rating_given_while_the_judge_thinks_outweighs_it(binary_bench: 
             await asyncio.sleep(0.01)
     (rated,) = await bench.judge_turn(session, first, feedback_id=bench.feedback(first, -1.0))
     bench.judge.gate.set()
-    with pytest.raises(StoreUnavailable, match="applied meanwhile"):
+    with pytest.raises(StoreUnavailable, match="decided meanwhile"):
         await judging
     # As Temporal retries:
     assert await bench.judge_turn(session, second) == [rated]

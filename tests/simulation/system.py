@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 from activities.judging.closing import ClosingActivities
@@ -100,6 +101,7 @@ class System:
         self._judging: dict[str, set[asyncio.Task[None]]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._ids: dict[str, SessionId] = {}
+        self._machines = count()
         self._chatting = 0
         self._ended = False
 
@@ -211,6 +213,7 @@ class System:
 
     async def _training(self) -> None:
         steps: Any = lambda attempt: StepActivities(self._steps(attempt))  # noqa: E731
+        ended = None
         while self._chatting or self._batch_waits():
             view = await self.schedule.attempts(lambda attempt: steps(attempt).read_training_status(POLICY))
             ask = ClaimBatch(policy=POLICY, n=view.step)
@@ -218,18 +221,23 @@ class System:
             if claim.state not in OPEN_STEPS:
                 await asyncio.sleep(1)
                 continue
+            if claim.n == ended:  # the workflow waits then, until it is started anew
+                self.found.append(f"step {claim.n} has ended for its workflow, and is {claim.state} in the ledger")
             state = claim.state
             if state is StepState.CLAIMED:
                 state = (await self._train(TrainStep(policy=POLICY, n=claim.n))).state
             if state is StepState.CANDIDATE:
                 await self._decide(DecideVersion(policy=POLICY, n=claim.n))
+            ended = claim.n
             await self._publish()
         self._ended = True
 
     async def _train(self, train: TrainStep) -> StepDone:
-        return await self.schedule.attempts(
-            lambda attempt: TrainingActivities(self._steps(attempt), FakeTrainer()).train_step(train), may_double=True
-        )
+        def computed(attempt: Attempt) -> Awaitable[StepDone]:
+            trainer = FakeTrainer(machine=str(next(self._machines)))
+            return TrainingActivities(self._steps(attempt), trainer).train_step(train)
+
+        return await self.schedule.attempts(computed, may_double=True)
 
     async def _decide(self, decide: DecideVersion) -> None:
         def decision(attempt: Attempt) -> Awaitable[Any]:

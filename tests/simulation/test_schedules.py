@@ -16,6 +16,7 @@ from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import StoredTurn
 from tests.fakes.gate_store import FakeGateStore
 from tests.fakes.judgement_store import FakeJudgementStore
+from tests.fakes.step_store import FakeStepStore
 from tests.fakes.turn_store import FakeTurnStore
 from tests.simulation.parts import LoadedFiles
 from tests.simulation.schedule import Schedule, VirtualTimeLoop
@@ -114,6 +115,13 @@ def _keep_old_files(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LoadedFiles, "load", loading)
 
 
+def _lose_candidates(patch: pytest.MonkeyPatch) -> None:
+    async def looking(store: FakeStepStore, policy: str, n: int) -> None:
+        return
+
+    patch.setattr(FakeStepStore, "candidate", looking)
+
+
 def _judge_nothing(patch: pytest.MonkeyPatch) -> None:
     async def judging(system: System, session: str, request: JudgeTurn) -> None:
         return
@@ -147,6 +155,7 @@ def _never_close(patch: pytest.MonkeyPatch) -> None:
         (_never_close, "waits, though its session is closed"),
         (_judge_nothing, "is unjudged, though another follows it"),
         (_forget_parents, "has another parent than the turn before"),
+        (_lose_candidates, "has ended for its workflow, and is candidate"),
         (_leave_the_first_batch_claimed, "is claimed, and open steps have it: False"),
     ],
 )
@@ -154,4 +163,4 @@ def test_the_checks_find_what_is_broken(
     break_it: Callable[[pytest.MonkeyPatch], None], found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_it(monkeypatch)
-    assert any(found in problem for seed in range(20) for problem in simulate(seed)[2])
+    assert any(found in problem for seed in range(SCHEDULES) for problem in simulate(seed)[2])

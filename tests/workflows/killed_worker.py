@@ -18,7 +18,7 @@ from activities.judging.judge_turn import JudgingActivities
 from activities.training.notifier import TrainingNotifier
 from clawloop.ids import JudgementId
 from clawloop.judging.prompts import AnswerForm
-from clawloop.judging.records import StoredVote
+from clawloop.judging.records import StoredAnswers, StoredVote
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
@@ -35,11 +35,12 @@ class DyingStore(PostgresJudgementStore):
         super().__init__(database)
         self._mark = mark
 
-    async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> None:
-        await super().store_votes(judgement, votes)
+    async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> StoredAnswers:
+        stored = await super().store_votes(judgement, votes)
         if not self._mark.exists():
             self._mark.write_text("died")
             os.kill(os.getpid(), signal.SIGKILL)
+        return stored
 
 
 async def work(address: str, database_url: str, judge_url: str, mark: Path) -> None:
