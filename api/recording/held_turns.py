@@ -103,7 +103,10 @@ class HeldTurns:
         while True:
             await self._filled.wait()
             await asyncio.sleep(RETRY_SECONDS)
-            await place_all()
+            try:
+                await place_all()
+            except Exception:  # a bug; the turns stay where they are
+                log.exception("turns in memory not stored")
             if not self._turns:
                 self._filled.clear()
 

@@ -88,3 +88,31 @@ async def test_at_the_end_turns_in_memory_go_to_the_disk_before_postgres_is_wait
             hanging.gate.set()
         await ending
         assert lost(recorder, "stopped") == 0
+
+
+@pytest.mark.parametrize("place", ["disk", "postgres"])
+async def test_after_a_bug_turns_in_memory_are_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    store, spool = GatedStore(FakeTurnStore()), FullSpool(tmp_path, 10**8)
+    store.gate.clear()
+    broken: list[object] = []
+
+    def breaks(*arguments: object) -> None:
+        broken.append(arguments)
+        raise KeyError("a bug")
+
+    async with running_recorder(Unavailable(store.turns), store, spool) as recorder:
+        try:
+            await record_all(recorder, "a")
+            with monkeypatch.context() as patched:
+                if place == "disk":
+                    patched.setattr(spool, "write", breaks)
+                else:
+                    patched.setattr(recorder._notifications, "add_turn", breaks)
+                    store.gate.set()
+                await until(lambda: broken)
+            spool.has_room = place == "disk"
+            await until(lambda: not recorder._held._turns)
+        finally:
+            store.gate.set()
