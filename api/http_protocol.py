@@ -32,10 +32,15 @@ class _HeadTooLarge(Exception):
 
 class BoundedHttpProtocol(HttpToolsProtocol):
     """Answers 431 to a head that is too large and 408 to one that arrives too slowly, and closes the connection; and
-    closes one whose client takes nothing of an answer."""
+    closes one whose client takes nothing of an answer.
+
+    Attributes:
+        is_in_head: a part of a head has arrived, and the rest is awaited.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.is_in_head = False
         self._reading_head = True
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
@@ -82,6 +87,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.is_in_head = True
         self._start_head_timer()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -90,7 +96,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._reading_head, self._bytes_since_body = False, 0
+        self._reading_head, self.is_in_head, self._bytes_since_body = False, False, 0
         self._stop_head_timer()
         super().on_headers_complete()
 

@@ -1,13 +1,14 @@
 """Turns that neither PostgreSQL nor the disk takes, held in memory until one of them does.
 
-They are lost if the process ends before. Every turn tries PostgreSQL and the disk first.
+They are lost if the process ends before. Every turn tries PostgreSQL and the disk first. The disk is not tried after
+PostgreSQL but beside it, as that may hang for half a minute before it refuses. What both take is stored once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from pydantic import TypeAdapter
 
@@ -56,7 +57,9 @@ class HeldTurns:
         self._limit_bytes = limit_bytes
         self._turns: dict[TurnId, tuple[TurnRecord, int]] = {}
         self._filled = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        # Held while a turn goes to the disk or leaves memory.
+        self._placing = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def size_bytes(self) -> int:
@@ -68,14 +71,18 @@ class HeldTurns:
         return self.size_bytes > self._limit_bytes // 2
 
     async def __aenter__(self) -> HeldTurns:
-        self._task = asyncio.create_task(self._retry())
+        self._tasks = [asyncio.create_task(self._retry(place)) for place in (self._write_all, self._insert_all)]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-        await self._try_all()
+        async with self._placing:  # a write that is cut would go on in its thread, beside the next one to its file
+            for task in self._tasks:
+                task.cancel()
+        # Before PostgreSQL, which may take longer than the time after which a gateway that stops is killed.
+        await self._write_all()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._insert_all()
         for turn_id in self._turns:
             self._metrics.turns_lost.labels("stopped").inc()
             log.error("turn lost", extra={"turn_id": str(turn_id), "why": "the gateway stops, and nothing takes it"})
@@ -92,22 +99,51 @@ class HeldTurns:
         self._metrics.held_turns.set(len(self._turns))
         self._filled.set()
 
-    async def _retry(self) -> None:
+    async def _retry(self, place_all: Callable[[], Awaitable[None]]) -> None:
         while True:
             await self._filled.wait()
             await asyncio.sleep(RETRY_SECONDS)
-            await self._try_all()
+            try:
+                await place_all()
+            except Exception:  # a bug; the turns stay where they are
+                log.exception("turns in memory not stored")
             if not self._turns:
                 self._filled.clear()
 
-    async def _try_all(self) -> None:
-        """Try each turn once, oldest first, until PostgreSQL does not answer and the disk takes none."""
+    def _batches(self) -> Iterator[list[TurnRecord]]:
+        """What is held now, oldest first."""
         held = sorted(self._turns)
         for first in range(0, len(held), BATCH_TURNS):
-            records = [self._turns[turn_id][0] for turn_id in held[first : first + BATCH_TURNS]]
+            batch = held[first : first + BATCH_TURNS]
+            if records := [self._turns[turn_id][0] for turn_id in batch if turn_id in self._turns]:
+                yield records
+
+    async def _write_all(self) -> None:
+        """Write each turn to the disk, until it takes none of a batch."""
+        for records in self._batches():
+            written = [await self._write(record) for record in records]
+            if not any(written):
+                return
+
+    async def _write(self, record: TurnRecord) -> bool:
+        """Whether memory need not hold the turn any longer."""
+        async with self._placing:
+            if record.turn_id in self._turns:
+                try:
+                    await self._drain.write(record)
+                except (OSError, SpoolFull):
+                    return False
+                self._remove(record)
+                log.info("turn stored from memory", extra={"turn_id": str(record.turn_id)})
+        return True
+
+    async def _insert_all(self) -> None:
+        """Insert each turn, until PostgreSQL does not answer."""
+        for records in self._batches():
             results = await self._insert(records)
-            placed = [await self._place(record, result) for record, result in zip(records, results, strict=True)]
-            if not any(placed) and all(isinstance(result, StoreUnavailable) for result in results):
+            for record, result in zip(records, results, strict=True):
+                await self._finish(record, result)
+            if all(isinstance(result, StoreUnavailable) for result in results):
                 return
 
     async def _insert(self, records: Sequence[TurnRecord]) -> Sequence[InsertedTurn | Exception]:
@@ -118,22 +154,16 @@ class HeldTurns:
                 return [error]
             return [result for record in records for result in await self._insert([record])]
 
-    async def _place(self, record: TurnRecord, result: InsertedTurn | Exception) -> bool:
-        """Whether memory need not hold the turn any longer."""
-        if isinstance(result, RecordUnusable):
-            await self._reject(record, result)
-        else:
-            try:
-                if isinstance(result, InsertedTurn):
-                    self._notifications.add_turn(record, result)
-                else:
-                    await self._drain.write(record)
-            except (OSError, SpoolFull):
-                return False
-            log.info("turn stored from memory", extra={"turn_id": str(record.turn_id)})
-        del self._turns[record.turn_id]
-        self._metrics.held_turns.set(len(self._turns))
-        return True
+    async def _finish(self, record: TurnRecord, result: InsertedTurn | Exception) -> None:
+        async with self._placing:
+            if record.turn_id not in self._turns:
+                return  # the disk was faster; the spool's drain inserts the turn again, which changes nothing
+            if isinstance(result, InsertedTurn):
+                self._notifications.add_turn(record, result)
+                self._remove(record)
+                log.info("turn stored from memory", extra={"turn_id": str(record.turn_id)})
+            elif isinstance(result, RecordUnusable):
+                await self._reject(record, result)
 
     async def _reject(self, record: TurnRecord, unusable: RecordUnusable) -> None:
         """Set aside a turn that can never be stored, or give it up: memory is for those that can."""
@@ -143,3 +173,8 @@ class HeldTurns:
             self._metrics.turns_lost.labels("rejected").inc()
             why = f"{unusable}; it cannot be set aside either: {error}"
             log.error("turn lost", extra={"turn_id": str(record.turn_id), "why": why})
+        self._remove(record)
+
+    def _remove(self, record: TurnRecord) -> None:
+        del self._turns[record.turn_id]
+        self._metrics.held_turns.set(len(self._turns))

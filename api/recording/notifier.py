@@ -152,27 +152,29 @@ class NotificationQueue:
                 batch.append(queue.get_nowait())
             try:
                 await self._mark_notified(await self._send(batch, notifier))
+            except Exception:  # a bug: the sweep sends what is not marked; the messages that follow are sent as ever
+                log.exception("notifications left to the sweep", extra={"messages": len(batch)})
             finally:
                 for _ in batch:
                     queue.task_done()
 
     async def _send(self, batch: list[SessionMessage], notifier: SessionNotifier) -> list[TurnRecorded | FeedbackGiven]:
         sent: list[TurnRecorded | FeedbackGiven] = []
-        for session, message, context in batch:
-            if time.monotonic() < self._paused_until:
-                break
-            try:
+        try:
+            for session, message, context in batch:
+                if time.monotonic() < self._paused_until:
+                    break
                 with continued(context):
                     if isinstance(message, FeedbackGiven):
                         await notifier.notify_feedback(session, message)
                     else:
                         await notifier.notify_turn(session, message)
-            except SignalFailed as error:
-                self._paused_until = time.monotonic() + PAUSE_SECONDS
-                log.warning("signal failed: notifications are left to the sweep", extra={"why": str(error)})
-                break
-            sent.append(message)
-        self._count_unsent(len(batch) - len(sent))
+                sent.append(message)
+        except SignalFailed as error:
+            self._paused_until = time.monotonic() + PAUSE_SECONDS
+            log.warning("signal failed: notifications are left to the sweep", extra={"why": str(error)})
+        finally:
+            self._count_unsent(len(batch) - len(sent))
         return sent
 
     async def _mark_notified(self, sent: list[TurnRecorded | FeedbackGiven]) -> None:

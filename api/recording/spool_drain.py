@@ -1,7 +1,7 @@
 """Stores the spooled turns whenever PostgreSQL answers, in batches, beside the turns that are recorded directly.
 
 Idempotent: a turn is removed from the disk after its transaction was committed, so a gateway killed in between inserts
-it again, and PostgreSQL has it once.
+it again, and PostgreSQL has it once. An error of the disk concerns the one turn whose file it is.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 from api.ports import TurnStore
@@ -31,6 +32,9 @@ LONGEST_BATCH_TURNS = 32
 # While turns cannot be stored, and to look for turns of a gateway that died.
 RETRY_SECONDS = 1.0
 TAKE_OVER_SECONDS = 5.0
+# Of the files that the disk did not let go, so many are tried again in a round: a disk that became read-only may have
+# many thousands, and the turns that come meanwhile do not wait for them.
+RETRIED_FILES = 1000
 
 
 class SpoolDrain:
@@ -57,6 +61,9 @@ class SpoolDrain:
         self._metrics = metrics
         self._filled = asyncio.Event()
         self._most_turns = LONGEST_BATCH_TURNS
+        # Turns that are stored (None), or can never be (why), with files that could not be removed or set aside: they
+        # are not inserted again. Each is in the spool, so there are no more of them than files.
+        self._settled: dict[TurnId, str | None] = {}
         # In this round something else than PostgreSQL's absence kept turns where they are: a key, the disk, a bug.
         self._stuck = False
         self._task: asyncio.Task[None] | None = None
@@ -89,11 +96,11 @@ class SpoolDrain:
         Raises:
             SpoolFull, OSError: as `Spool.write`.
         """
-        self._count_rejected(record.turn_id, error, await asyncio.to_thread(self._spool.write_rejected, record))
+        self._count_rejected(record.turn_id, str(error), await asyncio.to_thread(self._spool.write_rejected, record))
 
-    def _count_rejected(self, turn_id: TurnId, error: RecordUnusable, path: Path) -> None:
+    def _count_rejected(self, turn_id: TurnId, why: str, path: Path) -> None:
         self._metrics.turns_lost.labels("rejected").inc()
-        log.error("turn rejected", extra={"turn_id": str(turn_id), "why": str(error), "path": str(path)})
+        log.error("turn rejected", extra={"turn_id": str(turn_id), "why": why, "path": str(path)})
 
     def _update_gauges(self) -> None:
         self._metrics.spool_turns.set(self._spool.turns)
@@ -105,6 +112,7 @@ class SpoolDrain:
             self._stuck = False
             try:
                 await self._take_over()
+                await self._settle_again()
                 await self._drain_once()
                 await asyncio.to_thread(self._spool.restore_reserve)
             except Exception:  # e.g. the disk; the turns stay where they are
@@ -136,7 +144,8 @@ class SpoolDrain:
 
         Each batch has twice the turns of the one before, to the limit.
         """
-        turn_ids, size, first = self._spool.turn_ids(), BATCH_TURNS, 0
+        turn_ids = [turn_id for turn_id in self._spool.turn_ids() if turn_id not in self._settled]
+        size, first = BATCH_TURNS, 0
         while batch := turn_ids[first : first + size]:
             first, size = first + size, min(2 * size, self._most_turns)
             records = await self._read(batch)
@@ -168,26 +177,51 @@ class SpoolDrain:
                 self._stuck = True
                 log.error("spooled turn not read", extra={"turn_id": str(turn_id), "why": str(error)})
             except RecordUnusable as error:
-                await self._reject(turn_id, error)
+                await self._settle(turn_id, str(error))
             except FileNotFoundError:
-                self._spool.remove(turn_id)
                 log.error("spooled turn deleted by somebody else", extra={"turn_id": str(turn_id)})
+                await self._settle(turn_id)
             except OSError:  # one file that the disk does not give back must not hold up the others
                 self._stuck = True
                 log.exception("spooled turn not read", extra={"turn_id": str(turn_id)})
         return records
 
-    async def _reject(self, turn_id: TurnId, error: RecordUnusable) -> None:
-        self._count_rejected(turn_id, error, await asyncio.to_thread(self._spool.reject, turn_id))
+    async def _settle(self, turn_id: TurnId, unusable: str | None = None) -> None:
+        """Remove the file of a turn that is stored, or set it aside, as the turn can never be stored for this reason.
+
+        One file that the disk does not let go must not hold up the other turns: the next rounds try it again.
+        """
+        is_new = turn_id not in self._settled
+        self._settled.pop(turn_id, None)
+        try:
+            if unusable is None:
+                await asyncio.to_thread(self._spool.remove, turn_id)
+            else:
+                self._count_rejected(turn_id, unusable, await asyncio.to_thread(self._spool.reject, turn_id))
+        except FileNotFoundError:
+            pass  # somebody deleted the file: what reads it next says so
+        except OSError:
+            self._stuck = True
+            self._settled[turn_id] = unusable  # as the last one, so that each is tried again in its turn
+            if is_new:
+                log.exception("spooled turn neither removed nor set aside", extra={"turn_id": str(turn_id)})
+
+    async def _settle_again(self) -> None:
+        for turn_id in list(islice(self._settled, RETRIED_FILES)):
+            await self._settle(turn_id, self._settled[turn_id])
+        if self._settled:
+            self._stuck = True
+            log.error("spooled turns neither removed nor set aside", extra={"turns": len(self._settled)})
+        self._update_gauges()
 
     async def _finish(self, records: Sequence[TurnRecord], results: Sequence[InsertedTurn | Exception]) -> None:
         for record, result in zip(records, results, strict=True):
             if isinstance(result, InsertedTurn):
                 self._notifications.add_turn(record, result)
-                await asyncio.to_thread(self._spool.remove, record.turn_id)
                 log.info("turn stored from the spool", extra={"turn_id": str(record.turn_id)})
+                await self._settle(record.turn_id)
             elif isinstance(result, RecordUnusable):
-                await self._reject(record.turn_id, result)
+                await self._settle(record.turn_id, str(result))
             elif not isinstance(result, StoreUnavailable):
                 # A bug, or a key that may come; the turn stays on disk and is tried again with the others.
                 self._stuck = True

@@ -1,7 +1,8 @@
 """A uvicorn server that takes its share of a socket's connections, and ends without failing a request.
 
 HTTP gives a server no way to take back an idle connection: a request may be on its way when it closes. So a draining
-server answers one more request on each connection, with `Connection: close`, and closes only those that stay silent.
+server answers one more request on each connection, with `Connection: close`, and closes only those that stay silent
+between requests.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ class _Exchange(Protocol):
 
 
 class _Connection(Protocol):
-    """What uvicorn's two HTTP protocols share."""
+    """What `BoundedHttpProtocol` has."""
 
     transport: Transport
     cycle: _Exchange | None
+    is_in_head: bool
 
     def shutdown(self) -> None: ...
 
@@ -54,7 +56,8 @@ class DrainingServer(uvicorn.Server):
     """SIGTERM finishes all requests, for at most `drain`; SIGINT cuts them after two seconds, also during a drain.
 
     Args:
-        config: with `timeout_graceful_shutdown=CUT_SECONDS` and `ws="none"`.
+        config: with `timeout_graceful_shutdown=CUT_SECONDS`, `ws="none"` and `BoundedHttpProtocol`, which gives up a
+            head that does not arrive.
         listener: bound; other processes may accept on it, too.
         drain: on SIGTERM replies that last longer are cut, and recorded as aborted.
         draining: called when the server begins to end. The sockets given to `serve` are open until the end.
@@ -127,7 +130,7 @@ class DrainingServer(uvicorn.Server):
             if loop.time() >= began + self._limit_seconds:
                 break
             for connection in list(connections):
-                if _is_answering(connection):
+                if _is_busy(connection):
                     silent_since.pop(connection, None)
                 elif loop.time() >= silent_since.setdefault(connection, loop.time()) + SILENT_SECONDS:
                     _close_unless_it_speaks(connection.transport)
@@ -135,8 +138,9 @@ class DrainingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _is_answering(connection: _Connection) -> bool:
-    return connection.cycle is not None and not connection.cycle.response_complete
+def _is_busy(connection: _Connection) -> bool:
+    """Whether a request is being answered, or has begun to arrive."""
+    return connection.is_in_head or (connection.cycle is not None and not connection.cycle.response_complete)
 
 
 def _close_unless_it_speaks(transport: Transport) -> None:

@@ -84,7 +84,7 @@ class GatewayMetrics:
         self.spool_bytes = Gauge("clawloop_gateway_spool_bytes", "Size of the spooled turns", registry=self.registry)
         self.spool_stuck = Gauge(
             "clawloop_gateway_spool_stuck",
-            "1 while spooled turns wait for another reason than PostgreSQL's absence",
+            "1 while spooled turns, or their files, wait for another reason than PostgreSQL's absence",
             registry=self.registry,
         )
         self.held_turns = Gauge(

@@ -88,6 +88,33 @@ async def test_a_spooled_turn_is_notified_once_it_is_stored(tmp_path: Path) -> N
         await until(lambda: len(gateway.turns.announced) == 1)
 
 
+@pytest.mark.parametrize("place", ["notifier", "store"])
+async def test_a_bug_is_logged_and_the_messages_behind_it_are_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    notifier, broken = FakeNotifier(), asyncio.Event()
+
+    async def breaks(*_: object) -> None:
+        broken.set()
+        raise KeyError("a bug")
+
+    async with notifying_gateway(tmp_path, notifier) as gateway:
+        with monkeypatch.context() as patched:
+            if place == "notifier":
+                patched.setattr(notifier, "notify_turn", breaks)
+            else:
+                patched.setattr(gateway.turns, "mark_notified", breaks)
+            await chat(gateway, session_id="one")
+            await asyncio.wait_for(broken.wait(), 30)
+        last = await chat(gateway, session_id="one")  # in the same queue
+        await until(lambda: turn_id_of(last) in gateway.turns.announced)
+    [logged] = [record for record in caplog.records if record.name == notifier_module.__name__]
+    assert logged.exc_info is not None
+    assert logged.exc_info[0] is KeyError
+    unsent = gateway.services.metrics.notifications.labels("left to the sweep")
+    assert unsent._value.get() == (1 if place == "notifier" else 0)
+
+
 @pytest.mark.slow
 async def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifier_module, "QUEUE_LIMIT", 2)

@@ -328,6 +328,10 @@ def is_stuck(recorder: Recorder) -> bool:
     return recorder._metrics.registry.get_sample_value("clawloop_gateway_spool_stuck") == 1
 
 
+def lost(recorder: Recorder, why: str) -> float | None:
+    return recorder._metrics.registry.get_sample_value("clawloop_gateway_turns_lost_total", {"why": why})
+
+
 @pytest.mark.parametrize("why", ["breaks", "keyless"])
 async def test_a_spool_that_is_stuck_though_postgres_answers_says_so_until_it_drains(tmp_path: Path, why: str) -> None:
     turns = FakeTurnStore()

@@ -14,6 +14,8 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
+import api.http_protocol
+from api.http_protocol import BoundedHttpProtocol
 from clawloop.processes import draining_server
 from clawloop.processes.draining_server import CUT_SECONDS, DrainingServer
 
@@ -59,19 +61,33 @@ class Serving:
     def stop(self, number: signal.Signals) -> None:
         self.server.handle_exit(number, None)
 
+    async def accepted(self, count: int) -> None:
+        async with asyncio.timeout(30):
+            while len(self.server.server_state.connections) < count:
+                await asyncio.sleep(0.01)
+
     async def asked(self, count: int) -> None:
         async with asyncio.timeout(30):
             while self.app.asked < count:
                 await asyncio.sleep(0.01)
 
 
+def server_config(app: App) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=BoundedHttpProtocol,
+        lifespan="off",
+        log_config=None,
+        ws="none",
+        timeout_graceful_shutdown=CUT_SECONDS,
+        timeout_keep_alive=75,
+    )
+
+
 @asynccontextmanager
 async def serving(app: App, drain_seconds: float = 60) -> AsyncIterator[Serving]:
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        app, lifespan="off", log_config=None, ws="none", timeout_graceful_shutdown=CUT_SECONDS, timeout_keep_alive=75
-    )
-    server = DrainingServer(config, listener, timedelta(seconds=drain_seconds), lambda: None)
+    server = DrainingServer(server_config(app), listener, timedelta(seconds=drain_seconds), lambda: None)
     running = Serving(app, server, listener.getsockname()[1], asyncio.create_task(server._serve([])))
     try:
         yield running
@@ -147,6 +163,44 @@ async def test_a_silent_connection_is_closed_and_does_not_hold_up_the_end() -> N
         await asyncio.wait_for(running.serving, 30)
 
 
+@pytest.mark.parametrize("before", [b"", GET], ids=["alone", "behind another request"])
+async def test_a_request_whose_head_arrives_in_two_parts_is_answered_however_late_the_second(
+    monkeypatch: pytest.MonkeyPatch, before: bytes
+) -> None:
+    monkeypatch.setattr(draining_server, "SILENT_SECONDS", 0.2)
+    async with serving(App()) as running:
+        running.app.go.set()
+        silent, silent_writer = await running.connect()
+        reader, writer = await running.connect()
+        writer.write(before + GET[:10])
+        await running.accepted(2)
+        if before:
+            await _answer(reader)
+        running.stop(signal.SIGTERM)
+        assert await asyncio.wait_for(silent.read(), 30) == b""
+        await asyncio.sleep(0.3)  # what is silent as long is closed by now, whenever the server read its part
+        writer.write(GET[10:])
+        assert b"connection: close" in await _answer(reader)
+        assert await reader.read() == b""
+        for connected in (writer, silent_writer):
+            connected.close()
+
+
+async def test_a_head_that_does_not_arrive_holds_up_the_end_as_long_as_heads_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draining_server, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(api.http_protocol, "HEAD_SECONDS", 2.0)
+    async with serving(App(), drain_seconds=600) as running:
+        reader, writer = await running.connect()
+        writer.write(GET[:10])
+        await running.accepted(1)
+        running.stop(signal.SIGTERM)
+        assert (await asyncio.wait_for(reader.read(), 30)).startswith(b"HTTP/1.1 408 ")
+        await asyncio.wait_for(running.serving, 30)
+        writer.close()
+
+
 @pytest.mark.parametrize("before", [[], [signal.SIGTERM]])
 async def test_sigint_cuts_requests_also_during_a_drain(before: list[signal.Signals]) -> None:
     async with serving(App(), drain_seconds=600) as running:
@@ -165,8 +219,7 @@ async def test_connections_that_arrive_together_are_shared() -> None:
     apps = [App(), App()]
     servers = []
     for app in apps:
-        config = uvicorn.Config(app, lifespan="off", log_config=None, ws="none", timeout_graceful_shutdown=CUT_SECONDS)
-        servers.append(DrainingServer(config, held.dup(), timedelta(seconds=60), lambda: None))
+        servers.append(DrainingServer(server_config(app), held.dup(), timedelta(seconds=60), lambda: None))
         app.go.set()
     # They wait in the kernel's queue until the servers start.
     clients = [await asyncio.open_connection(*held.getsockname()) for _ in range(20)]

@@ -1,0 +1,118 @@
+"""Turns in memory go to the disk as soon as it takes them, whatever PostgreSQL does, and to PostgreSQL likewise."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from api.recording import held_turns, spool_drain
+from api.recording.spool import Spool
+from clawloop.contracts.turns import InsertedTurn, TurnRecord
+from tests.api.conftest import until
+from tests.api.test_recording import GatedStore, Unavailable, lost, record_all, running_recorder, texts_of
+from tests.fakes.turn_store import FakeTurnStore
+
+
+@pytest.fixture(autouse=True)
+def quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (held_turns, spool_drain):
+        monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
+
+
+class FullSpool(Spool):
+    """It takes a turn only while it has room.
+
+    Attributes:
+        refused: how many it did not take.
+    """
+
+    has_room = False
+    refused = 0
+
+    def write(self, record: TurnRecord) -> None:
+        if not self.has_room:
+            self.refused += 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().write(record)
+
+
+class Unresponsive(GatedStore):
+    """It does not even end what is cancelled, before its gate is open."""
+
+    async def insert_many(self, records: Sequence[TurnRecord]) -> list[InsertedTurn | Exception]:
+        try:
+            return await super().insert_many(records)
+        except asyncio.CancelledError:
+            await self.gate.wait()
+            raise
+
+
+async def test_turns_in_memory_go_to_the_disk_while_postgres_hangs(tmp_path: Path) -> None:
+    hanging, spool = GatedStore(FakeTurnStore()), FullSpool(tmp_path, 10**8)
+    hanging.gate.clear()
+    async with running_recorder(Unavailable(hanging.turns), hanging, spool) as recorder:
+        try:
+            await record_all(recorder, "a", "b")
+            await until(lambda: hanging.batches)  # PostgreSQL does not answer from now on
+            refused = spool.refused
+            await until(lambda: spool.refused > refused + 2)
+            spool.has_room = True
+            await until(lambda: spool.turns == 2 and not recorder._held._turns)
+        finally:
+            hanging.gate.set()
+        await until(lambda: not spool.turns)
+    assert sorted(map(str, texts_of(hanging.turns))) == ["a", "b"]
+
+
+async def test_at_the_end_turns_in_memory_go_to_the_disk_before_postgres_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging, spool = Unresponsive(FakeTurnStore()), FullSpool(tmp_path, 10**8)
+    hanging.gate.clear()
+    async with running_recorder(Unavailable(hanging.turns), hanging, spool) as recorder:
+        try:
+            await record_all(recorder, "a")
+            await until(lambda: hanging.batches)
+            monkeypatch.setattr(held_turns, "RETRY_SECONDS", 10**6)  # one more try, and none before the end
+            refused = spool.refused
+            await until(lambda: spool.refused > refused)
+            spool.has_room = True
+            ending = asyncio.create_task(recorder.__aexit__())
+            await until(lambda: spool.turns == 1)
+            assert not ending.done()
+        finally:
+            hanging.gate.set()
+        await ending
+        assert lost(recorder, "stopped") == 0
+
+
+@pytest.mark.parametrize("place", ["disk", "postgres"])
+async def test_after_a_bug_turns_in_memory_are_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    store, spool = GatedStore(FakeTurnStore()), FullSpool(tmp_path, 10**8)
+    store.gate.clear()
+    broken: list[object] = []
+
+    def breaks(*arguments: object) -> None:
+        broken.append(arguments)
+        raise KeyError("a bug")
+
+    async with running_recorder(Unavailable(store.turns), store, spool) as recorder:
+        try:
+            await record_all(recorder, "a")
+            with monkeypatch.context() as patched:
+                if place == "disk":
+                    patched.setattr(spool, "write", breaks)
+                else:
+                    patched.setattr(recorder._notifications, "add_turn", breaks)
+                    store.gate.set()
+                await until(lambda: broken)
+            spool.has_room = place == "disk"
+            await until(lambda: not recorder._held._turns)
+        finally:
+            store.gate.set()
