@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections import OrderedDict
-from contextlib import suppress
 from datetime import UTC, datetime
 
 from starlette.datastructures import Headers
@@ -20,6 +20,8 @@ from clawloop.contracts.serving import ApiKey, Scope
 from clawloop.episodes.keys import is_episode_key, verify
 from clawloop.errors import RequestRejected, StoreUnavailable
 from clawloop.ids import ApiKeyId
+
+log = logging.getLogger(__name__)
 
 # How long a revoked key may still be accepted.
 FRESH_SECONDS = 30.0
@@ -170,8 +172,12 @@ class KeyRing:
 
     async def _keep_fresh(self) -> None:
         while True:
-            with suppress(StoreUnavailable):
+            try:
                 await self._read_signing_secret()
+            except StoreUnavailable:
+                pass
+            except Exception:  # a bug; the task must go on, or a replaced secret would never be seen
+                log.exception("signing secret not read")
             await asyncio.sleep(FRESH_SECONDS)
 
     async def _read_signing_secret(self) -> None:

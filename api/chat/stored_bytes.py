@@ -88,6 +88,10 @@ class StoredBytes:
                 log.warning("what keys store is not known", extra={"why": str(error)})
                 await asyncio.sleep(REFRESH_SECONDS)
                 continue
+            except Exception:  # a bug; the task must go on, or no key would reach its bound any more
+                log.exception("what keys store is not known")
+                await asyncio.sleep(REFRESH_SECONDS)
+                continue
             try:
                 async with asyncio.timeout(REFRESH_SECONDS):
                     await self._new_key.wait()

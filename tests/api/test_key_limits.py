@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ from api.chat.key_limits import KeyLimiter
 from api.chat.stored_bytes import StoredBytes
 from clawloop.contracts.serving import ApiKey, KeyLimits, Scope
 from clawloop.errors import RequestRejected, StoreUnavailable
-from clawloop.ids import new_api_key_id, new_episode_id
+from clawloop.ids import ApiKeyId, new_api_key_id, new_episode_id
 from tests.api.chat_requests import PATH, chat_body
 from tests.api.conftest import Gateway, until
 from tests.fakes.key_store import FakeKeyStore
@@ -225,6 +226,25 @@ async def test_keys_without_a_limit_of_their_own_have_that_of_all() -> None:
         bounded.require_room(mine)
     bounded.require_room(generous)
     bounded.require_room(episode)
+
+
+async def test_a_bug_does_not_end_the_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, mine = FakeKeyStore(), key(stored_mib=1)
+    store.stored = {mine.id: 2**20}
+    read, failed = store.stored_bytes, asyncio.Event()
+
+    async def fails_once(keys: Sequence[ApiKeyId]) -> dict[ApiKeyId, int]:
+        if not failed.is_set():
+            failed.set()
+            raise RuntimeError("a bug")
+        return await read(keys)
+
+    monkeypatch.setattr("api.chat.stored_bytes.REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr(store, "stored_bytes", fails_once)
+    async with StoredBytes(store) as bounded:
+        bounded.require_room(mine)
+        await until(lambda: bounded._stored)
+    assert failed.is_set()
 
 
 async def test_a_new_key_is_looked_at_at_once_and_stays_known_while_postgresql_is_away() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from unittest.mock import Mock
 
 import pytest
 from starlette.datastructures import Headers
@@ -115,6 +116,12 @@ async def test_a_gateway_reads_the_signing_secret_again_though_no_episode_asks(m
         store.available = False
         await asyncio.sleep(0.05)  # an outage ends nothing
         store.available = True
+        read = store.signing_secret
+        monkeypatch.setattr(store, "signing_secret", bug := Mock(side_effect=RuntimeError("a bug")))
+        async with asyncio.timeout(30):
+            while not bug.called:
+                await asyncio.sleep(0.01)
+        monkeypatch.setattr(store, "signing_secret", read)
         store.signing = b"another secret"
         async with asyncio.timeout(30):
             while ring._signing_secret != store.signing:
