@@ -5,8 +5,9 @@ what a judge left out that gives fewer answers than asked for. What then cannot 
 no retry asks a third time. So is an answer that was cut off, also where it seems to have a vote: a judge may still be
 thinking then.
 
-An attempt that Temporal gave up may go on beside the next one, on another worker. So each request counts what is stored
-by then, and nothing is asked once the judgement was decided meanwhile.
+An attempt that Temporal gave up may go on beside the next one, on another worker. So with each answer that an attempt
+stores it learns what is stored by then, and asks for no more than the rest; it ends where the judgement was decided
+meanwhile. Where none of the first answers can be read there is nothing to store, and the second request is sent.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class VoteCollector:
         self._evidence = evidence
         self._judgement = judgement
         self._give_up = give_up
-        self._stored: StoredAnswers | None = None  # by the last answer of this collector; None: it has stored none
+        self._stored: StoredAnswers | None = None  # as of this collector's last store; None before the first
         self.problems: list[str] = []
 
     async def votes(self) -> list[Vote | None]:

@@ -182,6 +182,7 @@ class Trainer(Protocol):
 
         Raises:
             StepDiverged, NothingToTrain, AdapterUnusable, SampleUnusable: this batch can never be trained.
+            AdapterUnreadable: as long as the disk is away.
             ModelUnsupported: no batch can be trained on the model that this trainer has.
             RecipeRejected: no batch of this recipe can be trained on this base model.
             DiskFull: there is no room for the adapter.

@@ -23,6 +23,7 @@ from clawloop.contracts.progress import Pace, StatusCallback
 from clawloop.contracts.training import StepBatch, StepState, TrainedStep, VersionRef
 from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import (
+    AdapterUnreadable,
     DiskFull,
     EncryptionKeyMissing,
     ModelUnsupported,
@@ -34,6 +35,7 @@ from clawloop.errors import (
     StepTooLarge,
     StoreUnavailable,
     TrainerFailed,
+    TrainerUnavailable,
     TransientError,
 )
 from clawloop.gate.numbers import check_numbers
@@ -166,9 +168,12 @@ class TrainingActivities:
             if attempts.failed < FAILED_ATTEMPTS:
                 raise
             return await self._pause(request, f"{error} (failed {attempts.failed} times)")
-        except (TransientError, asyncio.CancelledError):
+        except (TransientError, asyncio.CancelledError) as error:
             with suppress(StoreUnavailable):  # then it counts as lost
                 await self._steps.end_attempt(request.policy, request.n, failed=False)
+                if isinstance(error, TrainerUnavailable | AdapterUnreadable):
+                    # A disk may be gone for days: the status says for what the step waits.
+                    await self._steps.note_progress(request.policy, request.n, f"waits: {error}")
             raise
 
     async def _train(self, request: TrainStep, batch: StepBatch, report: StatusCallback) -> StepDone:
@@ -207,7 +212,8 @@ class TrainingActivities:
             return _ended(
                 request,
                 state,
-                "another version was committed, or the policy was rolled back, before this step committed",
+                "another version was committed, the policy was rolled back, or the gate rejected the version of another"
+                " attempt, before this step committed",
             )
         await self._log_run(request)
         return _made(trained.version, state, trained)

@@ -1,7 +1,7 @@
 """Turns that neither PostgreSQL nor the disk takes, held in memory until one of them does.
 
 They are lost if the process ends before. Every turn tries PostgreSQL and the disk first. The disk is not tried after
-PostgreSQL but beside it, as that may hang for half a minute before it refuses. What both take is stored once.
+PostgreSQL but beside it, as PostgreSQL may hang for half a minute before it refuses. What both take is stored once.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ class HeldTurns:
             for task in self._tasks:
                 task.cancel()
         # Before PostgreSQL, which may take longer than the time after which a gateway that stops is killed.
-        await self._write_all()
+        await _guarded(self._write_all)
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await self._insert_all()
+        await _guarded(self._insert_all)
         for turn_id in self._turns:
             self._metrics.turns_lost.labels("stopped").inc()
             log.error("turn lost", extra={"turn_id": str(turn_id), "why": "the gateway stops, and nothing takes it"})
@@ -103,10 +103,7 @@ class HeldTurns:
         while True:
             await self._filled.wait()
             await asyncio.sleep(RETRY_SECONDS)
-            try:
-                await place_all()
-            except Exception:  # a bug; the turns stay where they are
-                log.exception("turns in memory not stored")
+            await _guarded(place_all)
             if not self._turns:
                 self._filled.clear()
 
@@ -159,11 +156,14 @@ class HeldTurns:
             if record.turn_id not in self._turns:
                 return  # the disk was faster; the spool's drain inserts the turn again, which changes nothing
             if isinstance(result, InsertedTurn):
-                self._notifications.add_turn(record, result)
                 self._remove(record)
+                self._notifications.add_turn(record, result)
                 log.info("turn stored from memory", extra={"turn_id": str(record.turn_id)})
             elif isinstance(result, RecordUnusable):
                 await self._reject(record, result)
+            elif not isinstance(result, StoreUnavailable):
+                # A bug, or a key that may come; the turn is tried again with the others.
+                log.error("turn in memory not stored", extra={"turn_id": str(record.turn_id)}, exc_info=result)
 
     async def _reject(self, record: TurnRecord, unusable: RecordUnusable) -> None:
         """Set aside a turn that can never be stored, or give it up: memory is for those that can."""
@@ -178,3 +178,10 @@ class HeldTurns:
     def _remove(self, record: TurnRecord) -> None:
         del self._turns[record.turn_id]
         self._metrics.held_turns.set(len(self._turns))
+
+
+async def _guarded(place_all: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await place_all()
+    except Exception:  # a bug; the turns stay where they are
+        log.exception("turns in memory not stored")

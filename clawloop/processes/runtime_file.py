@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -63,6 +64,9 @@ def installation_id(data: Path) -> str:
     path = data / "installation"
     try:
         data.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            if known := path.read_text(encoding="utf-8").strip():
+                return known  # also where only another user may write
         with path.open("a+", encoding="utf-8") as file:
             # Gateways begin at the same time; and an id could not be written while the disk was full.
             fcntl.flock(file, fcntl.LOCK_EX)

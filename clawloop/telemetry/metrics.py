@@ -8,6 +8,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from clawloop.errors import (
+    AdapterUnreadable,
     AdapterUnusable,
     DiskFull,
     ModelUnsupported,
@@ -22,6 +23,7 @@ from clawloop.errors import (
 )
 
 _STEP_ERRORS = (
+    AdapterUnreadable,
     AdapterUnusable,
     DiskFull,
     ModelUnsupported,

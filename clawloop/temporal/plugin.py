@@ -29,6 +29,7 @@ from temporalio.worker import (
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from clawloop.errors import (
+    AdapterUnreadable,
     ClawloopError,
     EncryptionKeyMissing,
     EpisodeUnusable,
@@ -81,6 +82,7 @@ _SAFE = (
     JudgeUnavailable
     | JudgeRefused
     | TrainerUnavailable
+    | AdapterUnreadable
     | SandboxFailed
     | EpisodeUnusable
     | WorkerKeyRefused
@@ -92,7 +94,7 @@ class _RedactErrors(ActivityInboundInterceptor):
     """Replaces the message of an activity's error by its type before it crosses Temporal.
 
     A message may quote a conversation (PostgreSQL quotes the row it refuses), so it stays in our logs. Messages of
-    judges, trainers, sandboxes, episodes and missing keys are safe by contract, and operators need them.
+    judges, trainers, adapters, sandboxes, episodes and missing keys are safe by contract, and operators need them.
     """
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:

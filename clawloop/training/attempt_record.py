@@ -18,7 +18,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clawloop.contracts.training import BatchSample, StepBatch
-from clawloop.errors import StepTooLarge, TrainerFailed, TrainerUnavailable
+from clawloop.errors import AdapterUnreadable, StepTooLarge, TrainerFailed, TrainerUnavailable
 from clawloop.ids import SampleId
 from clawloop.training.memory import REMEDY, SHARE_LEFT_OUT, is_out_of_memory, left_out_reason, tokens_of
 from clawloop.training.packing.sequences import Limits
@@ -118,7 +118,8 @@ class AttemptRecord:
     def _end(self, error: Exception) -> None:
         """What a stopped attempt found out stays true; after a failure the memory may be there again."""
         last = self._read()
-        if isinstance(error, TrainerUnavailable) and not isinstance(error, TrainerFailed) and last is not None:
+        is_stopped = isinstance(error, TrainerUnavailable | AdapterUnreadable) and not isinstance(error, TrainerFailed)
+        if is_stopped and last is not None:
             self.write(last.model_copy(update={"under_way": False}))
         else:
             self._forget()

@@ -34,7 +34,7 @@ def gather_batch_signals(
 
     Raises:
         StepDiverged: a pass gives numbers that are not finite.
-        AdapterUnusable: a teacher's version cannot be read.
+        AdapterUnusable, AdapterUnreadable: a teacher's version cannot be used, or not now.
     """
     policy: dict[int, Scores] = {}
     reference: dict[int, Scores] = {}

@@ -73,7 +73,7 @@ class TrainerSetup(BaseModel):
         if base_model != own and (self.base_model is not None or base_model.rsplit("/", 1)[-1] != own):
             raise TrainerUnavailable(
                 f"this trainer has {own!r}, the policy's base is {base_model!r}: start one with "
-                f"`--model DIR --base-model {base_model}`, or give the policy a pool of its own"
+                f"`--model DIR --base-model {base_model}`"
             )
 
     def files_stamp(self) -> tuple[tuple[str, int, int], ...]:

@@ -79,7 +79,7 @@ def train_step(
         StepDiverged: a number is not finite, or over `recipe.bounds`. The model in memory may have changed, so
             continue from the last committed version.
         NothingToTrain: no sample is left to learn from.
-        AdapterUnusable: a teacher's version cannot be read.
+        AdapterUnusable, AdapterUnreadable: a teacher's version cannot be used, or not now.
     """
     ranks = ranks or Ranks()
     on_progress = on_progress or ignore_progress

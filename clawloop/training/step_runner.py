@@ -79,6 +79,7 @@ class StepRunner:
 
         Raises:
             StepDiverged, NothingToTrain, AdapterUnusable: permanent.
+            AdapterUnreadable: a retry may find the disk again.
             ModelUnsupported: the base model cannot be loaded; the batch is good.
             RecipeRejected: the recipe does not fit the base model; the batch is good.
             DiskFull: there is no room for the version; the batch is good.

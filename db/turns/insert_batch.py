@@ -8,8 +8,8 @@ the CPU, and each chat pays for it. What is rare (an erased turn, a late parent)
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -29,6 +29,8 @@ from db.turns.conversation_cache import ConversationCache
 from db.turns.prepared_turn import PreparedTurn
 from db.turns.reparent import reparent_late_turns
 from db.turns.session_lookup import CANDIDATES, CandidateQuery
+
+log = logging.getLogger(__name__)
 
 # Inserts the new sessions and locks all until the end of the transaction, but not for turns that are stored already.
 # A late turn from before an erasure does not reopen its session, and its client's value is gone. A row that this
@@ -180,6 +182,7 @@ async def _find_parent(connection: AsyncConnection, conversations: ConversationC
         request = entry.prepared.request
         entry.parent = find_parent(request.seed, request.messages, entry.candidates)
     if entry.parent is not None:
-        # Damaged content of the parent is no reason to refuse the turn, which is then stored whole.
-        with suppress(ContentUnreadable):
+        try:
             entry.parent_conversation = await conversations.load(connection, entry.parent)
+        except ContentUnreadable as error:  # no reason to refuse the turn, which is then stored whole
+            log.warning("parent unreadable, turn stored whole", extra={"turn_id": str(entry.parent), "why": str(error)})

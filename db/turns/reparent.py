@@ -5,6 +5,8 @@ Their rows get another parent and another delta against it; the conversations th
 
 from __future__ import annotations
 
+import logging
+
 from sqlalchemy import or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -18,6 +20,8 @@ from db.turns.deltas import delta
 from db.turns.prepared_turn import PreparedTurn, Request
 from db.turns.read import evidence_from
 from db.turns.session_lookup import find_parent_turn
+
+log = logging.getLogger(__name__)
 
 
 async def reparent_late_turns(
@@ -36,7 +40,8 @@ async def reparent_late_turns(
     for row in (await connection.execute(later)).all():
         try:
             conversation = await conversations.load(connection, TurnId(row.id))
-        except ContentUnreadable:  # damaged: what it continues is not known any more
+        except ContentUnreadable as error:  # what it continues is not known any more
+            log.warning("turn unreadable, its parent not looked for", extra={"turn_id": str(row.id), "why": str(error)})
             continue
         request = Request(
             key=prepared.record.api_key_id,

@@ -6,6 +6,7 @@ import asyncio
 import errno
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -77,9 +78,8 @@ async def test_at_the_end_turns_in_memory_go_to_the_disk_before_postgres_is_wait
         try:
             await record_all(recorder, "a")
             await until(lambda: hanging.batches)
-            monkeypatch.setattr(held_turns, "RETRY_SECONDS", 10**6)  # one more try, and none before the end
-            refused = spool.refused
-            await until(lambda: spool.refused > refused)
+            monkeypatch.setattr(held_turns, "RETRY_SECONDS", 10**6)
+            await asyncio.sleep(0.1)  # for one more try, after which there is none before the end
             spool.has_room = True
             ending = asyncio.create_task(recorder.__aexit__())
             await until(lambda: spool.turns == 1)
@@ -92,7 +92,7 @@ async def test_at_the_end_turns_in_memory_go_to_the_disk_before_postgres_is_wait
 
 @pytest.mark.parametrize("place", ["disk", "postgres"])
 async def test_after_a_bug_turns_in_memory_are_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
     store, spool = GatedStore(FakeTurnStore()), FullSpool(tmp_path, 10**8)
     store.gate.clear()
@@ -108,11 +108,44 @@ async def test_after_a_bug_turns_in_memory_are_tried_again(
             with monkeypatch.context() as patched:
                 if place == "disk":
                     patched.setattr(spool, "write", breaks)
+                    await until(lambda: broken)
                 else:
-                    patched.setattr(recorder._notifications, "add_turn", breaks)
+                    store.breaks = {"a"}
                     store.gate.set()
-                await until(lambda: broken)
+                    await until(lambda: "turn in memory not stored" in caplog.text)
+                    store.breaks = set()
             spool.has_room = place == "disk"
             await until(lambda: not recorder._held._turns)
         finally:
             store.gate.set()
+
+
+async def test_a_notification_that_breaks_keeps_no_turn_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, spool = GatedStore(FakeTurnStore()), FullSpool(tmp_path, 10**8)
+    store.gate.clear()
+    async with running_recorder(Unavailable(store.turns), store, spool) as recorder:
+        try:
+            await record_all(recorder, "a", "b")
+            monkeypatch.setattr(recorder._notifications, "add_turn", Mock(side_effect=KeyError("a bug")))
+        finally:
+            store.gate.set()
+        await until(lambda: not recorder._held._turns)
+    assert sorted(map(str, texts_of(store.turns))) == ["a", "b"]
+    assert "turns in memory not stored" in caplog.text
+
+
+async def test_a_bug_at_the_end_costs_no_turn_that_postgres_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, spool = GatedStore(FakeTurnStore()), FullSpool(tmp_path, 10**8)
+    store.gate.clear()
+    async with running_recorder(Unavailable(store.turns), store, spool) as recorder:
+        try:
+            await record_all(recorder, "a")
+            monkeypatch.setattr(held_turns, "RETRY_SECONDS", 10**6)
+            monkeypatch.setattr(spool, "write", Mock(side_effect=KeyError("a bug")))
+        finally:
+            store.gate.set()
+    assert texts_of(store.turns) == ["a"]

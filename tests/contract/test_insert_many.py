@@ -176,7 +176,6 @@ async def test_a_turn_that_only_postgresql_refuses_costs_no_other(postgres_store
         assert await stores.turns.load(record.turn_id) is not None
 
 
-@pytest.mark.postgres
 async def damage(url: str, turn: TurnRecord) -> None:
     async with await psycopg.AsyncConnection.connect(url) as connection:
         await connection.execute("UPDATE turns SET messages_added = '\"%%\"' WHERE id = %s", [turn.turn_id])
@@ -203,6 +202,7 @@ async def test_a_late_turn_is_stored_beside_a_damaged_one(postgres_url: str, pos
     assert [stored.record for stored in found if stored is not None] == [first, third]
 
 
+@pytest.mark.postgres
 async def test_a_locked_session_holds_up_only_its_own_turn(postgres_url: str, postgres_stores: Stores) -> None:
     records = [turn_record(f"{n}", api_key_id=postgres_stores.key, evidence=named(f"lock {n}")) for n in range(4)]
     first = await postgres_stores.turns.insert(records[0])

@@ -14,6 +14,7 @@ from clawloop.contracts.progress import Pace, StatusCallback, StepProgress
 from clawloop.contracts.training import SampleState, StepBatch, StepState, TrainedStep, TrainingState
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import (
+    AdapterUnreadable,
     AdapterUnusable,
     DiskFull,
     ModelUnsupported,
@@ -26,6 +27,7 @@ from clawloop.errors import (
     StoreUnavailable,
     TrainerFailed,
     TrainerUnavailable,
+    TransientError,
 )
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
@@ -301,12 +303,16 @@ async def test_a_rejected_recipe_that_was_replaced_does_not_pause_training(desk:
     assert (await desk.learning.steps.claim(POLICY, 2)).samples == 4
 
 
-async def test_an_unavailable_trainer_leaves_the_batch_claimed(desk: Desk) -> None:
+@pytest.mark.parametrize("error", [TrainerUnavailable("a rank died"), AdapterUnreadable("v1 cannot be read")])
+async def test_what_is_away_leaves_the_batch_claimed_and_the_status_says_so(desk: Desk, error: TransientError) -> None:
     await desk.claim()
-    desk.trainer.fails = [TrainerUnavailable("a rank died")]
-    with pytest.raises(TrainerUnavailable):
+    desk.trainer.fails = [error]
+    with pytest.raises(type(error)):
         await desk.activities.train_step(ASK)
-    assert (await desk.learning.steps.status(POLICY)).step_state is StepState.CLAIMED
+    status = await desk.learning.steps.status(POLICY)
+    assert status.step_state is StepState.CLAIMED
+    assert status.progress is not None
+    assert status.progress.now == f"waits: {error}"
     assert (await desk.activities.train_step(ASK)).state is StepState.CANDIDATE
 
 

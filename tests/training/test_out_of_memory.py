@@ -14,7 +14,7 @@ import torch
 
 from clawloop.contracts.progress import Pace
 from clawloop.contracts.training import BatchSample, StepFigures
-from clawloop.errors import StepDiverged, StepTooLarge, TrainerFailed, TrainerUnavailable
+from clawloop.errors import AdapterUnreadable, StepDiverged, StepTooLarge, TrainerFailed, TrainerUnavailable
 from clawloop.training import attempt_record, step_runner
 from clawloop.training.progress import ignore_status
 from clawloop.training.setup import TrainerSetup
@@ -186,7 +186,13 @@ def test_samples_that_fill_a_micro_batch_alone_are_left_out_and_after_five_death
 
 @pytest.mark.parametrize(
     ("error", "kills"),
-    [(Killed(), 3), (ValueError("a bug"), 4), (RuntimeError("a bug"), 4), (TrainerUnavailable("stopped"), 4)],
+    [
+        (Killed(), 3),
+        (ValueError("a bug"), 4),
+        (RuntimeError("a bug"), 4),
+        (TrainerUnavailable("stopped"), 4),
+        (AdapterUnreadable("gone"), 4),
+    ],
     ids=repr,
 )
 def test_an_attempt_that_ended_otherwise_is_repeated_as_it_was(

@@ -134,6 +134,7 @@ def write_version(parent: Path, version: int, files: Mapping[str, bytes]) -> Wri
 
     Raises:
         AdapterUnusable: the directory exists, but its content does not match its name.
+        AdapterUnreadable
     """
     digest = files_sha256({name: files[name] for name in HASHED_FILES})
     target = parent / f"v{version}-{digest[:12]}"
@@ -180,11 +181,7 @@ def read_adapter(path: Path, *, base: BaseIdentity | None = None) -> Adapter:
     try:
         config = _PeftConfig.model_validate_json(read_adapter_file(path / CONFIG_FILE))
         stored = load(read_adapter_file(path / WEIGHTS_FILE))
-        written_for = (
-            BaseIdentity.model_validate_json(read_adapter_file(path / BASE_FILE))
-            if (path / BASE_FILE).exists()
-            else None
-        )
+        written_for = _base_of(path)
     except (ValidationError, SafetensorError) as error:
         raise AdapterUnusable(f"{path} is damaged: {error}") from error
     if base is not None and (written_for is None or written_for.fingerprint != base.fingerprint):
@@ -194,6 +191,15 @@ def read_adapter(path: Path, *, base: BaseIdentity | None = None) -> Adapter:
     if foreign := sorted(name for name in stored if name.rsplit(".", 3)[-3] not in lora.targets):
         raise AdapterUnusable(f"{path}: {len(foreign)} tensors are of no target, the first is {foreign[0]}")
     return Adapter(lora, {name: stored[name].float() for name in sorted(stored)}, written_for)
+
+
+def _base_of(path: Path) -> BaseIdentity | None:
+    """What the adapter was trained on; None if its directory does not say."""
+    try:
+        content = read_adapter_file(path / BASE_FILE)
+    except AdapterUnusable:
+        return None
+    return BaseIdentity.model_validate_json(content)
 
 
 def adapter_lora(path: Path) -> LoraShape:

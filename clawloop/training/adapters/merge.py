@@ -58,6 +58,7 @@ def merge(base: Path, adapter: Path, out: Path, *, device: torch.device | None =
     Raises:
         SetupError: `out` exists.
         AdapterUnusable: the adapter does not fit the base, or the merged logits are wrong; `out` is removed.
+        AdapterUnreadable
         ModelUnsupported: see `read_family`.
     """
     if out.exists():

@@ -58,7 +58,7 @@ class BaseWeights:
         """Yields these tensors on this device, in the dtype in which they are stored.
 
         Raises:
-            ModelUnsupported: a tensor is missing.
+            ModelUnsupported: a tensor is missing, or a file cannot be read.
         """
         requested = set(names)
         if missing := sorted(requested - self.names):
