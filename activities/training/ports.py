@@ -39,11 +39,12 @@ class StepStore(Protocol):
             RecordUnusable: also if the step has ended.
         """
 
-    async def end_attempt(self, policy: str, n: int, *, failed: bool) -> Attempts:
+    async def end_attempt(self, policy: str, n: int, *, failed: bool, why: str | None = None) -> Attempts:
         """Note that the running attempt ended without deciding the step; does nothing if the step has ended.
 
         Args:
             failed: the trainer cannot compute this step; else something interrupted it.
+            why: for people, who see it until the next attempt begins; None: nothing that they could mend.
         """
 
     async def note_progress(self, policy: str, n: int, progress: str, pace: Pace | None = None) -> None:

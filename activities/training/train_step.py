@@ -164,16 +164,15 @@ class TrainingActivities:
         try:
             return await self._train(request, batch, report)
         except TrainerFailed as error:
-            attempts = await self._steps.end_attempt(request.policy, request.n, failed=True)
+            attempts = await self._steps.end_attempt(request.policy, request.n, failed=True, why=str(error))
             if attempts.failed < FAILED_ATTEMPTS:
                 raise
             return await self._pause(request, f"{error} (failed {attempts.failed} times)")
         except (TransientError, asyncio.CancelledError) as error:
+            # A disk may be gone for days: the status says for what the step waits.
+            why = str(error) if isinstance(error, TrainerUnavailable | AdapterUnreadable) else None
             with suppress(StoreUnavailable):  # then it counts as lost
-                await self._steps.end_attempt(request.policy, request.n, failed=False)
-                if isinstance(error, TrainerUnavailable | AdapterUnreadable):
-                    # A disk may be gone for days: the status says for what the step waits.
-                    await self._steps.note_progress(request.policy, request.n, f"waits: {error}")
+                await self._steps.end_attempt(request.policy, request.n, failed=False, why=why)
             raise
 
     async def _train(self, request: TrainStep, batch: StepBatch, report: StatusCallback) -> StepDone:

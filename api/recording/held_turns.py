@@ -56,6 +56,7 @@ class HeldTurns:
         self._metrics = metrics
         self._limit_bytes = limit_bytes
         self._turns: dict[TurnId, tuple[TurnRecord, int]] = {}
+        self._explained: set[TurnId] = set()
         self._filled = asyncio.Event()
         # Held while a turn goes to the disk or leaves memory.
         self._placing = asyncio.Lock()
@@ -130,6 +131,9 @@ class HeldTurns:
                     await self._drain.write(record)
                 except (OSError, SpoolFull):
                     return False
+                except Exception as error:  # noqa: BLE001 - a bug; the other turns go to the disk all the same
+                    self._say_why(record, error)
+                    return False
                 self._remove(record)
                 log.info("turn stored from memory", extra={"turn_id": str(record.turn_id)})
         return True
@@ -156,14 +160,14 @@ class HeldTurns:
             if record.turn_id not in self._turns:
                 return  # the disk was faster; the spool's drain inserts the turn again, which changes nothing
             if isinstance(result, InsertedTurn):
-                self._remove(record)
                 self._notifications.add_turn(record, result)
+                self._remove(record)
                 log.info("turn stored from memory", extra={"turn_id": str(record.turn_id)})
             elif isinstance(result, RecordUnusable):
                 await self._reject(record, result)
             elif not isinstance(result, StoreUnavailable):
                 # A bug, or a key that may come; the turn is tried again with the others.
-                log.error("turn in memory not stored", extra={"turn_id": str(record.turn_id)}, exc_info=result)
+                self._say_why(record, result)
 
     async def _reject(self, record: TurnRecord, unusable: RecordUnusable) -> None:
         """Set aside a turn that can never be stored, or give it up: memory is for those that can."""
@@ -175,13 +179,20 @@ class HeldTurns:
             log.error("turn lost", extra={"turn_id": str(record.turn_id), "why": why})
         self._remove(record)
 
+    def _say_why(self, record: TurnRecord, error: Exception) -> None:
+        """Log why a turn stays in memory, once: it is tried each second."""
+        if record.turn_id not in self._explained:
+            self._explained.add(record.turn_id)
+            log.error("turn in memory not stored", extra={"turn_id": str(record.turn_id)}, exc_info=error)
+
     def _remove(self, record: TurnRecord) -> None:
         del self._turns[record.turn_id]
+        self._explained.discard(record.turn_id)
         self._metrics.held_turns.set(len(self._turns))
 
 
 async def _guarded(place_all: Callable[[], Awaitable[None]]) -> None:
     try:
         await place_all()
-    except Exception:  # a bug; the turns stay where they are
-        log.exception("turns in memory not stored")
+    except Exception:  # a bug; the next round tries again
+        log.exception("round of turns in memory cut short")

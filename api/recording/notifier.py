@@ -81,7 +81,16 @@ class NotificationQueue:
         await asyncio.gather(*joining, *self._tasks, *self._reactions, return_exceptions=True)
 
     def add_turn(self, record: TurnRecord, inserted: InsertedTurn) -> None:
-        """Queue a notification of a stored turn, if it is one that may be judged, and rate by a reaction in it."""
+        """Queue a notification of a stored turn, if it is one that may be judged, and rate by a reaction in it.
+
+        Never raises: the turn is stored, and neither its chat nor the turns that are stored with it wait for this.
+        """
+        try:
+            self._add_turn(record, inserted)
+        except Exception:  # a bug: the sweep sends what is not queued
+            log.exception("notification not queued", extra={"turn_id": str(record.turn_id)})
+
+    def _add_turn(self, record: TurnRecord, inserted: InsertedTurn) -> None:
         self._rate_by_reaction(record, inserted)
         if record.kind is not TurnKind.MAIN or inserted.erased or record.episode_id is not None:
             return

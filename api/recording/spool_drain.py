@@ -217,9 +217,9 @@ class SpoolDrain:
     async def _finish(self, records: Sequence[TurnRecord], results: Sequence[InsertedTurn | Exception]) -> None:
         for record, result in zip(records, results, strict=True):
             if isinstance(result, InsertedTurn):
+                self._notifications.add_turn(record, result)
                 log.info("turn stored from the spool", extra={"turn_id": str(record.turn_id)})
                 await self._settle(record.turn_id)
-                self._notifications.add_turn(record, result)
             elif isinstance(result, RecordUnusable):
                 await self._settle(record.turn_id, str(result))
             elif not isinstance(result, StoreUnavailable):

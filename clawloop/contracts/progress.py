@@ -40,3 +40,12 @@ class StepProgress:
     seconds: float | None = None
     tokens_a_second: float | None = None
     seconds_left: float | None = None
+
+
+def waiting_words(why: str | None) -> str:
+    """What a step does between two attempts.
+
+    Args:
+        why: the attempt ended without an end of the step.
+    """
+    return "waits to be tried again" if why is None else f"waits to be tried again: {why}"

@@ -10,7 +10,7 @@ import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from clawloop.errors import SetupError
 
@@ -64,9 +64,9 @@ def installation_id(data: Path) -> str:
     path = data / "installation"
     try:
         data.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
-            if known := path.read_text(encoding="utf-8").strip():
-                return known  # also where only another user may write
+        # Also where another user alone may write. What is not whole is read again under the lock.
+        with suppress(FileNotFoundError, ValueError):
+            return str(UUID(path.read_text(encoding="utf-8").strip()))
         with path.open("a+", encoding="utf-8") as file:
             # Gateways begin at the same time; and an id could not be written while the disk was full.
             fcntl.flock(file, fcntl.LOCK_EX)

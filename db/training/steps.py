@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.attempts import Attempts
 from clawloop.contracts.gate_checks import GateCheck
-from clawloop.contracts.progress import Pace
+from clawloop.contracts.progress import Pace, waiting_words
 from clawloop.contracts.step_record import StepRecord
 from clawloop.contracts.training import (
     OPEN_STEPS,
@@ -109,10 +109,14 @@ class PostgresStepStore:
         await connection.execute(update(StepRow).where(*claimed).values(progress=storable(progress), **known))
 
     @transaction
-    async def end_attempt(self, connection: AsyncConnection, policy: str, n: int, *, failed: bool) -> Attempts:
+    async def end_attempt(
+        self, connection: AsyncConnection, policy: str, n: int, *, failed: bool, why: str | None = None
+    ) -> Attempts:
         step = await lock_step(connection, policy, n)
         if step.state != StepState.CLAIMED:
             return Attempts(step.attempt, step.failed, step.interrupted)
+        ended = update(StepRow).where(StepRow.policy == policy, StepRow.n == n)
+        await connection.execute(ended.values(attempt_at=None, progress=storable(waiting_words(why)), **_NO_PACE))
         return await _count_attempt(connection, policy, n, "failed" if failed else "interrupted")
 
     @transaction

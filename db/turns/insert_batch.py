@@ -185,4 +185,5 @@ async def _find_parent(connection: AsyncConnection, conversations: ConversationC
         try:
             entry.parent_conversation = await conversations.load(connection, entry.parent)
         except ContentUnreadable as error:  # no reason to refuse the turn, which is then stored whole
-            log.warning("parent unreadable, turn stored whole", extra={"turn_id": str(entry.parent), "why": str(error)})
+            named = {"turn_id": str(entry.prepared.record.turn_id), "parent": str(entry.parent), "why": str(error)}
+            log.warning("parent unreadable, turn stored whole", extra=named)

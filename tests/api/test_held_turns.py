@@ -78,8 +78,9 @@ async def test_at_the_end_turns_in_memory_go_to_the_disk_before_postgres_is_wait
         try:
             await record_all(recorder, "a")
             await until(lambda: hanging.batches)
-            monkeypatch.setattr(held_turns, "RETRY_SECONDS", 10**6)
-            await asyncio.sleep(0.1)  # for one more try, after which there is none before the end
+            to_the_disk, _ = recorder._held._tasks
+            to_the_disk.cancel()  # no try before the end
+            await asyncio.wait([to_the_disk])
             spool.has_room = True
             ending = asyncio.create_task(recorder.__aexit__())
             await until(lambda: spool.turns == 1)
@@ -128,12 +129,13 @@ async def test_a_notification_that_breaks_keeps_no_turn_in_memory(
     async with running_recorder(Unavailable(store.turns), store, spool) as recorder:
         try:
             await record_all(recorder, "a", "b")
-            monkeypatch.setattr(recorder._notifications, "add_turn", Mock(side_effect=KeyError("a bug")))
+            monkeypatch.setattr(recorder._notifications, "_add_turn", Mock(side_effect=KeyError("a bug")))
         finally:
             store.gate.set()
         await until(lambda: not recorder._held._turns)
     assert sorted(map(str, texts_of(store.turns))) == ["a", "b"]
-    assert "turns in memory not stored" in caplog.text
+    assert "notification not queued" in caplog.text
+    assert lost(recorder, "stopped") == 0
 
 
 async def test_a_bug_at_the_end_costs_no_turn_that_postgres_takes(
@@ -143,9 +145,10 @@ async def test_a_bug_at_the_end_costs_no_turn_that_postgres_takes(
     store.gate.clear()
     async with running_recorder(Unavailable(store.turns), store, spool) as recorder:
         try:
-            await record_all(recorder, "a")
+            await record_all(recorder, *(texts := [f"turn {number}" for number in range(9)]))
             monkeypatch.setattr(held_turns, "RETRY_SECONDS", 10**6)
             monkeypatch.setattr(spool, "write", Mock(side_effect=KeyError("a bug")))
         finally:
             store.gate.set()
-    assert texts_of(store.turns) == ["a"]
+    assert sorted(map(str, texts_of(store.turns))) == texts
+    assert lost(recorder, "stopped") == 0

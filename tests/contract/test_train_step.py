@@ -311,8 +311,7 @@ async def test_what_is_away_leaves_the_batch_claimed_and_the_status_says_so(desk
         await desk.activities.train_step(ASK)
     status = await desk.learning.steps.status(POLICY)
     assert status.step_state is StepState.CLAIMED
-    assert status.progress is not None
-    assert status.progress.now == f"waits: {error}"
+    assert status.progress == StepProgress(f"waits to be tried again: {error}")
     assert (await desk.activities.train_step(ASK)).state is StepState.CANDIDATE
 
 

@@ -76,6 +76,7 @@ class FakeStep:
     interrupted: int = 0
     reason: str | None = None
     progress: str | None = None
+    runs: bool = False
     pace: Pace | None = None
     trained: TrainedStep | None = None
     lr_scale: float = 1.0
@@ -287,7 +288,7 @@ class FakeLedger:
             return StepProgress(f"checking version {opened} at the gate")
         waits = "beginning" if step.attempt else "waiting for the trainer"
         pace = (None, None) if step.pace is None else (step.pace.tokens_a_second, step.pace.seconds_left)
-        return StepProgress(step.progress or waits, 0.0 if step.attempt else None, *pace)
+        return StepProgress(step.progress or waits, 0.0 if step.runs else None, *pace)
 
     def closed(self, policy: str) -> Closed | None:
         """Why the policy's schedule lets no batch be claimed; no chat is slow here."""

@@ -9,7 +9,7 @@ from datetime import timedelta
 from clawloop.algorithms.staleness import is_stale, versions_apart
 from clawloop.contracts.attempts import Attempts
 from clawloop.contracts.gate_checks import GateCheck
-from clawloop.contracts.progress import Pace
+from clawloop.contracts.progress import Pace, waiting_words
 from clawloop.contracts.step_record import StepRecord
 from clawloop.contracts.training import Claim, SampleState, StepBatch, StepState, TrainedStep, TrainingView, VersionRef
 from clawloop.contracts.turns import TurnOutcome
@@ -109,7 +109,7 @@ class FakeStepStore:
         if step.state is not StepState.CLAIMED:
             raise RecordUnusable(f"step {n} of policy {policy!r} is {step.state}")
         step.attempt += 1
-        step.progress = step.pace = None
+        step.progress, step.pace, step.runs = None, None, True
         return Attempts(step.attempt, step.failed, step.interrupted)
 
     async def note_progress(self, policy: str, n: int, progress: str, pace: Pace | None = None) -> None:
@@ -117,10 +117,11 @@ class FakeStepStore:
         if step is not None and step.state is StepState.CLAIMED:
             step.progress, step.pace = progress, pace
 
-    async def end_attempt(self, policy: str, n: int, *, failed: bool) -> Attempts:
+    async def end_attempt(self, policy: str, n: int, *, failed: bool, why: str | None = None) -> Attempts:
         self.ledger.require_policy(policy)
         step = self._step(policy, n)
         if step.state is StepState.CLAIMED:
+            step.progress, step.pace, step.runs = waiting_words(why), None, False
             step.failed += failed
             step.interrupted += not failed
         return Attempts(step.attempt, step.failed, step.interrupted)

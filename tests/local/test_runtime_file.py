@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO, Any
 from uuid import UUID
 
 import pytest
@@ -39,11 +40,21 @@ def test_a_data_folder_keeps_its_installation_id(tmp_path: Path) -> None:
     assert installation_id(tmp_path / "two") != first
 
 
-def test_an_installation_id_that_could_not_be_written_is_made_later(tmp_path: Path) -> None:
+def test_an_installation_id_that_could_not_be_written_is_made_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "installation").touch()
     made = installation_id(tmp_path)
     assert str(UUID(made)) == made
-    assert installation_id(tmp_path) == made
+    opened = Path.open
+
+    def open_to_read(path: Path, mode: str = "r", **options: Any) -> IO[Any]:
+        if "a" in mode:
+            raise PermissionError(13, "Permission denied")
+        return opened(path, mode, **options)
+
+    monkeypatch.setattr(Path, "open", open_to_read)
+    assert installation_id(tmp_path) == made  # which needs no right to write
 
 
 def test_gateways_that_begin_together_have_one_installation_id(tmp_path: Path) -> None:

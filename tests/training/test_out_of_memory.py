@@ -186,13 +186,7 @@ def test_samples_that_fill_a_micro_batch_alone_are_left_out_and_after_five_death
 
 @pytest.mark.parametrize(
     ("error", "kills"),
-    [
-        (Killed(), 3),
-        (ValueError("a bug"), 4),
-        (RuntimeError("a bug"), 4),
-        (TrainerUnavailable("stopped"), 4),
-        (AdapterUnreadable("gone"), 4),
-    ],
+    [(Killed(), 3), (ValueError("a bug"), 4), (RuntimeError("a bug"), 4), (TrainerUnavailable("stopped"), 4)],
     ids=repr,
 )
 def test_an_attempt_that_ended_otherwise_is_repeated_as_it_was(
@@ -211,8 +205,9 @@ def test_an_attempt_that_ended_otherwise_is_repeated_as_it_was(
     assert tried == [(9, 40), (9, 40)]
 
 
+@pytest.mark.parametrize("disk_is_gone", [False, True])
 def test_what_a_stopped_attempt_found_out_stays_true(
-    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk_is_gone: bool
 ) -> None:
     samples, stop = samples_of(qwen3, 1), False
     tried = with_memory_for(20, 100, monkeypatch)
@@ -220,8 +215,10 @@ def test_what_a_stopped_attempt_found_out_stays_true(
     def note(status: str, pace: Pace | None = None) -> None:
         nonlocal stop
         stop = "micro-batch 1" in status
+        if stop and disk_is_gone:
+            raise AdapterUnreadable("the disk is gone")
 
-    with pytest.raises(TrainerUnavailable, match="stopped"):
+    with pytest.raises(AdapterUnreadable if disk_is_gone else TrainerUnavailable, match=r"stopped|gone"):
         StepRunner(setup_of(qwen3, tmp_path)).train(step_of(samples, 1), note, lambda: stop)
     completed(StepRunner(setup_of(qwen3, tmp_path)).train(step_of(samples, 1), ignore_status, never))
     assert tried == [(9, 40), (9, 20), (9, 20)]
