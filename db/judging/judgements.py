@@ -93,7 +93,6 @@ class PostgresJudgementStore:
                 JudgementRow.id,
                 JudgementRow.recipe_hash,
                 JudgementRow.revision,
-                JudgementRow.decided_at,
                 SampleRow.state,
                 after.outcome.label("after"),
                 and_(JudgementRow.decided_at.is_(None), JudgementRow.shown_by.is_(None)).label("nothing_followed"),
@@ -111,7 +110,7 @@ class PostgresJudgementStore:
         # continued if that turn was erased, or if it has none and there is a next turn now.
         other_evidence = row.after == TurnOutcome.ERASED or (row.nothing_followed and next_turn_id is not None)
         if row.state in (None, *UNTAKEN) and not other_evidence:
-            return await read_open(connection, JudgementId(row.id), row.recipe_hash, hint_kind, row.decided_at)
+            return await read_open(connection, JudgementId(row.id), row.recipe_hash, hint_kind)
         opening = Opening(turn_id, next_turn_id, evidence_hash, hint_kind, row.revision + 1)
         return await open_judgement(connection, opening)
 

@@ -33,7 +33,7 @@ _KEEP = "SELECT id, outcome FROM turns WHERE id = ANY(%b::uuid[]) ORDER BY id FO
 _LOCK = "SELECT id, outcome FROM turns WHERE id = ANY(%b::uuid[]) ORDER BY id FOR NO KEY UPDATE"
 # Statements of their own: they see what was committed while this transaction waited for the locks.
 _FACTS = """
-    SELECT t.id, s.policy, p.recipe_hash, j.id, j.recipe_hash, j.decided_at
+    SELECT t.id, s.policy, p.recipe_hash, j.id, j.recipe_hash
     FROM unnest(%b::uuid[], %b::int[]) AS r(turn_id, revision)
     JOIN turns t ON t.id = r.turn_id JOIN sessions s ON s.id = t.session_id JOIN policies p ON p.id = s.policy
     LEFT JOIN judgements j ON j.turn_id = t.id AND j.revision = r.revision
@@ -93,10 +93,10 @@ async def open_judgements(
         except RecordUnusable as error:
             opened.append(error)
             continue
-        policy, current, judgement, own, decided_at = found[opening.turn_id]
+        policy, current, judgement, own = found[opening.turn_id]
         if judgement is not None:
             # A judgement in progress keeps its recipe, whatever the policy's recipe is by now.
-            opened.append(await read_open(connection, JudgementId(judgement), own, opening.hint_kind, decided_at))
+            opened.append(await read_open(connection, JudgementId(judgement), own, opening.hint_kind))
         elif current is None:
             opened.append(RecordUnusable(f"policy {policy!r} has no recipe"))
         else:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import select, text
+import psycopg
+from psycopg.rows import TupleRow
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.ids import JudgementId
@@ -21,9 +22,8 @@ from clawloop.judging.prompts import JudgeReply
 from clawloop.judging.records import DIRECT, VOTES, OpenJudgement, StoredAnswers, StoredHint, StoredVote
 from db.content import ContentCodec, content_of
 from db.content_rows import answer_row
-from db.database import raw_connection
+from db.database import Raw, raw_connection
 from db.exact_json import storable
-from db.tables import HintRow, VoteRow
 from db.training.recipes import recipe_by_hash
 
 _CHOICES: tuple[Vote, ...] = (1, 0, -1)
@@ -131,10 +131,16 @@ async def _insert(
         if columns:
             await raw.execute(_LOCK_TURNS, [columns[0]])
             await raw.execute(statement, columns)
-        votes = await raw.execute(_STORED_VOTES, [list(judgements)])
-        hints = await raw.execute(_STORED_HINTS, [list(judgements)])
+        votes, hints = await _query_answers(raw, judgements)
     read = _read_answers(content_of(connection), await votes.fetchall(), await hints.fetchall())
     return [read.get(judgement, StoredAnswers()) for judgement in judgements]
+
+
+async def _query_answers(
+    raw: Raw, judgements: Sequence[JudgementId]
+) -> tuple[psycopg.AsyncCursor[TupleRow], psycopg.AsyncCursor[TupleRow]]:
+    """The rows of _STORED_VOTES and _STORED_HINTS; in a pipeline, which must end before they are read."""
+    return await raw.execute(_STORED_VOTES, [list(judgements)]), await raw.execute(_STORED_HINTS, [list(judgements)])
 
 
 def _read_answers(
@@ -178,35 +184,16 @@ async def insert_direct_vote(
 
 
 async def read_open(
-    connection: AsyncConnection,
-    judgement: JudgementId,
-    recipe_hash: str,
-    hint_kind: str,
-    decided_at: datetime | None,
+    connection: AsyncConnection, judgement: JudgementId, recipe_hash: str, hint_kind: str
 ) -> OpenJudgement:
     """A stored judgement with its recipe, votes, and hints of one kind."""
     recipe = await recipe_by_hash(connection, recipe_hash)
-    votes = select(VoteRow.index.label("n"), VoteRow.score).where(
-        VoteRow.judgement_id == judgement, VoteRow.kind == VOTES
-    )
-    hints = select(HintRow.index.label("n"), HintRow.accepted, HintRow.text).where(
-        HintRow.judgement_id == judgement, HintRow.kind == hint_kind
-    )
-    raw, content = await _direct(connection, judgement), content_of(connection)
-
-    def hint_text(stored: str | None, index: int) -> str | None:
-        return content.read_text(stored, "hints.text", answer_row(judgement, hint_kind, index))
-
+    raw = await raw_connection(connection)
+    async with raw.pipeline():
+        votes, hints = await _query_answers(raw, [judgement])
+    stored = _read_answers(content_of(connection), await votes.fetchall(), await hints.fetchall())[judgement]
     return OpenJudgement(
-        judgement,
-        recipe,
-        {row.n: row.score for row in await connection.execute(votes)},
-        {
-            row.n: None if row.accepted is None else HintVote(row.accepted, hint_text(row.text, row.n))
-            for row in await connection.execute(hints)
-        },
-        None if raw is None else direct_from_text(raw),
-        decided_at,
+        judgement, recipe, dict(stored.votes), stored.hints_of(hint_kind), stored.direct, stored.decided_at
     )
 
 
@@ -219,12 +206,6 @@ def direct_from_text(raw: str) -> dict[Vote, float]:
     """The log-probs of a direct vote's raw answer."""
     logprobs = json.loads(raw)
     return {choice: float(logprobs[str(choice)]) for choice in _CHOICES}
-
-
-async def _direct(connection: AsyncConnection, judgement: JudgementId) -> str | None:
-    query = select(VoteRow.raw).where(VoteRow.judgement_id == judgement, VoteRow.kind == DIRECT)
-    stored: str | None = await connection.scalar(query)
-    return None if stored is None else read_direct(content_of(connection), stored, judgement)
 
 
 def read_direct(content: ContentCodec, stored: str, judgement: UUID) -> str:
