@@ -39,8 +39,8 @@ class TurnContextStore(Protocol):
 class AnswerStore(Protocol):
     """Stores each answer of a judge once.
 
-    Each call that stores answers returns what is stored afterwards, read in its transaction: another worker may have
-    asked the same meanwhile.
+    Each call that stores answers, also one that has none, returns what is stored afterwards, read in its transaction:
+    another worker may have asked the same meanwhile.
     """
 
     async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> StoredAnswers:

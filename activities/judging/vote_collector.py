@@ -7,7 +7,8 @@ thinking then.
 
 An attempt that Temporal gave up may go on beside the next one, on another worker. So with each answer that an attempt
 stores it learns what is stored by then, and asks for no more than the rest; it ends where the judgement was decided
-meanwhile. Where none of the first answers can be read there is nothing to store, and the second request is sent.
+meanwhile. Where none of the first answers can be read there is nothing to store: an attempt that continues a judgement
+looks then, and one that opened it sends the second request, as looking would cost every such turn a transaction.
 """
 
 from __future__ import annotations
@@ -163,7 +164,8 @@ class VoteCollector:
                 prompt, raws = await self._ask_within_limits(question.make_prompt, form, ask)
                 # A judge may give fewer answers than asked for; surplus ones are discarded.
                 given = _parsed(question, dict(zip(missing, raws, strict=False)), prompt)
-                if readable := [one for one in given if one.answer is not None]:
+                readable = [one for one in given if one.answer is not None]
+                if readable or self._judgement.continued:
                     kept = await self._keep(question, readable)
                     answers |= kept
                 left = [index for index in missing if index not in answers]
@@ -182,7 +184,7 @@ class VoteCollector:
         return [answers.get(index) for index in indices]
 
     async def _keep(self, question: _Question[Answer], parsed: Sequence[_Parsed[Answer]]) -> dict[int, Answer | None]:
-        """Store answers of one request in one transaction; returns all that count by now, by their index."""
+        """Store answers of one request, if any, in one transaction; returns all that count by now, by their index."""
         stored = self._learn(await question.store([(one.index, one.raw.text, one.answer) for one in parsed]))
         await question.note({one.index: one.raw for one in parsed})
         # One of these is not stored if another worker stored its own first.

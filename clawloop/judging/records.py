@@ -111,6 +111,7 @@ class OpenJudgement:
         hints: stored hints of the kind asked for, likewise.
         direct: log-probs of the direct vote; None if there is none yet.
         decided_at: when it was decided before; None: it is not decided yet.
+        continued: a worker opened it before, which may go on.
     """
 
     id: JudgementId
@@ -119,6 +120,7 @@ class OpenJudgement:
     hints: dict[int, HintVote | None]
     direct: Mapping[Vote, float] | None = None
     decided_at: datetime | None = None
+    continued: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,8 +192,9 @@ async def read_open(
     async with raw.pipeline():
         votes, hints = await _query_answers(raw, [judgement])
     stored = _read_answers(content_of(connection), await votes.fetchall(), await hints.fetchall())[judgement]
+    hints_of_kind = stored.hints_of(hint_kind)
     return OpenJudgement(
-        judgement, recipe, dict(stored.votes), stored.hints_of(hint_kind), stored.direct, stored.decided_at
+        judgement, recipe, dict(stored.votes), hints_of_kind, stored.direct, stored.decided_at, continued=True
     )
 
 

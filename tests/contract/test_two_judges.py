@@ -33,13 +33,13 @@ class ScriptedJudge:
         vote: of each answer.
         asked: each request: for `vote`, `hint` or `direct`, and how many answers.
         meanwhile: what another worker does while a request of this kind is answered, once.
-        unreadable: how many of the last answers of the next request for hints cannot be read.
+        unreadable: how many of the last answers of the next request of this kind cannot be read.
     """
 
     vote: Vote
     asked: list[tuple[str, int]] = field(default_factory=list)
     meanwhile: dict[str, Callable[[], Awaitable[object]]] = field(default_factory=dict)
-    unreadable: int = 0
+    unreadable: dict[str, int] = field(default_factory=dict)
 
     async def form(self, policy: str, wanted: JudgeForm) -> AnswerForm:
         return AnswerForm.GRAMMAR
@@ -47,10 +47,9 @@ class ScriptedJudge:
     async def answers(self, policy: str, prompt: JudgePrompt, n: int, temperature: float) -> list[JudgeAnswer]:
         kind = "vote" if "choice" in (prompt.structured_outputs or {}) else "hint"
         await self._is_asked(kind, n)
-        if kind == "vote":
-            return [JudgeAnswer(str(self.vote))] * n
-        readable, self.unreadable = n - self.unreadable, 0
-        return [JudgeAnswer(f"no hint {prompt.mark}" if index < readable else "?") for index in range(n)]
+        answer = JudgeAnswer(str(self.vote) if kind == "vote" else f"no hint {prompt.mark}")
+        unreadable = self.unreadable.pop(kind, 0)
+        return [answer] * (n - unreadable) + [JudgeAnswer("?")] * unreadable
 
     async def distribution(self, policy: str, prompt: JudgePrompt) -> Mapping[Vote, float]:
         await self._is_asked("direct", 1)
@@ -138,9 +137,27 @@ async def test_an_unreadable_answer_that_another_worker_has_is_not_asked_for_aga
     async def has_one() -> None:
         await ledger.judgements.store_hints(quick.judgement.id, HINTS, [(2, "no hint", NO_HINT)])
 
-    slow.judge.meanwhile["hint"], slow.judge.unreadable = has_one, 2
+    slow.judge.meanwhile["hint"], slow.judge.unreadable["hint"] = has_one, 2
     await slow.decide()
     assert slow.judge.asked == [("vote", 3), ("hint", 3), ("hint", 1)]
+
+
+@pytest.mark.parametrize("kind", ["vote", "hint"])
+async def test_where_no_answer_can_be_read_nothing_is_asked_again_that_the_worker_before_has_stored(
+    ledger: Ledger, kind: str
+) -> None:
+    given_up, second = await opened_by_two(ledger)
+    second.judge.meanwhile[kind], second.judge.unreadable[kind] = given_up.evaluate, 3
+    await second.decide()
+    assert second.judge.asked == ([("vote", 3)] if kind == "vote" else [("vote", 3), ("hint", 3)])
+
+
+async def test_where_no_answer_can_be_read_a_worker_stops_if_the_one_before_has_decided(ledger: Ledger) -> None:
+    given_up, second = await opened_by_two(ledger)
+    second.judge.meanwhile["vote"], second.judge.unreadable["vote"] = given_up.decide, 3
+    with pytest.raises(StoreUnavailable, match="was decided meanwhile"):
+        await second.evaluate()
+    assert second.judge.asked == [("vote", 3)]
 
 
 @pytest.mark.parametrize("is_decided", [False, True])

@@ -27,6 +27,7 @@ class FakeJudgement:
         sample: the state of its sample; None if it has none.
         step: the one that learned from the sample.
         own: the reward by its own verdict; `reward` is the sample's.
+        is_opened: a worker has opened it.
     """
 
     id: JudgementId
@@ -43,6 +44,7 @@ class FakeJudgement:
     reward: float | None = None
     own: float | None = None
     step: int | None = None
+    is_opened: bool = False
 
     @property
     def mean_vote(self) -> float | None:
@@ -53,10 +55,11 @@ class FakeJudgement:
         self.finalized, self.own, self.reward = finalized, own, finalized.reward or None
         self.decided_at = datetime.now(UTC)
 
-    def opened(self, hint_kind: str) -> OpenJudgement:
-        stored = self.stored()
-        hints = stored.hints_of(hint_kind)
-        return OpenJudgement(self.id, self.recipe, dict(self.votes), hints, self.direct, self.decided_at)
+    def open(self, hint_kind: str) -> OpenJudgement:
+        """The judgement as a worker opens it; from the second time on it is continued."""
+        continued, self.is_opened = self.is_opened, True
+        hints = self.stored().hints_of(hint_kind)
+        return OpenJudgement(self.id, self.recipe, dict(self.votes), hints, self.direct, self.decided_at, continued)
 
     def stored(self) -> StoredAnswers:
         return StoredAnswers(dict(self.votes), dict(self.hints), self.direct, self.decided_at)

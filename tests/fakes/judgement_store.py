@@ -33,7 +33,7 @@ from clawloop.samples.fallback import FallbackSample
 from clawloop.samples.rewards import Member, decide_by_outcome, decide_group, wait_for_outcome, with_reward
 from db.turns.prepared_turn import PreparedTurn
 from tests.fakes.judgement import Closed, FakeJudgement, NotesNothing, new_sample_state
-from tests.fakes.turn_facts import above
+from tests.fakes.turn_facts import follows
 from tests.fakes.turn_store import FakeTurnStore
 
 _BY_OUTCOME = "outcome_process"
@@ -62,7 +62,7 @@ class FakeJudgementStore(NotesNothing):
             return None
         own = await self._session(stored.session_id)
         request = PreparedTurn(stored.record).request
-        after = [turn for turn in own if turn.record.kind is TurnKind.MAIN and self._follows(own, turn) == turn_id]
+        after = [turn for turn in own if turn.record.kind is TurnKind.MAIN and follows(own, turn) == turn_id]
         arrived = [record.turn_id for record in self._turns.records]
         overtaken = [turn for turn in after if arrived.index(turn.record.turn_id) < arrived.index(turn_id)]
         current = self._current(turn_id)
@@ -80,7 +80,7 @@ class FakeJudgementStore(NotesNothing):
             number=sum(turn.record.kind is TurnKind.MAIN and turn.record.turn_id <= turn_id for turn in own),
             seed=request.seed,
             candidates=replies,
-            follows=self._follows(own, stored),
+            follows=follows(own, stored),
             followed_by=[turn.record.turn_id for turn in after],
             overtaken_by=frozenset(turn.record.turn_id for turn in overtaken),
             current=judged,
@@ -125,7 +125,7 @@ class FakeJudgementStore(NotesNothing):
         if known is None:
             known = FakeJudgement(new_judgement_id(), turn_id, revision, self.recipe, next_turn_id)
             self.judgements.append(known)
-        return known.opened(hint_kind)
+        return known.open(hint_kind)
 
     async def revise(
         self, turn_id: TurnId, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str
@@ -275,7 +275,7 @@ class FakeJudgementStore(NotesNothing):
         followers = [
             other.record.turn_id
             for other in own
-            if waiting and other.record.kind is TurnKind.MAIN and self._follows(own, other) == turn_id
+            if waiting and other.record.kind is TurnKind.MAIN and follows(own, other) == turn_id
         ]
         return SessionTurn(
             turn_id=turn_id,
@@ -394,7 +394,3 @@ class FakeJudgementStore(NotesNothing):
     def _set_outcome(self, turn_id: TurnId, outcome: TurnOutcome, why: str) -> None:
         if not self._is_erased(turn_id):
             self._turns.fates[turn_id] = (outcome, why)
-
-    def _follows(self, own: Sequence[StoredTurn], turn: StoredTurn) -> TurnId | None:
-        """The nearest main turn above it."""
-        return next((up.record.turn_id for up in above(own, turn) if up.record.kind is TurnKind.MAIN), None)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 from clawloop.contracts.sessions import SessionFacts
-from clawloop.contracts.turns import StoredTurn
+from clawloop.contracts.turns import StoredTurn, TurnKind
+from clawloop.ids import TurnId
 
 
 def above(own: Sequence[StoredTurn], turn: StoredTurn) -> Iterator[StoredTurn]:
@@ -15,6 +16,11 @@ def above(own: Sequence[StoredTurn], turn: StoredTurn) -> Iterator[StoredTurn]:
     while parent is not None and parent in by_id:
         yield by_id[parent]
         parent = by_id[parent].parent_turn_id
+
+
+def follows(own: Sequence[StoredTurn], turn: StoredTurn) -> TurnId | None:
+    """The nearest main turn above it."""
+    return next((up.record.turn_id for up in above(own, turn) if up.record.kind is TurnKind.MAIN), None)
 
 
 def is_older(turn: StoredTurn, age: timedelta) -> bool:
