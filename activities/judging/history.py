@@ -49,11 +49,10 @@ class StoredTurnJudge:
 class _Forgetful:
     """Satisfies `activities.judging.ports.AnswerStore` and keeps nothing."""
 
-    async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> StoredAnswers:
+    async def store_votes(
+        self, judgement: JudgementId, votes: Sequence[StoredVote], replies: Mapping[int, JudgeReply] | None = None
+    ) -> StoredAnswers:
         return StoredAnswers()
-
-    async def note_replies(self, judgement: JudgementId, replies: Mapping[int, JudgeReply]) -> None:
-        pass
 
     async def store_direct_vote(
         self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote

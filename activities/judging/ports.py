@@ -43,11 +43,15 @@ class AnswerStore(Protocol):
     another worker may have asked the same meanwhile.
     """
 
-    async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> StoredAnswers:
-        """Insert votes in one transaction. Idempotent: the first of an index counts, and none after the decision."""
+    async def store_votes(
+        self, judgement: JudgementId, votes: Sequence[StoredVote], replies: Mapping[int, JudgeReply] | None = None
+    ) -> StoredAnswers:
+        """Insert votes in one transaction. Idempotent: the first of an index counts, and none after the decision.
 
-    async def note_replies(self, judgement: JudgementId, replies: Mapping[int, JudgeReply]) -> None:
-        """Note where the gateway that the judge was asked through recorded stored votes, by their index."""
+        Args:
+            replies: by index, where the gateway that the judge was asked through recorded the vote, for a judge that
+                learns. Only that of a vote which is inserted is stored, with it: another worker's is another reply.
+        """
 
     async def store_direct_vote(
         self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote

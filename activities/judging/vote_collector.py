@@ -47,8 +47,7 @@ class _Question(Generic[Answer]):
     stored: Callable[[StoredAnswers], Mapping[int, Answer | None]]
     make_prompt: Callable[..., JudgePrompt]
     parse: Callable[[str, JudgePrompt], Answer | None]
-    store: Callable[[Sequence[tuple[int, str, Answer | None]]], Awaitable[StoredAnswers]]
-    note: Callable[[Mapping[int, JudgeAnswer]], Awaitable[None]]
+    store: Callable[[Sequence[_Parsed[Answer]]], Awaitable[StoredAnswers]]
 
 
 @dataclass(frozen=True)  # as above
@@ -58,6 +57,11 @@ class _Parsed(Generic[Answer]):
     index: int
     raw: JudgeAnswer
     answer: Answer | None
+
+    @property
+    def row(self) -> tuple[int, str, Answer | None]:
+        """As it is stored."""
+        return self.index, self.raw.text, self.answer
 
 
 class VoteCollector:
@@ -102,9 +106,11 @@ class VoteCollector:
         def stored(answers: StoredAnswers) -> Mapping[int, Vote | None]:
             return answers.votes
 
-        store = partial(self._store.store_votes, self._judgement.id)
-        question = _Question[Vote](self._judgement.votes, stored, vote_prompt, parse_vote, store, self._note_replies)
-        return await self._collect(question)
+        async def store(votes: Sequence[_Parsed[Vote]]) -> StoredAnswers:
+            replies = {one.index: one.raw.reply for one in votes if one.raw.reply is not None and self._notes_replies}
+            return await self._store.store_votes(self._judgement.id, [one.row for one in votes], replies)
+
+        return await self._collect(_Question[Vote](self._judgement.votes, stored, vote_prompt, parse_vote, store))
 
     async def hints(self, kind: str, evidence: Evidence) -> list[HintVote | None]:
         """
@@ -122,9 +128,10 @@ class VoteCollector:
         def prompt(turn_id: TurnId, _: Evidence, form: AnswerForm, budgets: Budgets) -> JudgePrompt:
             return hint_prompt(turn_id, evidence, form, budgets)
 
-        store = partial(self._store.store_hints, self._judgement.id, kind)
-        question = _Question[HintVote](self._judgement.hints, stored, prompt, parse_hint, store, _note_nothing)
-        return await self._collect(question)
+        async def store(hints: Sequence[_Parsed[HintVote]]) -> StoredAnswers:
+            return await self._store.store_hints(self._judgement.id, kind, [one.row for one in hints])
+
+        return await self._collect(_Question[HintVote](self._judgement.hints, stored, prompt, parse_hint, store))
 
     async def direct_vote(self) -> Verdict:
         """The verdict of one direct vote; NO_DIRECT_VOTE if there is none.
@@ -185,8 +192,7 @@ class VoteCollector:
 
     async def _keep(self, question: _Question[Answer], parsed: Sequence[_Parsed[Answer]]) -> dict[int, Answer | None]:
         """Store answers of one request, if any, in one transaction; returns all that count by now, by their index."""
-        stored = self._learn(await question.store([(one.index, one.raw.text, one.answer) for one in parsed]))
-        await question.note({one.index: one.raw for one in parsed})
+        stored = self._learn(await question.store(parsed))
         # One of these is not stored if another worker stored its own first.
         return {one.index: one.answer for one in parsed} | dict(question.stored(stored))
 
@@ -224,18 +230,9 @@ class VoteCollector:
         temperature = self._judgement.recipe.signal.judge_temperature
         return await self._judge.answers(self._turn.policy, prompt, n, temperature)
 
-    async def _note_replies(self, answers: Mapping[int, JudgeAnswer]) -> None:
-        replies = {index: raw.reply for index, raw in answers.items() if raw.reply is not None}
-        if replies and self._notes_replies:
-            await self._store.note_replies(self._judgement.id, replies)
-
     def _note(self, problem: str) -> None:
         if problem not in self.problems:
             self.problems.append(problem)
-
-
-async def _note_nothing(_: Mapping[int, JudgeAnswer]) -> None:
-    """Hints are not learned from."""
 
 
 def _parsed(question: _Question[Answer], raws: Mapping[int, JudgeAnswer], prompt: JudgePrompt) -> list[_Parsed[Answer]]:

@@ -34,7 +34,7 @@ from db.judging.contexts import read_contexts
 from db.judging.finalize import finalize_judgement
 from db.judging.finalize_together import Finalizing, finalize_together
 from db.judging.opening import Opening, lock_turn, open_judgement, open_judgements
-from db.judging.votes import Hints, Votes, insert_direct_vote, insert_hints, insert_votes, note_replies, read_open
+from db.judging.votes import Hints, Votes, insert_direct_vote, insert_hints, insert_votes, read_open
 from db.tables import JudgementRow, SampleRow, TurnRow
 from db.training.samples import read_trained_turns
 from db.turns.conversation_cache import ConversationCache
@@ -114,14 +114,10 @@ class PostgresJudgementStore:
         opening = Opening(turn_id, next_turn_id, evidence_hash, hint_kind, row.revision + 1)
         return await open_judgement(connection, opening)
 
-    async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> StoredAnswers:
-        return await self._voting.run((judgement, VOTES, votes))
-
-    @transaction
-    async def note_replies(
-        self, connection: AsyncConnection, judgement: JudgementId, replies: Mapping[int, JudgeReply]
-    ) -> None:
-        await note_replies(connection, judgement, replies)
+    async def store_votes(
+        self, judgement: JudgementId, votes: Sequence[StoredVote], replies: Mapping[int, JudgeReply] | None = None
+    ) -> StoredAnswers:
+        return await self._voting.run((judgement, VOTES, votes, replies or {}))
 
     @transaction
     async def store_direct_vote(

@@ -13,7 +13,6 @@ from uuid import UUID
 
 import psycopg
 from psycopg.rows import TupleRow
-from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.ids import JudgementId
@@ -40,9 +39,10 @@ _LOCK_TURNS = """
 # direct vote may come later: a closing asks for it where the votes cancelled out. Judgements are locked by id, as a
 # decision locks them.
 _INSERT_VOTES = """
-    INSERT INTO votes (judgement_id, kind, index, raw, score)
-    SELECT j.id, a.kind, a.index, a.raw, a.score
-    FROM unnest(%b::uuid[], %b::text[], %b::int[], %b::text[], %s::int[]) AS a(judgement_id, kind, index, raw, score)
+    INSERT INTO votes (judgement_id, kind, index, raw, score, asked_turn, asked_choice)
+    SELECT j.id, a.kind, a.index, a.raw, a.score, a.asked_turn, a.asked_choice
+    FROM unnest(%b::uuid[], %b::text[], %b::int[], %b::text[], %s::int[], %s::uuid[], %s::int[])
+            AS a(judgement_id, kind, index, raw, score, asked_turn, asked_choice)
         JOIN judgements j ON j.id = a.judgement_id
         JOIN turns t ON t.id = j.turn_id LEFT JOIN turns b ON b.id = j.shown_by
     WHERE t.outcome <> 'erased' AND (b.id IS NULL OR b.outcome <> 'erased')
@@ -67,17 +67,10 @@ _STORED_VOTES = """
 """
 _STORED_HINTS = "SELECT judgement_id, kind, index, accepted, text FROM hints WHERE judgement_id = ANY(%b::uuid[])"
 
-_NOTE = text("""
-    UPDATE votes SET asked_turn = n.first, asked_choice = n.choice
-    FROM unnest(CAST(:indices AS int[]), CAST(:firsts AS uuid[]), CAST(:choices AS int[])) AS n(index, first, choice)
-    WHERE votes.judgement_id = :judgement AND votes.kind = :kind AND votes.index = n.index
-        AND votes.asked_turn IS NULL
-""")
-
-Votes: TypeAlias = tuple[JudgementId, str, Sequence[StoredVote]]
-"""Votes of one judgement and kind."""
+Votes: TypeAlias = tuple[JudgementId, str, Sequence[StoredVote], Mapping[int, JudgeReply]]
+"""Votes of one judgement and kind, and by their index where a gateway recorded them."""
 Hints: TypeAlias = tuple[JudgementId, str, Sequence[StoredHint]]
-"""Likewise for hints."""
+"""Hints of one judgement and kind."""
 
 
 async def insert_votes(connection: AsyncConnection, votes: Sequence[Votes]) -> list[StoredAnswers]:
@@ -86,17 +79,13 @@ async def insert_votes(connection: AsyncConnection, votes: Sequence[Votes]) -> l
     Idempotent: the first one of its kind and index counts.
     """
     content = content_of(connection)
-    rows = [
-        (
-            judgement,
-            kind,
-            index,
-            content.write_text(storable(raw), "votes.raw", answer_row(judgement, kind, index)),
-            vote,
-        )
-        for judgement, kind, several in votes
-        for index, raw, vote in several
-    ]
+    rows: list[tuple[Any, ...]] = []
+    for judgement, kind, several, replies in votes:
+        for index, raw, vote in several:
+            stored = content.write_text(storable(raw), "votes.raw", answer_row(judgement, kind, index))
+            reply = replies.get(index)
+            recorded = (None, None) if reply is None else (reply.first, reply.choice)
+            rows.append((judgement, kind, index, stored, vote, *recorded))
     return await _insert(connection, _INSERT_VOTES, rows, [judgement for judgement, *_ in votes])
 
 
@@ -163,23 +152,11 @@ def _read_answers(
     return read
 
 
-async def note_replies(connection: AsyncConnection, judgement: JudgementId, replies: Mapping[int, JudgeReply]) -> None:
-    """Note where a gateway recorded stored votes. Idempotent: the first place noted counts."""
-    rows = {
-        "judgement": judgement,
-        "kind": VOTES,
-        "indices": list(replies),
-        "firsts": [reply.first for reply in replies.values()],
-        "choices": [reply.choice for reply in replies.values()],
-    }
-    await connection.execute(_NOTE, rows)
-
-
 async def insert_direct_vote(
     connection: AsyncConnection, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
 ) -> StoredAnswers:
     """Insert a direct vote; the first one counts. Returns what is stored of the judgement then."""
-    (stored,) = await insert_votes(connection, [(judgement, DIRECT, [(0, direct_to_text(logprobs), vote)])])
+    (stored,) = await insert_votes(connection, [(judgement, DIRECT, [(0, direct_to_text(logprobs), vote)], {})])
     return stored
 
 

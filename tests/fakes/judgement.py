@@ -11,7 +11,6 @@ from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import StoredTurn
 from clawloop.ids import JudgementId, TurnId
 from clawloop.judging.parsing import HintVote, Vote
-from clawloop.judging.prompts import JudgeReply
 from clawloop.judging.records import DIRECT, Ballot, FinalizedJudgement, OpenJudgement, StoredAnswers
 from clawloop.judging.voting import direct_vote
 from clawloop.recipes.recipe import Recipe
@@ -83,10 +82,3 @@ def new_sample_state(turn: StoredTurn | None, recipe: Recipe) -> SampleState:
     unit = turn.record.group_id or turn.session_id
     held_out = is_held_out(turn.record.policy, unit, recipe.gate.held_out)
     return SampleState.HELD_OUT if held_out else SampleState.FRESH
-
-
-class NotesNothing:
-    """Of `activities.judging.ports.AnswerStore`, what only a judge that learns needs."""
-
-    async def note_replies(self, judgement: JudgementId, replies: Mapping[int, JudgeReply]) -> None:
-        pass

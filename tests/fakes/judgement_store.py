@@ -13,6 +13,7 @@ from clawloop.contracts.turns import StoredTurn, TurnKind, TurnOutcome
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId, new_feedback_id, new_judgement_id
 from clawloop.judging.parsing import Vote
+from clawloop.judging.prompts import JudgeReply
 from clawloop.judging.records import (
     ClosingSession,
     CurrentJudgement,
@@ -32,7 +33,7 @@ from clawloop.recipes.recipe import Recipe
 from clawloop.samples.fallback import FallbackSample
 from clawloop.samples.rewards import Member, decide_by_outcome, decide_group, wait_for_outcome, with_reward
 from db.turns.prepared_turn import PreparedTurn
-from tests.fakes.judgement import Closed, FakeJudgement, NotesNothing, new_sample_state
+from tests.fakes.judgement import Closed, FakeJudgement, new_sample_state
 from tests.fakes.turn_facts import follows
 from tests.fakes.turn_store import FakeTurnStore
 
@@ -40,7 +41,7 @@ _BY_OUTCOME = "outcome_process"
 _OPEN = (None, *UNTAKEN)
 
 
-class FakeJudgementStore(NotesNothing):
+class FakeJudgementStore:
     """Satisfies `activities.judging.ports.JudgementStore` and `ClosingStore`.
 
     Attributes:
@@ -138,7 +139,9 @@ class FakeJudgementStore(NotesNothing):
             revision = newest.revision + (newest.sample not in _OPEN or other_evidence)
         return await self.open(turn_id, next_turn_id, evidence_hash, hint_kind, revision)
 
-    async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> StoredAnswers:
+    async def store_votes(
+        self, judgement: JudgementId, votes: Sequence[StoredVote], replies: Mapping[int, JudgeReply] | None = None
+    ) -> StoredAnswers:
         one = self._by_id(judgement)
         if one.finalized is None and not self._is_evidence_erased(one):
             one.votes = {index: vote for index, _, vote in votes} | one.votes

@@ -108,6 +108,28 @@ async def test_a_judge_that_praises_everything_learns_which_praise_was_wrong(ben
     assert await violations(bench.database) == []
 
 
+async def test_a_reply_does_not_teach_by_the_vote_of_another_worker(bench: Bench) -> None:
+    recorded = await record_answers(bench)
+    record = bench.judge.records
+    assert record is not None
+
+    async def overtaken(texts: list[str]) -> str:
+        # Another worker asked the same of a judge that is behind no gateway, and stores its answer first.
+        *_, newest = bench.rows("SELECT id FROM judgements ORDER BY id")
+        await bench.judgements.store_votes(newest["id"], [(0, "verdict: -1", -1)])
+        return await record(texts)
+
+    bench.judge.records = overtaken
+    await practise(bench, (1, 1))
+    votes = bench.rows("SELECT index, score, asked_turn, asked_choice FROM votes ORDER BY judgement_id, index")
+    found = [tuple(vote.values()) for vote in votes]
+    firsts = [turn.turn_id for turn in recorded if turn.choice == 0]
+    assert found == [row for first in firsts for row in ((0, -1, None, None), (1, 1, first, 1), (2, 1, first, 2))]
+    assert await PostgresJudgeSampleStore(bench.database).reward_votes() == 8
+    untaught = bench.rows("SELECT outcome FROM turns WHERE id = ANY(%s)", firsts)
+    assert untaught == [{"outcome": "waiting"}] * 4
+
+
 async def test_a_damaged_turn_keeps_no_other_vote_from_teaching(bench: Bench) -> None:
     recorded = await record_answers(bench)
     await practise(bench, (1, 1))

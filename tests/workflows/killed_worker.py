@@ -9,7 +9,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from temporalio.worker import Worker
@@ -17,7 +17,7 @@ from temporalio.worker import Worker
 from activities.judging.judge_turn import JudgingActivities
 from activities.training.notifier import TrainingNotifier
 from clawloop.ids import JudgementId
-from clawloop.judging.prompts import AnswerForm
+from clawloop.judging.prompts import AnswerForm, JudgeReply
 from clawloop.judging.records import StoredAnswers, StoredVote
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
@@ -35,8 +35,10 @@ class DyingStore(PostgresJudgementStore):
         super().__init__(database)
         self._mark = mark
 
-    async def store_votes(self, judgement: JudgementId, votes: Sequence[StoredVote]) -> StoredAnswers:
-        stored = await super().store_votes(judgement, votes)
+    async def store_votes(
+        self, judgement: JudgementId, votes: Sequence[StoredVote], replies: Mapping[int, JudgeReply] | None = None
+    ) -> StoredAnswers:
+        stored = await super().store_votes(judgement, votes, replies)
         if not self._mark.exists():
             self._mark.write_text("died")
             os.kill(os.getpid(), signal.SIGKILL)
