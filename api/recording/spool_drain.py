@@ -64,6 +64,8 @@ class SpoolDrain:
         # Turns that are stored (None), or can never be (why), with files that could not be removed or set aside: they
         # are not inserted again. Each is in the spool, so there are no more of them than files.
         self._settled: dict[TurnId, str | None] = {}
+        # Files and folders of gateways that died which the last round could not take over, and why, as was logged.
+        self._left_behind: dict[Path, str] = {}
         # In this round something else than PostgreSQL's absence kept turns where they are: a key, the disk, a bug.
         self._stuck = False
         self._task: asyncio.Task[None] | None = None
@@ -126,11 +128,12 @@ class SpoolDrain:
                 await self._wait_until_filled()
 
     async def _take_over(self) -> None:
-        try:
-            await asyncio.to_thread(self._spool.take_over)
-        except OSError:  # of another gateway's folder; its own turns must not wait for it
-            self._stuck = True
-            log.exception("turns of another gateway not taken over")
+        failed = await asyncio.to_thread(self._spool.take_over)
+        left_behind = {path: str(error) for path, error in failed.items()}
+        for path, why in left_behind.items() - self._left_behind.items():
+            log.error("turns of another gateway not taken over", extra={"path": str(path), "why": why})
+        self._left_behind = left_behind
+        self._stuck = self._stuck or bool(left_behind)
 
     async def _wait_until_filled(self) -> None:
         try:
