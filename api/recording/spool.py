@@ -14,7 +14,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -69,8 +69,7 @@ class Spool:
         for path in self._folder.glob(f"*{_SUFFIX}"):
             self._add(path)
         self._reserve = DiskReserve(self._folder / "reserve", reserve_bytes)
-        with suppress(OSError):  # the drain tries again, and says so
-            self.take_over()
+        self.take_over()  # what stays behind is the drain's, which tries again and says why
 
     def close(self) -> None:
         """Release the sub-folder to the next gateway."""
@@ -108,30 +107,28 @@ class Spool:
         if not self._sizes:
             self._reserve.restore()
 
-    def take_over(self) -> int:
-        """Take over the turns of gateways that died, and remove what they had only begun to write; returns how many.
+    def take_over(self) -> dict[Path, OSError]:
+        """Take over the turns of gateways that died, and remove what they had only begun to write.
 
-        Raises:
-            OSError: of a folder that cannot be read or changed; what the others have was taken over.
+        Returns:
+            The files and folders that could not be read or changed, and why; all others were taken over.
         """
-        count, failed = 0, None
-        for other in _subfolders(self._shared):
-            if other == self._folder:
-                continue
-            try:
-                count += self._take_over(other)
-            except OSError as error:
-                failed = error
-        if failed is not None:
-            raise failed
-        return count
+        failed: dict[Path, OSError] = {}
+        with _noting(failed, self._shared):
+            for other in _subfolders(self._shared):
+                if other != self._folder:
+                    with _noting(failed, other):
+                        self._take_over(other, failed)
+        return failed
 
-    def _take_over(self, other: Path) -> int:
+    def _take_over(self, other: Path, failed: dict[Path, OSError]) -> None:
         if (lock := _try_lock(other)) is None:
-            return 0
+            return
         try:
+            for path in other.glob(f"*{_SUFFIX}"):
+                with _noting(failed, path):
+                    self._add(path.rename(self._folder / path.name))
             _remove_partial(other)
-            return sum(self._add(path.rename(self._folder / path.name)) for path in other.glob(f"*{_SUFFIX}"))
         finally:
             os.close(lock)
 
@@ -268,6 +265,15 @@ def reseal_turn(path: Path, sealer: Sealer, *, decrypt: bool) -> bool:
     _write_synced(path, content if decrypt else sealer.seal(content, place))
     os.chown(path, before.st_uid, before.st_gid)  # of the gateway's user, whoever runs this
     return True
+
+
+@contextmanager
+def _noting(failed: dict[Path, OSError], path: Path) -> Iterator[None]:
+    """Go on after an error of the disk with this file or folder."""
+    try:
+        yield
+    except OSError as error:
+        failed[path] = error
 
 
 def _place(turn_id: TurnId) -> str:

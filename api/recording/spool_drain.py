@@ -64,6 +64,10 @@ class SpoolDrain:
         # Turns that are stored (None), or can never be (why), with files that could not be removed or set aside: they
         # are not inserted again. Each is in the spool, so there are no more of them than files.
         self._settled: dict[TurnId, str | None] = {}
+        # Why turns of the spool stay there, as was logged: a hash each, for the text of an error may be long.
+        self._explained: dict[TurnId, int] = {}
+        # Files and folders of gateways that died which the last round could not take over, and why, as was logged.
+        self._left_behind: dict[Path, str] = {}
         # In this round something else than PostgreSQL's absence kept turns where they are: a key, the disk, a bug.
         self._stuck = False
         self._task: asyncio.Task[None] | None = None
@@ -126,11 +130,12 @@ class SpoolDrain:
                 await self._wait_until_filled()
 
     async def _take_over(self) -> None:
-        try:
-            await asyncio.to_thread(self._spool.take_over)
-        except OSError:  # of another gateway's folder; its own turns must not wait for it
-            self._stuck = True
-            log.exception("turns of another gateway not taken over")
+        failed = await asyncio.to_thread(self._spool.take_over)
+        left_behind = {path: str(error) for path, error in failed.items()}
+        for path, why in left_behind.items() - self._left_behind.items():
+            log.error("turns of another gateway not taken over", extra={"path": str(path), "why": why})
+        self._left_behind = left_behind
+        self._stuck = self._stuck or bool(left_behind)
 
     async def _wait_until_filled(self) -> None:
         try:
@@ -174,16 +179,14 @@ class SpoolDrain:
             try:
                 records.append(await asyncio.to_thread(self._spool.read, turn_id))
             except EncryptionKeyMissing as error:  # it may come; the turn stays where it is
-                self._stuck = True
-                log.error("spooled turn not read", extra={"turn_id": str(turn_id), "why": str(error)})
+                self._say_why("spooled turn not read", turn_id, error)
             except RecordUnusable as error:
                 await self._settle(turn_id, str(error))
             except FileNotFoundError:
                 log.error("spooled turn deleted by somebody else", extra={"turn_id": str(turn_id)})
                 await self._settle(turn_id)
-            except OSError:  # one file that the disk does not give back must not hold up the others
-                self._stuck = True
-                log.exception("spooled turn not read", extra={"turn_id": str(turn_id)})
+            except OSError as error:  # one file that the disk does not give back must not hold up the others
+                self._say_why("spooled turn not read", turn_id, error)
         return records
 
     async def _settle(self, turn_id: TurnId, unusable: str | None = None) -> None:
@@ -191,27 +194,23 @@ class SpoolDrain:
 
         One file that the disk does not let go must not hold up the other turns: the next rounds try it again.
         """
-        is_new = turn_id not in self._settled
         self._settled.pop(turn_id, None)
         try:
             if unusable is None:
                 await asyncio.to_thread(self._spool.remove, turn_id)
             else:
                 self._count_rejected(turn_id, unusable, await asyncio.to_thread(self._spool.reject, turn_id))
+            self._explained.pop(turn_id, None)
         except FileNotFoundError:
             pass  # somebody deleted the file: what reads it next says so
-        except OSError:
-            self._stuck = True
+        except OSError as error:
             self._settled[turn_id] = unusable  # as the last one, so that each is tried again in its turn
-            if is_new:
-                log.exception("spooled turn neither removed nor set aside", extra={"turn_id": str(turn_id)})
+            self._say_why("spooled turn neither removed nor set aside", turn_id, error)
 
     async def _settle_again(self) -> None:
         for turn_id in list(islice(self._settled, RETRIED_FILES)):
             await self._settle(turn_id, self._settled[turn_id])
-        if self._settled:
-            self._stuck = True
-            log.error("spooled turns neither removed nor set aside", extra={"turns": len(self._settled)})
+        self._stuck = self._stuck or bool(self._settled)
         self._update_gauges()
 
     async def _finish(self, records: Sequence[TurnRecord], results: Sequence[InsertedTurn | Exception]) -> None:
@@ -224,6 +223,13 @@ class SpoolDrain:
                 await self._settle(record.turn_id, str(result))
             elif not isinstance(result, StoreUnavailable):
                 # A bug, or a key that may come; the turn stays on disk and is tried again with the others.
-                self._stuck = True
-                log.error("spooled turn not stored", extra={"turn_id": str(record.turn_id)}, exc_info=result)
+                self._say_why("spooled turn not stored", record.turn_id, result)
         self._update_gauges()
+
+    def _say_why(self, event: str, turn_id: TurnId, error: Exception) -> None:
+        """Log why a turn's file stays where it is, once for each reason: it is tried each second."""
+        self._stuck = True
+        reason = hash((event, repr(error)))
+        if self._explained.get(turn_id) != reason:
+            self._explained[turn_id] = reason
+            log.error(event, extra={"turn_id": str(turn_id)}, exc_info=error)

@@ -114,3 +114,24 @@ async def test_a_turn_that_somebody_deletes_while_it_cannot_be_set_aside_is_forg
         obstacle.unlink()
         await until(lambda: not spool.turns and not is_stuck(recorder))
         assert lost(recorder, "rejected") == 0
+
+
+async def test_a_file_of_a_dead_gateway_that_cannot_be_moved_holds_up_no_other_and_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(spool_drain, "TAKE_OVER_SECONDS", 0.01)
+    store = GatedStore(FakeTurnStore())
+    dead, spool = Spool(tmp_path, 10**8), Spool(tmp_path, 10**8)
+    [stays, *others] = spool_all(dead, "stays", "b", "c", "d")
+    dead.close()
+    disk = RemountedDisk(monkeypatch)
+    disk.writable = {f"{record.turn_id}.json" for record in others}
+    async with running_recorder(store, store, spool) as recorder:
+        await until(lambda: disk.refused > 3)
+        await until(lambda: texts_of(store.turns) == ["b", "c", "d"])
+        assert is_stuck(recorder)
+        [logged] = [line for line in caplog.records if "not taken over" in line.message]
+        assert f"{stays.turn_id}.json" in str(vars(logged)["path"])
+        disk.read_only = False
+        await until(lambda: len(store.turns.records) == 4 and not is_stuck(recorder))
+    assert not list(tmp_path.glob("*/*.json"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -59,9 +60,10 @@ def test_a_running_gateway_takes_over_the_turns_of_one_that_died(tmp_path: Path)
     first, second = Spool(tmp_path, 10**6), Spool(tmp_path, 10**6)
     record = turn_record("a")
     first.write(record)
-    assert second.take_over() == 0
+    assert not second.take_over()
+    assert second.turns == 0
     first.close()
-    assert second.take_over() == 1
+    assert not second.take_over()
     assert second.turn_ids() == [record.turn_id]
     assert second.read(record.turn_id) == record
     assert second.size_bytes > 0
@@ -83,11 +85,47 @@ def test_a_folder_that_cannot_be_taken_over_keeps_no_other_from_it(
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", fails)
-    with pytest.raises(OSError, match="the disk"):
-        spools[2].take_over()
+    [failed] = spools[2].take_over()
+    assert failed.parent == broken
     assert spools[2].turns == 1
     spools[2].close()
     assert Spool(tmp_path, 10**6).turns == 1  # it starts all the same
+
+
+def test_a_file_that_cannot_be_taken_over_keeps_no_other_of_its_folder_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead, running = Spool(tmp_path, 10**6), Spool(tmp_path, 10**6)
+    records = [turn_record() for _ in range(3)]
+    _write_all(dead, records)
+    dead.close()
+    rename, broken = Path.rename, list[Path]()
+
+    def fails_for_the_first(path: Path, target: Path) -> Path:
+        broken[:] = broken or [path]
+        if path in broken:
+            raise OSError(errno.EIO, "the disk")
+        return rename(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", fails_for_the_first)
+        for _ in range(2):
+            assert list(running.take_over()) == broken
+            assert running.turns == 2
+    assert not running.take_over()
+    assert running.turn_ids() == [record.turn_id for record in records]
+
+
+def test_what_a_dead_gateway_had_begun_to_write_keeps_no_turn_though_it_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead, running = Spool(tmp_path, 10**6), Spool(tmp_path, 10**6)
+    dead.write(turn_record())
+    dead.close()
+    (dead._folder / "torn.tmp").write_bytes(b"{")
+    monkeypatch.setattr(Path, "unlink", Mock(side_effect=OSError(errno.EIO, "the disk")))
+    assert list(running.take_over()) == [dead._folder]
+    assert running.turns == 1
 
 
 def test_a_rejected_turn_is_kept_and_does_not_wait(tmp_path: Path) -> None:
@@ -118,7 +156,8 @@ def test_the_limit_is_of_the_folder_whoever_wrote(tmp_path: Path, monkeypatch: p
     first.remove(first.turn_ids()[0])
     second.write(turn_record("c"))
     second.close()
-    assert first.take_over() == 2
+    assert not first.take_over()
+    assert first.turns == 2
     with pytest.raises(SpoolFull):
         first.write(turn_record("d"))
 
@@ -235,6 +274,7 @@ def test_what_people_leave_in_the_folder_stops_no_gateway(tmp_path: Path) -> Non
     (tmp_path / "gateway-0" / "looked-at.tmp").mkdir()
     reopened, second = Spool(tmp_path, 10**6), Spool(tmp_path, 10**6)
     assert reopened.turn_ids() == [record.turn_id]
-    assert second.take_over() == 0
+    assert not second.take_over()
+    assert second.turns == 0
     assert list(spool_module.waiting_turns(tmp_path)) == []
     assert (tmp_path / "gateway-2").is_dir()
