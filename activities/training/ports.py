@@ -33,22 +33,23 @@ class StepStore(Protocol):
         """
 
     async def begin_attempt(self, policy: str, n: int) -> Attempts:
-        """Count an attempt at a claimed step, which begins now.
+        """Count an attempt at a claimed step, which begins now; its number is `begun`.
 
         Raises:
             RecordUnusable: also if the step has ended.
         """
 
-    async def end_attempt(self, policy: str, n: int, *, failed: bool, why: str | None = None) -> Attempts:
-        """Note that the running attempt ended without deciding the step; does nothing if the step has ended.
+    async def end_attempt(self, policy: str, n: int, attempt: int, *, failed: bool, why: str | None = None) -> Attempts:
+        """Note that an attempt ended without deciding the step; does nothing if the step has ended.
 
         Args:
+            attempt: its number. If a later one has begun, it is only counted: the status is that of the later one.
             failed: the trainer cannot compute this step; else something interrupted it.
             why: for people, who see it until the next attempt begins; None: nothing that they could mend.
         """
 
-    async def note_progress(self, policy: str, n: int, progress: str, pace: Pace | None = None) -> None:
-        """Note what the running attempt does, for people; does nothing unless the step is claimed."""
+    async def note_progress(self, policy: str, n: int, attempt: int, progress: str, pace: Pace | None = None) -> None:
+        """Note what an attempt does, for people; does nothing unless the step is claimed and no later one has begun."""
 
     async def batch(self, policy: str, n: int) -> StepBatch:
         """The batch of a claimed step, without samples erased since; the same for every call.

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 
@@ -85,16 +85,11 @@ class TrainingActivities:
         pauses. A batch without anything to learn expires. Where the recipe does not fit the model, or the disk
         is full, training pauses too, and the samples are fresh again.
         """
-        progress: tuple[str, Pace | None] = ("begins", None)
-
-        def report(status: str, pace: Pace | None = None) -> None:
-            nonlocal progress
-            progress = (status, pace)
-
-        async with heartbeating(lambda: progress[0]), self._noting(request, lambda: progress):
+        progress = _Progress()
+        async with heartbeating(lambda: progress.now[0]):
             if (made := await self._find_made(request)) is not None:
                 return made
-            done = await self._compute(request, report)
+            done = await self._compute(request, progress)
             if done.path is None:
                 # An earlier attempt, which Temporal gave up and which still reaches PostgreSQL, may have made the
                 # version meanwhile. The workflow would take the step for ended, and have nobody decide about it.
@@ -113,25 +108,29 @@ class TrainingActivities:
         await self._log_run(request)
         return _made(version, state)
 
-    async def _compute(self, request: TrainStep, report: StatusCallback) -> StepDone:
+    async def _compute(self, request: TrainStep, progress: _Progress) -> StepDone:
         try:
             attempts = await self._steps.begin_attempt(request.policy, request.n)
             if attempts.lost >= LOST_ATTEMPTS:
                 return await self._pause(request, _lost(attempts))
-            batch = await self._steps.batch(request.policy, request.n)
-        except EncryptionKeyMissing:  # the attempt is not the trainer's
-            await self._steps.end_attempt(request.policy, request.n, failed=False)
-            raise
+            batch = await self._read_batch(request, attempts.begun)
         except RecordUnusable as error:
             # An earlier attempt ended the step (then `quarantine` does nothing), or its parent's files are gone (then
             # no trainer can compute it). `claim` returns the state the step has now.
             await self._steps.quarantine(request.policy, request.n, str(error))
             claim = await self._steps.claim(request.policy, request.n)
             return _ended(request, claim.state or StepState.ABANDONED, claim.reason)
-        return await self._attempt(request, batch, report)
+        return await self._attempt(request, attempts.begun, batch, progress)
+
+    async def _read_batch(self, request: TrainStep, attempt: int) -> StepBatch:
+        try:
+            return await self._steps.batch(request.policy, request.n)
+        except EncryptionKeyMissing:  # the attempt is not the trainer's
+            await self._steps.end_attempt(request.policy, request.n, attempt, failed=False)
+            raise
 
     @asynccontextmanager
-    async def _noting(self, request: TrainStep, progress: Callable[[], tuple[str, Pace | None]]) -> AsyncIterator[None]:
+    async def _noting(self, request: TrainStep, attempt: int, progress: _Progress) -> AsyncIterator[None]:
         """Write to the ledger and to the log what the step does, while the block runs; best effort."""
         ended = asyncio.Event()
 
@@ -141,7 +140,7 @@ class TrainingActivities:
             while not ended.is_set():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(ended.wait(), self._note_seconds)
-                if ended.is_set() or (now := progress()) == noted:
+                if ended.is_set() or (now := progress.now) == noted:
                     continue
                 words, pace = _without_number(now[0]), now[1]
                 if (stage := words.partition(", micro-batch")[0]) != logged or time.monotonic() > (
@@ -150,7 +149,7 @@ class TrainingActivities:
                     _log_progress(request, words, pace)
                     logged, logged_at = stage, time.monotonic()
                 with suppress(StoreUnavailable):
-                    await self._steps.note_progress(request.policy, request.n, words, pace)
+                    await self._steps.note_progress(request.policy, request.n, attempt, words, pace)
                     noted = now
 
         noting = asyncio.create_task(note())
@@ -160,11 +159,12 @@ class TrainingActivities:
             ended.set()
             await noting
 
-    async def _attempt(self, request: TrainStep, batch: StepBatch, report: StatusCallback) -> StepDone:
+    async def _attempt(self, request: TrainStep, attempt: int, batch: StepBatch, progress: _Progress) -> StepDone:
         try:
-            return await self._train(request, batch, report)
+            async with self._noting(request, attempt, progress):  # ends first: a note would overwrite the last words
+                return await self._train(request, batch, progress)
         except TrainerFailed as error:
-            attempts = await self._steps.end_attempt(request.policy, request.n, failed=True, why=str(error))
+            attempts = await self._steps.end_attempt(request.policy, request.n, attempt, failed=True, why=str(error))
             if attempts.failed < FAILED_ATTEMPTS:
                 raise
             return await self._pause(request, f"{error} (failed {attempts.failed} times)")
@@ -172,7 +172,7 @@ class TrainingActivities:
             # A disk may be gone for days: the status says for what the step waits.
             why = str(error) if isinstance(error, TrainerUnavailable | AdapterUnreadable) else None
             with suppress(StoreUnavailable):  # then it counts as lost
-                await self._steps.end_attempt(request.policy, request.n, failed=False, why=why)
+                await self._steps.end_attempt(request.policy, request.n, attempt, failed=False, why=why)
             raise
 
     async def _train(self, request: TrainStep, batch: StepBatch, report: StatusCallback) -> StepDone:
@@ -233,6 +233,16 @@ class TrainingActivities:
         await self._steps.abandon_and_pause(request.policy, request.n, reason)
         log.warning("training paused", extra={"policy": request.policy, "step": request.n, "why": reason})
         return _ended(request, StepState.ABANDONED, reason)
+
+
+class _Progress:
+    """What the attempt does now: a `StatusCallback` that keeps the newest status."""
+
+    def __init__(self) -> None:
+        self.now: tuple[str, Pace | None] = ("begins", None)
+
+    def __call__(self, status: str, pace: Pace | None = None) -> None:
+        self.now = (status, pace)
 
 
 def _log_progress(request: TrainStep, now: str, pace: Pace | None) -> None:

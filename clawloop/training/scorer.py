@@ -111,7 +111,8 @@ class Scorer:
             if self.read_version is None:
                 raise AdapterUnusable(f"version {version} is a teacher, but there is no way to read it")
             current = adapter_tensors(self.model)
-            set_adapter(self.model, self.read_version(version))
+            with self.ranks.raise_on_all_ranks():
+                set_adapter(self.model, self.read_version(version))
             try:
                 yield
             finally:

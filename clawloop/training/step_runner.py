@@ -128,7 +128,9 @@ class StepRunner:
             if step.parent is None:
                 begin(model, optimizer, seed=_seed(step))
             else:
-                resume(self._folder(step.parent), step.parent.sha256, model, optimizer, base)
+                # The disk may have gone, for one rank, since all of them checked the version.
+                with self._ranks.raise_on_all_ranks():
+                    resume(self._folder(step.parent), step.parent.sha256, model, optimizer, base)
             began = time.monotonic()
             before = self._score_held_out(model, step, within, report_or_stop)
             held_out_seconds = time.monotonic() - began

@@ -96,28 +96,33 @@ class PostgresStepStore:
         step = await lock_step(connection, policy, n)
         if step.state != StepState.CLAIMED:
             raise RecordUnusable(_not_claimed(step))
-        begun = update(StepRow).where(StepRow.policy == policy, StepRow.n == n)
-        await connection.execute(begun.values(attempt_at=func.now(), progress=None, **_NO_PACE))
-        return await _count_attempt(connection, policy, n, "attempt")
+        begun = step.attempt + 1
+        await _update(connection, step, attempt=begun, attempt_at=func.now(), progress=None, **_NO_PACE)
+        return Attempts(begun, step.failed, step.interrupted)
 
     @transaction
     async def note_progress(
-        self, connection: AsyncConnection, policy: str, n: int, progress: str, pace: Pace | None = None
+        self, connection: AsyncConnection, policy: str, n: int, attempt: int, progress: str, pace: Pace | None = None
     ) -> None:
         claimed = (StepRow.policy == policy, StepRow.n == n, StepRow.state == StepState.CLAIMED)
+        # Temporal may have given this attempt up, and begun another.
+        newest = update(StepRow).where(*claimed, StepRow.attempt == attempt)
         known = _NO_PACE if pace is None else asdict(pace)
-        await connection.execute(update(StepRow).where(*claimed).values(progress=storable(progress), **known))
+        await connection.execute(newest.values(progress=storable(progress), **known))
 
     @transaction
     async def end_attempt(
-        self, connection: AsyncConnection, policy: str, n: int, *, failed: bool, why: str | None = None
+        self, connection: AsyncConnection, policy: str, n: int, attempt: int, *, failed: bool, why: str | None = None
     ) -> Attempts:
         step = await lock_step(connection, policy, n)
         if step.state != StepState.CLAIMED:
             return Attempts(step.attempt, step.failed, step.interrupted)
-        ended = update(StepRow).where(StepRow.policy == policy, StepRow.n == n)
-        await connection.execute(ended.values(attempt_at=None, progress=storable(waiting_words(why)), **_NO_PACE))
-        return await _count_attempt(connection, policy, n, "failed" if failed else "interrupted")
+        ended = Attempts(step.attempt, step.failed + failed, step.interrupted + (not failed))
+        values: dict[str, object] = {"failed": ended.failed, "interrupted": ended.interrupted}
+        if attempt == step.attempt:  # else Temporal gave it up, and the status is that of a later one
+            values |= {"attempt_at": None, "progress": storable(waiting_words(why)), **_NO_PACE}
+        await _update(connection, step, **values)
+        return ended
 
     @transaction
     async def batch(self, connection: AsyncConnection, policy: str, n: int) -> StepBatch:
@@ -214,11 +219,9 @@ class PostgresStepStore:
         return None if row is None else StepRecord(policy, n, row.metrics or {}, row.created_at)
 
 
-async def _count_attempt(connection: AsyncConnection, policy: str, n: int, column: str) -> Attempts:
-    row = update(StepRow).where(StepRow.policy == policy, StepRow.n == n)
-    counted = row.values({column: StepRow.__table__.c[column] + 1})
-    attempts = counted.returning(StepRow.attempt, StepRow.failed, StepRow.interrupted)
-    return Attempts(*(await connection.execute(attempts)).one())
+async def _update(connection: AsyncConnection, step: StepRow, **values: object) -> None:
+    row = update(StepRow).where(StepRow.policy == step.policy, StepRow.n == step.n)
+    await connection.execute(row.values(**values))
 
 
 def _not_claimed(step: StepRow) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
 from activities.training.messages import REASON_LIMIT, StepDone, TrainStep
 from activities.training.train_step import LOST_ATTEMPTS, TrainingActivities
-from clawloop.contracts.gate_checks import CheckResult, GateCheck
+from clawloop.contracts.gate_checks import CheckResult
 from clawloop.contracts.progress import Pace, StatusCallback, StepProgress
 from clawloop.contracts.training import SampleState, StepBatch, StepState, TrainedStep, TrainingState
 from clawloop.contracts.turns import TurnOutcome
@@ -29,30 +28,13 @@ from clawloop.errors import (
     TrainerUnavailable,
     TransientError,
 )
-from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
 from clawloop.training.progress import ignore_status
-from tests.contract.learning import POLICY, Learning, recipe
+from tests.contract.desk import ASK, Desk, desk
+from tests.contract.learning import POLICY, recipe
 from tests.fakes.trainer import FakeTrainer
 
-ASK = TrainStep(policy=POLICY, n=1)
-
-
-class Desk:
-    def __init__(self, learning: Learning) -> None:
-        self.learning = learning
-        self.trainer = FakeTrainer()
-        self.activities = TrainingActivities(learning.steps, self.trainer)
-
-    async def claim(self, n: int = 1) -> tuple[list[SampleId], StepBatch]:
-        samples = await self.learning.add_samples(4)
-        assert (await self.learning.steps.claim(POLICY, n)).state is StepState.CLAIMED
-        return samples, await self.learning.steps.batch(POLICY, n)
-
-
-@pytest.fixture
-def desk(learning: Learning) -> Desk:
-    return Desk(learning)
+__all__ = ["desk"]
 
 
 async def test_a_trained_step_is_a_candidate_with_its_figures_and_checks(desk: Desk) -> None:
@@ -103,7 +85,7 @@ async def test_what_a_step_does_can_be_read_while_it_runs(desk: Desk, caplog: py
     assert paces == [(None, None), (5120.0, 130.0)]
     at_the_gate = StepProgress("checking version 1 at the gate")
     assert (await desk.learning.steps.status(POLICY)).progress == at_the_gate
-    await desk.learning.steps.note_progress(POLICY, 1, "too late")
+    await desk.learning.steps.note_progress(POLICY, 1, 1, "too late")
     assert (await desk.learning.steps.status(POLICY)).progress == at_the_gate
     await desk.learning.gate.accept(POLICY, 1)
     assert (await desk.learning.steps.status(POLICY)).progress == StepProgress("publishing version 1")
@@ -114,7 +96,7 @@ async def test_a_new_attempt_begins_anew_and_a_store_that_is_away_costs_no_step(
 ) -> None:
     await desk.claim()
     await desk.learning.steps.begin_attempt(POLICY, 1)
-    await desk.learning.steps.note_progress(POLICY, 1, "training, micro-batch 3 of 8", Pace(5120.0, 130.0))
+    await desk.learning.steps.note_progress(POLICY, 1, 1, "training, micro-batch 3 of 8", Pace(5120.0, 130.0))
     await desk.learning.steps.begin_attempt(POLICY, 1)
     shown = (await desk.learning.steps.status(POLICY)).progress
     assert shown is not None
@@ -122,7 +104,7 @@ async def test_a_new_attempt_begins_anew_and_a_store_that_is_away_costs_no_step(
 
     asked = asyncio.Event()
 
-    async def away(policy: str, n: int, progress: str, pace: Pace | None = None) -> None:
+    async def away(policy: str, n: int, attempt: int, progress: str, pace: Pace | None = None) -> None:
         asked.set()
         raise StoreUnavailable("PostgreSQL did not answer in time")
 
@@ -145,79 +127,6 @@ async def test_a_step_that_made_its_version_is_not_trained_again(desk: Desk) -> 
     await desk.learning.gate.accept(POLICY, 1)
     assert await desk.activities.train_step(ASK) == made.model_copy(update={"state": StepState.COMMITTED})
     assert len(desk.trainer.taken) == 1
-
-
-class Silent(FakeTrainer):
-    """Computes on a machine that Temporal does not hear from any more, and that still reaches PostgreSQL."""
-
-    def __init__(self) -> None:
-        super().__init__(machine="silent")
-        self.begun, self.goes_on = asyncio.Event(), asyncio.Event()
-
-    async def train(self, step: StepBatch, report: StatusCallback) -> TrainedStep:
-        self.begun.set()
-        await self.goes_on.wait()
-        return await super().train(step, report)
-
-
-async def train_overtaken(desk: Desk) -> tuple[StepDone, StepDone]:
-    """What a silent attempt returns, which commits while the next one computes, and what that one returns."""
-    silent, train = Silent(), desk.trainer.train
-    first = asyncio.create_task(TrainingActivities(desk.learning.steps, silent).train_step(ASK))
-    async with asyncio.timeout(60):
-        await silent.begun.wait()
-
-    async def overtaken(step: StepBatch, report: StatusCallback) -> TrainedStep:
-        silent.goes_on.set()
-        await first
-        return await train(step, report)
-
-    desk.trainer.train = overtaken  # type: ignore[method-assign]
-    second = await desk.activities.train_step(ASK)
-    return await first, second
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        None,
-        NothingToTrain("no sample of 4 can be trained"),
-        StepDiverged("loss nan, gradient norm nan"),
-        AdapterUnusable("default/v0 was trained on another base"),
-        StepTooLarge("out of memory at 5 attempts; lower --micro-batch-tokens"),
-    ],
-    ids=lambda error: "another version" if error is None else type(error).__name__,
-)
-async def test_an_attempt_whose_silent_predecessor_committed_returns_the_version_of_that_one(
-    desk: Desk, error: PermanentError | None
-) -> None:
-    await desk.claim()
-    desk.trainer.fails = [] if error is None else [error]
-    first, second = await train_overtaken(desk)
-    assert first.state is StepState.CANDIDATE
-    # The workflow has the gate decide about a candidate, and about nothing else.
-    assert second == StepDone(
-        policy=POLICY, n=1, state=StepState.CANDIDATE, parent=0, path=first.path, sha256=first.sha256
-    )
-    view = await desk.learning.steps.status(POLICY)
-    assert (view.state, view.step_state) == (TrainingState.TRAINING, StepState.CANDIDATE)
-    assert await desk.learning.gate.accept(POLICY, 1) == (StepState.COMMITTED, "")
-
-
-async def test_an_attempt_whose_silent_predecessors_version_was_decided_returns_the_decision(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await desk.claim()
-    commit = desk.learning.steps.commit
-
-    async def decided_before(batch: StepBatch, trained: TrainedStep, checks: Sequence[GateCheck] = ()) -> StepState:
-        if (await desk.learning.steps.candidate(POLICY, 1)) is not None:
-            await desk.learning.gate.accept(POLICY, 1)
-        return await commit(batch, trained, checks)
-
-    monkeypatch.setattr(desk.learning.steps, "commit", decided_before)
-    first, second = await train_overtaken(desk)
-    assert (second.state, second.sha256) == (StepState.COMMITTED, first.sha256)
 
 
 async def test_a_step_that_diverges_is_set_aside_and_training_continues(desk: Desk) -> None:

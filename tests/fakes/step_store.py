@@ -112,18 +112,19 @@ class FakeStepStore:
         step.progress, step.pace, step.runs = None, None, True
         return Attempts(step.attempt, step.failed, step.interrupted)
 
-    async def note_progress(self, policy: str, n: int, progress: str, pace: Pace | None = None) -> None:
+    async def note_progress(self, policy: str, n: int, attempt: int, progress: str, pace: Pace | None = None) -> None:
         step = self.ledger.steps.get((policy, n))
-        if step is not None and step.state is StepState.CLAIMED:
+        if step is not None and step.state is StepState.CLAIMED and step.attempt == attempt:
             step.progress, step.pace = progress, pace
 
-    async def end_attempt(self, policy: str, n: int, *, failed: bool, why: str | None = None) -> Attempts:
+    async def end_attempt(self, policy: str, n: int, attempt: int, *, failed: bool, why: str | None = None) -> Attempts:
         self.ledger.require_policy(policy)
         step = self._step(policy, n)
         if step.state is StepState.CLAIMED:
-            step.progress, step.pace, step.runs = waiting_words(why), None, False
             step.failed += failed
             step.interrupted += not failed
+            if step.attempt == attempt:
+                step.progress, step.pace, step.runs = waiting_words(why), None, False
         return Attempts(step.attempt, step.failed, step.interrupted)
 
     async def batch(self, policy: str, n: int) -> StepBatch:

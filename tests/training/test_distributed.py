@@ -105,6 +105,13 @@ def test_an_error_on_one_rank_is_raised_on_both_and_the_next_step_succeeds(
     assert failure["after"] == pytest.approx(alone[1]["failure"]["first"], abs=1e-5)
 
 
+def test_a_disk_that_one_rank_loses_ends_the_step_on_both_and_the_next_step_succeeds(
+    alone: tuple[Path, dict[str, Any]], two_ranks: tuple[Path, dict[str, Any]]
+) -> None:
+    assert two_ranks[1]["disk"] == {"raised": [["v2 cannot be read", "v1 cannot be read"]] * 2, "after": 3}
+    assert alone[1]["disk"] == {"raised": [[]], "after": 3}
+
+
 @pytest.mark.parametrize("two_ranks", [REPLICATED], indirect=True)
 def test_a_rank_out_of_memory_makes_both_begin_again_with_smaller_micro_batches(
     alone: tuple[Path, dict[str, Any]], two_ranks: tuple[Path, dict[str, Any]]

@@ -17,10 +17,13 @@ import torch
 import torch.distributed as dist
 
 from clawloop.algorithms.scoring import Scores, score
-from clawloop.errors import StepDiverged
+from clawloop.contracts.training import StepBatch, VersionRef
+from clawloop.errors import AdapterUnreadable, StepDiverged
 from clawloop.recipes.recipe import Distillation, Loss, Optimiser, Train
+from clawloop.training import step_runner
+from clawloop.training.adapters import checkpoint
 from clawloop.training.adapters.checkpoint import begin, resume, save_version
-from clawloop.training.adapters.files import BaseIdentity
+from clawloop.training.adapters.files import Adapter, BaseIdentity
 from clawloop.training.model import token_scores
 from clawloop.training.model.adapter import adapter_tensors
 from clawloop.training.model.loading import load_model
@@ -28,11 +31,12 @@ from clawloop.training.model.lora import LoraShape
 from clawloop.training.model.port import PolicyModel
 from clawloop.training.model.sharding import load_sharded_model
 from clawloop.training.packing.sequences import Limits
+from clawloop.training.progress import ignore_status
 from clawloop.training.ranks.collectives import Ranks
 from clawloop.training.step import make_optimizer, train_step
 from clawloop.training.step_runner import StepRunner
 from tests.training import methods
-from tests.training.steps import Reported, never, samples_of, setup_of, step_of
+from tests.training.steps import Reported, completed, never, samples_of, setup_of, step_of
 from tests.training.tiny import VOCAB, random_batch, shake_adapter
 
 CPU = torch.device("cpu")
@@ -122,6 +126,34 @@ def one_rank_runs_out_of_memory(base: Path, out: Path, ranks: Ranks) -> dict[str
     return {"reported": [line for line in reported if "out of memory" in line], "micro_batches": micro_batches}
 
 
+def one_rank_loses_its_disk(base: Path, out: Path, ranks: Ranks) -> dict[str, object]:
+    """Rank 1 cannot read the parent, then a teacher, which both ranks have checked; both must raise, and can go on."""
+    setup = setup_of(base, out / "disk", ranks=SHARDED if SHARDED in sys.argv else REPLICATED)
+    runner = StepRunner(setup, ranks)
+
+    def take(step: StepBatch) -> VersionRef:
+        trained = ranks.broadcast(runner.train(step, ignore_status, never))
+        return completed(trained).version
+
+    first = take(step_of(samples_of(base, 1), 1))
+    second = take(step_of(samples_of(base, 2), 2, first))
+    third = step_of(samples_of(base, 3, version=1), 3, second, teachers={1: first})
+    raised: list[str | None] = []
+    for reader in (checkpoint, step_runner):
+        with pytest.MonkeyPatch.context() as patch:
+            if ranks.rank == 1:
+                patch.setattr(reader, "read_adapter", _disk_is_gone)
+            try:
+                take(third)
+            except AdapterUnreadable as error:
+                raised.append(str(error))
+    return {"raised": ranks.all_gather(raised), "after": take(third).n}
+
+
+def _disk_is_gone(path: Path, *, base: BaseIdentity) -> Adapter:
+    raise AdapterUnreadable(f"{path.name[:2]} cannot be read")
+
+
 def in_bfloat16(base: Path, ranks: Ranks) -> float:
     model = load(base, ranks, torch.bfloat16)
     optimizer = make_optimizer(model, RECIPE.optimiser)
@@ -163,6 +195,7 @@ def run(base: Path, out: Path, ranks: Ranks) -> dict[str, object]:
         "reports": four_steps(base, out, ranks),
         "methods": two_steps_of_each_method(base, ranks),
         "failure": one_rank_fails(base, ranks),
+        "disk": one_rank_loses_its_disk(base, out, ranks),
         "bfloat16": in_bfloat16(base, ranks),
     }
 

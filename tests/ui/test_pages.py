@@ -296,7 +296,7 @@ async def test_the_page_shows_what_a_step_does_and_looks_again_when_that_changes
         lines = events.aiter_lines()
         async with asyncio.timeout(60):
             assert await _next_event(lines) == "changed"
-            await steps.note_progress(POLICY, 1, "training, micro-batch 3 of 8", Pace(5120.0, 130.0))
+            await steps.note_progress(POLICY, 1, 1, "training, micro-batch 3 of 8", Pace(5120.0, 130.0))
             assert await _next_event(lines) == "changed"
         shown = await visitor.get("/ui/now")
         assert "training, micro-batch 3 of 8, for " in shown
