@@ -286,14 +286,17 @@ async def test_a_key_holds_as_many_grammars_as_it_may_and_another_key_is_not_hel
 async def test_grammars_of_a_key_that_wait_for_an_engine_are_all_answered(tmp_path: Path, engine: FakeEngine) -> None:
     structured = chat_body(structured_outputs={"choice": ["a"]})
     engine.healthy = False
+    limits, wait_seconds = Limits(chat=BOUNDS), 2.0  # on a busy machine the first answer takes a part of it
     async with (
-        running_gateway(tmp_path, engines=[engine], limits=Limits(chat=BOUNDS), hold_seconds=30) as gateway,
+        running_gateway(
+            tmp_path, engines=[engine], limits=limits, hold_seconds=60, grammar_seconds=wait_seconds
+        ) as gateway,
         gateway.client() as client,
     ):
         asked = [asyncio.create_task(client.post(PATH, json=structured)) for _ in range(2)]
         registry = gateway.services.metrics.registry
         await until(lambda: registry.get_sample_value("clawloop_gateway_requests_held") == 1)
-        await asyncio.sleep(0.5)  # longer than a request waits for the grammars before it
+        await asyncio.sleep(1.2 * wait_seconds)  # longer than a request waits for the grammars before it
         engine.healthy = True
         assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
 

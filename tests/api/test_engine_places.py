@@ -94,6 +94,7 @@ async def test_grammars_of_all_keys_together_leave_some_of_the_engine(tmp_path: 
         engine.hold = asyncio.Event()
         clients = [gateway.client(gateway.keys.add("default", {Scope.CHAT})) for _ in range(bound + 1)]
         asked = [asyncio.create_task(client.post(PATH, json=structured)) for client in clients]
+        await until(lambda: len(engine.requests) == bound)
         refused, waiting = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
         assert [task.result().status_code for task in refused] == [429]
         assert len(engine.requests) == len(waiting) == bound

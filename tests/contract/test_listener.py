@@ -56,7 +56,7 @@ async def test_a_reconnection_counts_as_a_change(database: Database, postgres_ur
             ended = connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'clawloop notices'"
             ).fetchall()
-        assert ended == [(True,)]
+        assert (True,) in ended  # that of a listener before it may be ending yet
         await waiting
 
 
