@@ -80,6 +80,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--think", type=float, default=2.0, help="seconds between a user's messages, on average")
     parser.add_argument("--only", nargs="+", default=[""], help="only faults whose kind holds one of these texts")
     parser.add_argument("--ranks", type=int, default=1, help="of the trainer; several can die one by one")
+    parser.add_argument("--judges", type=int, default=1, help="workers that judge; several can die one by one")
     parser.add_argument("--hints", action="store_true", help="learn by hints, too: a judge writes 600 characters each")
     parser.add_argument("--no-vllm", action="store_true", help="a stand-in engine without a model, on a busy machine")
     parser.add_argument("--out", type=Path, help="a file for the outcomes as JSON")
@@ -97,7 +98,9 @@ async def _run(folder: Path, arguments: argparse.Namespace) -> tuple[list[Outcom
             engine = await running.enter_async_context(stand_in_engine(model.name, arguments.seed))
             port = urlsplit(engine.url).port
         recipe = WITH_HINTS if arguments.hints else RECIPE
-        stack = await running.enter_async_context(running_stack(folder, model, port, arguments.ranks, recipe))
+        stack = await running.enter_async_context(
+            running_stack(folder, model, port, arguments.ranks, arguments.judges, recipe)
+        )
         chatters = Chatters(stack.gateway_url, stack.keys["chat"], arguments.think, closing=True)
         fuzzer = Fuzzer(stack.gateway_url, stack.keys, FUZZ_PAUSE_SECONDS)
         await fuzzer.start()

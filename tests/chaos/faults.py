@@ -88,6 +88,10 @@ def all_faults(stack: Stack, longest_seconds: float = 8.0) -> list[Fault]:
     if stack.ranks > 1:
         faults += [Fault(f"kill {RANK}", _kill(RANK), 2.0), Fault(f"stop {RANK}", lasting.stop_one(RANK))]
         faults.append(Fault(f"stop {RANK} for long", long.stop_one(RANK), 0.25))
+    if stack.judges > 1:
+        # The others take over what the stopped one was judging, and then it goes on.
+        faults.append(Fault("stop one judge", lasting.stop_one("judge")))
+        faults.append(Fault("stop one judge for long", long.stop_one("judge")))
     if stack.own_engine:
         rest = sum(fault.weight for fault in faults)
         faults.append(Fault("kill vllm", _kill("vllm"), rest / 16))

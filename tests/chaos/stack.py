@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -92,6 +92,7 @@ class Stack:
     own_engine: bool
     base_model: str
     ranks: int
+    judges: int
     others: frozenset[int]
     statuses: list[PartStatus] = field(default_factory=list)
 
@@ -121,13 +122,14 @@ def family(process: psutil.Process) -> list[psutil.Process]:
 
 @asynccontextmanager
 async def running_stack(
-    folder: Path, model: Path, engine_port: int | None = None, ranks: int = 1, recipe: Recipe = RECIPE
+    folder: Path, model: Path, engine_port: int | None = None, ranks: int = 1, judges: int = 1, recipe: Recipe = RECIPE
 ) -> AsyncIterator[Stack]:
     """
     Args:
         folder: empty.
         engine_port: of an engine that runs; None starts one.
         ranks: of the trainer; with one it is a single process.
+        judges: workers that judge; `clawloop up` starts one, a cluster several.
     """
     others = frozenset(child.pid for child in psutil.Process().children())
     data, crash_points = folder / "data", folder / "crash-points"
@@ -185,7 +187,11 @@ async def running_stack(
         # The disks of `make chaos` are smaller than what is kept free by default.
         environment |= {"CLAWLOOP_JUDGE_FORM": "grammar", "CLAWLOOP_MIN_FREE_DISK_GIB": "0.05"}
         gateways = parts.gateways(deployment, listener, GATEWAYS, environment)
-        for part in (*gateways, *parts.workers(deployment, environment), parts.trainer(model, deployment, environment)):
+        workers = parts.workers(deployment, environment)
+        for number in range(1, judges):
+            others_like_it = parts.workers(deployment, environment)
+            workers += [replace(part, name=f"judge-{number}") for part in others_like_it if part.name == "judge"]
+        for part in (*gateways, *workers, parts.trainer(model, deployment, environment)):
             supervisor.start(part)
         await supervisor.all_ready()
         yield Stack(
@@ -204,6 +210,7 @@ async def running_stack(
             own_engine=own_engine,
             base_model=model.name,
             ranks=ranks,
+            judges=judges,
             others=others,
             statuses=statuses,
         )

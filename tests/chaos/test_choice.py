@@ -39,11 +39,17 @@ def test_a_seed_chooses_the_same_faults_again() -> None:
     assert first != other
 
 
-def test_single_ranks_are_killed_and_stopped_where_several_train() -> None:
-    one, two = (
-        [fault.kind for fault in all_faults(cast(Stack, SimpleNamespace(ranks=ranks, own_engine=False)))]
-        for ranks in (1, 2)
+@pytest.mark.parametrize(
+    ("several", "more"),
+    [
+        ({"ranks": 2}, ["kill trainer's rank", "stop trainer's rank", "stop trainer's rank for long"]),
+        ({"judges": 2}, ["stop one judge", "stop one judge for long"]),
+    ],
+)
+def test_where_there_are_several_one_of_them_is_killed_or_stopped(several: dict[str, int], more: list[str]) -> None:
+    one = {"ranks": 1, "judges": 1, "own_engine": False}
+    alone, together = (
+        [fault.kind for fault in all_faults(cast(Stack, SimpleNamespace(**counts)))] for counts in (one, one | several)
     )
-    # At the end, so that a seed chooses the same faults as ever where one process trains.
-    assert two[: len(one)] == one
-    assert two[len(one) :] == ["kill trainer's rank", "stop trainer's rank", "stop trainer's rank for long"]
+    # At the end, so that a seed chooses the same faults as ever where there is one.
+    assert together == [*alone, *more]
