@@ -9,9 +9,10 @@ so it can be terminated and started again at any point, and changes made while T
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any, TypeVar
 
 from temporalio import workflow
 from temporalio.common import Priority, RawValue
@@ -44,6 +45,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from workflows import descriptions, names
     from workflows.activity_options import PROBE, PUBLISH, STORE, train_on
+    from workflows.ledger_call import call_ledger
     from workflows.long_running import LongRunningWorkflow, error_type_of, reason_of
     from workflows.page_links import NO_PAGE
     from workflows.state import STEPS_LIMIT, PolicyTraining
@@ -54,6 +56,9 @@ ROLL_OVER_WAIT = timedelta(minutes=2)
 STEP_GONE = "RecordUnusable"
 # Changes after which engines may lack the version that should answer.
 _CHANGES_VERSION = (OperatorAction.ROLL_BACK, OperatorAction.PIN, OperatorAction.RELEASE)
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 
 
 @workflow.defn(name=names.TRAINING_WORKFLOW)
@@ -75,9 +80,12 @@ class TrainingWorkflow(LongRunningWorkflow):
         self._store_problem = ""
         self._publish_problem = ""
         self._search_attributes: tuple[str, int] | None = None
+        # False: the run began when each call of the ledger was an activity on a queue.
+        self._calls_are_local = False
 
     @workflow.run
     async def run(self, state: PolicyTraining) -> None:
+        self._calls_are_local = workflow.patched("call-the-ledger-where-the-workflow-runs")
         tasks = [self._start(self._publish_versions()), self._start(self._follow_operators())]
         while True:
             if self._must_roll_over():
@@ -139,8 +147,8 @@ class TrainingWorkflow(LongRunningWorkflow):
             return False
 
     async def _read_view(self) -> TrainingView:
-        self._view = await workflow.execute_activity_method(
-            StepActivities.read_training_status, self._policy, summary="read the training status", **STORE
+        self._view = await self._call(
+            StepActivities.read_training_status, self._policy, summary="read the training status"
         )
         if self._view.unpublished and not self._publishing:
             self._must_publish = True
@@ -152,12 +160,8 @@ class TrainingWorkflow(LongRunningWorkflow):
         """The batch of the next step; None if there is none, e.g. while training is paused."""
         if view.state is TrainingState.PAUSED and view.step_state is StepState.CLAIMED:
             return None
-        claimed = await workflow.execute_activity_method(
-            StepActivities.claim_batch,
-            ClaimBatch(policy=self._policy, n=view.step),
-            summary=f"a batch for step {view.step}",
-            **STORE,
-        )
+        request = ClaimBatch(policy=self._policy, n=view.step)
+        claimed = await self._call(StepActivities.claim_batch, request, summary=f"a batch for step {view.step}")
         if claimed.state is None:
             return None
         if claimed.n == self._ended_step:
@@ -193,12 +197,8 @@ class TrainingWorkflow(LongRunningWorkflow):
     async def _decide(self, done: StepDone, view: TrainingView) -> StepDone:
         """The step after the gate's decision about its version."""
         not_probed = await self._probe(done.n) if view.probed else ""
-        decided = await workflow.execute_activity_method(
-            GateActivities.decide_version,
-            DecideVersion(policy=self._policy, n=done.n, not_probed=not_probed),
-            summary=f"decide about version {done.n}",
-            **STORE,
-        )
+        request = DecideVersion(policy=self._policy, n=done.n, not_probed=not_probed)
+        decided = await self._call(GateActivities.decide_version, request, summary=f"decide about version {done.n}")
         if decided.state is StepState.COMMITTED:
             self._must_publish = True
         decision = {"state": decided.state, "reason": decided.reason, "gate": decided.checks}
@@ -218,6 +218,13 @@ class TrainingWorkflow(LongRunningWorkflow):
                 raise
             return _reason(error)
         return ""
+
+    async def _call(
+        self, method: Callable[[Any, Argument], Awaitable[Result]], argument: Argument, summary: str
+    ) -> Result:
+        if self._calls_are_local:
+            return await call_ledger(method, argument, summary)
+        return await workflow.execute_activity_method(method, argument, summary=summary, **STORE)
 
     async def _compute(self, view: TrainingView, claimed: Claim) -> StepDone:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from temporalio import activity
@@ -18,6 +19,11 @@ class StepActivities:
 
     def __init__(self, store: StepStore) -> None:
         self._store = store
+
+    @property
+    def where_workflows_run(self) -> list[Callable[..., Awaitable[object]]]:
+        """What `workflows.ledger_call` calls: for the worker of the workflows and for that of the queue."""
+        return [self.read_training_status, self.claim_batch]
 
     @activity.defn(name="look_at_training")
     async def read_training_status(self, policy: str) -> TrainingView:

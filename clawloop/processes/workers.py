@@ -180,12 +180,13 @@ def _orchestrator_workers(
     episodes = EpisodeLedgerActivities(
         PostgresEpisodeStore(database), PostgresRolloutStore(database), work, TemporalRolloutsNotifier(client)
     )
+    where_workflows_run = [*steps.where_workflows_run, gate.decide_version, *episodes.where_workflows_run]
     return [
         Worker(
             client,
             task_queue=names.WORKFLOW_QUEUE,
             workflows=WORKFLOWS,
-            activities=episodes.where_workflows_run,
+            activities=where_workflows_run,
             no_remote_activities=True,  # those of the queue below
             tuner=replaying_few_at_once(),
             max_concurrent_workflow_task_polls=POLLS,
@@ -198,13 +199,10 @@ def _orchestrator_workers(
             activities=[
                 ledger.close_session,
                 sweeper.sweep,
-                steps.read_training_status,
-                steps.claim_batch,
                 steps.quarantine_step,
                 steps.abandon_step,
-                gate.decide_version,
                 publishing.publish_version,
-                *episodes.where_workflows_run,
+                *where_workflows_run,
                 episodes.read_group_task,
                 episodes.settle_group,
             ],

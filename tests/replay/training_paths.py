@@ -115,6 +115,14 @@ async def training_operator_changed(learner: Learner, scripted: ScriptedLearning
     await until(lambda: scripted.version == 3)
 
 
+async def training_calls_local(learner: Learner, scripted: ScriptedLearning) -> None:
+    """Short calls of the ledger are local activities; one that fails is made on its queue, as all were before."""
+    scripted.rejects[1] = "numbers: too far"
+    scripted.claims_fail = [ApplicationError("PostgreSQL is away", type="StoreUnavailable")] * 3
+    await learner.samples(32)
+    await until(lambda: scripted.version == 2)
+
+
 async def training_recipe_set(learner: Learner, scripted: ScriptedLearning) -> None:
     await learner.samples(8)
     await learner.shows("waiting: 8 of 16")
@@ -155,6 +163,7 @@ PATHS: tuple[Path, ...] = (
     training_refused,
     training_rolled_back_and_pinned,
     training_operator_changed,
+    training_calls_local,
     training_recipe_set,
     training_by_timer,
     training_by_schedule,

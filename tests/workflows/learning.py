@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from uuid import uuid4
 
@@ -75,11 +75,16 @@ class ScriptedLearning:
         self.fails: Callable[[int], ApplicationError | None] = lambda n: None
         self.ends: dict[int, tuple[StepState, str]] = {}
         self.rejects: dict[int, str] = {}
+        self.claims_fail: list[ApplicationError] = []
         self.probed = False
         self.probes_fail: dict[int, ApplicationError] = {}
         self.at_gate = asyncio.Event()
         self.at_gate.set()
         self.at_once = self.most_at_once = 0
+
+    @property
+    def where_workflows_run(self) -> list[Callable[..., Awaitable[object]]]:
+        return [self.look, self.claim, self.decide]
 
     @activity.defn(name="look_at_training")
     async def look(self, policy: str) -> TrainingView:
@@ -115,6 +120,8 @@ class ScriptedLearning:
 
     @activity.defn(name="claim_batch")
     async def claim(self, ask: ClaimBatch) -> Claim:
+        if self.claims_fail:
+            raise self.claims_fail.pop()
         if self.step_state is not None:
             return Claim(policy=ask.policy, n=ask.n, state=self.step_state, samples=self.needed)
         old = self.oldest_seconds is not None and self.oldest_seconds >= self.max_wait_seconds
@@ -292,16 +299,20 @@ class Learner:
 async def learning(client: Client, scripted: ScriptedLearning, *, trainer: bool = True) -> AsyncIterator[None]:
     """Workers for learning; what still runs at the end is ended."""
     async with (
-        Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[TrainingWorkflow]),
+        Worker(
+            client,
+            task_queue=names.WORKFLOW_QUEUE,
+            workflows=[TrainingWorkflow],
+            activities=scripted.where_workflows_run,
+            no_remote_activities=True,
+        ),
         Worker(
             client,
             task_queue=names.LEDGER_QUEUE,
             activities=[
-                scripted.look,
-                scripted.claim,
+                *scripted.where_workflows_run,
                 scripted.quarantine,
                 scripted.abandon,
-                scripted.decide,
                 scripted.publish,
             ],
         ),

@@ -88,11 +88,17 @@ class SharedTrainer:
 async def shared_trainer(client: Client, step_seconds: float = 0.0) -> AsyncIterator[SharedTrainer]:
     """Workers of many policies, one step at a time; what still runs at the end is ended."""
     shared = SharedTrainer(step_seconds)
-    ledger: list[Callable[..., Any]] = [shared.look, shared.claim, shared.decide, shared.publish]
+    local: list[Callable[..., Any]] = [shared.look, shared.claim, shared.decide]
     queue = names.trainer_queue(shared.pool)
     async with (
-        Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[TrainingWorkflow]),
-        Worker(client, task_queue=names.LEDGER_QUEUE, activities=ledger),
+        Worker(
+            client,
+            task_queue=names.WORKFLOW_QUEUE,
+            workflows=[TrainingWorkflow],
+            activities=local,
+            no_remote_activities=True,
+        ),
+        Worker(client, task_queue=names.LEDGER_QUEUE, activities=[*local, shared.publish]),
         Worker(client, task_queue=queue, activities=[shared.train], max_concurrent_activities=1),
     ):
         try:

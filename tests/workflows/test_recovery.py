@@ -74,19 +74,25 @@ async def all_at_work(client: Client, b: Bench) -> AsyncIterator[None]:
     sweeper = SweepActivities(
         PostgresSweepStore(b.database), TemporalSessionNotifier(client, IDLE), b.work, IDLE, min_age=NO_TIME
     )
+    gate = GateActivities(PostgresGateStore(b.database))
+    local: list[Callable[..., Any]] = [*steps.where_workflows_run, gate.decide_version]
     ledger: list[Callable[..., Any]] = [
+        *local,
         b.ledger.close_session,
         sweeper.sweep,
-        steps.read_training_status,
-        steps.claim_batch,
         steps.quarantine_step,
         steps.abandon_step,
-        GateActivities(PostgresGateStore(b.database)).decide_version,
         PublishingActivities(publishing, step_store, TemporalEngineNotifier(client)).publish_version,
     ]
     trainer = TrainingActivities(step_store, FakeTrainer())
     async with (
-        Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=WORKFLOWS),
+        Worker(
+            client,
+            task_queue=names.WORKFLOW_QUEUE,
+            workflows=WORKFLOWS,
+            activities=local,
+            no_remote_activities=True,
+        ),
         Worker(client, task_queue=names.LEDGER_QUEUE, activities=ledger),
         Worker(client, task_queue=names.JUDGE_QUEUE, activities=[b.judging.judge_turn, b.judging.judge_turns]),
         Worker(client, task_queue=names.trainer_queue(POOL), activities=[trainer.train_step]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -32,9 +32,15 @@ ASKED = ("Where does the zebra live?", "No, the giraffe.")
 @asynccontextmanager
 async def at_work(client: Client, bench: Bench, step: ScriptedLearning) -> AsyncIterator[None]:
     judging = bench.judging
-    steps: list[Callable[..., Any]] = [step.look, step.claim, step.quarantine, step.abandon, step.decide, step.publish]
+    steps = [*step.where_workflows_run, step.quarantine, step.abandon, step.publish]
     async with (
-        Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[SessionWorkflow, TrainingWorkflow]),
+        Worker(
+            client,
+            task_queue=names.WORKFLOW_QUEUE,
+            workflows=[SessionWorkflow, TrainingWorkflow],
+            activities=step.where_workflows_run,
+            no_remote_activities=True,
+        ),
         Worker(client, task_queue=names.LEDGER_QUEUE, activities=[bench.ledger.close_session, *steps]),
         Worker(client, task_queue=names.JUDGE_QUEUE, activities=[judging.judge_turn, judging.judge_turns, step.probe]),
         Worker(client, task_queue=names.trainer_queue(step.pool), activities=[step.train]),

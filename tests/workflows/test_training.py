@@ -68,8 +68,9 @@ async def test_the_ui_shows_the_running_step_and_search_attributes_find_it(
         event.user_metadata.summary.data.decode().strip('"')
         for event in (await learner.handle.fetch_history()).events
         if event.HasField("activity_task_scheduled_event_attributes")
+        or event.HasField("marker_recorded_event_attributes")  # of an activity that ran where the workflow runs
     ]
-    assert set(summaries) == {
+    assert set(summaries) - {""} == {
         "read the training status",
         "a batch for step 1",
         "a batch for step 2",
@@ -85,8 +86,9 @@ async def test_after_a_rejected_version_training_goes_on_and_the_parent_answers(
     scripted.rejects[1] = "numbers: too far"
     await learner.samples(32)
     await answers(scripted, 2)
-    happened = [line for line in scripted.happened if line.startswith(("decide", "claim", "v"))]
-    assert happened[-5:] == [
+    # The base model is published at the start, beside the first step.
+    happened = [line for line in scripted.happened if line.startswith(("decide", "claim", "v2"))]
+    assert happened == [
         "claim 1: 16",
         "decide 1: numbers: too far",
         "claim 2: 16",
