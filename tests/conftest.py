@@ -26,8 +26,10 @@ from db.tables import Base
 
 _numbers = itertools.count()
 
-# No deadline: a busy machine is not a failure.
-settings.register_profile("patient", deadline=None)
+# No deadline: a busy machine is not a failure. The same examples each time: what fails has been changed, not drawn.
+# `make quick ARGS="--hypothesis-profile searching"` draws others.
+settings.register_profile("patient", deadline=None, derandomize=True)
+settings.register_profile("searching", deadline=None)
 settings.load_profile("patient")
 
 
