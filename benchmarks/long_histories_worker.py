@@ -1,5 +1,7 @@
 """A worker of all workflows as the orchestrator has it, but for how many histories it replays at once.
 
+It has no local activities: the sessions of the benchmark call none.
+
 python -m benchmarks.long_histories_worker ADDRESS REPLAYS    0: the SDK's default, a hundred workflow tasks of any kind
 """
 

@@ -136,11 +136,11 @@ class LocalActivityOptions(TypedDict, total=False):
 
 
 LOCAL_STORE = LocalActivityOptions(
-    # The workflow's other events wait meanwhile. A call takes 10 ms; where a lock keeps it, `STORE` follows.
-    start_to_close_timeout=timedelta(seconds=5),
-    retry_policy=RetryPolicy(
-        initial_interval=timedelta(milliseconds=200), maximum_attempts=2, non_retryable_error_types=_PERMANENT
-    ),
+    # The workflow's other events wait meanwhile, an operator's change among them, which is given up after 2 s; so does
+    # the worker when it stops, and in a workflow's first task each other workflow that begins. A call takes 10 ms;
+    # where a lock or PostgreSQL keeps it, `STORE` follows.
+    start_to_close_timeout=timedelta(seconds=1),
+    retry_policy=RetryPolicy(maximum_attempts=1),
 )
 """Short reads and writes of PostgreSQL where the workflow runs."""
 

@@ -26,7 +26,7 @@ _SHOWN = {
 
 
 class GateActivities:
-    """On the queue `ledger`: short, PostgreSQL only."""
+    """On the queue `ledger`, and where the workflows run: short, PostgreSQL only."""
 
     def __init__(self, store: GateStore) -> None:
         self._store = store

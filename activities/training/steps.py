@@ -15,7 +15,7 @@ from clawloop.heartbeat import heartbeating
 
 
 class StepActivities:
-    """On the queue `ledger`: short, PostgreSQL only."""
+    """On the queue `ledger`, and two of them where the workflows run: short, PostgreSQL only."""
 
     def __init__(self, store: StepStore) -> None:
         self._store = store

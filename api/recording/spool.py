@@ -162,12 +162,10 @@ class Spool:
         rejected.mkdir(exist_ok=True)
         return rejected
 
-    def _add(self, path: Path) -> bool:
-        """Count a file; False if it is not a turn's."""
+    def _add(self, path: Path) -> None:
+        """Count a file, if it is a turn's."""
         with suppress(ValueError):
             self._sizes[TurnId(uuid.UUID(path.stem))] = path.stat().st_size
-            return True
-        return False
 
     def _others_bytes(self) -> int:
         """The size of the turns that wait in other gateways' folders."""

@@ -299,23 +299,7 @@ class Learner:
 async def learning(client: Client, scripted: ScriptedLearning, *, trainer: bool = True) -> AsyncIterator[None]:
     """Workers for learning; what still runs at the end is ended."""
     async with (
-        Worker(
-            client,
-            task_queue=names.WORKFLOW_QUEUE,
-            workflows=[TrainingWorkflow],
-            activities=scripted.where_workflows_run,
-            no_remote_activities=True,
-        ),
-        Worker(
-            client,
-            task_queue=names.LEDGER_QUEUE,
-            activities=[
-                *scripted.where_workflows_run,
-                scripted.quarantine,
-                scripted.abandon,
-                scripted.publish,
-            ],
-        ),
+        orchestrating(client, scripted),
         Worker(client, task_queue=names.JUDGE_QUEUE, activities=[scripted.probe]),
     ):
         try:
@@ -329,6 +313,24 @@ async def learning(client: Client, scripted: ScriptedLearning, *, trainer: bool 
             scripted.at_gate.set()
             scripted.engines.set()
             await end_all(client)
+
+
+@asynccontextmanager
+async def orchestrating(client: Client, scripted: ScriptedLearning) -> AsyncIterator[None]:
+    """The workers of an orchestrator."""
+    local = scripted.where_workflows_run
+    ledger = [*local, scripted.quarantine, scripted.abandon, scripted.publish]
+    async with (
+        Worker(
+            client,
+            task_queue=names.WORKFLOW_QUEUE,
+            workflows=[TrainingWorkflow],
+            activities=local,
+            no_remote_activities=True,
+        ),
+        Worker(client, task_queue=names.LEDGER_QUEUE, activities=ledger),
+    ):
+        yield
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from tests.fakes.episode_store import FakeEpisodeStore
 from tests.workflows.conftest import SHORT_PAUSES
 from tests.workflows.scripted_rollouts import ScriptedRunner, run_group, run_group_with_timers, working
 from workflows import names
-from workflows.activity_options import EPISODE_ATTEMPTS, ActivityOptions, run_in, verify_in
+from workflows.activity_options import EPISODE_ATTEMPTS, LOCAL_STORE, ActivityOptions, run_in, verify_in
 from workflows.rollout_group import RolloutGroupWorkflow
 from workflows.rollouts import RolloutsWorkflow
 from workflows.state import PolicyRollouts
@@ -239,7 +239,10 @@ async def test_a_verdict_that_came_with_the_run_is_asked_for_no_more(client: Cli
     assert runner.verified == {}
 
 
-async def test_a_call_that_fails_where_the_workflow_runs_waits_on_its_queue(client: Client) -> None:
+async def test_a_call_that_fails_where_the_workflow_runs_waits_on_its_queue(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LOCAL_STORE, "start_to_close_timeout", timedelta(seconds=60))  # on a busy machine
     store = FakeEpisodeStore()
     runner = ScriptedRunner(store)
     store.failures = 4

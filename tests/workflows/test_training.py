@@ -347,6 +347,7 @@ async def test_while_no_trainer_is_there_nothing_is_lost_and_history_does_not_gr
         learner = Learner(client, scripted)
         await learner.samples(16)
         await learner.shows("step 1: 16 samples, from v0, queued for trainer-")
+        await learner.shows("v0 answers, the newest")  # which is published beside the step
         before = (await learner.handle.describe()).history_length
         await asyncio.sleep(1)
         assert (await learner.handle.describe()).history_length == before
