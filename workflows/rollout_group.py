@@ -7,9 +7,8 @@ continued: the next one is another episode, in another sandbox.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, is_cancelled_exception
@@ -43,9 +42,6 @@ with workflow.unsafe.imports_passed_through():
     )
     from workflows.ledger_call import call_ledger
     from workflows.long_running import reason_of, timed_out
-
-Argument = TypeVar("Argument")
-Result = TypeVar("Result")
 
 # A worker that is away comes back; after a day its episodes would be too stale to train.
 DEADLINE = timedelta(days=1)
@@ -113,7 +109,12 @@ class RolloutGroupWorkflow:
 
     async def _begin(self, group: RolloutGroupId, place: int, attempt: int) -> EpisodeBegun:
         request = BeginEpisode(group=group, place=place, attempt=attempt)
-        return await self._call(EpisodeLedgerActivities.begin_episode, request, f"episode {place}, attempt {attempt}")
+        return await call_ledger(
+            EpisodeLedgerActivities.begin_episode,
+            request,
+            f"episode {place}, attempt {attempt}",
+            local=self._calls_are_local,
+        )
 
     async def _finish(self, task: GroupTask, episode: EpisodeId, place: int, ran: EpisodeRan) -> bool:
         """Record the end, and have it verified; False after a failure of infrastructure, which is tried again."""
@@ -121,7 +122,9 @@ class RolloutGroupWorkflow:
         if self._calls_are_local and ran.verified is not None:
             await self._record_score(task, place, str(ran.ending), ran.verified, episode, end)
             return True
-        ended = self._call(EpisodeLedgerActivities.end_episode, end, f"episode {place}: {ran.ending}")
+        ended = call_ledger(
+            EpisodeLedgerActivities.end_episode, end, f"episode {place}: {ran.ending}", local=self._calls_are_local
+        )
         if ran.ending is Ending.INFRASTRUCTURE:
             await ended
             return False
@@ -134,13 +137,6 @@ class RolloutGroupWorkflow:
         _, verified = await asyncio.gather(ended, self._verify(task, episode, place, artifact or ""))
         await self._record_score(task, place, str(ran.ending), verified, episode)
         return True
-
-    async def _call(
-        self, method: Callable[[Any, Argument], Awaitable[Result]], argument: Argument, summary: str
-    ) -> Result:
-        if self._calls_are_local:
-            return await call_ledger(method, argument, summary)
-        return await workflow.execute_activity_method(method, argument, summary=summary, **STORE)
 
     async def _run_episode(self, task: GroupTask, episode: EpisodeId, place: int) -> tuple[EpisodeRan, bool]:
         """How it ended, and whether only silence told that it failed, which takes as long as a pause."""
@@ -189,7 +185,12 @@ class RolloutGroupWorkflow:
         self, place: int, verified: EpisodeVerified, episode: EpisodeId, end: EpisodeEnd | None
     ) -> None:
         score = ScoreEpisode(episode=episode, reward=verified.reward, reason=verified.reason, end=end)
-        await self._call(EpisodeLedgerActivities.score_episode, score, f"episode {place}: {_shown(verified.reward)}")
+        await call_ledger(
+            EpisodeLedgerActivities.score_episode,
+            score,
+            f"episode {place}: {_shown(verified.reward)}",
+            local=self._calls_are_local,
+        )
 
     async def _judge(self, task: GroupTask, episode: EpisodeId, place: int) -> None:
         """Ask for votes on the episode's turns, where they count; without them the outcome alone is its reward."""

@@ -9,10 +9,9 @@ so it can be terminated and started again at any point, and changes made while T
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
 
 from temporalio import workflow
 from temporalio.common import Priority, RawValue
@@ -56,9 +55,6 @@ ROLL_OVER_WAIT = timedelta(minutes=2)
 STEP_GONE = "RecordUnusable"
 # Changes after which engines may lack the version that should answer.
 _CHANGES_VERSION = (OperatorAction.ROLL_BACK, OperatorAction.PIN, OperatorAction.RELEASE)
-
-Argument = TypeVar("Argument")
-Result = TypeVar("Result")
 
 
 @workflow.defn(name=names.TRAINING_WORKFLOW)
@@ -147,8 +143,11 @@ class TrainingWorkflow(LongRunningWorkflow):
             return False
 
     async def _read_view(self) -> TrainingView:
-        self._view = await self._call(
-            StepActivities.read_training_status, self._policy, summary="read the training status"
+        self._view = await call_ledger(
+            StepActivities.read_training_status,
+            self._policy,
+            "read the training status",
+            local=self._calls_are_local,
         )
         if self._view.unpublished and not self._publishing:
             self._must_publish = True
@@ -161,7 +160,9 @@ class TrainingWorkflow(LongRunningWorkflow):
         if view.state is TrainingState.PAUSED and view.step_state is StepState.CLAIMED:
             return None
         request = ClaimBatch(policy=self._policy, n=view.step)
-        claimed = await self._call(StepActivities.claim_batch, request, summary=f"a batch for step {view.step}")
+        claimed = await call_ledger(
+            StepActivities.claim_batch, request, f"a batch for step {view.step}", local=self._calls_are_local
+        )
         if claimed.state is None:
             return None
         if claimed.n == self._ended_step:
@@ -198,7 +199,9 @@ class TrainingWorkflow(LongRunningWorkflow):
         """The step after the gate's decision about its version."""
         not_probed = await self._probe(done.n) if view.probed else ""
         request = DecideVersion(policy=self._policy, n=done.n, not_probed=not_probed)
-        decided = await self._call(GateActivities.decide_version, request, summary=f"decide about version {done.n}")
+        decided = await call_ledger(
+            GateActivities.decide_version, request, f"decide about version {done.n}", local=self._calls_are_local
+        )
         if decided.state is StepState.COMMITTED:
             self._must_publish = True
         decision = {"state": decided.state, "reason": decided.reason, "gate": decided.checks}
@@ -218,13 +221,6 @@ class TrainingWorkflow(LongRunningWorkflow):
                 raise
             return _reason(error)
         return ""
-
-    async def _call(
-        self, method: Callable[[Any, Argument], Awaitable[Result]], argument: Argument, summary: str
-    ) -> Result:
-        if self._calls_are_local:
-            return await call_ledger(method, argument, summary)
-        return await workflow.execute_activity_method(method, argument, summary=summary, **STORE)
 
     async def _compute(self, view: TrainingView, claimed: Claim) -> StepDone:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from uuid import uuid4
 
@@ -33,6 +33,7 @@ from workflows.state import PolicyTraining
 from workflows.training import TrainingWorkflow
 
 TrainingHandle = WorkflowHandle[TrainingWorkflow, None]
+Activities = Sequence[Callable[..., Awaitable[object]]]
 
 
 class ScriptedLearning:
@@ -83,8 +84,12 @@ class ScriptedLearning:
         self.at_once = self.most_at_once = 0
 
     @property
-    def where_workflows_run(self) -> list[Callable[..., Awaitable[object]]]:
+    def where_workflows_run(self) -> Activities:
         return [self.look, self.claim, self.decide]
+
+    @property
+    def on_the_queue(self) -> Activities:
+        return [self.quarantine, self.abandon, self.publish]
 
     @activity.defn(name="look_at_training")
     async def look(self, policy: str) -> TrainingView:
@@ -299,7 +304,7 @@ class Learner:
 async def learning(client: Client, scripted: ScriptedLearning, *, trainer: bool = True) -> AsyncIterator[None]:
     """Workers for learning; what still runs at the end is ended."""
     async with (
-        orchestrating(client, scripted),
+        orchestrating(client, scripted.where_workflows_run, scripted.on_the_queue),
         Worker(client, task_queue=names.JUDGE_QUEUE, activities=[scripted.probe]),
     ):
         try:
@@ -316,10 +321,13 @@ async def learning(client: Client, scripted: ScriptedLearning, *, trainer: bool 
 
 
 @asynccontextmanager
-async def orchestrating(client: Client, scripted: ScriptedLearning) -> AsyncIterator[None]:
-    """The workers of an orchestrator."""
-    local = scripted.where_workflows_run
-    ledger = [*local, scripted.quarantine, scripted.abandon, scripted.publish]
+async def orchestrating(client: Client, local: Activities, queued: Activities) -> AsyncIterator[None]:
+    """The workers of an orchestrator.
+
+    Args:
+        local: activities where workflows run, which are on the ledger's queue, too.
+        queued: those that are on the ledger's queue alone.
+    """
     async with (
         Worker(
             client,
@@ -328,7 +336,7 @@ async def orchestrating(client: Client, scripted: ScriptedLearning) -> AsyncIter
             activities=local,
             no_remote_activities=True,
         ),
-        Worker(client, task_queue=names.LEDGER_QUEUE, activities=ledger),
+        Worker(client, task_queue=names.LEDGER_QUEUE, activities=[*local, *queued]),
     ):
         yield
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 from uuid import uuid4
 
 from temporalio import activity
@@ -18,9 +17,8 @@ from activities.serving.messages import Published, PublishVersion
 from activities.training.messages import ClaimBatch, DecideVersion, StepDone, TrainStep, VersionDecided
 from clawloop.contracts.training import Claim, TrainingView
 from tests.workflows.conftest import end_all
-from tests.workflows.learning import Learner, ScriptedLearning
+from tests.workflows.learning import Learner, ScriptedLearning, orchestrating
 from workflows import names
-from workflows.training import TrainingWorkflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +86,9 @@ class SharedTrainer:
 async def shared_trainer(client: Client, step_seconds: float = 0.0) -> AsyncIterator[SharedTrainer]:
     """Workers of many policies, one step at a time; what still runs at the end is ended."""
     shared = SharedTrainer(step_seconds)
-    local: list[Callable[..., Any]] = [shared.look, shared.claim, shared.decide]
     queue = names.trainer_queue(shared.pool)
     async with (
-        Worker(
-            client,
-            task_queue=names.WORKFLOW_QUEUE,
-            workflows=[TrainingWorkflow],
-            activities=local,
-            no_remote_activities=True,
-        ),
-        Worker(client, task_queue=names.LEDGER_QUEUE, activities=[*local, shared.publish]),
+        orchestrating(client, [shared.look, shared.claim, shared.decide], [shared.publish]),
         Worker(client, task_queue=queue, activities=[shared.train], max_concurrent_activities=1),
     ):
         try:

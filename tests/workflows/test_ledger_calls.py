@@ -90,7 +90,7 @@ async def test_a_call_that_hangs_while_its_worker_stops_is_made_by_the_next_one_
     hanging = Hanging()
     learner = Learner(client, hanging)
     async with training(client, hanging):
-        async with orchestrating(client, hanging):
+        async with orchestrating(client, hanging.where_workflows_run, hanging.on_the_queue):
             await learner.samples(hanging.needed)
             await until(lambda: hanging.hung > 0)
         async with learning(client, hanging, trainer=False):

@@ -32,7 +32,7 @@ ASKED = ("Where does the zebra live?", "No, the giraffe.")
 @asynccontextmanager
 async def at_work(client: Client, bench: Bench, step: ScriptedLearning) -> AsyncIterator[None]:
     judging = bench.judging
-    steps = [*step.where_workflows_run, step.quarantine, step.abandon, step.publish]
+    steps = [*step.where_workflows_run, *step.on_the_queue]
     async with (
         Worker(
             client,
