@@ -13,7 +13,6 @@ with workflow.unsafe.imports_passed_through():
     from clawloop.contracts.episodes import NextGroups
     from clawloop.ids import RolloutGroupId
     from workflows import names
-    from workflows.activity_options import STORE
     from workflows.ledger_call import call_ledger
     from workflows.long_running import LongRunningWorkflow, reason_of
     from workflows.rollout_group import RolloutGroupWorkflow
@@ -59,11 +58,9 @@ class RolloutsWorkflow(LongRunningWorkflow):
         workflow.continue_as_new(state)
 
     async def _next_groups(self) -> NextGroups:
-        summary = "which groups to start"
-        if workflow.patched("ask-for-groups-where-the-workflow-runs"):
-            return await call_ledger(EpisodeLedgerActivities.next_groups, self._policy, summary)
-        return await workflow.execute_activity_method(
-            EpisodeLedgerActivities.next_groups, self._policy, summary=summary, **STORE
+        local = workflow.patched("ask-for-groups-where-the-workflow-runs")
+        return await call_ledger(
+            EpisodeLedgerActivities.next_groups, self._policy, "which groups to start", local=local
         )
 
     @workflow.signal(name=names.ROLLOUTS_CHANGED)
