@@ -1,12 +1,14 @@
 """A ledger by a script: the same in every run, through the real stores and activities.
 
 It has sessions, judgements, steps, versions, episodes and keys in each state that operators see. Nobody's clock is in
-it: `fixed_ids` counts ids, and `fix_times` puts all times a minute apart, in the order in which they were written.
+it: `fixed_ids` counts ids, and `fix_times` puts all times ten seconds apart, in the order in which they were written.
 """
 
 from __future__ import annotations
 
 import itertools
+from bisect import bisect
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -57,7 +59,7 @@ from tests.fakes.trainer import FakeTrainer
 from tests.ui.recorded import Recorder
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-NOW = START + timedelta(days=1)
+NOW = START + timedelta(days=2)
 """The time at which the ledger is read."""
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
@@ -101,25 +103,31 @@ def fixed_ids(stack: AsyncExitStack) -> None:
         stack.enter_context(patch(f"{module}.datetime", FixedClock))
 
 
-def fix_times(url: str) -> None:
-    """Put all times of the ledger a minute apart, in their order; those that were to come a century later."""
+def fix_times(url: str, chapters: Sequence[datetime]) -> None:
+    """Give each chapter of the script an hour, and put the times in it ten seconds apart, in their order.
+
+    So what is written once more changes no times in other chapters. Times to come are a century later.
+
+    Args:
+        chapters: when each ended.
+    """
     columns = [
         (table.name, column.name)
         for table in Base.metadata.sorted_tables
         for column in table.columns
-        if isinstance(column.type.python_type, type) and column.type.python_type is datetime
+        if column.type.python_type is datetime
     ]
+    counts: dict[datetime, int] = defaultdict(int)
     with psycopg.connect(url) as connection:
         every = " UNION ".join(f'SELECT "{column}" FROM "{table}"' for table, column in columns)
-        written = [row[0] for row in connection.execute(f"SELECT at FROM ({every}) AS t (at) ORDER BY at") if row[0]]
+        written = connection.execute(f"SELECT at FROM ({every}) AS t (at) WHERE at IS NOT NULL ORDER BY at").fetchall()
         now = datetime.now(UTC)
-        fixed = [
-            (at, START.replace(year=2126 if at > now else 2026) + timedelta(minutes=n)) for n, at in enumerate(written)
-        ]
         connection.execute("CREATE TEMPORARY TABLE times (old timestamptz, fixed timestamptz)")
         with connection.cursor().copy("COPY times FROM STDIN") as rows:
-            for pair in fixed:
-                rows.write_row(pair)
+            for (at,) in written:
+                hour = START + timedelta(hours=bisect(chapters, at)) if at < now else START.replace(year=2126)
+                rows.write_row((at, hour + timedelta(seconds=10 * counts[hour])))
+                counts[hour] += 1
         for table, column in columns:
             connection.execute(f'UPDATE "{table}" SET "{column}" = fixed FROM times WHERE old = "{column}"')
 
@@ -130,6 +138,7 @@ class Script(Recorder):
     Attributes:
         engine: id of the engine that has each version.
         made: sessions and turns by name, for questions about them, and the secret of a chat key.
+        chapters: when each ended.
     """
 
     engine: str
@@ -137,12 +146,13 @@ class Script(Recorder):
     judging: JudgingActivities
     trainer: FakeTrainer = field(default_factory=FakeTrainer)
     made: dict[str, UUID | str] = field(default_factory=dict)
-    _minutes: Any = field(default_factory=itertools.count)
+    chapters: list[datetime] = field(default_factory=list)
+
+    def end_chapter(self) -> None:
+        self.chapters.append(RisingClock.now(UTC))
 
     async def turn(self, messages: Sequence[Message], response: Message | None, **changes: Any) -> TurnId:
-        began = START + timedelta(minutes=next(self._minutes))
-        times = {"started_at": began, "finished_at": began + timedelta(seconds=2)}
-        return await super().turn(messages, response, **times, engine_id=self.engine, **changes)
+        return await super().turn(messages, response, engine_id=self.engine, **changes)
 
     async def session_of(self, turn: TurnId) -> SessionId:
         (row,) = await self.learning.rows("SELECT session_id FROM turns WHERE id = %s", turn)
@@ -162,6 +172,7 @@ class Script(Recorder):
 
     async def praise(self, name: str, count: int) -> None:
         """So many praised turns, each in a session of its own."""
+        self.end_chapter()
         version = (await self.learning.steps.status(POLICY)).head
         for n in range(count):
             _, later = await self.chat(f"{name}-{n}", f"Name a river ({name} {n})", "Good, thank you.", version=version)
@@ -169,6 +180,7 @@ class Script(Recorder):
 
     async def step(self, n: int, *checks: GateCheck, decide: bool = True) -> None:
         """A step from its claim to its publication, as the training workflow asks for it."""
+        self.end_chapter()
         learning = self.learning
         steps = StepActivities(learning.steps)
         assert (await steps.claim_batch(ClaimBatch(policy=POLICY, n=n))).state is StepState.CLAIMED
@@ -191,8 +203,8 @@ class _NoNotifier:
         return None
 
 
-async def write(learning: PostgresLearning, engine: str) -> dict[str, UUID | str]:
-    """Play the script; the sessions and turns that questions name."""
+async def write(learning: PostgresLearning, engine: str) -> Script:
+    """Play the script."""
     async with AsyncExitStack() as stack:
         judge = await stack.enter_async_context(fake_judge())
 
@@ -204,12 +216,10 @@ async def write(learning: PostgresLearning, engine: str) -> dict[str, UUID | str
         training = TrainingNotifier(PostgresWorkStore(learning.database), FakeWorkNotifier())
         judging = JudgingActivities(learning.judgements, client, renderer, training)
         script = Script(learning, engine, judge, judging)
-        await _chats(script)
-        await _feedback(script)
-        await _steps(script)
-        await _operators(script)
-        await _episodes(script)
-        return script.made
+        for part in (_chats, _feedback, _steps, _operators, _episodes):
+            script.end_chapter()
+            await part(script)
+        return script
 
 
 async def _chats(script: Script) -> None:
@@ -218,6 +228,7 @@ async def _chats(script: Script) -> None:
     await script.judged(tides[1], -1, hint="Answer in one sentence; the user asked for short answers.")
     await script.judged(tides[2], 1, 1, 0)
     script.made |= {"tides": await script.session_of(tides[0]), "blamed": tides[0], "praised": tides[1]}
+    script.end_chapter()
     named = {"evidence": SessionEvidence(SessionSource.HEADER, "tides")}
     heartbeat: list[Message] = [{"role": "user", "content": "Read HEARTBEAT.md"}]
     side = {"kind": TurnKind.SIDE, "kind_reason": "heartbeat"}
@@ -225,6 +236,7 @@ async def _chats(script: Script) -> None:
         heartbeat, {"role": "assistant", "content": "HEARTBEAT_OK"}, **side, **named
     )
 
+    script.end_chapter()
     asked: list[Message] = [{"role": "user", "content": "A name for a boat?"}]
     forked = {"evidence": SessionEvidence(SessionSource.AFFINITY, "boat")}
     await script.turn(asked, {"role": "assistant", "content": "Nina"}, **forked)
@@ -235,6 +247,7 @@ async def _chats(script: Script) -> None:
     await script.close(after)
     script.made["regenerated"] = again
 
+    script.end_chapter()
     evidence = {"evidence": SessionEvidence(SessionSource.OPENCLAW, "main"), "tools": TOOLS}
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Graz"}'}}
     picture: Message = {"role": "user", "content": [
@@ -254,6 +267,7 @@ async def _chats(script: Script) -> None:
     await script.close(last, "ended by the client")
     script.made["tools"] = await script.session_of(last)
 
+    script.end_chapter()
     alone = {"evidence": SessionEvidence(SessionSource.CONVERSATION, None)}
     for word, reply, changes in (
         ("cut", "It is lo", {"status": TurnStatus.LENGTH, "finish_reason": "length"}),
@@ -266,6 +280,7 @@ async def _chats(script: Script) -> None:
         await script.close(turn)
         script.made[word] = turn
 
+    script.end_chapter()
     erased = await script.chat("secret", "My number is 12.", "Forget it.")
     await PostgresErasureStore(script.learning.database).erase_turn(erased[1])
     script.made["erased"] = erased[1]
@@ -314,13 +329,16 @@ async def _operators(script: Script) -> None:
     lost, _ = await keys.create_key(POLICY, {Scope.CHAT, Scope.READ}, "lost")
     (row,) = await learning.rows("SELECT prefix FROM api_keys WHERE id = %s", lost.id)
     await keys.revoke(row["prefix"])
+    script.end_chapter()
     limits = "requests_per_minute = 60, tokens_per_minute = 9000, concurrency = 4, stored_mib = 100"
     await learning.execute(f"UPDATE api_keys SET {limits} WHERE name = 'phone'")
     away = await add_engine(learning.database, "http://127.0.0.1:1")
     await learning.drain(away.id)
+    script.end_chapter()
     ask: list[Message] = [{"role": "user", "content": "2 + 2?"}]
     probes = [ProbeContent(messages=ask, exact="4"), ProbeContent(messages=ask)]
     await PostgresProbeStore(learning.database).add(POLICY, probes, 10)
+    script.end_chapter()
     await learning.operators.create_policy("other", POLICY, None, 1)
     await learning.operators.pause("other", "on holiday")
     await learning.operators.pin(POLICY, 1)
@@ -331,8 +349,12 @@ async def _episodes(script: Script) -> None:
     plan = RolloutsPlan("tool-call", size=2, groups=1, barren_limit=3, curriculum=True)
     store = PostgresRolloutStore(script.learning.database)
     await store.start(POLICY, plan)
+    script.end_chapter()
     result, episodes = await run_group(script.learning, [1.0, 0.0], turns=2)
+    script.end_chapter()
     await run_group(script.learning, [1.0, None])
+    script.end_chapter()
     await run_group(script.learning, [0.5, 0.5])
+    script.end_chapter()
     await store.pause(POLICY, "enough")
     script.made |= {"group": result.id, "episode": episodes[0].id}

@@ -39,8 +39,9 @@ async def _fixed_ids() -> AsyncIterator[None]:
 
 async def test_what_people_and_programs_see_of_a_ledger_is_as_recorded(page: Page, tmp_path: Path) -> None:
     (engine,) = await page.learning.rows("SELECT id FROM engines")
-    names = await script.write(page.learning, engine["id"])
-    script.fix_times(page.database_url)
+    written = await script.write(page.learning, engine["id"])
+    script.fix_times(page.database_url, written.chapters)
+    names = written.made
     rows = await surfaces.ledger(page.learning)
     rest = await surfaces.rest(page, names)
     as_json, tables = await surfaces.commands(page, names, str(tmp_path))
