@@ -69,7 +69,7 @@ class FixedClock(datetime):
     """For modules that say how long ago something was."""
 
     @classmethod
-    def now(cls, tz: Any = None) -> datetime:
+    def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
         return NOW.astimezone(tz)
 
 
@@ -79,7 +79,7 @@ class RisingClock(datetime):
     _last = START
 
     @classmethod
-    def now(cls, tz: Any = None) -> datetime:
+    def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
         RisingClock._last = max(datetime.now(tz), RisingClock._last + timedelta(microseconds=1))
         return RisingClock._last
 
@@ -249,7 +249,7 @@ async def _chats(script: Script) -> None:
 
     script.end_chapter()
     evidence = {"evidence": SessionEvidence(SessionSource.OPENCLAW, "main"), "tools": TOOLS}
-    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Graz"}'}}
+    call: Message = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Graz"}'}}
     picture: Message = {"role": "user", "content": [
         {"type": "text", "text": "What is the weather there?"},
         {"type": "image_url", "image_url": {"url": PICTURE}},

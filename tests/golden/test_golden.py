@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import pytest
 
@@ -53,11 +54,11 @@ async def test_what_people_and_programs_see_of_a_ledger_is_as_recorded(page: Pag
         "pages.txt": await surfaces.pages(page, names),
     }
     known = [row["id"] for each in rows.values() for row in each if "id" in row]
-    known_ids = [script.UUID(each) for each in known if isinstance(each, str) and len(each) == 36]
+    known_ids = [UUID(each) for each in known if isinstance(each, str) and len(each) == 36]
     ports = {f":{urlsplit(page.engine.url).port}": ":PORT1", f":{urlsplit(page.url).port}": ":PORT2"}
     ports |= {str(tmp_path): "FOLDER"}
     FILES.mkdir(exist_ok=True)
-    differing = []
+    differing: list[str] = []
     for name, text in found.items():
         text = surfaces.Renamed(iter(known_ids), ports)(text)
         file = FILES / name
