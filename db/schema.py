@@ -13,6 +13,7 @@ from importlib.resources import files
 import psycopg
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import URL, create_engine, text
@@ -31,8 +32,8 @@ def migrate(database_url: str) -> None:
     """Upgrade the database to the newest schema; blocking. Concurrent calls are safe.
 
     Raises:
-        SetupError: the database cannot be reached, refuses access, is newer than this code, or another transaction
-            holds a lock for too long.
+        SetupError: the database cannot be reached, refuses access, has a revision that this code does not know, or
+            another transaction holds a lock for too long.
     """
     with _migrating(database_url) as config:
         command.upgrade(config, "head")
@@ -57,6 +58,7 @@ def _migrating(database_url: str) -> Iterator[Config]:
         with engine.begin() as connection:
             connection.execute(text(f"SET LOCAL lock_timeout = {int(LOCK_SECONDS * 1000)}"))
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
+            _require_known(MigrationContext.configure(connection).get_current_revision())
             config = _config()
             config.attributes["connection"] = connection
             yield config
@@ -84,19 +86,38 @@ def _refusal(error: DBAPIError, address: URL) -> str:
     return f"cannot use the database: {message}"
 
 
+async def require_known_schema(database: Database) -> None:
+    """Refuse a database that this code cannot migrate; one without a schema is left to `migrate`.
+
+    Raises:
+        SetupError: the database's revision is one that this code does not know.
+        StoreUnavailable
+    """
+    _require_known(await database.run(_revision))
+
+
+def _require_known(revision: str | None) -> None:
+    if revision is not None and revision not in revisions():
+        raise SetupError(
+            f"another version of Clawloop made this database's schema (revision {revision}), which this one cannot use:"
+            " go on with that version, or have it export what is to be kept (`clawloop export`) and start this one with"
+            " a new data folder (--data), or with an empty database and a new Temporal server"
+        )
+
+
 async def is_current(database: Database) -> bool:
     """Whether the database has exactly this code's schema.
 
     Raises:
         StoreUnavailable
     """
-    return await database.run(_revision) == head()
+    return await database.run(_revision) == revisions()[0]
 
 
 @cache
-def head() -> str | None:
-    """This code's newest revision."""
-    return ScriptDirectory.from_config(_config()).get_current_head()
+def revisions() -> tuple[str, ...]:
+    """Those of this code, the newest first."""
+    return tuple(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())
 
 
 async def _revision(connection: AsyncConnection) -> str | None:

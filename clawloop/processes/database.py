@@ -14,6 +14,7 @@ from clawloop.processes.endpoints import database_url
 from clawloop.settings import Settings
 from db.content import PLAIN, ContentCodec
 from db.database import BACKGROUND_LIMIT, Database
+from db.schema import require_known_schema
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +56,10 @@ def open_database(settings: Settings, limit: timedelta = BACKGROUND_LIMIT) -> Da
 
 
 async def ready_database(settings: Settings, stack: AsyncExitStack) -> Database:
-    """The database of a worker, once it answers: a worker without its keys must take no work.
+    """The database of a worker, once it answers: a worker that cannot use it must take no work.
 
     Raises:
-        SetupError: as `open_database`, or the database is encrypted with other keys.
+        SetupError: as `open_database`, or the database is encrypted with other keys, or another version's.
     """
     database = open_database(settings)
     stack.push_async_callback(database.close)
@@ -66,6 +67,7 @@ async def ready_database(settings: Settings, stack: AsyncExitStack) -> Database:
     while True:
         try:
             await database.compare_keys()
+            await require_known_schema(database)
             return database
         except StoreUnavailable as error:
             if not logged:

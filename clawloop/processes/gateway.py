@@ -65,7 +65,7 @@ from db.imports import PostgresImportStore
 from db.judging.feedback import PostgresFeedbackStore
 from db.judging.precision import PostgresVoteReader
 from db.overview import PostgresOverviewStore
-from db.schema import is_current
+from db.schema import is_current, require_known_schema
 from db.serving.directory import PostgresDirectoryStore
 from db.serving.engines import add_missing_engines
 from db.serving.key_uses import PostgresKeyUses
@@ -175,7 +175,7 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
             although there is no API key.
     """
     arm_crash_points(settings.crash_points)
-    await _require_encryption_keys(settings)
+    await _require_usable_database(settings)
     await _require_key_beyond_loopback(settings, options.listener)
     await _add_configured_engines(settings)
 
@@ -356,17 +356,19 @@ async def _add_configured_engines(settings: Settings) -> None:
         await database.close()
 
 
-async def _require_encryption_keys(settings: Settings) -> None:
+async def _require_usable_database(settings: Settings) -> None:
     """
     Raises:
-        SetupError: what the database or this gateway's disk has is encrypted with other keys.
+        SetupError: the database has another version's schema; or what it or this gateway's disk has is encrypted with
+            other keys.
     """
     database, spool = open_database(settings), settings.data / "spool"
     try:
         await database.compare_keys()
+        await require_known_schema(database)
         write_mark(spool, database.content)
     except StoreUnavailable as error:  # the gateway also starts without PostgreSQL
-        log.warning("encryption keys not compared with PostgreSQL yet", extra={"why": str(error)})
+        log.warning("schema and encryption keys not compared with PostgreSQL yet", extra={"why": str(error)})
         require_marked_keys(spool, database.content)
     finally:
         await database.close()

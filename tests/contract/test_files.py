@@ -7,7 +7,6 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
-import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -15,16 +14,12 @@ from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, Ses
 from clawloop.turns.files import STORED, references_in
 from db.database import Database
 from db.invariants import violations
-from db.schema import migrate, migrate_down
 from db.turns.conversation_cache import ConversationCache
-from db.turns.files import PostgresFileStore
-from db.turns.insert import PostgresTurnStore
 from db.turns.insert_batch import insert_batch
 from db.turns.prepared_turn import PreparedTurn
 from tests.contract.conftest import Stores
 from tests.pictures import asks_about, png
 from tests.records import turn_record
-from tests.security.encrypted import opened
 
 ROUND, SQUARE = png(), png(512, 512, pixels=b"a square")
 NAMED = SessionEvidence(SessionSource.HEADER, "pictures")
@@ -153,21 +148,6 @@ async def counted(database: Database) -> tuple[int, int]:
         return files, references
 
     return await database.run(count)
-
-
-@pytest.mark.postgres
-async def test_the_way_back_puts_files_into_messages_again(postgres_stores: Stores, postgres_url: str) -> None:
-    first, second = turns_about(postgres_stores, ROUND, SQUARE, evidence=NAMED)
-    await insert(postgres_stores, first, second)
-    await asyncio.to_thread(migrate_down, postgres_url, "0022")
-    with psycopg.connect(postgres_url) as connection:
-        rows = connection.execute("SELECT messages_added FROM turns ORDER BY id").fetchall()
-    assert [row[0] for row in rows] == [first.messages, second.messages[-1:]]
-    await asyncio.to_thread(migrate, postgres_url)
-    third, *_ = turns_about(postgres_stores, SQUARE)
-    async with opened(postgres_url) as database:
-        await PostgresTurnStore(database).insert(third)
-        assert await PostgresFileStore(database).read(named(SQUARE)) == SQUARE
 
 
 @pytest.mark.postgres

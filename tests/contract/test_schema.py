@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,14 +16,19 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine
 
+import migrations
 from clawloop.errors import SetupError
 from clawloop.local.services.postgres import free_port
+from clawloop.processes.bootstrap import prepare
+from clawloop.processes.database import ready_database
+from clawloop.settings import read_settings
 from db import schema
 from db.database import Database, driver_url
-from db.schema import head, is_current, migrate, migrate_down
+from db.schema import is_current, migrate, migrate_down, revisions
 from db.tables import Base
 from tests.conftest import execute
 from tests.contract.conftest import TEST_LIMIT
+from tests.verbs import clawloop, clawloop_process, refusal
 
 pytestmark = pytest.mark.postgres
 
@@ -44,27 +53,67 @@ def test_downgrades_undo_upgrades(empty_postgres_url: str) -> None:
     assert tables(empty_postgres_url) == set(Base.metadata.tables)
     migrate_down(empty_postgres_url, "base")
     assert tables(empty_postgres_url) == set()
+    with psycopg.connect(empty_postgres_url) as connection:
+        functions = "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace"
+        assert connection.execute(functions).fetchall() == []
     migrate(empty_postgres_url)
     migrate(empty_postgres_url)  # nothing to do
     assert tables(empty_postgres_url) == set(Base.metadata.tables)
 
 
-def test_an_open_steps_attempts_before_an_upgrade_are_not_counted_as_unheard_of(empty_postgres_url: str) -> None:
-    """Otherwise an open step that was tried often would be given up at its first attempt after the upgrade."""
-    migrate(empty_postgres_url)
-    for statement in (
-        "INSERT INTO policies (id, base_model, aliases, sampling, head, active) VALUES ('p', 'm', '{}', '{}', 0, 0)",
-        "INSERT INTO versions (policy, n) VALUES ('p', 0)",
-        "INSERT INTO recipes (hash, name, signal_hash, train_hash, content) VALUES ('h', 'r', 's', 't', '{}')",
-        """INSERT INTO steps (policy, n, parent, epoch, recipe_hash, state, attempt, finished_at)
-            VALUES ('p', 1, 0, 0, 'h', 'committed', 12, now()), ('p', 2, 0, 0, 'h', 'claimed', 12, NULL)""",
-    ):
-        execute(empty_postgres_url, statement)
-    migrate_down(empty_postgres_url, "0011")
-    migrate(empty_postgres_url)
-    with psycopg.connect(empty_postgres_url) as connection:
-        found = connection.execute("SELECT n, attempt, failed, interrupted FROM steps ORDER BY n").fetchall()
-    assert found == [(1, 12, 0, 0), (2, 12, 0, 12)]
+SECOND = """
+from alembic import op
+
+revision = "0002"
+down_revision = {first!r}
+branch_labels = None
+depends_on = None
+
+
+def upgrade():
+    op.execute("ALTER TABLE engines ADD COLUMN region text NOT NULL DEFAULT 'here'")
+
+
+def downgrade():
+    op.execute("ALTER TABLE engines DROP COLUMN region")
+"""
+
+
+@contextmanager
+def next_release(folder: Path) -> Iterator[None]:
+    """While this is entered, the code has one more migration."""
+    shutil.copytree(Path(migrations.__file__).parent, folder / "migrations", dirs_exist_ok=True)
+    second = folder / "migrations" / "versions" / "v0002_regions.py"
+    second.write_text(SECOND.format(first=revisions()[0]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schema, "files", lambda name: folder / name)
+        revisions.cache_clear()
+        yield
+    revisions.cache_clear()
+
+
+async def test_a_second_migration_changes_a_database_with_rows_and_has_a_way_back(
+    empty_postgres_url: str, tmp_path: Path
+) -> None:
+    def engines() -> list[tuple[object, ...]]:
+        with psycopg.connect(empty_postgres_url) as connection:
+            return connection.execute("SELECT * FROM engines").fetchall()
+
+    await asyncio.to_thread(migrate, empty_postgres_url)
+    execute(empty_postgres_url, "INSERT INTO engines (id, url) VALUES ('a', 'http://a')")
+    (before,) = engines()
+    with next_release(tmp_path):
+        assert not await current(empty_postgres_url)
+        await asyncio.to_thread(migrate, empty_postgres_url)
+        assert await current(empty_postgres_url)
+        assert engines() == [(*before, "here")]
+    assert not await current(empty_postgres_url)
+    with pytest.raises(SetupError, match=r"\(revision 0002\)"):
+        await asyncio.to_thread(migrate, empty_postgres_url)
+    with next_release(tmp_path):
+        await asyncio.to_thread(migrate_down, empty_postgres_url, "-1")
+    assert await current(empty_postgres_url)
+    assert engines() == [before]
 
 
 def test_the_migrated_schema_is_the_one_the_code_describes(postgres_url: str) -> None:
@@ -105,16 +154,44 @@ def test_migrating_works_from_any_working_directory(
 
 
 async def test_a_schema_is_current_only_at_this_codes_revision(empty_postgres_url: str) -> None:
-    assert head() is not None
     assert not await current(empty_postgres_url)
 
     await asyncio.to_thread(migrate, empty_postgres_url)
     assert await current(empty_postgres_url)
 
-    execute(empty_postgres_url, "UPDATE alembic_version SET version_num = '9999'")
+    execute(empty_postgres_url, "UPDATE alembic_version SET version_num = '0029'")
     assert not await current(empty_postgres_url)
-    with pytest.raises(SetupError, match="9999"):
-        await asyncio.to_thread(migrate, empty_postgres_url)
+
+
+@pytest.fixture
+def foreign_url(empty_postgres_url: str) -> str:
+    """A database that another version migrated."""
+    migrate(empty_postgres_url)
+    execute(empty_postgres_url, "UPDATE alembic_version SET version_num = '0029'")
+    return empty_postgres_url
+
+
+FOREIGN = r"made this database's schema \(revision 0029\).* start this one with a new data folder \(--data\)"
+
+
+def test_migrate_and_a_gateway_refuse_a_database_of_another_version_in_one_line(
+    foreign_url: str, tmp_path: Path
+) -> None:
+    here = {"DATABASE_URL": foreign_url, "CLAWLOOP_DATA": str(tmp_path)}
+    assert re.search(FOREIGN, refusal(clawloop("migrate", **here)))
+    assert re.search(FOREIGN, refusal(clawloop_process("gateway", "--port", "0", **here)))
+
+
+async def test_up_and_workers_refuse_a_data_folder_of_another_version(
+    foreign_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its database says of which version it is."""
+    with pytest.raises(SetupError, match=FOREIGN):
+        await prepare(foreign_url, "Qwen3-4B", [], [], {})
+    monkeypatch.setenv("DATABASE_URL", foreign_url)
+    async with AsyncExitStack() as stack:
+        with pytest.raises(SetupError, match=FOREIGN):
+            await ready_database(read_settings(), stack)
 
 
 @pytest.mark.parametrize(

@@ -107,19 +107,3 @@ async def test_the_sweep_merges_the_counts(postgres_stores: Stores, database: Da
     assert rows == [(1,), (1,)]
     assert await stored(database, mine, other) == before
     assert await sweep.merge_stored_bytes() == 0
-
-
-async def test_turns_of_before_are_counted_by_the_migration_and_when_they_are_erased(
-    postgres_stores: Stores, database: Database, postgres_url: str
-) -> None:
-    from db.schema import migrate, migrate_down
-
-    key = postgres_stores.key
-    session = (await postgres_stores.turns.insert(turn(key, "a", "x" * 1500))).session_id
-    await postgres_stores.turns.insert(turn(key, "a", "y"))
-    await asyncio.to_thread(migrate_down, postgres_url, "0024")
-    await asyncio.to_thread(migrate, postgres_url)
-    (counted,) = await stored(database, key)
-    assert 2 * ROW_BYTES + 1500 < counted < 2 * ROW_BYTES + 5000
-    await PostgresErasureStore(database).erase_session(session)
-    assert await stored(database, key) == [0]

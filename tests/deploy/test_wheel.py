@@ -44,7 +44,6 @@ def test_the_wheel_is_complete(built: Path) -> None:
     assert {
         "clawloop/demo/model/model.safetensors",
         "clawloop/local/chat_template.jinja",
-        "migrations/script.py.mako",
     } <= names
 
 

@@ -19,7 +19,7 @@ from clawloop.contracts.turns import Message
 from clawloop.encryption.key_file import SETTING, add_key
 from clawloop.encryption.sealer import Sealer
 from clawloop.environments.artifacts import ArtifactFolder
-from clawloop.errors import SetupError, StoreUnavailable
+from clawloop.errors import StoreUnavailable
 from clawloop.ids import SessionId, new_turn_id
 from clawloop.processes.ledger_check import DatabaseCheck
 from db.content import PLAIN, ContentCodec
@@ -28,7 +28,6 @@ from db.encryption import rotation, windows
 from db.encryption.columns import SEALED_TABLES, Form
 from db.encryption.rotation import rotate
 from db.erasure import PostgresErasureStore
-from db.schema import migrate_down
 from db.turns.browsing import PostgresSessionBrowser
 from db.turns.conversation_cache import ConversationCache
 from db.turns.files import PostgresFileStore
@@ -169,11 +168,7 @@ async def test_an_interrupted_rotation_to_a_new_key_goes_on_and_the_old_key_may_
         await require_clean(database)
 
 
-async def test_decrypting_ends_the_encryption_and_the_schema_can_go_back(
-    loop: Loop, postgres_url: str, tmp_path: Path
-) -> None:
-    with pytest.raises(SetupError, match="rotate --decrypt first"):
-        migrate_down(postgres_url, "0021")
+async def test_decrypting_ends_the_encryption(loop: Loop, postgres_url: str, tmp_path: Path) -> None:
     async with opened(postgres_url, codec(tmp_path)) as database:
         await rotate(database, decrypt=True)
     await loop.database.close()
