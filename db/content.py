@@ -5,8 +5,8 @@ a column, and each says itself which it is: sealed JSON is a JSON string, where 
 sealed text begins with a mark; sealed bytes have a length that is no multiple of 4. What says nothing (an empty list,
 text or array, and what an erasure leaves) stays as it is.
 
-A digest of content is found by its stored form: keyed while content is encrypted. Plain digests of rows from before
-stay findable until `clawloop encryption rotate` has keyed them.
+A digest of content is found by its stored form: keyed while content is encrypted. Plain digests of rows from
+before the encryption stay findable until `clawloop encryption rotate` has keyed them.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from db.training.policies import insert_event, lock_policy
 from db.training.samples import end_samples
 from db.training.work_flag import refresh_work_flag
 from db.turns.files import release_files
-from db.turns.stored_bytes import ROW_BYTES, STORED_BYTES, add_stored_bytes
+from db.turns.stored_bytes import ROW_BYTES, add_stored_bytes
 
 WHY = "erased"
 """Replaces erased text and reasons."""
@@ -129,7 +129,7 @@ _WAITING_SAMPLES = text(f"SELECT id, turn_id = ANY(:turns) AS own {_WAITING}")
 # Storing a judge's answer or feedback locks the turn FOR KEY SHARE, which waits for this lock. Turns whose samples will
 # expire are locked too, all in one order, because storing a judge's answer locks a turn and the turn after it.
 _LOCK_TURNS = text(f"""
-    SELECT id, tools_sha256, id = ANY(:turns) AS requested, {STORED_BYTES} AS stored_bytes FROM turns
+    SELECT id, tools_sha256, id = ANY(:turns) AS requested, stored_bytes FROM turns
     WHERE outcome <> 'erased' AND (id = ANY(:turns) OR id IN (SELECT turn_id {_WAITING}))
     ORDER BY id FOR UPDATE
 """)

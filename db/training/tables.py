@@ -80,7 +80,7 @@ class StepRow(Base):
     epoch: Mapped[int]  # the policy's epoch when the batch was claimed; every roll-back increments it
     state: Mapped[str]
     attempt: Mapped[int] = mapped_column(server_default=text("0"))  # how often its computation began
-    attempt_at: Mapped[datetime | None]  # when the newest one began; None: none has, or it is older than this column
+    attempt_at: Mapped[datetime | None]  # when the newest one began; None: none has, or it waits for its trainer
     progress: Mapped[str | None]  # what it does, for people; as of a few seconds ago
     tokens_a_second: Mapped[float | None]  # likewise; None: nothing is computed yet, or no more
     seconds_left: Mapped[float | None]
@@ -110,7 +110,7 @@ class StepSampleRow(Base):
     place: Mapped[int]  # order in the batch
     dropped: Mapped[str | None]  # why the step left the sample out
     without_hint: Mapped[str | None]  # why only its verdict was trained
-    advantages: Mapped[bytes | None]  # of each token of the reply, by db.arrays; None: the step used none, or is older
+    advantages: Mapped[bytes | None]  # of each token of the reply, by db.arrays; None: the step used none
     moves: Mapped[bytes | None]  # likewise by how much the step moved them; None: its recipe did not ask for it
 
 

@@ -20,14 +20,6 @@ _CONTENT = (
     *("messages_added", "response", "sampling", "evidence", "error", "prompt_ids", "response_ids", "logprobs"),
     *("tools_sha256", "kind_reason"),
 )
-# Of turns from before their size was noted: as they were counted then.
-_SIZE = " + ".join(f"coalesce(pg_column_size({column}), 0)" for column in _CONTENT)
-
-_FILES = """coalesce((
-    SELECT sum(f.size_bytes) FROM turn_files r JOIN files f ON f.id = r.file_id WHERE r.turn_id = turns.id), 0)
-"""
-STORED_BYTES = f"coalesce(stored_bytes, CASE WHEN outcome = 'erased' THEN 0 ELSE {ROW_BYTES} + {_SIZE} + {_FILES} END)"
-"""SQL: what a row of `turns` was counted as."""
 
 _ADD = text("INSERT INTO stored_bytes (api_key_id, bytes) VALUES (:key, :bytes)")
 _MERGE = text("""

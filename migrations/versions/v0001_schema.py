@@ -252,7 +252,7 @@ CREATE TABLE turns (
     response_ids bytea,
     logprobs bytea,
     sampling json NOT NULL,
-    stored_bytes bigint,
+    stored_bytes bigint NOT NULL,
     finish_reason text,
     ends_session boolean NOT NULL,
     started_at timestamptz NOT NULL,
