@@ -76,7 +76,7 @@ def test_the_log_quotes_no_row_and_no_statement(data: Path, capfd: pytest.Captur
 
 def test_psql_connects_with_the_url_and_a_wrong_password_is_rejected(data: Path) -> None:
     with running_postgres(data) as server:
-        psql = postgres._install_for(data / "cluster") / "bin/psql"
+        psql = postgres._installation() / "bin/psql"
         query = [str(psql), server.url, "--tuples-only", "--command", "SELECT 'in'"]
         assert subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip() == "in"
 
@@ -122,14 +122,14 @@ def test_data_copied_by_root_gets_its_owner_back(data: Path) -> None:
 def test_programs_that_the_user_cannot_reach_are_copied(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = postgres._installs()[18].parent
+    package = postgres._installation().parent
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     for part in (f"{package.name}.libs", f"{package.name}/pginstall18"):
         shutil.copytree(package.parent / part, closed / part, symlinks=True)
     for path in closed.rglob("*"):
         path.chmod(path.stat().st_mode & 0o700)
-    monkeypatch.setattr(postgres, "_installs", lambda: {18: closed / package.name / "pginstall18"})
+    monkeypatch.setattr(postgres, "_installation", lambda: closed / package.name / "pginstall18")
 
     with tempfile.TemporaryDirectory(prefix="clawloop-test-", dir="/tmp") as reachable:
         Path(reachable).chmod(0o755)
@@ -230,22 +230,10 @@ def test_an_interrupted_first_start_is_repeated(tmp_path: Path) -> None:
         assert query_one(server, "SELECT 1") == (1,)
 
 
-def test_data_of_the_older_version_in_the_wheel_is_served_by_that_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installs = postgres._installs()
-    with monkeypatch.context() as only_older:
-        only_older.setattr(postgres, "_installs", lambda: {16: installs[16]})
-        with running_postgres(tmp_path):
-            pass
-    with running_postgres(tmp_path) as server:
-        assert query_one(server, "SELECT current_setting('server_version_num')::int / 10000") == (16,)
-
-
 def test_data_of_an_unsupported_version_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster/PG_VERSION").write_text("15\n")
-    with pytest.raises(SetupError, match="created by PostgreSQL 15, installed are 18 and 16: dump it"):
+    with pytest.raises(SetupError, match="created by PostgreSQL 15, installed is 18: dump it"):
         EmbeddedPostgres(tmp_path).prepare()
     assert [path.name for path in (tmp_path / "cluster").iterdir()] == ["PG_VERSION"]
 

