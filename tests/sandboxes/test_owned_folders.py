@@ -78,7 +78,7 @@ def test_whoever_is_killed_while_it_removes_a_folder_leaves_one_that_is_found(tm
 
 
 def test_a_folder_that_lost_its_lock_is_removed_once_it_is_old(tmp_path: Path) -> None:
-    """As one that was killed while it made the folder leaves, or an earlier version while it removed one."""
+    """As one that was killed while it made the folder leaves."""
     folder = tmp_path / f"{_PREFIX}x"
     folder.mkdir()
     fill(folder)
