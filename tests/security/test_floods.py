@@ -28,7 +28,7 @@ from clawloop.ids import new_api_key_id
 from clawloop.processes.gateway import GatewayReadiness
 from clawloop.settings import ChatBounds
 from db.database import Database
-from db.schema import head
+from db.schema import revisions
 from tests.api.chat_requests import PATH, chat_body
 from tests.api.conftest import Gateway, running_gateway, until
 from tests.fakes.engine import fake_engine
@@ -320,7 +320,7 @@ async def test_all_that_ask_whether_a_gateway_is_ready_share_one_question() -> N
             nonlocal asked
             asked += 1
             await gate.wait()
-            return head()
+            return revisions()[0]
 
     readiness = GatewayReadiness(Slow(), _Healthy(), tuple, lambda: False)  # type: ignore[arg-type]
     asking = [asyncio.create_task(readiness.problems()) for _ in range(20)]
