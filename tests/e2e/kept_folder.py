@@ -188,7 +188,7 @@ def make(workplace: Path, kept: Path) -> None:
             facts["workflows"] = asyncio.run(open_workflows(data, names))
         stop(started)
     kept.mkdir(parents=True)
-    (kept / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (kept / "facts.json").write_text(json.dumps(facts) + "\n")
     shutil.copy(model / WEIGHTS, kept / WEIGHTS)
     pack(data, kept / ARCHIVE)
 
