@@ -19,7 +19,6 @@ from sqlalchemy import create_engine
 import migrations
 from clawloop.errors import SetupError
 from clawloop.local.services.postgres import free_port
-from clawloop.processes.bootstrap import prepare
 from clawloop.processes.database import ready_database
 from clawloop.settings import read_settings
 from db import schema
@@ -182,12 +181,7 @@ def test_migrate_and_a_gateway_refuse_a_database_of_another_version_in_one_line(
     assert re.search(FOREIGN, refusal(clawloop_process("gateway", "--port", "0", **here)))
 
 
-async def test_up_and_workers_refuse_a_data_folder_of_another_version(
-    foreign_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its database says of which version it is."""
-    with pytest.raises(SetupError, match=FOREIGN):
-        await prepare(foreign_url, "Qwen3-4B", [], [], {})
+async def test_workers_refuse_a_database_of_another_version(foreign_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATABASE_URL", foreign_url)
     async with AsyncExitStack() as stack:
         with pytest.raises(SetupError, match=FOREIGN):

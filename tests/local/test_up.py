@@ -19,10 +19,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import psycopg
 import pytest
 
+from clawloop.local.services.postgres import running_postgres
+from db.schema import migrate
+from tests.conftest import execute
 from tests.fakes.model_server import model_server
 from tests.processes import alive, by_name
+from tests.verbs import refusal
 
 pytestmark = pytest.mark.slow
 
@@ -161,6 +166,25 @@ def test_data_and_keys_are_kept_and_a_second_up_on_the_folder_is_rejected(tmp_pa
         assert all(re.fullmatch(r"127\.0\.0\.1:\d+", one["targets"][0]) for one in watched)
         running.process.terminate()
         assert running.ended() == 0
+
+
+@pytest.mark.postgres
+def test_a_folder_of_another_version_is_refused_in_one_line_and_left_as_it_is(tmp_path: Path, engine: str) -> None:
+    with running_postgres(tmp_path / "postgres") as server:
+        migrate(server.url)
+        execute(server.url, "UPDATE alembic_version SET version_num = '0029'")
+    done = subprocess.run(
+        [sys.executable, "-m", "clawloop.cli.main", "up", "--data", str(tmp_path), *FREE_PORTS],
+        env=dict(os.environ) | {"CLAWLOOP_ENGINES": engine},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    said = refusal(done)
+    assert "another version of Clawloop made this database's schema (revision 0029)" in said
+    assert "start this one with a new data folder (--data)" in said
+    with running_postgres(tmp_path / "postgres") as server, psycopg.connect(server.url) as connection:
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0029",)]
 
 
 @pytest.mark.postgres
