@@ -12,8 +12,7 @@ from clawloop.contracts.serving import Scope
 from clawloop.errors import RecipeRejected, RequestRejected
 from clawloop.operations.precision import judge_precision
 from clawloop.operations.probes import MOST_PROBES, find_probe, read_probes
-from clawloop.recipes.recipe import read_recipe
-from clawloop.recipes.toml_text import toml_of
+from clawloop.recipes.recipe import read_recipe, toml_of
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 

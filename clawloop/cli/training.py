@@ -236,7 +236,7 @@ def pin(
 @recipe_app.command("show")
 def show_recipe(policy: Policy = "default", data: Data = None, as_json: AsJson = False) -> None:
     """Print the policy's recipe, as TOML that `recipe set` takes."""
-    from clawloop.recipes.toml_text import toml_of
+    from clawloop.recipes.recipe import toml_of
     from db.training.operators import PostgresTrainingStore
 
     recipe = with_database(data, lambda database: PostgresTrainingStore(database).recipe(policy))

@@ -7,8 +7,7 @@ from typing import Literal
 
 from clawloop.errors import SetupError
 from clawloop.layout.model_shape import ModelShape
-from clawloop.recipes.checks import require_decoupled
-from clawloop.recipes.recipe import Recipe
+from clawloop.recipes.recipe import Recipe, require_decoupled
 from clawloop.training.model.families import Quantisation
 
 LONGEST_CONTEXT_TOKENS = 32768

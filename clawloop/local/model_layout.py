@@ -23,8 +23,7 @@ from clawloop.layout.request import (
 )
 from clawloop.layout.served_copy import read_served_copy
 from clawloop.local.machine import Device, Gpu, environment_device, find_gpus, memory_bytes
-from clawloop.recipes.checks import require_rank
-from clawloop.recipes.recipe import Recipe
+from clawloop.recipes.recipe import Recipe, require_rank
 from clawloop.training.model.families import Quantisation
 
 

@@ -7,8 +7,7 @@ from clawloop.operations.applied import Applied, notify_best_effort
 from clawloop.operations.policy_names import check_policy_name
 from clawloop.operations.ports import OperatorNotifier, TrainingStore
 from clawloop.operations.reasons import check_reason
-from clawloop.recipes.checks import require_rank
-from clawloop.recipes.recipe import Recipe
+from clawloop.recipes.recipe import Recipe, require_rank
 
 
 class TrainingOperations:

@@ -8,14 +8,16 @@ from pydantic import Field
 
 from clawloop.recipes.table import Count, Positive, Table
 
+TOKEN_LIMIT = 5.0
+"""What one token counts at most in a distance between versions, in nats: e⁵ = 148 times more or less likely. Beyond
+that a token is as good as unlearned, and how far beyond says nothing about the others."""
+
 LEAST_SCALE = 1e-9
 """The learning rate is lowered to this share of the recipe's at most."""
 
 
 class Gate(Table):
     """What a version must pass before it answers, and what follows when it does not."""
-
-    later = frozenset({"drawn_probes", "probe_tokens", "content_loss", "canary_share", "canary_hours"})
 
     parent_distance: Positive = 0.4
     """A version is rejected above this mean distance from its parent, over the step's tokens, in nats; a token counts 5

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
-from typing import TYPE_CHECKING
+from typing import Annotated
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-if TYPE_CHECKING:
-    from clawloop.recipes.recipe import Schedule
+from pydantic import Field
+
+from clawloop.recipes.table import Table, Weight
 
 # Chats of this long are looked at: long enough for a p95, short enough that training goes on soon after a busy time.
 CHAT_MINUTES = 5
@@ -18,6 +19,20 @@ CHAT_MINUTES = 5
 _CHAT_RECHECK_SECONDS = 60.0
 _DAY_MINUTES = 24 * 60
 _WINDOW = re.compile(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})")
+
+
+class Schedule(Table):
+    """When a batch may be claimed. A step that is computed already goes on."""
+
+    hours: str = ""
+    """Hours in which batches are claimed, e.g. `01:00-06:00` or `12:00-13:30, 22:00-06:00`; empty: at any time."""
+    time_zone: str = "UTC"
+    """The IANA's name of the time zone of `hours` and of a day, e.g. `Europe/Berlin`."""
+    versions_a_day: Annotated[int, Field(ge=0)] = 0
+    """No batch is claimed once this many versions were made since midnight; 0: no limit."""
+    chat_seconds: Weight = 0.0
+    """No batch is claimed while replies of all policies take longer than this: p95 of the last five minutes, in seconds
+    from a request to its end; 0: no limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clawloop.algorithms.streams import Streams
 from clawloop.contracts.training import Distance
-from clawloop.recipes.checks import TOKEN_LIMIT
+from clawloop.recipes.gate import TOKEN_LIMIT
 from clawloop.training.ranks.collectives import Ranks
 
 

@@ -23,7 +23,7 @@ from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import AdapterUnusable, RankOutOfMemory, RecipeRejected, TrainerFailed, TrainerUnavailable
 from clawloop.ids import SampleId
 from clawloop.recipes import recipe as recipes
-from clawloop.recipes.checks import require_decoupled
+from clawloop.recipes.recipe import require_decoupled
 from clawloop.training.adapters.checkpoint import begin, resume, save_version
 from clawloop.training.adapters.disk import require_room, write_error
 from clawloop.training.adapters.files import BaseIdentity, WrittenVersion, adapter_lora, read_adapter

@@ -10,7 +10,7 @@ import torch
 from clawloop.algorithms.streams import Streams
 from clawloop.contracts.gate_checks import CheckResult
 from clawloop.gate.numbers import check_numbers
-from clawloop.recipes.checks import TOKEN_LIMIT
+from clawloop.recipes.gate import TOKEN_LIMIT
 from clawloop.recipes.recipe import Bounds, Gate, Optimiser, Train
 from clawloop.training.distances import distance
 from clawloop.training.model.loading import load_model

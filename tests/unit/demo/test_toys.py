@@ -31,7 +31,7 @@ from clawloop.environments.terminal.kinds import KINDS
 from clawloop.environments.tool_call.environment import question
 from clawloop.errors import SetupError
 from clawloop.local.checks import require_model
-from clawloop.recipes.checks import require_rank
+from clawloop.recipes.recipe import require_rank
 
 MEGABYTES = 4.0
 EACH = pytest.mark.parametrize("toy", TOYS.values(), ids=lambda toy: toy.environment)
