@@ -52,7 +52,7 @@ async def tokens(request: Request, turn: TurnId) -> Response:
     found = detail.tokens
     if found is None or found.step is None or not found.response_ids:
         raise RequestRejected(
-            "Nothing is stored of this reply's tokens: it was not trained by advantages, or by an older Clawloop.",
+            "Nothing is stored of this reply's tokens: it was not trained by advantages.",
             status=404,
             code="not_found",
         )

@@ -353,7 +353,7 @@ class VersionView:
             `files removed`; several joined by commas.
         engines: names of the engines that have it loaded; every engine has version 0.
         metrics: its step's `StepFigures`, with numbers of samples instead of the samples; None for version 0.
-        gate: what each check of the gate found; empty for version 0 and for versions older than the gate.
+        gate: what each check of the gate found; empty for version 0.
         gate_seconds: how long its checks took, without a canary; None: not measured.
         match: share of the requests of an evaluation, e.g. the demo's, that it answered as wanted; None: not measured.
         origin: what the policy began from; None: a step of its own made the version.

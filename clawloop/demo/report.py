@@ -89,12 +89,12 @@ class RunReport:
     paced: bool
     measure_every: int
     stopped: str | None
-    faults: dict[str, int] = field(default_factory=dict, kw_only=True)  # absent from reports of earlier releases
-    rejected: int = field(default=0, kw_only=True)  # likewise
-    probed: int = field(default=0, kw_only=True)  # likewise
-    match_kept: float | None = field(default=None, kw_only=True)  # likewise
-    gave_up: str | None = field(default=None, kw_only=True)  # likewise
-    recorded: int | None = field(default=None, kw_only=True)  # likewise
+    faults: dict[str, int]
+    rejected: int
+    probed: int
+    match_kept: float | None
+    gave_up: str | None
+    recorded: int | None
     evaluations: tuple[Evaluation, ...]
 
 

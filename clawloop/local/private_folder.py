@@ -21,8 +21,8 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 def keep_private(data: Path) -> int:
     """Take a data folder's permissions from everyone but its owner.
 
-    An older version made folders that every user of the machine could read. A folder of another owner is left as it
-    is: its permissions are that owner's decision.
+    A folder that was copied or restored may be open to every user of the machine. A folder of another owner is left as
+    it is: its permissions are that owner's decision.
 
     Returns:
         how many files and folders another user could open.

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from uuid import UUID, uuid4
 
+from pydantic import TypeAdapter, ValidationError
+
 from clawloop.errors import SetupError
 
 
@@ -20,15 +22,18 @@ class RuntimeAddresses:
     """
     Args:
         temporal_ui: None if Temporal is the operator's own.
-        gateway: the URL of the gateways; None in files of earlier versions.
+        gateway: the URL of the gateways; None if not known.
         context_tokens: the longest context of the engines; None if they are the operator's own.
     """
 
     database_url: str
     temporal_address: str
-    temporal_ui: str | None = None
-    gateway: str | None = None
-    context_tokens: int | None = None
+    temporal_ui: str | None
+    gateway: str | None
+    context_tokens: int | None
+
+
+_ADDRESSES = TypeAdapter(RuntimeAddresses)
 
 
 def read_runtime_file(data: Path) -> RuntimeAddresses | None:
@@ -39,20 +44,13 @@ def read_runtime_file(data: Path) -> RuntimeAddresses | None:
     """
     path = _path(data)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        addresses = content["database_url"], content["temporal_address"]
-        further = content.get("temporal_ui"), content.get("gateway")
-        context = content.get("context_tokens")
+        return _ADDRESSES.validate_json(path.read_bytes(), strict=True)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise SetupError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, LookupError, TypeError):
-        addresses, further, context = (None, None), (None, None), None
-    known = all(isinstance(address, str) for address in addresses) and isinstance(context, int | None)
-    if not known or not all(isinstance(address, str | None) for address in further):
-        raise SetupError(f"{path} is damaged: delete it and start `clawloop up` again, or set DATABASE_URL")
-    return RuntimeAddresses(*addresses, *further, context)
+    except ValidationError:  # its text would show the password
+        raise SetupError(f"{path} is damaged: delete it and start `clawloop up` again, or set DATABASE_URL") from None
 
 
 def installation_id(data: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.episodes import REWARD_LIMIT, EpisodeState, GroupResult, GroupState
+from clawloop.contracts.episodes import EpisodeState, GroupResult, GroupState
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import TurnOutcome, TurnStatus
 from clawloop.errors import ContentUnreadable, EngineAnswerUnusable, RecipeRejected, RecordUnusable
@@ -208,10 +208,8 @@ def _members(
 
 
 def _member(row: Any, turns: Mapping[EpisodeId, Sequence[EpisodeTurn]]) -> Member:
-    episode, reward, reason = EpisodeId(row.id), row.reward, row.reason
-    if reward is not None and abs(reward) > REWARD_LIMIT:  # of an earlier version, which stored any
-        reward, reason = None, f"its reward {reward:g} is not between -{REWARD_LIMIT:g} and {REWARD_LIMIT:g}"
-    return Member(episode, EpisodeState(row.state), reward, reason, turns.get(episode, ()))
+    episode = EpisodeId(row.id)
+    return Member(episode, EpisodeState(row.state), row.reward, row.reason, turns.get(episode, ()))
 
 
 async def _insert_samples(

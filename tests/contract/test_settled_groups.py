@@ -166,24 +166,6 @@ async def test_an_episode_is_trained_however_it_ended(postgres_learning: Postgre
     assert [sample["reward"] for sample in await samples_of_group(learning, group.id)] == [-1.0, 1.0]
 
 
-async def test_a_stored_reward_beyond_the_limit_counts_as_none(postgres_learning: PostgresLearning) -> None:
-    learning = postgres_learning
-    store = PostgresEpisodeStore(learning.database)
-    group = new_group(3)
-    await store.make_group(group)
-    episodes = [await store.begin_episode(group.id, place, 1, LIFETIME) for place in range(3)]
-    for place, episode in enumerate(episodes):
-        await add_turns(learning, episode, 1)
-        await store.end_episode(EpisodeEnd(episode.id, Ending.COMPLETED))
-        await store.score_episode(episode.id, float(place), "")
-    await learning.execute("UPDATE episodes SET reward = 1e308 WHERE id = %s", episodes[2].id)
-    result, _ = await store.settle(group.id)
-    assert (result.state, result.scored, result.mean_reward) == (GroupState.SETTLED, 2, 0.5)
-    ((outcome, why),) = await outcomes(learning, episodes[2].id)
-    assert outcome == "unjudged"
-    assert "reward 1e+308 is not between" in why
-
-
 async def test_late_turns_end_without_a_deadlock_with_a_turn_that_is_stored(
     postgres_learning: PostgresLearning,
 ) -> None:

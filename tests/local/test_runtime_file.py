@@ -16,15 +16,21 @@ from clawloop.processes.runtime_file import RuntimeAddresses, installation_id, r
 
 def test_addresses_are_read_back_and_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
     assert read_runtime_file(tmp_path) is None
-    write_runtime_file(tmp_path, RuntimeAddresses("postgresql://me:secret@here/x", "here:7233"))
-    assert read_runtime_file(tmp_path) == RuntimeAddresses("postgresql://me:secret@here/x", "here:7233")
+    own = RuntimeAddresses("postgresql://me:secret@here/x", "here:7233", None, "http://here:4000", None)
+    write_runtime_file(tmp_path, own)
+    assert read_runtime_file(tmp_path) == own
     whole = RuntimeAddresses("postgresql://here/x", "here:7233", "http://ui", "http://here:4000", 4096)
     write_runtime_file(tmp_path, whole)
     assert read_runtime_file(tmp_path) == whole
     assert stat.S_IMODE((tmp_path / "running.json").stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("content", [b"", b'{"database_url": "secr', b"[]", b"7", b'{"secret": 1}', b"\xff"])
+_WITHOUT_GATEWAY = b'{"database_url": "secr", "temporal_address": "x", "temporal_ui": null, "context_tokens": null}'
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b'{"database_url": "secr', b"[]", b"7", b'{"secret": 1}', _WITHOUT_GATEWAY, b"\xff"]
+)
 def test_a_damaged_file_is_reported_in_one_line_without_its_content(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "running.json"
     path.write_bytes(content)

@@ -34,14 +34,11 @@ def test_the_setting_comes_before_what_up_started_and_another_temporal_has_no_ui
         return workflow_links(Settings.model_validate({"data": tmp_path} | given)).ui
 
     assert ui() is None
-    write_runtime_file(tmp_path, RuntimeAddresses("postgresql://me@here/x", "here:7233", UI))
+    write_runtime_file(tmp_path, RuntimeAddresses("postgresql://me@here/x", "here:7233", UI, None, None))
     assert ui() == UI
     assert ui(temporal_ui="https://temporal.example.test/") == "https://temporal.example.test"
     assert ui(TEMPORAL_ADDRESS="elsewhere:7233") is None
-    # What a version before this one wrote.
-    (tmp_path / "running.json").write_text(
-        '{"database_url": "postgresql://me@here/x", "temporal_address": "here:7233"}'
-    )
+    write_runtime_file(tmp_path, RuntimeAddresses("postgresql://me@here/x", "here:7233", None, None, None))
     assert ui() is None
     (tmp_path / "running.json").write_text('{"database_url": "x", "temporal_address": "y", "temporal_ui": 7}')
     with pytest.raises(SetupError, match="is damaged"):
@@ -72,6 +69,6 @@ def test_up_tells_its_gateways_and_workers_where_the_ui_is(tmp_path: Path) -> No
 
 
 def test_the_runtime_file_has_it_for_other_commands(tmp_path: Path) -> None:
-    write_runtime_file(tmp_path, RuntimeAddresses("postgresql://me@here/x", "here:7233", UI))
+    write_runtime_file(tmp_path, RuntimeAddresses("postgresql://me@here/x", "here:7233", UI, None, None))
     assert json.loads((tmp_path / "running.json").read_text())["temporal_ui"] == UI
-    assert read_runtime_file(tmp_path) == RuntimeAddresses("postgresql://me@here/x", "here:7233", UI)
+    assert read_runtime_file(tmp_path) == RuntimeAddresses("postgresql://me@here/x", "here:7233", UI, None, None)

@@ -42,7 +42,7 @@ def skill_commands() -> list[str]:
 async def test_the_agent_uses_the_skill_and_people_the_command(stack: Stack, tmp_path: Path) -> None:
     folder = tmp_path / "openclaw"
     (stack.data / "keys.json").write_text(json.dumps({"chat": stack.key, "admin": stack.admin_key}))
-    write_runtime_file(stack.data, RuntimeAddresses(stack.database_url, stack.temporal, None, stack.url))
+    write_runtime_file(stack.data, RuntimeAddresses(stack.database_url, stack.temporal, None, stack.url, None))
 
     def configure(own: dict[str, Any]) -> dict[str, Any]:
         skill = folder / "workspace" / "skills" / "clawloop"
