@@ -16,7 +16,6 @@ from api.admin import (
     export,
     files,
     history,
-    imports,
     judging,
     key_limits,
     keys,
@@ -55,7 +54,7 @@ def create_app(make_services: MakeServices, allowed_hosts: frozenset[str] = froz
 
     app = FastAPI(title="Clawloop", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     chat = (route, completions, messages, responses)
-    recorded = (export, imports, sessions, files, judging, history, erasure)
+    recorded = (export, sessions, files, judging, history, erasure)
     admin = (key_limits, engines, training, comparison, rollouts, environment_workers, probes, keys, ledger)
     for module in (*chat, feedback, models, health, docs, *recorded, *admin):
         app.include_router(module.router)

@@ -35,7 +35,6 @@ from clawloop.operations.engines import EngineOperations
 from clawloop.operations.episodes import EpisodeReader
 from clawloop.operations.export import Exporter
 from clawloop.operations.history import HistoryOperations
-from clawloop.operations.imports import ImportStore
 from clawloop.operations.keys import KeyOperations
 from clawloop.operations.ledger import LedgerCheck
 from clawloop.operations.overview import Overview, TemporalHealth
@@ -105,7 +104,6 @@ class Services:
     key_limits: KeyLimiter
     key_uses: KeyUses
     exporter: Exporter
-    imports: ImportStore
     version_loading: VersionLoading
     temporal: TemporalHealth
     links: WorkflowLinks = field(default_factory=WorkflowLinks)

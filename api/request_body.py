@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import orjson
@@ -61,35 +60,6 @@ def _require_simple(raw: bytes, most: int) -> None:
             f"The body has {signs} commas and opening brackets, at most {most} are accepted. Send less history.",
             code="request_too_complex",
         )
-
-
-async def body_pieces(request: Request, limits: Limits, most_bytes: int) -> AsyncIterator[bytes]:
-    """The request's body as it arrives, for routes that keep none of it.
-
-    Raises:
-        RequestRejected: too large (413), or nothing came for too long (408).
-        ClientDisconnect: the client closed the connection.
-    """
-    size_bytes = 0
-    pieces = aiter(request.stream())
-    while True:
-        try:
-            async with asyncio.timeout(limits.upload_seconds):
-                piece = await anext(pieces, None)
-        except TimeoutError:
-            raise RequestRejected(
-                f"Nothing arrived for {limits.upload_seconds:.0f} s. Send it again.", status=408, code="upload_timeout"
-            ) from None
-        if piece is None:
-            return
-        size_bytes += len(piece)
-        if size_bytes > most_bytes:
-            raise RequestRejected(
-                f"The body is larger than {most_bytes // 1024**2} MiB. Send it in parts.",
-                status=413,
-                code="body_too_large",
-            )
-        yield piece
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:

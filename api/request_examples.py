@@ -8,10 +8,6 @@ from __future__ import annotations
 from pydantic import JsonValue
 
 _CHAT: list[JsonValue] = [{"role": "user", "content": "Explain the tides in one sentence."}]
-_TURN = (
-    '{"session_id": "tides", "turn": 1, "timestamp": "2026-01-02T03:04:05Z", '
-    '"messages": [{"role": "user", "content": "Explain the tides."}], "response_text": "The Moon pulls the sea."}\n'
-)
 
 REQUEST_EXAMPLES: dict[str, JsonValue] = {
     "POST /v1/chat/completions": {"model": "policy", "messages": _CHAT, "stream": False},
@@ -47,5 +43,4 @@ REQUEST_EXAMPLES: dict[str, JsonValue] = {
     "POST /admin/v1/judge/history": {"turns": 20, "apply": False},
     "POST /admin/v1/rollouts/start": {"environment": "terminal", "size": 8, "groups": 2, "barren": 20},
     "POST /admin/v1/rollouts/pause": {"reason": "The engine is needed for chats."},
-    "POST /admin/v1/import": _TURN,
 }

@@ -6,8 +6,6 @@ always give the same session.
 
 from __future__ import annotations
 
-from datetime import datetime
-from hashlib import sha256
 from typing import NewType
 from uuid import UUID
 
@@ -30,33 +28,11 @@ _CHAT, _COMPLETION, _MESSAGE, _RESPONSE = "chatcmpl-", "cmpl-", "msg_", "resp_"
 _SHORTEST_FORM = 8
 _SHORTEST_PREFIX = 4
 _DIGITS = 32
-_LARGEST_COUNT = 4095
 
 
 def new_turn_id() -> TurnId:
     """A new turn id, greater than every id made before it by this process, also where the clock was set back."""
     return TurnId(UUID(int=uuid7().int))
-
-
-def logged_turn_id(at: datetime, number: int, content: bytes) -> TurnId:
-    """The id of a turn that a log has: always the same, and sorted by time and number as those of new turns.
-
-    Args:
-        number: of the turn in its session.
-        content: a digest of the turn.
-    """
-    return _turn_id(int(at.timestamp() * 1000), min(number, _LARGEST_COUNT), content)
-
-
-def following_turn_id(turn: TurnId) -> TurnId:
-    """The id of the request that is known of another turn alone, which it followed."""
-    return _turn_id((turn.int >> 80) + 1, 0, sha256(turn.bytes).digest())
-
-
-def _turn_id(milliseconds: int, count: int, content: bytes) -> TurnId:
-    """UUIDv7: 48 bits of time, the version, 12 bits of a counter, the variant, 62 further bits."""
-    rest = int.from_bytes(content[:8]) >> 2
-    return TurnId(UUID(int=milliseconds << 80 | 7 << 76 | count << 64 | 2 << 62 | rest))
 
 
 def new_api_key_id() -> ApiKeyId:

@@ -1,4 +1,4 @@
-"""`/ui/upkeep/…`, `/ui/export`, `/ui/import`: the ledger's check, judging again, what was recorded."""
+"""`/ui/upkeep/…`, `/ui/export`: the ledger's check, judging again, what was recorded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
 from api.admin.export import lines_of
-from api.admin.imports import import_body
 from api.dependencies import services_of
 from api.ui.page import PageRoute, operator, policy_of, render, viewer
 from clawloop.ids import SessionId
@@ -50,15 +49,6 @@ async def export(request: Request, records: ExportKind, policy: str | None = Non
     first = await anext(pages, None)
     headers = {"Content-Disposition": f'attachment; filename="{records.value}.jsonl"'}
     return StreamingResponse(lines_of(first, pages), media_type="application/x-ndjson", headers=headers)
-
-
-@router.post("/ui/import")
-async def import_log(request: Request, policy: str | None = None) -> Response:
-    """Import a file that is the request's body; as `POST /admin/v1/import`, with the login for a key."""
-    login = await operator(request)
-    services = services_of(request)
-    done = await import_body(request, services, policy_of(services, login, policy))
-    return render(request, "_imported.html", done=done)
 
 
 def _asked(request: Request, turns: int, refused: int) -> Response:

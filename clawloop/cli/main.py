@@ -25,7 +25,6 @@ from clawloop.cli.erase import erase_command
 from clawloop.cli.evaluate import evaluate_command
 from clawloop.cli.export import export
 from clawloop.cli.feedback import feedback
-from clawloop.cli.imports import import_files
 from clawloop.cli.judge import judge_app
 from clawloop.cli.key import key_app
 from clawloop.cli.key_limits import limit_key
@@ -162,7 +161,6 @@ app.command("evaluate")(evaluate_command)
 app.add_typer(check_app, name="check")
 app.add_typer(session_app, name="session")
 app.command("export")(export)
-app.command("import")(import_files)
 app.command("feedback")(feedback)
 app.command("openclaw-config")(openclaw_config)
 key_app.command("limit")(limit_key)

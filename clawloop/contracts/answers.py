@@ -205,30 +205,6 @@ class EventList(View):
     events: Sequence[PolicyEvent]
 
 
-class UnusableLine(View):
-    """A line of a log that was left out."""
-
-    line: int
-    reason: str
-
-
-class ImportDone(View):
-    """
-    Args:
-        turns: that were added.
-        judgements: likewise.
-        known: lines whose turn or judgement was there already.
-        unusable: how many lines were left out.
-        problems: the first of those, by their number from 1.
-    """
-
-    turns: int
-    judgements: int
-    known: int
-    unusable: int
-    problems: Sequence[UnusableLine]
-
-
 class VersionAnswer(View):
     """
     Args:

@@ -65,7 +65,6 @@ class SessionSource(StrEnum):
     METADATA = "metadata.session_id"
     OPENCLAW = "openclaw sessionId"
     CONVERSATION = "conversation"  # no name: its messages identify it
-    IMPORTED = "imported"  # no request: another system's log names it
 
 
 @dataclass(frozen=True, slots=True)

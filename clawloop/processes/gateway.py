@@ -61,7 +61,6 @@ from db.content import ContentCodec
 from db.database import BACKGROUND_LIMIT, CHAT_LIMIT, Database
 from db.episodes.groups import PostgresEpisodeStore
 from db.export import PostgresExportStore
-from db.imports import PostgresImportStore
 from db.judging.feedback import PostgresFeedbackStore
 from db.judging.precision import PostgresVoteReader
 from db.overview import PostgresOverviewStore
@@ -331,7 +330,6 @@ async def gateway_services(
         key_limits=KeyLimiter(gateways=1 + len(options.peers), stored=stored),
         key_uses=key_uses,
         exporter=Exporter(PostgresExportStore(background)),
-        imports=PostgresImportStore(background),
         version_loading=PostgresPublishingStore(background),
     )
 

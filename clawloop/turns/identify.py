@@ -26,7 +26,6 @@ _FAMILIES = {
     SessionSource.AFFINITY: "openclaw",
     SessionSource.CACHE_KEY: "openclaw",
     SessionSource.OPENCLAW: "openclaw",
-    SessionSource.IMPORTED: "imported",
 }
 
 _MAX_VALUE = 256  # characters; fits an index, and known clients send far less

@@ -19,8 +19,7 @@ _SESSIONS = text("""
             ORDER BY revision DESC LIMIT 1) j
     WHERE s.policy = :policy AND t.id >= :first AND t.kind = 'main' AND t.started_at >= greatest(:since, (
             SELECT v.activated_at FROM versions v WHERE v.policy = :policy AND v.n = :other))
-        AND t.episode_id IS NULL AND s.identified_by <> 'imported'
-        AND t.version IN (:canary, :other) AND j.verdict IS NOT NULL
+        AND t.episode_id IS NULL AND t.version IN (:canary, :other) AND j.verdict IS NOT NULL
     GROUP BY t.session_id, t.version
 """)
 

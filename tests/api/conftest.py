@@ -55,7 +55,6 @@ from tests.fakes.engine import FakeEngine, fake_engine, serving
 from tests.fakes.erasure_store import FakeErasureStore
 from tests.fakes.export_store import FakeExportStore
 from tests.fakes.history_store import FakeHistoryJudge, FakeHistoryStore
-from tests.fakes.import_store import FakeImportStore
 from tests.fakes.key_store import FakeKeyStore
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.notifier import FakeNotifier, FakeOperatorNotifier
@@ -219,7 +218,6 @@ async def running_gateway(
                     key_limits=KeyLimiter(stored=stored),
                     key_uses=keys,
                     exporter=Exporter(FakeExportStore(turns)),
-                    imports=FakeImportStore(),
                     version_loading=NothingToLoad(),
                 )
             )

@@ -83,7 +83,6 @@ OPERATIONS = (
     ("/admin/v1/keys/{prefix}/limits", "GET"),
     ("/admin/v1/keys/{prefix}/limits", "PUT"),
     ("/admin/v1/export", "GET"),
-    ("/admin/v1/import", "POST"),
     ("/v1/feedback", "GET"),
     ("/admin/v1/engines", "GET"),
     ("/admin/v1/engines", "POST"),

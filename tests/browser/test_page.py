@@ -15,7 +15,7 @@ from tests.browser.packages import axe_script
 from tests.browser.picture import MOST_BYTES, take
 from tests.browser.tab import PATIENT_MILLISECONDS, logged_in
 from tests.contract.episodes import run_group
-from tests.contract.learning import RECIPE, publish, reject, step
+from tests.contract.learning import publish, reject, step
 from tests.ui.conftest import Page as Served
 from tests.ui.recorded import CHANGED, HINT
 
@@ -205,22 +205,6 @@ async def test_what_is_done_is_seen_on_every_page_without_reload(page: Served, b
         await expect(tab.locator("#version-title .chip")).to_contain_text("rolled back")
         await tab.get_by_role("button", name="Go on from here").click()
         await expect(tab.locator("#version-title .chip")).to_contain_text("active", timeout=PATIENT_MILLISECONDS)
-        assert errors == []
-
-
-async def test_a_file_is_imported_and_its_session_is_there(page: Served, browser: Browser, tmp_path: Path) -> None:
-    line = {"session_id": "x", "turn": 1, "timestamp": "2026-01-02T03:04:05Z", "response_text": "Hi."}
-    line |= {"messages": [{"role": "user", "content": "Words from elsewhere"}]}
-    (tmp_path / "log.jsonl").write_text(f"{json.dumps(line)}\n{HOSTILE}\n")
-    async with logged_in(browser, page) as (tab, errors):
-        await page.learning.set_recipe(RECIPE)
-        await tab.goto("/ui/settings")
-        await tab.get_by_label("Import turns and judgements").set_input_files(tmp_path / "log.jsonl")
-        await tab.get_by_role("button", name="Import", exact=True).click()
-        await expect(tab.locator("#imported")).to_contain_text("Imported 1 turn", timeout=PATIENT_MILLISECONDS)
-        await expect(tab.locator("#imported")).to_contain_text("line 2: not JSON")
-        await tab.get_by_role("link", name="Sessions", exact=True).click()
-        await expect(tab.locator(".cover")).to_contain_text("Words from elsewhere")
         assert errors == []
 
 

@@ -255,26 +255,6 @@ async def test_what_a_version_was_trained_on_is_told_by_the_api_as_on_the_page(p
     assert max(map(len, printed.splitlines())) <= 80
 
 
-async def test_a_log_is_imported_on_the_page(page: Page) -> None:
-    line = {
-        "session_id": "elsewhere",
-        "turn": 1,
-        "timestamp": "2026-01-02T03:04:05Z",
-        "messages": [{"role": "user", "content": "Hello from <b>elsewhere</b>"}],
-        "response_text": "Hi.",
-    }
-    async with page.visitor() as visitor:
-        assert 'data-upload="/ui/import?policy=default"' in await shown(visitor)
-        headers = {"X-CSRF-Token": visitor.csrf, "HX-Request": "true"}
-        log = orjson.dumps(line) + b"\n<i>nonsense</i>\n"
-        told = await visitor.client.post("/ui/import", content=log, headers=headers)
-        assert "Imported 1 turn and 0 judgements; 0 were there already. 1 line could not be used." in told.text
-        assert "line 2: not JSON" in told.text
-        assert "Hello from &lt;b&gt;elsewhere" in await visitor.get("/ui/sessions?text=elsewhere")
-        refused = await visitor.client.post("/ui/import?policy=nobody", content=log, headers=headers)
-        assert (refused.status_code, "no policy" in refused.text) == (404, True)
-
-
 async def test_stored_turns_are_judged_by_another_recipe_and_nothing_changes_unasked(
     page: Page,
 ) -> None:

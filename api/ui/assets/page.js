@@ -97,24 +97,6 @@ document.addEventListener("change", (event) => {
   if (event.target.matches("[data-submit]")) event.target.form.submit();
 });
 
-// A file is sent as it is: a form would have the gateway hold all of it.
-document.addEventListener("submit", async (event) => {
-  const form = event.target;
-  if (!form.matches("[data-upload]")) return;
-  event.preventDefault();
-  const target = document.getElementById(form.dataset.target);
-  const button = form.querySelector("button");
-  button.disabled = true;
-  target.textContent = "It is read …";
-  const headers = { "X-CSRF-Token": form.dataset.csrf, "HX-Request": "true" };
-  const body = form.querySelector("input[type=file]").files[0];
-  const answer = await fetch(form.dataset.upload, { method: "POST", headers, body }).catch(() => null);
-  if (answer?.status === 401) location.assign("/ui/login");
-  else if (answer) htmx.swap(target, await answer.text(), { swapStyle: "innerHTML" });
-  else target.textContent = "The connection broke. Send the file again: what was imported is known.";
-  button.disabled = false;
-});
-
 (function chart() {
   const place = document.getElementById("chart");
   if (!place) return;
