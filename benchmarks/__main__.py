@@ -26,26 +26,14 @@ from clawloop.errors import SetupError
 PROGRAMS = {
     "gateway": "chats through gateway, aiohttp relays and LiteLLM, beside a direct client",
     "judging": "judged turns a second, signal to verdict, events a turn, with many sessions open",
-    "long-histories": "how long sessions stand still after the orchestrator's death, by how many it replays at once",
     "feedback": "from feedback to a version that answers",
-    "publish": "gaps between tokens while versions are published, trainer idle and busy",
-    "interference": "serving with training and judging on and off",
-    "gate": "seconds of each stage of the gate, and what chats beside it notice",
-    "judge-lane": "votes while chats fill the engine that both ask",
-    "policies": "twenty people's policies on one engine, with a slot for each and with few, and at one trainer",
     "soak": "memory of each part over 10,000 turns, half of them in one session",
-    "encryption": "CPU, time and bytes of a recorded turn, encrypted and not",
-    "page": "the page and REST with 10,000 sessions, one of 2,000 turns",
-    "provenance": "how often text that a tool printed becomes a hint or flips a vote",
     "rollouts": "episodes of verifiers alone and through rollouts; what kills lose, double or leave behind",
     "train": "a training step beside PEFT + transformers and torchtune, by the batch's size; --gpu with CUDA",
-    "low-precision": "trainer and vLLM in float32, bfloat16 and four bits: memory, log-probs side by side",
 }
 # These print their figures; their options are their own.
 PRINTING = {
-    "temporal": ("benchmarks.temporal_away", "what a chat notices of Temporal: up, hanging and ended"),
     "injections": ("benchmarks.injections", "how often injected text sways a judge; --url URL --name MODEL for yours"),
-    "direct-vote": ("benchmarks.direct_vote", "one direct vote beside m sampled ones: agreement, tokens, time"),
 }
 RATIOS = Path(__file__).with_name("ratios.json")
 # A ratio may be this much worse than the committed one: two runs on one quiet machine differ by up to a fifth.

@@ -25,12 +25,6 @@ from clawloop.temporal.plugin import connect
 LOOPBACK = "127.0.0.1"
 # Imports of ten programs on two busy cores.
 READY_SECONDS = 180.0
-# What a program that never rests has of the cores. Beside it up to ten threads of an engine, clients and services want
-# one at the same time, and leave it a fifth of a core where there are two; half of that is for other programs. One that
-# is stuck, is suspended or waits has next to nothing.
-LEAST_CORES = 0.1
-FIRST_STEP = "the first step is done"
-"""A line of `benchmarks.busy_trainer`."""
 
 
 def free_port() -> int:
@@ -121,30 +115,6 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
         return await answers(url)
 
     asyncio.run(until(is_up, log.stem))
-
-
-async def wait_for_first_step(trainer: subprocess.Popen[bytes], log: Path) -> None:
-    """Returns once a `benchmarks.busy_trainer` does nothing but compute: before, it imports and loads."""
-
-    async def has_stepped() -> bool:
-        _require_running(trainer, log)
-        return FIRST_STEP in log.read_text(errors="replace")
-
-    await until(has_stepped, "the trainer's first step")
-
-
-@contextmanager
-def kept_busy(process: subprocess.Popen[bytes], log: Path) -> Iterator[None]:
-    """
-    Raises:
-        RuntimeError: at the end of the block the process has ended, or has hardly computed meanwhile.
-    """
-    before, began = cpu_seconds(process), time.monotonic()
-    yield
-    _require_running(process, log)
-    spent, seconds = cpu_seconds(process) - before, time.monotonic() - began
-    if spent < LEAST_CORES * seconds:
-        raise RuntimeError(f"{log.stem} was not busy: {spent:.2f} s of CPU time in {seconds:.1f} s")
 
 
 def _require_running(process: subprocess.Popen[bytes], log: Path) -> None:

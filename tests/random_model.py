@@ -35,6 +35,18 @@ QWEN3_4B = QWEN3_06B | {
 }
 """Of Qwen3-4B, whose embeddings are tied too."""
 
+QWEN3_27M = {
+    "vocab_size": 8192,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 4096,
+}
+"""Qwen3's architecture, 27 million parameters."""
+
 
 def write_random_model(folder: Path, shape: dict[str, int] = QWEN3_06B, device: str = "cpu") -> Path:
     """A Qwen3 of this shape in bfloat16, in a new folder; 1.2 GB and ten seconds for the default.

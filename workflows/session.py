@@ -46,7 +46,7 @@ SessionMessage = TurnRecorded | FeedbackGiven | RejudgeRequested
 # Judging that takes longer than this is started again by the next run; judges are not asked again for stored votes.
 ROLL_OVER_WAIT = timedelta(minutes=2)
 # How much a history may grow, while its judge is away, beyond where it should have ended. With Clawloop's Temporal,
-# which suggests its end at 1,000 events, it is then about as long as those of `benchmarks/long_histories.py`, which a
+# which suggests its end at 1,000 events, it is then about as long as the longest that was measured, which a
 # new worker replays within a workflow task's 10 s. Some 700 turns that come one by one wait by then.
 MORE_EVENTS = 3000
 

@@ -126,20 +126,9 @@ class DemoModel:
         """Return the text of a reply's ids."""
         return str(self.tokenizer.decode(reply[:-1] if reply[-1:] == [self._end] else reply))
 
-    def reply_ids(self, reply: str) -> list[int]:
-        """Tokenize a reply with its end-of-turn token."""
-        ids: list[int] = self.tokenizer(reply, add_special_tokens=False)["input_ids"]
-        return [*ids, self._end]
-
     def votes(self, prompts: Sequence[JudgePrompt]) -> list[Vote]:
         """Return for each prompt the likeliest of the three answers that the grammar allows."""
         return [_VOTES[int(at)] for at in self._vote_logits(prompts).argmax(-1)]
-
-    def sampled_votes(self, prompts: Sequence[JudgePrompt], count: int, temperature: float) -> list[list[Vote]]:
-        """Sample `count` votes on each prompt, as an engine does under the grammar."""
-        odds = torch.softmax(self._vote_logits(prompts) / temperature, -1)
-        drawn = torch.multinomial(odds, count, replacement=True).tolist()
-        return [[_VOTES[at] for at in of_prompt] for of_prompt in drawn]
 
     def _vote_logits(self, prompts: Sequence[JudgePrompt]) -> Tensor:
         """Return the logits of the three answers' first tokens: [prompts, 3]."""

@@ -11,7 +11,7 @@ from clawloop.layout.model_shape import ModelShape
 from clawloop.layout.parts import GIB, MIB, Part, PartName
 from clawloop.layout.request import Request
 
-# On an H200 an eager engine of a 4B model took 11 MiB more than all of its parts (`benchmarks.plan_memory --gpu`). With
+# On an H200 an eager engine of a 4B model took 11 MiB more than all of its parts (measured). With
 # two GPUs vLLM reports up to 1.8 GiB more (vllm PR 10511).
 CUDA_RUNTIME = 768 * MIB
 NCCL_BUFFERS = 2 * GIB

@@ -8,7 +8,7 @@ from clawloop.layout.parts import MIB, Device, Layout, Part, PartName, Process, 
 from clawloop.layout.request import Request
 from clawloop.layout.shortage import Shortage
 
-# Measured by `benchmarks.plan_memory` on a 2-core machine: proportional set size with a model of a megabyte.
+# Measured on a 2-core machine: proportional set size with a model of a megabyte.
 ENGINE_RUNTIME = 1450 * MIB
 TRAINER_RUNTIME = 600 * MIB
 SERVICES = {

@@ -2,8 +2,8 @@
 
 Letters: S tokens of a micro-batch, N response positions, L layers, D the model's width, I the MLP's, Q and K features
 of queries and keys, H a head's, V vocabulary, r the adapter's rank, b bytes of a number (2 or 4). The counts were
-read off `clawloop.training.model` and torch's record of every allocation, and are measured anew by
-`benchmarks.plan_memory`.
+read off `clawloop.training.model` and torch's record of every allocation, and were compared with what a GPU had in use
+(benchmarks/results/README.md).
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from clawloop.layout.request import Request, TrainingNeeds
 LOGITS_AT_ONCE = 2**26
 """`clawloop.training.model`: more logits than that are computed chunk by chunk, each anew in the backward pass."""
 
-# Context, cuBLAS's workspaces and kernels: 772 MiB after steps of a 4B model on an H200 with CUDA 13
-# (`benchmarks.plan_memory --gpu`).
+# Context, cuBLAS's workspaces and kernels: 772 MiB after steps of a 4B model on an H200 with CUDA 13.
 CUDA_RUNTIME = 768 * MIB
 # Buffers of NCCL between GPUs of one machine.
 NCCL_BUFFERS = GIB

@@ -23,7 +23,7 @@ from temporalio.worker import (
 )
 
 # Replays at once of the task queue. With two, on two cores that are busy with other programs, each takes longer than a
-# workflow task's 10 s (`benchmarks/long_histories.py`).
+# workflow task's 10 s (measured, benchmarks/results/README.md).
 REPLAYS = 1
 # By the SDK's ratio of 0.2 one of the task queue, and two of the worker's own.
 POLLS = 3

@@ -1,4 +1,4 @@
-"""Policies of many people on one engine, each with an adapter of its own; also for benchmarks."""
+"""Policies of many people on one engine, each with an adapter of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that stream through a gateway while versions are published, and their measurements; also for benchmarks."""
+"""Clients that stream through a gateway while versions are published, and their measurements."""
 
 from __future__ import annotations
 

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.low_precision import SHAPE
-from benchmarks.plan_memory_engine import MIB, Start, running_engine
-from benchmarks.quantised_copy import Method, write_copy
 from clawloop.contracts.training import BatchSample
 from clawloop.recipes.recipe import Loss
 from clawloop.training.progress import ignore_status
 from clawloop.training.step_runner import StepRunner
-from tests.random_model import write_random_model
+from tests.lone_engine import MIB, Start, running_engine
+from tests.quantised_copy import Method, write_copy
+from tests.random_model import QWEN3_27M, write_random_model
 from tests.training.steps import RECIPE, completed, never, setup_of, step_of
 from tests.training.tiny import sample_id
 
@@ -27,7 +26,7 @@ TOKENS = 24
 def test_a_step_on_what_a_quantised_engine_sampled_makes_a_version_that_it_serves(
     method: Method, tmp_path: Path
 ) -> None:
-    model = write_random_model(tmp_path / "model", SHAPE)
+    model = write_random_model(tmp_path / "model", QWEN3_27M)
     copy = write_copy(model, tmp_path / "copy", method)
     loss = Loss(kl=0.1, correction="decoupled")
     recipe = RECIPE.model_copy(update={"train": RECIPE.train.model_copy(update={"loss": loss})})

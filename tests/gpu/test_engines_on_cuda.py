@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.low_precision import RESPONSE, SHAPE, documents_of, measure, write_adapter
-from benchmarks.low_precision_engines import ON_GPU, EngineKind, measure_engine
-from benchmarks.plan_memory_engine import running_launch, used_on_gpu
-from benchmarks.quantised_copy import write_unpacked
 from clawloop.layout.parts import Process, Role
 from clawloop.local.checks import choose_port
 from clawloop.local.machine import Device
 from clawloop.local.model_layout import ModelOptions, lay_out
 from clawloop.local.services.vllm import EngineOptions, launch, read_model
 from clawloop.recipes.recipe import Recipe
-from tests.random_model import write_random_model
+from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
+from clawloop.training.model.adapter import adapter_tensors
+from clawloop.training.model.base_weights import BaseWeights
+from clawloop.training.model.loading import load_model
+from clawloop.training.model.lora import LoraShape
+from clawloop.training.packing.collate import collate
+from clawloop.training.packing.sequences import TokenSequence
+from tests.lone_engine import MIB, Start, running_engine, running_launch, used_on_gpu
+from tests.quantised_copy import Method, write_copy, write_unpacked
+from tests.random_model import QWEN3_27M, write_random_model
+from tests.training.tiny import shake_adapter
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,32 +36,92 @@ pytestmark = [
 ]
 
 
+PROMPT, RESPONSE, DOCUMENTS = 192, 64, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """An engine's precision.
+
+    Args:
+        copy: the quantised copy that it serves; None: the model itself.
+        further: arguments of vLLM's own.
+    """
+
+    name: str
+    copy: Method | None = None
+    further: tuple[str, ...] = ()
+
+
+KINDS = (
+    Kind("bfloat16"),
+    Kind("awq", copy="awq"),
+    Kind("gptq", copy="gptq"),
+    Kind("fp8", further=("--quantization", "fp8")),  # rounded as it is loaded
+)
+
+
+def documents() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    ids: list[list[int]] = torch.randint(
+        QWEN3_27M["vocab_size"], (DOCUMENTS, PROMPT + RESPONSE), generator=generator
+    ).tolist()
+    return ids
+
+
+def random_adapter(model: Path, folder: Path) -> Path:
+    """A version's folder; it moves log-probs about as far as training does."""
+    policy = load_model(model, LoraShape(), dtype=torch.float32, device=torch.device("cpu"))
+    shake_adapter(policy, 0.03)
+    base = BaseIdentity(name=model.name, fingerprint=BaseWeights(model).fingerprint())
+    return write_version(folder, 1, adapter_files(Adapter(LoraShape(), adapter_tensors(policy), base))).path
+
+
+def of_trainer(model: Path, dtype: torch.dtype) -> list[float]:
+    """Log-probs of the documents' last tokens by the base model."""
+    torch.manual_seed(0)
+    device = torch.device("cuda")
+    loaded = load_model(model, LoraShape(), dtype=dtype, device=device, max_tokens=1024)
+    sequences = [TokenSequence(str(n), row[:PROMPT], row[PROMPT:], 1.0) for n, row in enumerate(documents())]
+    found: list[float] = []
+    with torch.no_grad():
+        for document in range(DOCUMENTS):
+            scored = loaded(collate(sequences, [document], share_prefixes=False).to(device))
+            found += scored.logprobs_N.float().tolist()
+    return found
+
+
+def of_engine(kind: Kind, model: Path, adapter: Path, folder: Path) -> list[float]:
+    """The same by vLLM, which also loads an adapter and answers by it."""
+    served = model if kind.copy is None else write_copy(model, folder / f"{kind.copy}-served", kind.copy)
+    with running_engine(Start(served, cache=128 * MIB, further=kind.further), folder / "vllm.log") as engine:
+        found = [value for ids in documents() for value in engine.score(ids)[-RESPONSE:]]
+        engine.load("one", adapter)
+        adapted = engine.score(documents()[0], "one")[-RESPONSE:]
+    assert off(adapted, found[:RESPONSE]) > 1e-3
+    return found
+
+
 def off(found: list[float], exact: list[float]) -> float:
     return float((torch.tensor(found) - torch.tensor(exact)).abs().mean())
 
 
-@pytest.mark.parametrize("kind", ON_GPU, ids=lambda kind: kind.name)
-def test_an_engine_has_the_log_probs_of_its_weights(kind: EngineKind, tmp_path: Path) -> None:
-    device = torch.device("cuda")
-    model = write_random_model(tmp_path / "model", SHAPE)
-    adapter = write_adapter(model, tmp_path / "adapters")
-    exact = measure(model, adapter, "torchtune", "float32", device).logprobs
-    rounding = off(measure(model, adapter, "torchtune", "bfloat16", device).logprobs, exact)
-    unpacked = write_unpacked(model, tmp_path / "unpacked", "awq")
-    four_bits = measure(unpacked, adapter, "torchtune", "float32", device).logprobs
-    own = tmp_path / "engine"
-    own.mkdir()
-    found = measure_engine(kind, model, adapter, own, documents_of(SHAPE["vocab_size"]), RESPONSE, gpu=True)
-    assert not found.ended
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_an_engine_has_the_log_probs_of_its_weights(kind: Kind, tmp_path: Path) -> None:
+    model = write_random_model(tmp_path / "model", QWEN3_27M)
+    adapter = random_adapter(model, tmp_path / "adapters")
+    exact = of_trainer(model, torch.float32)
+    rounding = off(of_trainer(model, torch.bfloat16), exact)
+    four_bits = of_trainer(write_unpacked(model, tmp_path / "unpacked", "awq"), torch.float32)
+    found = of_engine(kind, model, adapter, tmp_path)
     if kind.copy is not None:
-        weights = write_unpacked(model, tmp_path / kind.copy, kind.copy)
-        exact = measure(weights, adapter, "torchtune", "float32", device).logprobs
+        exact = of_trainer(write_unpacked(model, tmp_path / kind.copy, kind.copy), torch.float32)
         # Scales are rounded to bfloat16, and products of 4-bit weights in another order.
-        assert off(found.logprobs, exact) < 3 * rounding
+        assert off(found, exact) < 3 * rounding
     elif kind.name == "fp8":
-        assert rounding < off(found.logprobs, exact) < off(four_bits, exact)
+        assert rounding < off(found, exact) < off(four_bits, exact)
     else:
-        assert off(found.logprobs, exact) < 1.5 * rounding
+        assert off(found, exact) < 1.5 * rounding
 
 
 def planned(model: Path) -> tuple[Process, Process]:

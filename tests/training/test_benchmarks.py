@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
-import subprocess
-import time
-from pathlib import Path
-
 import pytest
 import torch
 
 from benchmarks import __main__ as benchmarks
-from benchmarks.processes import kept_busy, module, running, wait_for_first_step
 from benchmarks.train import COMPARISONS
 from benchmarks.train_figures import Cost, Found, result_of
-from clawloop.local.tiny_model import ensure_tiny_model
 
 
-@pytest.mark.parametrize("name", ["train", "low-precision"])
 def test_without_a_gpu_there_are_no_figures_and_the_program_fails(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert benchmarks.main([name, "--gpu"]) == 1
+    assert benchmarks.main(["train", "--gpu"]) == 1
     assert "--gpu: torch finds no CUDA device on this machine" in capsys.readouterr().err
 
 
@@ -52,25 +43,3 @@ def test_one_batch_size_says_nothing_of_its_growth() -> None:
     result = result_of([_found(4, 1.0)])
     assert [name for name in result.ratios if "to 4" in name] == []
     assert result.rows[0]["MFU"] is None
-
-
-def test_a_trainer_that_is_suspended_or_has_ended_is_not_busy(tmp_path: Path) -> None:
-    model, log = ensure_tiny_model(tmp_path / "models"), tmp_path / "trainer.log"
-    with running(module("benchmarks.busy_trainer", model), log) as trainer:
-        asyncio.run(wait_for_first_step(trainer, log))
-        with kept_busy(trainer, log):
-            time.sleep(2)
-        trainer.send_signal(signal.SIGSTOP)
-        with pytest.raises(RuntimeError, match=r"trainer was not busy: 0\.0. s of CPU time in 1"):
-            with kept_busy(trainer, log):
-                time.sleep(1)
-        with pytest.raises(RuntimeError, match="trainer has ended"):
-            with kept_busy(trainer, log):
-                _kill(trainer)
-        with pytest.raises(RuntimeError, match="trainer has ended"):
-            asyncio.run(wait_for_first_step(trainer, log))
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from benchmarks import __main__ as program
-from benchmarks import gateway, interference, publish, report, soak
+from benchmarks import gateway, report, soak
 from benchmarks.__main__ import PRINTING, PROGRAMS, RATIOS, SLACK, is_much_worse, main
 from benchmarks.chaos import as_json, late
 from benchmarks.gateway import DIRECT, LITELLM, NOTIFYING, PARSING, RECORDING, Case, _ratios, _row
@@ -34,7 +34,6 @@ from benchmarks.processes import cpu_by_part
 from benchmarks.report import Ratio, Result, write_result
 from clawloop.local.supervision.part import PartState, PartStatus
 from tests.chaos.run import Outcome
-from tests.e2e.publishing import Publish
 from tests.fakes.engine import serving
 
 
@@ -253,29 +252,6 @@ def test_what_cannot_be_evaluated_is_refused_before_it_is_measured(capsys: pytes
             main(["feedback", option, given])
         assert f"argument {option}: {why}" in capsys.readouterr().err
     assert sizes("16,4,4") == [4, 16]
-
-
-def test_publishing_is_compared_by_its_clients() -> None:
-    measured = {
-        (state, clients): publish.Measured([Publish(0.0, clients / 10)] * 3, during=[0.1] * 90, quiet=[0.1] * 100)
-        for state in publish.STATES
-        for clients in (2, 8)
-    }
-    found = publish.result_of(measured)
-    assert [(row["clients"], row["state"], row["until active p50 s"]) for row in found.rows] == [
-        (clients, state, clients / 10) for state in publish.STATES for clients in (2, 8)
-    ]
-    growth = found.ratios["trainer busy: until active, 8 clients to 2"]
-    assert (growth.value, growth.goal, growth.enough) == (4.0, 4.0, 1.0)
-    assert found.ratios["8 clients, trainer idle: tokens a second while versions are published to none"].value == 0.9
-    assert len(found.raw["until active, trainer idle, 2 clients"]) == 3
-
-
-def test_a_state_whose_judge_runs_has_answers_of_it() -> None:
-    assert interference.require_answers("judging", judging=True, answers=1) == 1
-    assert interference.require_answers("training", judging=False, answers=0) == 0
-    with pytest.raises(RuntimeError, match="judging: no answer of the judge was stored"):
-        interference.require_answers("judging", judging=True, answers=0)
 
 
 @pytest.mark.parametrize(

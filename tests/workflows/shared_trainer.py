@@ -1,4 +1,4 @@
-"""One trainer for many policies, whose ledgers are scripted; also for benchmarks."""
+"""One trainer for many policies, whose ledgers are scripted."""
 
 from __future__ import annotations
 
