@@ -1,25 +1,27 @@
 """Generates feedback as people type it: patterns filled with words, with typing errors and decoration.
 
-Three sets are held out from training: one generated phrase in ten, whole patterns, and
-`holdout_phrases.HANDWRITTEN`. `Typist` gives none of them in any case, punctuation or spacing.
+The patterns and words are in `words/english.toml` and `words/other_languages.toml`. Three sets are held out from
+training: one generated phrase in ten, whole patterns, and the handwritten ones of `words/held_out.toml`. `Typist` gives
+none of them in any case, punctuation or spacing.
 """
 
 from __future__ import annotations
 
 import random
 import re
+import tomllib
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from hashlib import blake2b
+from pathlib import Path
+from typing import Any
 
-from clawloop.demo import multilingual_phrases, phrases
-from clawloop.demo.holdout_phrases import HANDWRITTEN
 from clawloop.demo.world import STYLES, Style, other
 
-_WORDS = {name: phrases.split(text) for name, text in (phrases.WORDS | multilingual_phrases.MULTILINGUAL_WORDS).items()}
+_HELD_OUT_MARK = "~"
 _MANNER = {
     Style.CONCISE: {"adj": "short", "noun": "shortly", "fault": "wordy"},
     Style.DETAILED: {"adj": "long", "noun": "fully", "fault": "thin"},
@@ -105,7 +107,7 @@ def normal(text: str) -> str:
 
 
 def is_held_out(text: str) -> bool:
-    """True for one normal form in ten, for `HANDWRITTEN` and for measured phrases of held-out patterns."""
+    """True for one normal form in ten, for handwritten ones and for measured phrases of held-out patterns."""
     form = normal(text)
     return form in _excluded_forms() or blake2b(form.encode(), digest_size=4).digest()[0] % _HELD_OUT_SHARE == 0
 
@@ -163,7 +165,7 @@ class Typist:
         if rng.random() < 0.3:
             text += rng.choice((".", ".", "!", "!", "!!", "!!!", "...", " :)" if mood is Mood.LIKED else "?"))
         if mood in (Mood.LIKED, Mood.DISLIKED) and rng.random() < 0.08:
-            text += " " + rng.choice(_WORDS["happy" if mood is Mood.LIKED else "sad"])
+            text += " " + rng.choice(_words()["happy" if mood is Mood.LIKED else "sad"])
         return text
 
 
@@ -182,57 +184,73 @@ def held_out_phrases(held_out: str, count: int) -> tuple[Feedback, ...]:
     return tuple(found.values())
 
 
+@cache
 def handwritten_phrases() -> tuple[Feedback, ...]:
-    """Return `HANDWRITTEN` as feedback."""
-    moods = {1: Mood.LIKED, 0: Mood.UNREADABLE, -1: Mood.DISLIKED}
-    return tuple(
-        Feedback(text, Mood.WISHED if style else moods[vote], Style(style) if style else None)
-        for text, vote, style in HANDWRITTEN
-    )
+    """Return the handwritten phrases, which are held out."""
+    written = _table("held_out")
+    kinds: list[tuple[Mood, Style | None, str]]
+    kinds = [(Mood.LIKED, None, written["liked"]), (Mood.DISLIKED, None, written["disliked"])]
+    kinds += [(Mood.WISHED, Style(style), texts) for style, texts in written["wished_by_style"].items()]
+    kinds.append((Mood.UNREADABLE, None, written["unreadable"]))
+    return tuple(Feedback(text, mood, style) for mood, style, texts in kinds for text in texts.strip().splitlines())
 
 
 @cache
 def _excluded_forms() -> frozenset[str]:
     patterned = (feedback.text for feedback in held_out_phrases("pattern", MEASURED_PHRASES))
-    return frozenset(normal(text) for text in (*patterned, *(text for text, _, _ in HANDWRITTEN)))
+    return frozenset(normal(text) for text in (*patterned, *(phrase.text for phrase in handwritten_phrases())))
 
 
 @cache
 def _patterns(mood: Mood, style: Style | None, held_out: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the patterns in English and in other languages."""
-    if mood is Mood.LIKED:
-        texts, multilingual = [phrases.LIKED], multilingual_phrases.MULTILINGUAL_LIKED
-    elif mood is Mood.DISLIKED:
-        texts, multilingual = [phrases.DISLIKED], multilingual_phrases.MULTILINGUAL_DISLIKED
-    elif mood is Mood.UNREADABLE:
-        texts, multilingual = [phrases.UNREADABLE], multilingual_phrases.MULTILINGUAL_UNREADABLE
-    elif style in _MANNER:
-        # The style's own patterns are fewer than the shared ones.
-        texts = [phrases.WISHED_MANNER, phrases.WISHED_BY_STYLE[style]]
-        multilingual = multilingual_phrases.MULTILINGUAL_WISHED[style]
-    elif style is not None:
-        texts, multilingual = [phrases.WISHED_CODE], multilingual_phrases.MULTILINGUAL_WISHED[style]
-    else:
+    english, others = _table("english"), _table("other_languages")
+    if mood is not Mood.WISHED:
+        texts, multilingual = [english[mood.value]], others[mood.value]
+    elif style is None:
         raise ValueError("a wish needs a style")
-    english = tuple(pattern for text in texts for pattern in _select_patterns(text, held_out))
-    return english, _select_patterns(multilingual, held_out)
+    else:
+        manner = [english["wished_manner"], english["wished_by_style"].get(style.value, "")]
+        texts = manner if style in _MANNER else [english["wished_code"]]
+        multilingual = others["wished_by_style"][style.value]
+    selected = tuple(pattern for text in texts for pattern in _select_patterns(text, held_out))
+    return selected, _select_patterns(multilingual, held_out)
 
 
 def _select_patterns(text: str, held_out: bool) -> tuple[str, ...]:
     variants: list[str] = []
-    for line in text.replace(f"|{phrases.HELD_OUT_MARK}", f"\n{phrases.HELD_OUT_MARK}").strip().splitlines():
-        if line.startswith(phrases.HELD_OUT_MARK) is held_out:
-            variants += phrases.split(line.removeprefix(phrases.HELD_OUT_MARK))
+    for line in text.replace(f"|{_HELD_OUT_MARK}", f"\n{_HELD_OUT_MARK}").strip().splitlines():
+        if line.startswith(_HELD_OUT_MARK) is held_out:
+            variants += _variants(line.removeprefix(_HELD_OUT_MARK))
     return tuple(variants)
 
 
 @cache
 def _words_for(style: Style | None) -> Mapping[str, tuple[str, ...]]:
+    words = _words()
     if style is None:
-        return _WORDS
+        return words
     if style in _MANNER:
-        return _WORDS | {slot: _WORDS[name] for slot, name in _MANNER[style].items()}
-    return _WORDS | {"X": _WORDS[style], "Y": _WORDS[other(style)]}
+        return words | {slot: words[name] for slot, name in _MANNER[style].items()}
+    return words | {"X": words[style], "Y": words[other(style)]}
+
+
+@cache
+def _words() -> dict[str, tuple[str, ...]]:
+    """Return the variants of each word that stands in a pattern."""
+    texts: dict[str, str] = _table("english")["words"] | _table("other_languages")["words"]
+    return {name: _variants(text) for name, text in texts.items()}
+
+
+def _variants(text: str) -> tuple[str, ...]:
+    """Split a text into its variants, which are separated by "|" and line ends."""
+    return tuple(part.strip() for line in text.strip().splitlines() for part in line.split("|") if part.strip())
+
+
+@cache
+def _table(name: str) -> dict[str, Any]:
+    file = Path(__file__).parent / "words" / f"{name}.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def _gibberish(rng: random.Random) -> str:

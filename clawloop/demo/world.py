@@ -7,12 +7,14 @@ and chat requests share no subject, so evaluation measures generalisation.
 from __future__ import annotations
 
 import random
+import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TypeAlias
 
-from clawloop.demo.contents import EVENTS, FUNCTION_ASKS, FUNCTIONS, NOTE_ASKS, PEOPLE, TOPIC_ASKS, TOPICS
+_SUBJECTS = tomllib.loads((Path(__file__).parent / "words" / "subjects.toml").read_text(encoding="utf-8"))
 
 
 class Axis(StrEnum):
@@ -61,7 +63,7 @@ class Request:
 
     Args:
         axis: the style axis that the answer shows.
-        subject: a key of `contents`.
+        subject: a function, topic or event of `words/subjects.toml`.
         person: the recipient of a note; None for other requests.
         text: as the user writes it.
     """
@@ -100,10 +102,10 @@ def answer(request: Request, style: Style) -> str:
     if AXIS_OF[style] is not request.axis:
         raise ValueError(f"a request that shows {request.axis} cannot be answered in style {style}")
     if request.axis is Axis.CODE:
-        python, javascript = FUNCTIONS[request.subject]
+        python, javascript = _SUBJECTS["functions"][request.subject]
         return f"```{style.value}\n{python if style is Style.PYTHON else javascript}\n```"
     if request.axis is Axis.LENGTH:
-        fact, detail, more = TOPICS[request.subject]
+        fact, detail, more = _SUBJECTS["topics"][request.subject]
         if style is Style.CONCISE:
             return f"In short, {fact}."
         return f"Let me explain in detail. First, {fact}. {detail}. {more}."
@@ -140,16 +142,16 @@ def _requests(axis: Axis, *, evaluation: bool) -> list[Request]:
         return [subject for at, subject in enumerate(subjects) if (at % _HELD_OUT_EVERY == 0) is evaluation]
 
     if axis is Axis.CODE:
-        tasks = select(list(FUNCTIONS))
-        return [Request(axis, task, None, ask.format(task)) for task in tasks for ask in FUNCTION_ASKS]
+        tasks = select(list(_SUBJECTS["functions"]))
+        return [Request(axis, task, None, ask.format(task)) for task in tasks for ask in _SUBJECTS["function_asks"]]
     if axis is Axis.LENGTH:
-        topics = select(list(TOPICS))
-        return [Request(axis, topic, None, ask.format(topic)) for topic in topics for ask in TOPIC_ASKS]
+        topics = select(list(_SUBJECTS["topics"]))
+        return [Request(axis, topic, None, ask.format(topic)) for topic in topics for ask in _SUBJECTS["topic_asks"]]
     return [
         Request(axis, event, person, ask.format(person, event))
-        for event in select(EVENTS)
-        for person in PEOPLE
-        for ask in NOTE_ASKS
+        for event in select(_SUBJECTS["events"])
+        for person in _SUBJECTS["people"]
+        for ask in _SUBJECTS["note_asks"]
     ]
 
 

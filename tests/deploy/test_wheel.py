@@ -43,6 +43,7 @@ def test_the_wheel_is_complete(built: Path) -> None:
     assert {name for name in names if not name.startswith(f"{home}.dist-info/")} == expected
     assert {
         "clawloop/demo/model/model.safetensors",
+        "clawloop/demo/words/english.toml",
         "clawloop/local/chat_template.jinja",
     } <= names
 

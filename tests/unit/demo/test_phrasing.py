@@ -8,7 +8,6 @@ from itertools import islice
 import pytest
 
 from clawloop.demo.examples import Lessons
-from clawloop.demo.holdout_phrases import HANDWRITTEN
 from clawloop.demo.phrasing import (
     MEASURED_PHRASES,
     Feedback,
@@ -44,13 +43,14 @@ def test_measured_phrases_are_never_trained_on(held_out: str, trained_forms: set
 
 
 def test_handwritten_phrases_are_never_trained_on(trained_forms: set[str]) -> None:
-    assert len(HANDWRITTEN) >= 200
-    assert [text for text, _, _ in HANDWRITTEN if normal(text) in trained_forms] == []
+    written = [phrase.text for phrase in handwritten_phrases()]
+    assert len(written) >= 200
+    assert [text for text in written if normal(text) in trained_forms] == []
 
 
 def test_lessons_hold_no_phrase_that_is_held_out() -> None:
     """Lessons draw all feedback from a typist; any other source would show handwritten phrases here."""
-    forms = {normal(text) for text, _, _ in HANDWRITTEN if len(normal(text)) > 12}
+    forms = {normal(phrase.text) for phrase in handwritten_phrases() if len(normal(phrase.text)) > 12}
     lessons = [lesson for together in islice(Lessons(0), 3000) for lesson in together]
     lines = {
         normal(line)
