@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from clawloop.demo.swe.lessons import commands
+from clawloop.demo.swe.toy import commands
 from clawloop.environments.check import Checked, check_task
 from clawloop.environments.harbor import HarborTask, environment_task
 from clawloop.environments.runner import reward_of

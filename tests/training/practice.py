@@ -21,8 +21,7 @@ import torch
 
 from clawloop.algorithms.episodes import episode_advantages
 from clawloop.contracts.training import BatchSample, StepBatch, VersionRef
-from clawloop.demo.practice.recipe import GROUP_SIZE
-from clawloop.demo.practice.toy import Toy
+from clawloop.demo.practice.toy import GROUP_SIZE, Toy
 from clawloop.demo.practice.toy_model import Attempt, ToyModel
 from clawloop.demo.practice.toys import toy_of
 from clawloop.ids import new_episode_id, new_sample_id

@@ -29,7 +29,7 @@ it samples, and rollouts show it which.
 ## How it was made
 
 From random weights by `clawloop demo pretrain --environment {toy.environment}`: {plan.steps} steps of {plan.lessons} \
-lessons, seed {plan.seed}, in {cost}. All text is made by `clawloop/demo/{toy.folder.parent.name}/lessons.py`, from \
+lessons, seed {plan.seed}, in {cost}. All text is made by `clawloop/demo/{toy.folder.parent.name}/toy.py`, from \
 training tasks only. The environment's list of tools is one token of this model's vocabulary, so after a change to it \
 the model has to be made anew.
 

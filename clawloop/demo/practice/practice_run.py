@@ -15,8 +15,8 @@ from clawloop.contracts.episodes import Ending, EpisodeState
 from clawloop.contracts.training import TrainingState
 from clawloop.demo.admin_client import AcceptedVersion, AdminClient, EpisodeSummary
 from clawloop.demo.practice.measure import HeldOut, measure_held_out, while_served
-from clawloop.demo.practice.recipe import GROUP_SIZE
 from clawloop.demo.practice.report import Measured, PracticeReport, Totals, report_practice, with_measured
+from clawloop.demo.practice.toy import GROUP_SIZE
 from clawloop.environments.runner import SandboxRunner
 from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.ids import version_name

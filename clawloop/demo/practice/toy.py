@@ -6,13 +6,15 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from clawloop.contracts.turns import Message
-from clawloop.demo.practice.recipe import practice_recipe
-from clawloop.demo.practice.simulation import Simulation
+from clawloop.environments.agent import AgentLoop
 from clawloop.environments.task import Environment
-from clawloop.recipes.recipe import Recipe
+from clawloop.recipes.recipe import Advantage, Lora, Loss, Optimiser, Recipe, Signal, Train
+
+GROUP_SIZE = 8
+"""Episodes of a rollout group in the demos."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,43 @@ class Toy:
         return f"demo-{self.environment}.json"
 
     def recipe(self) -> Recipe:
-        return practice_recipe(f"demo_{self.environment.replace('-', '_')}", self.batch_groups)
+        """The recipe of its demo.
+
+        The models are small and learn one thing, so batches are a few groups, the learning rate is high, and a few odd
+        replies must not move it: gradients are clipped at the norm usual while they learn.
+        """
+        return Recipe(
+            name=f"demo_{self.environment.replace('-', '_')}",
+            signal=Signal(hints=False),
+            train=Train(
+                batch_groups=self.batch_groups,
+                advantage=Advantage(teacher_weight=0.0),
+                loss=Loss(kl=0.02),
+                lora=Lora(rank=8, alpha=16.0),
+                optimiser=Optimiser(lr=3e-3, grad_clip=0.1),
+                # Versions that were not measured while newer ones came are measured after the run.
+                kept_versions=100,
+            ),
+        )
+
+
+State = TypeVar("State")
+
+
+class Simulation(Protocol[State]):
+    """All attempts of a batch make a turn together, so that one sandbox can run what they all call for."""
+
+    @property
+    def agent(self) -> AgentLoop: ...
+
+    def begin(self, task_id: str) -> tuple[State, str]:
+        """The task at its beginning, and what is asked."""
+
+    def run(self, states: Sequence[State], arguments: Sequence[str]) -> list[str]:
+        """What each one's call of the tool returns; it changes the states."""
+
+    def rewards(self, states: Sequence[State], replies: Sequence[str]) -> list[float]:
+        """Of finished attempts; their last replies called nothing."""
 
 
 def call(name: str, arguments: dict[str, str]) -> Message:

@@ -13,17 +13,16 @@ import pytest
 import torch
 
 from clawloop.demo.card import CARD, digest
-from clawloop.demo.practice.folder_simulation import FolderSimulation
+from clawloop.demo.practice.folder_toys import FolderSimulation, ShellScripts
 from clawloop.demo.practice.pretrain import segments, tool_list
-from clawloop.demo.practice.shell_scripts import ShellScripts
 from clawloop.demo.practice.toy import Toy, command_of
 from clawloop.demo.practice.toy_model import ToyModel
 from clawloop.demo.practice.toys import TOYS, toy_of
-from clawloop.demo.swe import lessons as swe
-from clawloop.demo.swe.simulation import simulate_swe
-from clawloop.demo.terminal import lessons as terminal
-from clawloop.demo.terminal.simulation import simulate_terminal
-from clawloop.demo.tool_calls import lessons as tool_calls
+from clawloop.demo.swe import toy as swe
+from clawloop.demo.swe.toy import simulate_swe
+from clawloop.demo.terminal import toy as terminal
+from clawloop.demo.terminal.toy import simulate_terminal
+from clawloop.demo.tool_calls import toy as tool_calls
 from clawloop.environments.harbor import HarborTask
 from clawloop.environments.swe.kinds import FUNCTIONS
 from clawloop.environments.task import Split, split_of
