@@ -118,6 +118,7 @@ def fix_times(url: str, chapters: Sequence[datetime]) -> None:
         if column.type.python_type is datetime
     ]
     counts: dict[datetime, int] = defaultdict(int)
+    before: datetime | None = None
     with psycopg.connect(url) as connection:
         every = " UNION ".join(f'SELECT "{column}" FROM "{table}"' for table, column in columns)
         written = connection.execute(f"SELECT at FROM ({every}) AS t (at) WHERE at IS NOT NULL ORDER BY at").fetchall()
@@ -126,8 +127,11 @@ def fix_times(url: str, chapters: Sequence[datetime]) -> None:
         with connection.cursor().copy("COPY times FROM STDIN") as rows:
             for (at,) in written:
                 hour = START + timedelta(hours=bisect(chapters, at)) if at < now else START.replace(year=2126)
-                rows.write_row((at, hour + timedelta(seconds=10 * counts[hour])))
-                counts[hour] += 1
+                # Keys of episodes end at whole seconds: whether two end in the same one is the machine's pace.
+                if at < now or before is None or at - before > timedelta(minutes=1):
+                    counts[hour] += 1
+                rows.write_row((at, hour + timedelta(seconds=10 * (counts[hour] - 1))))
+                before = at if at >= now else None
         for table, column in columns:
             connection.execute(f'UPDATE "{table}" SET "{column}" = fixed FROM times WHERE old = "{column}"')
 
