@@ -18,10 +18,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalL
 from clawloop.contracts.turns import Message
 from clawloop.demo.decoding import Decoder
 from clawloop.demo.examples import Lessons
-from clawloop.demo.hints import HINTS
 from clawloop.demo.phrasing import MEASURED_PHRASES, Feedback, Mood, handwritten_phrases, held_out_phrases
 from clawloop.demo.vocabulary import END
-from clawloop.demo.world import STYLES, Axis, Request, answer, every_request, style_of
+from clawloop.demo.world import HINTS, STYLES, Axis, Request, answer, every_request, style_of
 from clawloop.judging.hints import with_hint
 from clawloop.judging.parsing import Vote, parse_hint, parse_vote
 from clawloop.judging.prompts import AnswerForm, JudgePrompt

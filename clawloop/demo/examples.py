@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 from clawloop.contracts.turns import Message
-from clawloop.demo.hints import HINTS
 from clawloop.demo.phrasing import Feedback, Mood, Typist
 from clawloop.demo.user import joined
-from clawloop.demo.world import AXIS_OF, STYLES, Axis, Request, Style, answer, other, taught_requests
+from clawloop.demo.world import AXIS_OF, HINTS, STYLES, Axis, Request, Style, answer, other, taught_requests
 from clawloop.ids import TurnId
 from clawloop.judging.evidence import Evidence, gather
 from clawloop.judging.hints import with_hint

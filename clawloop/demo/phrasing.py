@@ -11,13 +11,14 @@ import random
 import re
 import tomllib
 import unicodedata
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from clawloop.demo.world import STYLES, Style, other
 
@@ -112,6 +113,9 @@ def is_held_out(text: str) -> bool:
     return form in _excluded_forms() or blake2b(form.encode(), digest_size=4).digest()[0] % _HELD_OUT_SHARE == 0
 
 
+_Kinds: TypeAlias = Mapping[tuple[Mood, Style | None], Sequence[Feedback]]
+
+
 class Typist:
     """A generator of feedback.
 
@@ -169,6 +173,25 @@ class Typist:
         return text
 
 
+class UnseenTypist:
+    """A generator of feedback in wordings that neither the demo's model nor its judge was trained on.
+
+    A third each: held-out phrases of taught sentence patterns, phrases of held-out patterns, and handwritten ones.
+    """
+
+    def __init__(self, rng: random.Random):
+        self._rng = rng
+        self._phrases = Typist(rng, "phrase")
+
+    def feedback(self, mood: Mood, style: Style | None = None) -> Feedback:
+        """Return feedback; with WISHED it requests `style`."""
+        kinds = (None, *_unseen())
+        chosen = self._rng.choice(kinds)
+        if chosen is None:
+            return self._phrases.feedback(mood, style)
+        return self._rng.choice(chosen[mood, style if mood is Mood.WISHED else None])
+
+
 def held_out_phrases(held_out: str, count: int) -> tuple[Feedback, ...]:
     """Return `count` distinct held-out phrases, the moods in turn; the result is always the same."""
     rng = random.Random(f"held out {held_out}")
@@ -193,6 +216,18 @@ def handwritten_phrases() -> tuple[Feedback, ...]:
     kinds += [(Mood.WISHED, Style(style), texts) for style, texts in written["wished_by_style"].items()]
     kinds.append((Mood.UNREADABLE, None, written["unreadable"]))
     return tuple(Feedback(text, mood, style) for mood, style, texts in kinds for text in texts.strip().splitlines())
+
+
+@cache
+def _unseen() -> tuple[_Kinds, ...]:
+    return _by_kind(held_out_phrases("pattern", MEASURED_PHRASES)), _by_kind(handwritten_phrases())
+
+
+def _by_kind(phrases: Sequence[Feedback]) -> _Kinds:
+    found: dict[tuple[Mood, Style | None], list[Feedback]] = defaultdict(list)
+    for feedback in phrases:
+        found[feedback.mood, feedback.style].append(feedback)
+    return found
 
 
 @cache

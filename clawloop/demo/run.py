@@ -18,12 +18,11 @@ from clawloop.demo.experiment import ExperimentBoard, PolicyAccess, run_experime
 from clawloop.demo.faults import FaultInjector
 from clawloop.demo.location import model_path
 from clawloop.demo.plan import Plan, PlannedRun
-from clawloop.demo.probes import demo_probes
 from clawloop.demo.recipes import demo_recipe
 from clawloop.demo.report import Evaluation, RunReport, RunTotals, report_run
 from clawloop.demo.report_formats import as_json, summary_line
 from clawloop.demo.scoreboard import DemoBoard
-from clawloop.demo.world import EVALUATION
+from clawloop.demo.world import EVALUATION, demo_probes
 from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.local.checks import require_disk, require_folder
 from clawloop.local.model_layout import ModelOptions, widest_dtype

@@ -9,8 +9,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from clawloop.demo.phrasing import Mood
-from clawloop.demo.unseen import UnseenTypist
+from clawloop.demo.phrasing import Mood, UnseenTypist
 from clawloop.demo.world import CHAT, Axis, Request, Style, draw_preference, grade
 
 # Not every answer gets a reaction, and not every complaint gives a reason.

@@ -7,12 +7,15 @@ and chat requests share no subject, so evaluation measures generalisation.
 from __future__ import annotations
 
 import random
+import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeAlias
+
+from clawloop.contracts.probes import ProbeContent
 
 _SUBJECTS = tomllib.loads((Path(__file__).parent / "words" / "subjects.toml").read_text(encoding="utf-8"))
 
@@ -41,6 +44,8 @@ STYLES: dict[Axis, tuple[Style, Style]] = {
     Axis.LENGTH: (Style.CONCISE, Style.DETAILED),
     Axis.TONE: (Style.FORMAL, Style.FRIENDLY),
 }
+HINTS: dict[Style, tuple[str, ...]] = {Style(name): tuple(texts) for name, texts in _SUBJECTS["hints"].items()}
+"""Hints for each style; the model as judge writes the first one."""
 AXIS_OF = {style: axis for axis, styles in STYLES.items() for style in styles}
 Preference: TypeAlias = Mapping[Axis, Style]
 
@@ -188,3 +193,24 @@ def taught_requests(axis: Axis) -> tuple[Request, ...]:
     The evaluation's subjects are taught in other wordings, or the model could not know the right answers.
     """
     return tuple(request for request in every_request(axis) if request not in EVALUATION)
+
+
+def demo_probes() -> list[ProbeContent]:
+    """Return the probes of the demo's gate, which the demo adds as `clawloop probe add` does.
+
+    They take the right content in either style: which style a user wants is no business of the gate.
+    """
+    return [
+        ProbeContent(messages=[{"role": "user", "content": request.text}], regex=_either_style(request))
+        for request in PROBES
+    ]
+
+
+def _either_style(request: Request) -> str:
+    answers = "|".join(_literal(answer(request, style)) for style in STYLES[request.axis])
+    return rf"\A\s*(?:{answers})\s*\z"
+
+
+def _literal(text: str) -> str:
+    """Escape a text for Rust's regex crate, which refuses some of what `re.escape` writes."""
+    return re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", r"\\\g<0>", text)

@@ -22,8 +22,7 @@ import httpx
 import pytest
 from playwright.async_api import Browser, Locator, Page, expect
 
-from clawloop.demo.hints import HINTS
-from clawloop.demo.world import Axis, Style, draw_preference
+from clawloop.demo.world import HINTS, Axis, Style, draw_preference
 
 pytestmark = [
     pytest.mark.long,

@@ -8,9 +8,8 @@ from itertools import islice
 import pytest
 
 from clawloop.demo.examples import Lesson, Lessons, hint_answer, vote_answer
-from clawloop.demo.hints import HINTS
 from clawloop.demo.phrasing import Feedback, Mood
-from clawloop.demo.world import Axis, Style, every_request, style_of
+from clawloop.demo.world import HINTS, Axis, Style, every_request, style_of
 from clawloop.judging.evidence import Evidence, Statement
 from clawloop.judging.hints import LEAD_IN, choose_hint, fault_of
 from clawloop.judging.parsing import HintVote, parse_hint, parse_vote
