@@ -13,7 +13,6 @@ from clawloop.episodes.curriculum import groups_to_move
 from clawloop.episodes.kinds import KINDS, chosen_task_id
 from clawloop.errors import NotFound, RecordUnusable, StateConflict
 from clawloop.ids import RolloutGroupId, new_rollout_group_id
-from clawloop.recipes.recipe import Train
 from db.database import Database, transaction
 from db.episodes.curriculum import begin_curriculum, draw_tasks, kind_views
 from db.episodes.room import room_of
@@ -24,10 +23,9 @@ from db.training.policies import insert_event, lock_policy, require_policy
 
 # Groups that wait to be trained: more would be stale when their step comes.
 _BATCHES_AHEAD = 2
-_BATCH_GROUPS = Train.model_fields["batch_groups"].default
 _LIMITS = text("""
     SELECT p.paused_reason, r.hash IS NOT NULL AS learns,
-        coalesce(CAST(r.content->'train'->>'batch_groups' AS int), :batch_groups) AS batch_groups,
+        CAST(r.content->'train'->>'batch_groups' AS int) AS batch_groups,
         (SELECT count(DISTINCT s.rollout_group_id) FROM samples s
             WHERE s.policy = p.id AND s.state = 'fresh' AND s.rollout_group_id IS NOT NULL) AS waiting
     FROM policies p LEFT JOIN recipes r ON r.hash = p.recipe_hash WHERE p.id = :policy
@@ -205,7 +203,7 @@ async def _barren(connection: AsyncConnection, row: Any) -> str | None:
 
 
 async def _must_wait(connection: AsyncConnection, policy: str) -> str | None:
-    limits = (await connection.execute(_LIMITS, {"policy": policy, "batch_groups": _BATCH_GROUPS})).one()
+    limits = (await connection.execute(_LIMITS, {"policy": policy})).one()
     if limits.paused_reason is not None:
         return f"training is paused: {limits.paused_reason}"
     if limits.learns and limits.waiting >= _BATCHES_AHEAD * limits.batch_groups:
