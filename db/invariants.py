@@ -11,7 +11,6 @@ from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.training import VersionRef
-from clawloop.recipes.recipe import Train
 from db.database import Database
 from db.tables import StepRow, VersionRow
 from db.training.lineage import version_ref
@@ -19,8 +18,6 @@ from db.training.lineage import version_ref
 # Violations listed per invariant.
 MAX_LISTED = 50
 
-# What a stored recipe means that does not name the key.
-_BATCH_GROUPS = Train.model_fields["batch_groups"].default
 
 INVARIANTS: dict[str, str] = {
     "every main turn of a closed session has an outcome": """
@@ -162,7 +159,7 @@ INVARIANTS: dict[str, str] = {
             AND NOT EXISTS (
                 SELECT FROM engine_versions v JOIN engines e ON e.id = v.engine_id
                 WHERE v.policy = p.id AND v.version = p.active AND NOT e.draining)""",
-    "a policy with a full batch, and not paused, is known to have work": f"""
+    "a policy with a full batch, and not paused, is known to have work": """
         SELECT 'policy ' || p.id || ', ' || w.samples || ' samples of chats, ' || w.groups || ' rollout groups'
         FROM policies p JOIN recipes r ON r.hash = p.recipe_hash CROSS JOIN LATERAL (
             SELECT count(*) FILTER (WHERE s.rollout_group_id IS NULL) AS samples,
@@ -171,7 +168,7 @@ INVARIANTS: dict[str, str] = {
         WHERE p.paused_reason IS NULL AND NOT p.work_waiting
             AND NOT EXISTS (SELECT FROM steps c WHERE c.policy = p.id AND c.state IN ('claimed', 'candidate'))
             AND (w.samples >= CAST(r.content->'train'->>'batch_samples' AS int)
-                OR w.groups >= coalesce(CAST(r.content->'train'->>'batch_groups' AS int), {_BATCH_GROUPS}))""",
+                OR w.groups >= CAST(r.content->'train'->>'batch_groups' AS int))""",
 }
 """Invariant → query for descriptions of the rows that violate it."""
 

@@ -12,7 +12,6 @@ from sqlalchemy import case, func, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.training import OPEN_STEPS
-from clawloop.recipes.recipe import Train
 from db.database import Database, transaction
 from db.tables import PolicyRow, StepRow
 from db.training.policies import lock_policy
@@ -21,8 +20,6 @@ from db.training.policies import lock_policy
 # away for weeks. The sweep then signals once an hour instead of once a minute, in case the workflow itself was lost.
 _WHILE_COMPUTING = 60
 
-# What a stored recipe means that does not name the key.
-_BATCH_GROUPS = Train.model_fields["batch_groups"].default
 # A batch waits when it is full, or when its oldest sample has waited as long as the recipe allows.
 _READY = text("""
     SELECT p.work_waiting, p.paused_reason IS NULL AND (
@@ -31,7 +28,7 @@ _READY = text("""
             ORDER BY s.id LIMIT 1 OFFSET CAST(r.content->'train'->>'batch_samples' AS int) - 1)
         OR (SELECT count(DISTINCT s.rollout_group_id) FROM samples s
             WHERE s.policy = p.id AND s.state = 'fresh' AND s.rollout_group_id IS NOT NULL)
-            >= coalesce(CAST(r.content->'train'->>'batch_groups' AS int), :batch_groups)
+            >= CAST(r.content->'train'->>'batch_groups' AS int)
         OR (SELECT s.created_at FROM samples s WHERE s.policy = p.id AND s.state = 'fresh' ORDER BY s.id LIMIT 1)
             < now() - make_interval(secs => 3600 * CAST(r.content->'train'->>'max_wait_hours' AS float8))) AS ready
     FROM policies p JOIN recipes r ON r.hash = p.recipe_hash WHERE p.id = :policy
@@ -51,7 +48,7 @@ _UNPUBLISHED = text("""
 
 async def refresh_work_flag(connection: AsyncConnection, policy: str) -> bool:
     """Recompute the flag; True if this call changed it from False to True."""
-    row = (await connection.execute(_READY, {"policy": policy, "batch_groups": _BATCH_GROUPS})).one_or_none()
+    row = (await connection.execute(_READY, {"policy": policy})).one_or_none()
     ready = row is not None and bool(row.ready)
     before = row is not None and row.work_waiting
     if ready != before:
