@@ -85,12 +85,12 @@ class SweepCounter(Protocol):
 
 
 class Swept(BaseModel):
-    """What a sweep found. Durable: saved histories hold it; later fields are optional.
+    """What a sweep found.
 
     Args:
-        announced: turns whose workflow was notified.
+        turns: those whose workflow was notified.
         feedback: pieces of feedback whose workflow was notified.
-        woken: sessions that were not closed.
+        sessions: those that were not closed, and whose workflow was woken.
         work: policies whose training workflow was notified of a waiting batch.
         removed: adapter directories that were deleted.
         engines: engine workflows that were started, or ended because their engine was removed.
@@ -101,15 +101,15 @@ class Swept(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    announced: int
+    turns: int
     feedback: int
-    woken: int
-    work: int = 0
-    removed: int = 0
-    engines: int = 0
-    stuck: int = 0
-    late: int = 0
-    canaries: int = 0
+    sessions: int
+    work: int
+    removed: int
+    engines: int
+    stuck: int
+    late: int
+    canaries: int
 
 
 class SweepActivities:
@@ -148,7 +148,7 @@ class SweepActivities:
         self._episodes = episodes
         self._canaries = canaries
 
-    @activity.defn(name="sweep")
+    @activity.defn
     async def sweep(self) -> Swept:
         """Send missed signals, oldest first and each session's in order; wake sessions left open; reconcile the rest.
 
@@ -164,15 +164,15 @@ class SweepActivities:
                 work=await _attempt(self._training.notify_pending(), errors),
                 canaries=0 if self._canaries is None else await _attempt(self._canaries.decide(), errors),
                 late=0 if self._episodes is None else await _attempt(self._episodes.sweep(), errors),
-                announced=await _attempt(self._notify_turns(stuck), errors),
+                turns=await _attempt(self._notify_turns(stuck), errors),
                 feedback=await _attempt(self._notify_feedback(stuck), errors),
-                woken=await _attempt(self._wake_sessions(stuck), errors),
+                sessions=await _attempt(self._wake_sessions(stuck), errors),
                 removed=0 if self._retention is None else await _attempt(self._retention.remove(), errors),
                 engines=0 if self._reconciler is None else await _attempt(self._reconciler.reconcile(), errors),
+                stuck=len(stuck),
             )
-            swept = swept.model_copy(update={"stuck": len(stuck)})
             if self._counter is not None:
-                self._counter.swept(swept.announced, swept.feedback, swept.woken, swept.stuck)
+                self._counter.swept(swept.turns, swept.feedback, swept.sessions, swept.stuck)
             for error in errors[1:]:
                 log.warning("another part of the sweep failed", exc_info=error)
             if errors:

@@ -73,13 +73,13 @@ class InstantJudge:
     async def judge_turn(self, ask: JudgeTurn) -> Judged:
         self.asked.add(ask.turn_id)
         self.asked_again.set()
-        return Judged(fates=[])
+        return Judged(results=[])
 
     @activity.defn(name="judge_turns")
     async def judge_turns(self, ask: JudgeTurns) -> Judged:
         self.asked.update(ask.turn_ids)
         self.asked_again.set()
-        return Judged(fates=[])
+        return Judged(results=[])
 
 
 def run(options: argparse.Namespace) -> Result:

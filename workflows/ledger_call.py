@@ -20,21 +20,17 @@ Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 
-async def call_ledger(
-    method: Callable[[Any, Argument], Awaitable[Result]], argument: Argument, summary: str, *, local: bool = True
-) -> Result:
+async def call_ledger(method: Callable[[Any, Argument], Awaitable[Result]], argument: Argument, summary: str) -> Result:
     """
     Args:
         method: an idempotent activity of the ledger, which the workflows' workers have as well.
-        local: False in a run that began when each call was an activity on a queue.
 
     Raises:
         ActivityError: a retry cannot help.
     """
-    if local:
-        try:
-            return await workflow.execute_local_activity_method(method, argument, summary=summary, **LOCAL_STORE)
-        except FailureError as error:
-            if is_cancelled_exception(error):
-                raise
+    try:
+        return await workflow.execute_local_activity_method(method, argument, summary=summary, **LOCAL_STORE)
+    except FailureError as error:
+        if is_cancelled_exception(error):
+            raise
     return await workflow.execute_activity_method(method, argument, summary=summary, **STORE)

@@ -22,7 +22,6 @@ with workflow.unsafe.imports_passed_through():
         EpisodeBegun,
         EpisodeEnd,
         EpisodeState,
-        GroupBegun,
         GroupResult,
         GroupState,
         GroupTask,
@@ -51,34 +50,22 @@ DEADLINE = timedelta(days=1)
 class RolloutGroupWorkflow:
     def __init__(self) -> None:
         self._rows: dict[int, str] = {}
-        # False: the group began when each call of the ledger was an activity on a queue, one after the other.
-        self._calls_are_local = False
 
     @workflow.run
     async def run(self, group: RolloutGroupId) -> GroupResult:
-        self._calls_are_local = workflow.patched("call-the-ledger-where-the-workflow-runs")
-        if self._calls_are_local:
-            begun = await call_ledger(EpisodeLedgerActivities.begin_group, group, "begin the group")
-        else:
-            task = await workflow.execute_activity_method(
-                EpisodeLedgerActivities.read_group_task, group, summary="read the group's task", **STORE
-            )
-            begun = GroupBegun(task)
+        begun = await call_ledger(EpisodeLedgerActivities.begin_group, group, "begin the group")
         task = begun.task
         if task.state is GroupState.OPEN:
-            await self._run_places(group, task, begun.episodes)
+            await self._run_places(task, begun.episodes)
         result = await workflow.execute_activity_method(
             EpisodeLedgerActivities.settle_group, group, summary="settle the group", **STORE
         )
         self._show(task, f"{result.state}: {result.reason}; {result.samples} samples")
         return result
 
-    async def _run_places(self, group: RolloutGroupId, task: GroupTask, begun: Sequence[EpisodeBegun]) -> None:
+    async def _run_places(self, task: GroupTask, begun: Sequence[EpisodeBegun]) -> None:
         """All episodes, until the deadline; the settlement abandons those that have not ended by then."""
-        first = {episode.place: episode for episode in begun}
-        places = [
-            asyncio.create_task(self._run_place(group, task, place, first.get(place))) for place in range(task.size)
-        ]
+        places = [asyncio.create_task(self._run_place(task, first)) for first in begun]
         done, pending = await workflow.wait(places, timeout=DEADLINE.total_seconds())
         for place in pending:
             place.cancel()
@@ -86,20 +73,27 @@ class RolloutGroupWorkflow:
         for place in done:
             place.result()
 
-    async def _run_place(self, group: RolloutGroupId, task: GroupTask, place: int, first: EpisodeBegun | None) -> None:
+    async def _run_place(self, task: GroupTask, begun: EpisodeBegun) -> None:
+        """
+        Args:
+            begun: the first attempt at the place.
+        """
+        group, place = begun.group, begun.place
         for attempt in range(1, EPISODE_ATTEMPTS + 1):
-            begun = first if attempt == 1 and first is not None else await self._begin(group, place, attempt)
-            # Only after a run of this workflow that was lost is it anything but running.
+            if attempt > 1:
+                begun = await self._begin(group, place, attempt)
+            # Not `running` only if an earlier run of this workflow was lost.
             if begun.state is EpisodeState.RUNNING:
                 self._note(task, place, f"runs, attempt {attempt}")
                 ran, was_waited_for = await self._run_episode(task, begun.id, place)
                 self._note(task, place, f"{ran.ending} {ran.reason}")
                 if await self._finish(task, begun.id, place, ran):
                     return
-                if attempt < EPISODE_ATTEMPTS and not was_waited_for and workflow.patched("pause-between-attempts"):
+                if attempt < EPISODE_ATTEMPTS and not was_waited_for:
                     await workflow.sleep(pause_after(attempt), summary=f"episode {place} is tried again")
             elif begun.state is EpisodeState.ENDED:
-                await self._score(task, begun.id, place, "ended", begun.artifact_sha256)
+                verified = await self._verify(task, begun.id, place, begun.artifact_sha256)
+                await self._record_score(task, place, "ended", verified, begun.id)
                 return
             elif begun.state is not EpisodeState.ABANDONED:
                 self._note(task, place, f"{begun.state} before")
@@ -109,32 +103,20 @@ class RolloutGroupWorkflow:
 
     async def _begin(self, group: RolloutGroupId, place: int, attempt: int) -> EpisodeBegun:
         request = BeginEpisode(group=group, place=place, attempt=attempt)
-        return await call_ledger(
-            EpisodeLedgerActivities.begin_episode,
-            request,
-            f"episode {place}, attempt {attempt}",
-            local=self._calls_are_local,
-        )
+        return await call_ledger(EpisodeLedgerActivities.begin_episode, request, f"episode {place}, attempt {attempt}")
 
     async def _finish(self, task: GroupTask, episode: EpisodeId, place: int, ran: EpisodeRan) -> bool:
         """Record the end, and have it verified; False after a failure of infrastructure, which is tried again."""
         end = EpisodeEnd(episode, ran.ending, ran.reason, ran.artifact_sha256)
-        if self._calls_are_local and ran.verified is not None:
+        if ran.verified is not None:
             await self._record_score(task, place, str(ran.ending), ran.verified, episode, end)
             return True
-        ended = call_ledger(
-            EpisodeLedgerActivities.end_episode, end, f"episode {place}: {ran.ending}", local=self._calls_are_local
-        )
+        ended = call_ledger(EpisodeLedgerActivities.end_episode, end, f"episode {place}: {ran.ending}")
         if ran.ending is Ending.INFRASTRUCTURE:
             await ended
             return False
-        artifact = ran.artifact_sha256
-        if not self._calls_are_local:
-            await ended
-            await self._score(task, episode, place, str(ran.ending), artifact)
-            return True
         # The verifier reads what the agent left, not the ledger: neither waits for the other.
-        _, verified = await asyncio.gather(ended, self._verify(task, episode, place, artifact or ""))
+        _, verified = await asyncio.gather(ended, self._verify(task, episode, place, ran.artifact_sha256))
         await self._record_score(task, place, str(ran.ending), verified, episode)
         return True
 
@@ -152,12 +134,6 @@ class RolloutGroupWorkflow:
             return failed, timed_out(error)
         return ran, False
 
-    async def _score(
-        self, task: GroupTask, episode: EpisodeId, place: int, ending: str, artifact_sha256: str | None
-    ) -> None:
-        verified = await self._verify(task, episode, place, artifact_sha256 or "")
-        await self._record_score(task, place, ending, verified, episode)
-
     async def _record_score(
         self,
         task: GroupTask,
@@ -170,14 +146,12 @@ class RolloutGroupWorkflow:
         try:
             await self._call_score(place, verified, episode, end)
         except ActivityError as error:
-            refused = verified.reward is not None and not is_cancelled_exception(error)
-            if not refused or not workflow.patched("no-reward-where-the-ledger-refuses-it"):
+            if verified.reward is None or is_cancelled_exception(error):
                 raise
             # Else the group would fail, stay open and have the same verified again, without end.
             verified = EpisodeVerified(reward=None, reason=f"not recorded: {reason_of(error)}"[:REASON_LIMIT])
             await self._call_score(place, verified, episode, end)
-        shown = _shown(verified.reward)
-        self._note(task, place, f"{ending}, {shown} {verified.reason}")
+        self._note(task, place, f"{ending}, {_shown(verified.reward)} {verified.reason}")
         if verified.reward is not None:
             await self._judge(task, episode, place)
 
@@ -185,12 +159,8 @@ class RolloutGroupWorkflow:
         self, place: int, verified: EpisodeVerified, episode: EpisodeId, end: EpisodeEnd | None
     ) -> None:
         score = ScoreEpisode(episode=episode, reward=verified.reward, reason=verified.reason, end=end)
-        await call_ledger(
-            EpisodeLedgerActivities.score_episode,
-            score,
-            f"episode {place}: {_shown(verified.reward)}",
-            local=self._calls_are_local,
-        )
+        summary = f"episode {place}: {_shown(verified.reward)}"
+        await call_ledger(EpisodeLedgerActivities.score_episode, score, summary)
 
     async def _judge(self, task: GroupTask, episode: EpisodeId, place: int) -> None:
         """Ask for votes on the episode's turns, where they count; without them the outcome alone is its reward."""
@@ -210,8 +180,10 @@ class RolloutGroupWorkflow:
         else:
             self._note(task, place, f"{self._rows[place]}; votes on {judged.judged} of {judged.turns} turns")
 
-    async def _verify(self, task: GroupTask, episode: EpisodeId, place: int, artifact: str) -> EpisodeVerified:
-        request = VerifyEpisode(episode=episode, environment=task.environment, task=task.task, artifact_sha256=artifact)
+    async def _verify(self, task: GroupTask, episode: EpisodeId, place: int, artifact: str | None) -> EpisodeVerified:
+        request = VerifyEpisode(
+            episode=episode, environment=task.environment, task=task.task, artifact_sha256=artifact or ""
+        )
         try:
             return await workflow.execute_activity_method(
                 EnvironmentActivities.verify_episode,

@@ -10,7 +10,6 @@ from temporalio.workflow import ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
     from activities.episodes.ledger import EpisodeLedgerActivities
-    from clawloop.contracts.episodes import NextGroups
     from clawloop.ids import RolloutGroupId
     from workflows import names
     from workflows.ledger_call import call_ledger
@@ -36,7 +35,7 @@ class RolloutsWorkflow(LongRunningWorkflow):
         while not self._must_roll_over():
             self._changed = False
             try:
-                found = await self._next_groups()
+                found = await call_ledger(EpisodeLedgerActivities.next_groups, self._policy, "which groups to start")
             except ActivityError as error:
                 if is_cancelled_exception(error):
                     raise
@@ -57,14 +56,8 @@ class RolloutsWorkflow(LongRunningWorkflow):
             self._raise_bug()
         workflow.continue_as_new(state)
 
-    async def _next_groups(self) -> NextGroups:
-        local = workflow.patched("ask-for-groups-where-the-workflow-runs")
-        return await call_ledger(
-            EpisodeLedgerActivities.next_groups, self._policy, "which groups to start", local=local
-        )
-
     @workflow.signal(name=names.ROLLOUTS_CHANGED)
-    def changed(self) -> None:
+    def rollouts_changed(self) -> None:
         self._changed = True
 
     async def _run_group(self, group: RolloutGroupId) -> None:
@@ -77,14 +70,11 @@ class RolloutsWorkflow(LongRunningWorkflow):
                 static_summary=f"{self._policy}: a rollout group",
             )
         except WorkflowAlreadyStartedError:
-            # An earlier run of this workflow started it; while the ledger says that it is open, it is tried again.
-            self._waiting.discard(group)
-            return
+            pass  # an earlier run of this workflow started it
         except ChildWorkflowError as error:
             workflow.logger.warning("rollout group failed: %s", type(error.cause).__name__)
-            if workflow.patched("wait-after-a-failed-group"):
-                # It is still open, and what fails at once would be tried again at once, without end.
-                self._waiting.discard(group)
-                return
+        else:
+            self._changed = True
+        # While the ledger says that the group is open, it is tried again: after a pause, for what fails at once would
+        # be tried again at once, without end.
         self._waiting.discard(group)
-        self._changed = True

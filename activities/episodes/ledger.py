@@ -9,7 +9,7 @@ from temporalio import activity
 
 from activities.episodes.messages import BeginEpisode, ScoreEpisode
 from activities.episodes.ports import BatchNotifier, EpisodeStore, RolloutStore, RoomNotifier
-from clawloop.contracts.episodes import EpisodeBegun, EpisodeEnd, GroupBegun, GroupResult, GroupTask, NextGroups
+from clawloop.contracts.episodes import EpisodeBegun, EpisodeEnd, GroupBegun, GroupResult, NextGroups
 from clawloop.episodes.keys import KEY_LIFETIME
 from clawloop.episodes.messages import REASON_LIMIT
 from clawloop.errors import SignalFailed
@@ -33,31 +33,25 @@ class EpisodeLedgerActivities:
         """What `workflows.ledger_call` calls: for the worker of the workflows and for that of the queue."""
         return [self.next_groups, self.begin_group, self.begin_episode, self.end_episode, self.score_episode]
 
-    @activity.defn(name="read_group_task")
-    async def read_group_task(self, group: RolloutGroupId) -> GroupTask:
-        """What the group's episodes have to do."""
-        async with heartbeating():
-            return await self._store.group_task(group)
-
-    @activity.defn(name="begin_group")
+    @activity.defn
     async def begin_group(self, group: RolloutGroupId) -> GroupBegun:
         """What the group's episodes have to do, and the first attempt at each place, with its key."""
         async with heartbeating():
             return await self._store.begin_group(group, KEY_LIFETIME)
 
-    @activity.defn(name="begin_episode")
+    @activity.defn
     async def begin_episode(self, request: BeginEpisode) -> EpisodeBegun:
         """The episode of an attempt, with its key."""
         async with heartbeating():
             return await self._store.begin_episode(request.group, request.place, request.attempt, KEY_LIFETIME)
 
-    @activity.defn(name="end_episode")
+    @activity.defn
     async def end_episode(self, end: EpisodeEnd) -> None:
         """Record how an episode ended; its key is revoked."""
         async with heartbeating():
             await self._notify_room(await self._store.end_episode(end))
 
-    @activity.defn(name="score_episode")
+    @activity.defn
     async def score_episode(self, request: ScoreEpisode) -> None:
         """Record an episode's reward, and its end if it came with that."""
         async with heartbeating():
@@ -67,7 +61,7 @@ class EpisodeLedgerActivities:
             else:
                 await self._notify_room(await self._store.end_scored_episode(request.end, *verdict))
 
-    @activity.defn(name="settle_group")
+    @activity.defn
     async def settle_group(self, group: RolloutGroupId) -> GroupResult:
         """Make the group's samples; notify training of a full batch."""
         async with heartbeating():
@@ -75,7 +69,7 @@ class EpisodeLedgerActivities:
             await self._work.notify(policy)
             return result
 
-    @activity.defn(name="next_groups")
+    @activity.defn
     async def next_groups(self, policy: str) -> NextGroups:
         """The groups that a policy's rollouts start now."""
         async with heartbeating():

@@ -10,7 +10,6 @@ from clawloop.contracts.episodes import (
     EpisodeEnd,
     GroupBegun,
     GroupResult,
-    GroupTask,
     NewGroup,
     NextGroups,
 )
@@ -52,13 +51,6 @@ class EpisodeStore(Protocol):
 
         Raises:
             RecordUnusable: there is no such policy, or its size is below 2.
-        """
-
-    async def group_task(self, group: RolloutGroupId) -> GroupTask:
-        """What the group's episodes have to do.
-
-        Raises:
-            RecordUnusable: there is no such group.
         """
 
     async def begin_group(self, group: RolloutGroupId, lifetime: timedelta) -> GroupBegun:

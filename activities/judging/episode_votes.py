@@ -62,7 +62,7 @@ class EpisodeJudgingActivities:
         self._judge = judge
         self._counts: JudgingCounter = counts or NoCounter()
 
-    @activity.defn(name="judge_episode")
+    @activity.defn
     async def judge_episode(self, request: JudgeEpisode) -> EpisodeJudged:
         """Ask for the votes on each turn of an episode that something followed; a retry asks only for missing ones."""
         async with heartbeating(lambda: "the judge votes"):

@@ -68,11 +68,10 @@ class CollectDirectVote(_Message):
 class Judged(_Message):
     """
     Args:
-        fates: the turns that could be judged, and the session's newest trained turns (results; the field's name is
-            durable).
+        results: of the turns that could be judged, and of the session's newest trained turns.
     """
 
-    fates: list[TurnResult]
+    results: list[TurnResult]
 
 
 class CloseSession(_Message):
@@ -101,14 +100,13 @@ class Closed(_Message):
     Args:
         to_judge: turns that have a next state and were never judged: judge them, then close.
         to_ask: turns whose votes cancel out: ask for a direct vote on each, then close.
-        fates: the turns that the closing decided, and the session's newest trained turns (results; the field's name is
-            durable).
+        results: of the turns that the closing decided, and of the session's newest trained turns.
         guarantee: what the at-least-one rule gave; empty if this is not the first close.
         still_open: the session was to be closed again, but it is open: nothing was done.
     """
 
     to_judge: list[TurnId]
-    fates: list[TurnResult]
+    results: list[TurnResult]
     guarantee: str = ""
     turns: int = 0
     to_ask: list[TurnId] = []

@@ -99,7 +99,7 @@ class EngineActivities:
         self._reported: EngineReport | None = None  # what the workflow has
         self._changing = 0  # running loads and unloads, which report the change themselves
 
-    @activity.defn(name="load_versions")
+    @activity.defn
     async def load_versions(self, request: EngineLoad) -> EngineReport:
         """Load the versions that are wanted and missing, oldest first, each as soon as the engine has a free slot.
 
@@ -125,7 +125,7 @@ class EngineActivities:
             self._rejected = rejected
             return await self._check(request.engine_id)
 
-    @activity.defn(name="unload_versions")
+    @activity.defn
     async def unload_versions(self, request: EngineUnload) -> EngineReport:
         """Delete rows of versions that are neither wanted nor were active lately, then unload those without requests.
 
@@ -145,7 +145,7 @@ class EngineActivities:
                         await self._control.unload(name)
             return await self._check(request.engine_id)
 
-    @activity.defn(name="watch_engine")
+    @activity.defn
     async def watch_engine(self, request: EngineWatch) -> EngineReport:
         """Check the engine until its state changes or versions have to be loaded or unloaded; at most half an hour."""
         async with heartbeating():

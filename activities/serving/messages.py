@@ -80,7 +80,7 @@ class Published(_Message):
     policy: str
     head: int
     version: int
-    engines: int = 0
-    missing: int = 0
-    reason: str = ""
-    waited_seconds: float | None = None
+    engines: int
+    missing: int
+    reason: str
+    waited_seconds: float

@@ -53,7 +53,7 @@ class PublishingActivities:
         self._notifier = notifier
         self._wait_seconds = wait_seconds
 
-    @activity.defn(name="publish_version")
+    @activity.defn
     async def publish_version(self, request: PublishVersion) -> Published:
         """Activate the newest version, once every engine in rotation has it, or after 30 s if some have.
 

@@ -31,7 +31,7 @@ class GateActivities:
     def __init__(self, store: GateStore) -> None:
         self._store = store
 
-    @activity.defn(name="decide_version")
+    @activity.defn
     async def decide_version(self, request: DecideVersion) -> VersionDecided:
         """Accept or reject a candidate. Idempotent: a version that was decided before keeps its decision."""
         async with heartbeating():

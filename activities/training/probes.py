@@ -52,7 +52,7 @@ class ProbeActivities:
         self._slots = asyncio.Semaphore(at_once)  # of all policies whose versions are probed here
         self._answered: dict[tuple[str, int, UUID, int], tuple[AnswerScores, bool | None]] = {}
 
-    @activity.defn(name="probe_version")
+    @activity.defn
     async def probe_version(self, request: ProbeVersion) -> VersionProbed:
         """Ask a candidate and its parent; nothing if the step is no candidate or was probed.
 

@@ -25,14 +25,14 @@ class StepActivities:
         """What `workflows.ledger_call` calls: for the worker of the workflows and for that of the queue."""
         return [self.read_training_status, self.claim_batch]
 
-    @activity.defn(name="look_at_training")
+    @activity.defn
     async def read_training_status(self, policy: str) -> TrainingView:
         """The policy's training state now."""
         async with heartbeating():
             view = await self._store.status(policy)
         return replace(view, reason=view.reason[:REASON_LIMIT])
 
-    @activity.defn(name="claim_batch")
+    @activity.defn
     async def claim_batch(self, request: ClaimBatch) -> Claim:
         """The batch of a step; the same batch on each call."""
         async with heartbeating():
@@ -41,13 +41,13 @@ class StepActivities:
             crash_point(CrashPoint.CLAIMED)
         return replace(claim, reason=claim.reason[:REASON_LIMIT])
 
-    @activity.defn(name="quarantine_step")
+    @activity.defn
     async def quarantine_step(self, request: QuarantineStep) -> None:
         """Quarantine a step's samples and pause training."""
         async with heartbeating():
             await self._store.quarantine(request.policy, request.n, request.reason)
 
-    @activity.defn(name="abandon_step")
+    @activity.defn
     async def abandon_step(self, request: AbandonStep) -> None:
         """Give up a claimed step."""
         async with heartbeating():

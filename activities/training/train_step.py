@@ -76,7 +76,7 @@ class TrainingActivities:
         self._note_seconds = note_seconds
         self._run_log = run_log
 
-    @activity.defn(name="train_step")
+    @activity.defn
     async def train_step(self, request: TrainStep) -> StepDone:
         """Compute a claimed step, and make its version a candidate.
 

@@ -203,7 +203,6 @@ def _orchestrator_workers(
                 steps.abandon_step,
                 publishing.publish_version,
                 *where_workflows_run,
-                episodes.read_group_task,
                 episodes.settle_group,
             ],
             max_concurrent_activities=MAX_CONCURRENT_ACTIVITIES,

@@ -16,8 +16,6 @@ from temporalio.client import (
     ScheduleOverlapPolicy,
     SchedulePolicy,
     ScheduleSpec,
-    ScheduleUpdate,
-    ScheduleUpdateInput,
 )
 from temporalio.common import (
     SearchAttributePair,
@@ -94,14 +92,7 @@ async def begin_sweeping(client: Client) -> None:
     try:
         await client.create_schedule(names.SWEEP_ID, schedule)
     except ScheduleAlreadyRunningError:
-        await client.get_schedule_handle(names.SWEEP_ID).update(_with_catch_up)
-
-
-def _with_catch_up(existing: ScheduleUpdateInput) -> ScheduleUpdate:
-    # Schedules of version 0.1.0 catch up for a year.
-    schedule = existing.description.schedule
-    schedule.policy.catchup_window = SWEEP_CATCH_UP
-    return ScheduleUpdate(schedule=schedule)
+        return
 
 
 class TemporalSessionNotifier:

@@ -112,7 +112,7 @@ async def judged(gateway: RealGateway, renderer: EngineRenderer, session: str, l
     async with fake_judge() as judge, judging(gateway, judge, renderer) as activities:
         judge.votes, judge.hint = [-1], hint
         ask = JudgeTurn(session_id=last.session_id, turn_id=last.record.turn_id)
-        (fate,) = (await activities.judge_turn(ask)).fates
+        (fate,) = (await activities.judge_turn(ask)).results
     assert fate.turn_id == reply.record.turn_id
     query = "SELECT hinted_prompt_ids FROM samples WHERE turn_id = %s"
     async with await psycopg.AsyncConnection.connect(gateway.database_url) as connection:

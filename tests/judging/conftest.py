@@ -84,7 +84,7 @@ class Bench:
         return session
 
     async def judge_turn(self, session: SessionId, record: TurnRecord, **ask: Any) -> list[TurnResult]:
-        return (await self.judging.judge_turn(JudgeTurn(session_id=session, turn_id=record.turn_id, **ask))).fates
+        return (await self.judging.judge_turn(JudgeTurn(session_id=session, turn_id=record.turn_id, **ask))).results
 
     async def close(self, session: SessionId, why: str = "idle for 30 min", **ask: Any) -> Closed:
         return await self.ledger.close_session(CloseSession(session_id=session, why=why, **ask))

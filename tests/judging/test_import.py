@@ -272,7 +272,7 @@ async def test_our_judge_judges_an_imported_turn_again(bench: Bench) -> None:
     first, *_ = await exported(bench.database, ExportKind.TURNS)
     bench.judge.votes, bench.judge.hint = [1], "Give metres, and nothing else."
     request = JudgeTurn(session_id=session.id, turn_id=TurnId(_uuid(first)), revision=1)
-    (result,) = (await bench.judging.judge_turn(request)).fates
+    (result,) = (await bench.judging.judge_turn(request)).results
     assert (result.verdict, result.outcome, result.sample) == (1, TurnOutcome.NOT_TRAINABLE, False)
     assert result.why.startswith("not trainable: prompt ids unknown")
     assert ASKED[1] in bench.judge.asked("vote")[0]["messages"][-1]["content"]

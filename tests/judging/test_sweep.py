@@ -32,18 +32,18 @@ async def test_missed_main_turns_are_announced_in_order_once(bench: Bench) -> No
     await bench.insert(one[0], two[0], one[1], *bench.conversation("s", session="three", kind=TurnKind.SIDE))
     await bench.insert(one[2], two[1])
     notifier = FakeNotifier()
-    assert (await sweeper(bench, notifier).sweep()).announced == 5
+    assert (await sweeper(bench, notifier).sweep()).turns == 5
     told = [message.turn_id for _, message in notifier.sent if isinstance(message, TurnRecorded)]
     for turns in (one, two):
         ids = [turn.turn_id for turn in turns]
         assert [turn_id for turn_id in told if turn_id in ids] == ids
-    assert (await sweeper(bench, notifier).sweep()).announced == 0
+    assert (await sweeper(bench, notifier).sweep()).turns == 0
 
 
 async def test_young_turns_are_left_to_the_gateway(bench: Bench) -> None:
     await bench.insert(*bench.conversation("a"))
     swept = await sweeper(bench, FakeNotifier(), timedelta(minutes=1)).sweep()
-    assert swept.announced == 0
+    assert swept.turns == 0
 
 
 async def test_while_workflows_cannot_be_told_nothing_is_noted(bench: Bench) -> None:
@@ -51,8 +51,8 @@ async def test_while_workflows_cannot_be_told_nothing_is_noted(bench: Bench) -> 
     away = FakeNotifier()
     away.available = False
     swept = await sweeper(bench, away).sweep()
-    assert (swept.announced, swept.stuck) == (0, 1)
-    assert (await sweeper(bench, FakeNotifier()).sweep()).announced == 1
+    assert (swept.turns, swept.stuck) == (0, 1)
+    assert (await sweeper(bench, FakeNotifier()).sweep()).turns == 1
 
 
 class Stubborn(FakeNotifier):
@@ -87,11 +87,11 @@ async def test_a_session_that_cannot_be_told_keeps_nobody_from_the_others(
         PostgresSweepStore(bench.database), notifier, bench.work, IDLE, timedelta(0), counter=bench.metrics
     )
     swept = await sweeping.sweep()
-    assert (swept.announced, swept.feedback, swept.stuck) == (3, 1, 1)
+    assert (swept.turns, swept.feedback, swept.stuck) == (3, 1, 1)
     assert bench.counted("swept_total", what="stuck") == 1
     notifier.stuck = set()
     swept = await sweeping.sweep()
-    assert (swept.announced, swept.feedback, swept.stuck) == (3, 2, 0)
+    assert (swept.turns, swept.feedback, swept.stuck) == (3, 2, 0)
 
 
 async def test_where_nearly_nobody_can_be_told_the_sweep_gives_up_and_keeps_what_it_said(
@@ -106,7 +106,7 @@ async def test_where_nearly_nobody_can_be_told_the_sweep_gives_up_and_keeps_what
         await sweeper(bench, notifier).sweep()
     assert notifier.calls <= 4  # one that hears, and one more than may be stuck
     notifier.stuck = set()
-    assert (await sweeper(bench, notifier).sweep()).announced == 5
+    assert (await sweeper(bench, notifier).sweep()).turns == 5
 
 
 class Order:
@@ -139,7 +139,7 @@ async def test_a_long_backlog_of_turns_delays_no_training_and_is_left_to_the_nex
 
     work = TrainingNotifier(order, order)
     sweeping = SweepActivities(PostgresSweepStore(bench.database), Noted(), work, IDLE, timedelta(0))
-    assert [(await sweeping.sweep()).announced for _ in range(3)] == [2, 2, 1]
+    assert [(await sweeping.sweep()).turns for _ in range(3)] == [2, 2, 1]
     assert order.sent == ["work", "turn", "turn", "work", "turn", "turn", "work", "turn"]
 
 
@@ -177,7 +177,7 @@ async def test_a_part_that_fails_keeps_no_other_from_running(bench: Bench) -> No
     assert [facts.session_id for facts, _ in notifier.sent] == [session, session]
     assert [type(message) for _, message in notifier.sent] == [FeedbackGiven, type(None)]
     assert disk.tried == 1
-    assert (await sweeper(bench, FakeNotifier()).sweep()).announced == 1  # it is still to be told
+    assert (await sweeper(bench, FakeNotifier()).sweep()).turns == 1  # it is still to be told
 
 
 async def test_feedback_nobody_was_told_of_is_announced_once(bench: Bench) -> None:
@@ -196,8 +196,8 @@ async def test_feedback_nobody_was_told_of_is_announced_once(bench: Bench) -> No
 async def test_sessions_nobody_closed_are_woken(bench: Bench) -> None:
     session = await bench.insert(*bench.conversation("a"))
     notifier = FakeNotifier()
-    assert (await sweeper(bench, notifier).sweep()).woken == 0
+    assert (await sweeper(bench, notifier).sweep()).sessions == 0
     bench.execute("UPDATE sessions SET last_turn_at = now() - interval '1 hour'")
-    assert (await sweeper(bench, notifier).sweep()).woken == 1
+    assert (await sweeper(bench, notifier).sweep()).sessions == 1
     facts, message = notifier.sent[-1]
     assert (facts.session_id, message) == (session, None)

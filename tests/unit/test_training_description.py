@@ -28,6 +28,12 @@ VIEW = TrainingView(
     epoch=0,
     pinned=None,
     unpublished=False,
+    max_wait_seconds=None,
+    closed_seconds=None,
+    probed=False,
+    canary=None,
+    canary_parent=None,
+    progress=None,
 )
 BATCH = Claim(policy="default", n=7, state=StepState.CLAIMED, samples=16)
 

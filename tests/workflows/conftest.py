@@ -72,13 +72,13 @@ class ScriptedActivities:
     @activity.defn(name="judge_turn")
     async def judge_turn(self, ask: JudgeTurn) -> Judged:
         self.runs.append(ask.session_id)
-        return Judged(fates=[await self._judge(ask)])
+        return Judged(results=[await self._judge(ask)])
 
     @activity.defn(name="judge_turns")
     async def judge_turns(self, ask: JudgeTurns) -> Judged:
         self.runs.append(ask.session_id)
         self.together.append(ask)
-        return Judged(fates=await asyncio.gather(*map(self._judge, ask.single())))
+        return Judged(results=await asyncio.gather(*map(self._judge, ask.single())))
 
     async def _judge(self, ask: JudgeTurn) -> TurnResult:
         self.judged.append(ask)
@@ -96,7 +96,7 @@ class ScriptedActivities:
         outcome = TurnOutcome.SAMPLED if ask.give_up is None else TurnOutcome.UNJUDGED
         return turn_result(ask.turn_id, number, outcome, why)
 
-    @activity.defn(name="ask_directly")
+    @activity.defn(name="collect_direct_vote")
     async def collect_direct_vote(self, ask: CollectDirectVote) -> None:
         self.asked_directly.append(ask.turn_id)
         if (error := self.fails(JudgeTurn(session_id=ask.session_id, turn_id=ask.turn_id))) is not None:
@@ -106,13 +106,13 @@ class ScriptedActivities:
     async def close_session(self, ask: CloseSession) -> Closed:
         self.closed.append(ask)
         if ask.again and self.open_after_all:
-            return Closed(to_judge=[], fates=[], still_open=True)
+            return Closed(to_judge=[], results=[], still_open=True)
         missed = self.missed.pop(0) if self.missed else []
         if missed and not ask.give_up:
-            return Closed(to_judge=missed, fates=[])
+            return Closed(to_judge=missed, results=[])
         if self.tied and not ask.asked_directly:
-            return Closed(to_judge=[], to_ask=self.tied, fates=[])
-        return Closed(to_judge=[], fates=[], guarantee="has a sample", turns=len(self.judged))
+            return Closed(to_judge=[], to_ask=self.tied, results=[])
+        return Closed(to_judge=[], results=[], guarantee="has a sample", turns=len(self.judged))
 
 
 def turn_result(turn_id: TurnId, number: int, outcome: TurnOutcome, why: str) -> TurnResult:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from temporalio import activity
 from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.client import Client, WorkflowHandle
 from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from activities.serving.messages import EngineLoad, EngineReport, EngineUnload, EngineWatch
@@ -85,7 +86,8 @@ async def at_work(client: Client, agent: ScriptedAgent) -> AsyncIterator[Workflo
             await until(lambda: len(agent.watched) >= 2)
             yield handle
         finally:
-            await handle.terminate("the test is over")
+            with suppress(RPCError):  # it has ended
+                await handle.terminate("the test is over")
             agent.gate.set()
             agent.changed.set()
 

@@ -91,7 +91,7 @@ class ScriptedLearning:
     def on_the_queue(self) -> Activities:
         return [self.quarantine, self.abandon, self.publish]
 
-    @activity.defn(name="look_at_training")
+    @activity.defn(name="read_training_status")
     async def look(self, policy: str) -> TrainingView:
         self.looks += 1
         state = TrainingState.WAITING
@@ -121,6 +121,9 @@ class ScriptedLearning:
             max_wait_seconds=self.max_wait_seconds,
             closed_seconds=self.closed_seconds,
             probed=self.probed,
+            canary=None,
+            canary_parent=None,
+            progress=None,
         )
 
     @activity.defn(name="claim_batch")
@@ -226,7 +229,15 @@ class ScriptedLearning:
         reason = "" if self.pinned is None else f"v{self.pinned} is pinned"
         self.version = self.head if self.pinned is None else self.pinned
         self.happened.append(f"v{self.version} answers")
-        return Published(policy=ask.policy, head=self.head, version=self.version, engines=1, reason=reason)
+        return Published(
+            policy=ask.policy,
+            head=self.head,
+            version=self.version,
+            engines=1,
+            missing=0,
+            reason=reason,
+            waited_seconds=0.0,
+        )
 
 
 class Learner:

@@ -137,7 +137,7 @@ async def orchestrating(client: Client, store: FakeEpisodeStore, runner: Scripte
     rollouts = TwoGroups(store)
     ledger = EpisodeLedgerActivities(store, rollouts, NoBatch(), TemporalRolloutsNotifier(client))
     local = ledger.where_workflows_run
-    calls = [*local, ledger.read_group_task, ledger.settle_group]
+    calls = [*local, ledger.settle_group]
     async with (
         Worker(
             client,

@@ -57,7 +57,7 @@ class SharedTrainer:
         self._scripts[script.policy] = script
         return script
 
-    @activity.defn(name="look_at_training")
+    @activity.defn(name="read_training_status")
     async def look(self, policy: str) -> TrainingView:
         return await self._scripts[policy].look(policy)
 

@@ -114,7 +114,7 @@ async def test_chat_goes_on_and_is_judged_when_temporal_is_back(binary_bench: Be
                 PostgresSweepStore(b.database), TemporalSessionNotifier(client, IDLE), b.work, IDLE, timedelta(0)
             )
             async with at_work(client, b):
-                assert (await sweeper.sweep()).announced >= 2
+                assert (await sweeper.sweep()).turns >= 2
                 session = (await gateway.turn(said[0])).session_id
                 await end(client, session)
     turns = [await b.turn(turn_id) for reply in said if (turn_id := turn_id_of(reply)) is not None]

@@ -81,7 +81,7 @@ async def test_what_was_stored_while_temporal_was_away_is_swept_and_judged(clien
     notifier = TemporalSessionNotifier(client, IDLE)
     sweeper = SweepActivities(PostgresSweepStore(b.database), notifier, b.work, IDLE, timedelta(0))
     async with at_work(client, b):
-        assert (await sweeper.sweep()).announced == 3
+        assert (await sweeper.sweep()).turns == 3
         await end(client, session)
     outcomes = [(await b.turn(turn.turn_id)).outcome for turn in turns]
     assert outcomes == ["sampled", "sampled", "no_feedback"]

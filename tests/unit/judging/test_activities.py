@@ -110,7 +110,7 @@ class Desk:
 
     async def judge_turn(self, session: SessionId, turn: TurnRecord, revision: int | None = None) -> list[TurnResult]:
         ask = JudgeTurn(session_id=session, turn_id=turn.turn_id, revision=revision)
-        return (await self.judging.judge_turn(ask)).fates
+        return (await self.judging.judge_turn(ask)).results
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ async def test_a_closing_reports_the_steps_that_trained_turns(desk: Desk) -> Non
     await desk.judge_turn(session, second)
     desk.store.train(first.turn_id, 7)
     closed = await desk.ledger.close_session(CloseSession(session_id=session, why="idle for 30 min"))
-    assert [(result.turn_id, result.step) for result in closed.fates] == [(second.turn_id, None), (first.turn_id, 7)]
+    assert [(result.turn_id, result.step) for result in closed.results] == [(second.turn_id, None), (first.turn_id, 7)]
 
 
 async def test_a_closing_returns_missed_turns_and_decides_the_rest(desk: Desk) -> None:
@@ -181,7 +181,7 @@ async def test_a_closing_returns_missed_turns_and_decides_the_rest(desk: Desk) -
     assert (await desk.ledger.close_session(ask)).to_judge == [first.turn_id]
     await desk.judge_turn(session, second)
     closed = await desk.ledger.close_session(ask)
-    assert (closed.guarantee, [result.outcome for result in closed.fates]) == (
+    assert (closed.guarantee, [result.outcome for result in closed.results]) == (
         "has a sample",
         [TurnOutcome.NO_FEEDBACK],
     )
@@ -202,6 +202,6 @@ async def test_an_erased_turn_is_no_candidate_for_the_sample_a_session_gets(desk
 
 async def test_a_sweep_notifies_of_missed_turns_once(desk: Desk) -> None:
     _, turns = await desk.talk("one", "two")
-    assert (await desk.sweep.sweep()).announced == len(turns)
-    assert (await desk.sweep.sweep()).announced == 0
+    assert (await desk.sweep.sweep()).turns == len(turns)
+    assert (await desk.sweep.sweep()).turns == 0
     assert len(desk.notifier.sent) == len(turns)
