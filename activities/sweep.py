@@ -22,6 +22,7 @@ from activities.serving.reconcile import EngineReconciler
 from activities.serving.retention import Retention
 from activities.training.canaries import Canaries
 from activities.training.notifier import TrainingNotifier
+from clawloop.contracts.notices import Notifier, SessionNotice
 from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded
 from clawloop.heartbeat import heartbeating
 from clawloop.ids import FeedbackId, SessionId, TurnId
@@ -37,7 +38,7 @@ BATCH = 500
 # of the next one, such as the signal that a batch waits. The next sweep goes on with it.
 NOTIFY_FOR = timedelta(seconds=30)
 
-Item = TypeVar("Item")
+Item = TypeVar("Item", bound=TurnRecorded | FeedbackGiven)
 
 
 class SweepStore(Protocol):
@@ -64,17 +65,6 @@ class SweepStore(Protocol):
 
     async def merge_stored_bytes(self) -> int:
         """Merge the counts of what each key stores; of how many keys there were several."""
-
-
-class SessionNotifier(Protocol):
-    """Notifies sessions' workflows. Every call raises SignalFailed when it cannot."""
-
-    async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None: ...
-
-    async def notify_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None: ...
-
-    async def wake(self, session: SessionFacts) -> None:
-        """Start the session's workflow if it does not run, so that it closes."""
 
 
 class SweepCounter(Protocol):
@@ -127,7 +117,7 @@ class SweepActivities:
     def __init__(
         self,
         store: SweepStore,
-        notifier: SessionNotifier,
+        notifier: Notifier,
         training: TrainingNotifier,
         idle: timedelta,
         min_age: timedelta = MIN_AGE,
@@ -180,17 +170,15 @@ class SweepActivities:
             return swept
 
     async def _notify_turns(self, stuck: set[SessionId]) -> int:
-        return await _notify_pending(
+        return await self._notify_pending(
             lambda excluding: self._store.pending_turns(self._min_age, BATCH, excluding),
-            self._notifier.notify_turn,
             lambda turns: self._store.mark_notified([turn.turn_id for turn in turns]),
             stuck,
         )
 
     async def _notify_feedback(self, stuck: set[SessionId]) -> int:
-        return await _notify_pending(
+        return await self._notify_pending(
             lambda excluding: self._store.pending_feedback(self._min_age, BATCH, excluding),
-            self._notifier.notify_feedback,
             lambda given: self._store.mark_feedback_notified([feedback.feedback_id for feedback in given]),
             stuck,
         )
@@ -198,35 +186,40 @@ class SweepActivities:
     async def _wake_sessions(self, stuck: set[SessionId]) -> int:
         notifier = ConcurrentNotifier[SessionId]("session")
         left_open = await self._store.sessions_left_open(self._idle + LEFT_OPEN_AFTER, BATCH)
-        woken = await notifier.notify_each(left_open, lambda session: session.session_id, self._notifier.wake)
+        woken = await notifier.notify_each(
+            left_open,
+            lambda session: session.session_id,
+            lambda session: self._notifier.notify(SessionNotice(session, None)),
+        )
         stuck.update(notifier.failed)
         notifier.raise_if_most_failed()
         return len(woken)
 
+    async def _notify_pending(
+        self,
+        read_batch: Callable[[list[SessionId]], Awaitable[Sequence[tuple[SessionFacts, Item]]]],
+        mark: Callable[[list[Item]], Awaitable[None]],
+        stuck: set[SessionId],
+    ) -> int:
+        """Notify sessions of pending items, batch after batch, all of them or for half a minute; the number of items.
 
-async def _notify_pending(
-    read_batch: Callable[[list[SessionId]], Awaitable[Sequence[tuple[SessionFacts, Item]]]],
-    notify: Callable[[SessionFacts, Item], Awaitable[None]],
-    mark: Callable[[list[Item]], Awaitable[None]],
-    stuck: set[SessionId],
-) -> int:
-    """Notify sessions of pending items, batch after batch, all of them or for half a minute; the number of items.
-
-    Args:
-        read_batch: reads the next batch, without these sessions.
-        stuck: sessions that could not be notified are added.
-    """
-    notifier, total = ConcurrentNotifier[SessionId]("session"), 0
-    until = time.monotonic() + NOTIFY_FOR.total_seconds()
-    while batch := await read_batch([*notifier.failed]):
-        notified = await notifier.notify_each(batch, lambda item: item[0].session_id, lambda item: notify(*item))
-        await mark([item for _, item in notified])
-        stuck.update(notifier.failed)
-        notifier.raise_if_most_failed()
-        total += len(notified)
-        if len(batch) < BATCH or time.monotonic() >= until:
-            break
-    return total
+        Args:
+            read_batch: reads the next batch, without these sessions.
+            stuck: sessions that could not be notified are added.
+        """
+        notifier, total = ConcurrentNotifier[SessionId]("session"), 0
+        until = time.monotonic() + NOTIFY_FOR.total_seconds()
+        while batch := await read_batch([*notifier.failed]):
+            notified = await notifier.notify_each(
+                batch, lambda item: item[0].session_id, lambda item: self._notifier.notify(SessionNotice(*item))
+            )
+            await mark([item for _, item in notified])
+            stuck.update(notifier.failed)
+            notifier.raise_if_most_failed()
+            total += len(notified)
+            if len(batch) < BATCH or time.monotonic() >= until:
+                break
+        return total
 
 
 async def _attempt(part: Awaitable[int], errors: list[BaseException]) -> int:

@@ -32,9 +32,10 @@ from activities.judging.messages import Judged, JudgeTurn, JudgeTurns
 from benchmarks.options import at_least
 from benchmarks.processes import module, running_temporal, until
 from benchmarks.report import Figure, Ratio, Result
+from clawloop.contracts.notices import SessionNotice
 from clawloop.contracts.sessions import SessionFacts, TurnRecorded
 from clawloop.ids import SessionId, TurnId, new_turn_id
-from clawloop.temporal.client import TemporalSessionNotifier
+from clawloop.temporal.notifier import TemporalNotifier
 from clawloop.temporal.plugin import connect
 from clawloop.temporal.replay_slots import REPLAYS
 from workflows import names
@@ -91,13 +92,14 @@ def run(options: argparse.Namespace) -> Result:
 
 async def _measure(address: str, folder: Path, sessions: int, turns: int, busy: int, limits: Sequence[int]) -> Result:
     client, judge = await connect(address), InstantJudge()
-    notifier = TemporalSessionNotifier(client, IDLE)
+    notifier = TemporalNotifier(client, IDLE)
     facts = [SessionFacts(SessionId(uuid4()), "default", "x-session-id", datetime.now(UTC), 0) for _ in range(sessions)]
     judging = Worker(client, task_queue=names.JUDGE_QUEUE, activities=[judge.judge_turn, judge.judge_turns])
 
     async def say() -> set[TurnId]:
         said = [TurnRecorded(new_turn_id(), 0, False, False) for _ in facts]
-        await asyncio.gather(*map(notifier.notify_turn, facts, said))
+        notices = map(SessionNotice, facts, said)
+        await asyncio.gather(*map(notifier.notify, notices))
         return {turn.turn_id for turn in said}
 
     seconds: dict[int, list[float]] = {limit: [] for limit in limits}

@@ -30,7 +30,7 @@ from clawloop.local.checks import choose_port
 from clawloop.local.services import temporal_server
 from clawloop.local.services.postgres import running_postgres
 from clawloop.processes.bootstrap import prepare
-from clawloop.temporal.client import register_search_attributes
+from clawloop.temporal.namespace import register_search_attributes
 from clawloop.temporal.plugin import connect
 
 LOOPBACK = "127.0.0.1"

@@ -8,8 +8,10 @@ from collections.abc import Awaitable, Callable
 from temporalio import activity
 
 from activities.episodes.messages import BeginEpisode, ScoreEpisode
-from activities.episodes.ports import BatchNotifier, EpisodeStore, RolloutStore, RoomNotifier
+from activities.episodes.ports import EpisodeStore, RolloutStore
+from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.episodes import EpisodeBegun, EpisodeEnd, GroupBegun, GroupResult, NextGroups
+from clawloop.contracts.notices import Notifier, RolloutsChanged
 from clawloop.episodes.keys import KEY_LIFETIME
 from clawloop.episodes.messages import REASON_LIMIT
 from clawloop.errors import SignalFailed
@@ -22,11 +24,13 @@ log = logging.getLogger(__name__)
 class EpisodeLedgerActivities:
     """On the queue `ledger`, and where the workflows run: short, PostgreSQL only."""
 
-    def __init__(self, store: EpisodeStore, rollouts: RolloutStore, work: BatchNotifier, room: RoomNotifier) -> None:
+    def __init__(
+        self, store: EpisodeStore, rollouts: RolloutStore, training: TrainingNotifier, notifier: Notifier
+    ) -> None:
         self._store = store
         self._rollouts = rollouts
-        self._work = work
-        self._room = room
+        self._training = training
+        self._notifier = notifier
 
     @property
     def where_workflows_run(self) -> list[Callable[..., Awaitable[object]]]:
@@ -66,7 +70,7 @@ class EpisodeLedgerActivities:
         """Make the group's samples; notify training of a full batch."""
         async with heartbeating():
             result, policy = await self._store.settle(group)
-            await self._work.notify(policy)
+            await self._training.notify(policy)
             return result
 
     @activity.defn
@@ -79,6 +83,6 @@ class EpisodeLedgerActivities:
         if policy is None:
             return
         try:
-            await self._room.rollouts_changed(policy)
+            await self._notifier.notify(RolloutsChanged(policy))
         except SignalFailed as error:
             log.warning("signal failed, rollouts look again soon", extra={"policy": policy, "why": str(error)})

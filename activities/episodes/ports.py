@@ -16,20 +16,6 @@ from clawloop.contracts.episodes import (
 from clawloop.ids import EpisodeId, RolloutGroupId
 
 
-class BatchNotifier(Protocol):
-    async def notify(self, policy: str | None) -> None:
-        """Notify training of a full batch, best effort; nothing for None."""
-
-
-class RoomNotifier(Protocol):
-    async def rollouts_changed(self, policy: str) -> None:
-        """Tell a policy's rollouts that they may start another group.
-
-        Raises:
-            SignalFailed
-        """
-
-
 class RolloutStore(Protocol):
     async def next_groups(self, policy: str) -> NextGroups:
         """Insert the groups that the policy's rollouts have room for: none while they or training are paused, or enough

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from clawloop.contracts.notices import Notifier, RolloutsChanged
+
 
 class LateTurns(Protocol):
     async def end_late_turns(self) -> int:
@@ -23,15 +25,6 @@ class RunningRollouts(Protocol):
         """
 
 
-class RolloutsNotifier(Protocol):
-    async def rollouts_changed(self, policy: str) -> None:
-        """Signal the workflow of a policy's rollouts, and start it if it does not run.
-
-        Raises:
-            SignalFailed
-        """
-
-
 class JudgedVotes(Protocol):
     async def reward_votes(self) -> int:
         """Make samples of a learning judge's votes whose rollout group is settled; the number of samples.
@@ -42,9 +35,7 @@ class JudgedVotes(Protocol):
 
 
 class EpisodeUpkeep:
-    def __init__(
-        self, turns: LateTurns, rollouts: RunningRollouts, notifier: RolloutsNotifier, votes: JudgedVotes
-    ) -> None:
+    def __init__(self, turns: LateTurns, rollouts: RunningRollouts, notifier: Notifier, votes: JudgedVotes) -> None:
         self._votes = votes
         self._turns = turns
         self._rollouts = rollouts
@@ -55,6 +46,6 @@ class EpisodeUpkeep:
         turns."""
         late = await self._turns.end_late_turns()
         for policy in await self._rollouts.running():
-            await self._notifier.rollouts_changed(policy)
+            await self._notifier.notify(RolloutsChanged(policy))
         await self._votes.reward_votes()
         return late

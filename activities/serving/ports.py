@@ -113,39 +113,3 @@ class EngineControl(Protocol):
 
     async def healthy(self) -> bool:
         """Whether the engine is healthy. Raises EngineUnavailable only on a timeout, which a busy engine may cause."""
-
-
-class PublishNotifier(Protocol):
-    """Notifies engines' workflows of versions to load."""
-
-    async def publish(self, engine_ids: Sequence[str]) -> None:
-        """Notify these engines' workflows. Idempotent.
-
-        Raises:
-            SignalFailed
-        """
-
-
-class EngineWorkflows(Protocol):
-    """Engines' workflows, by engine id."""
-
-    async def running(self) -> frozenset[str]:
-        """Engines with a running workflow, as indexed by Temporal, at most seconds late.
-
-        Raises:
-            SignalFailed
-        """
-
-    async def begin(self, engine_id: str) -> None:
-        """Start the engine's workflow if it does not run. Idempotent.
-
-        Raises:
-            SignalFailed
-        """
-
-    async def end(self, engine_id: str) -> None:
-        """End the engine's workflow; does nothing if it does not run.
-
-        Raises:
-            SignalFailed
-        """

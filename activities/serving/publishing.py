@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from temporalio import activity
 
 from activities.serving.messages import Published, PublishVersion
-from activities.serving.ports import PublishingStore, PublishNotifier
+from activities.serving.ports import PublishingStore
 from activities.training.ports import StepStore
+from clawloop.contracts.notices import Notifier, VersionToLoad
 from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import TrainingView
 from clawloop.crash_points import CrashPoint, crash_point
@@ -44,7 +45,7 @@ class PublishingActivities:
         self,
         store: PublishingStore,
         steps: StepStore,
-        notifier: PublishNotifier,
+        notifier: Notifier,
         *,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
@@ -81,10 +82,14 @@ class PublishingActivities:
                 await asyncio.sleep(POLL_SECONDS)
 
     async def _notify(self, engines: Sequence[Engine]) -> None:
-        try:
-            await self._notifier.publish([engine.id for engine in engines if not engine.draining])
-        except SignalFailed as error:  # their agents check every two seconds by themselves
-            log.warning("signal failed: engines have a version to load", extra={"why": str(error)})
+        loading = [engine.id for engine in engines if not engine.draining]
+        notices = [self._notifier.notify(VersionToLoad(engine_id)) for engine_id in loading]
+        for engine_id, error in zip(loading, await asyncio.gather(*notices, return_exceptions=True), strict=True):
+            if isinstance(error, SignalFailed):  # its agent checks every two seconds by itself
+                facts = {"engine_id": engine_id, "why": str(error)}
+                log.warning("signal failed: an engine has a version to load", extra=facts)
+            elif error is not None:
+                raise error
 
     async def _wait(self, view: TrainingView, until: float) -> tuple[list[str], list[str]]:
         """The engines in rotation that have the version, and those that do not.

@@ -6,7 +6,8 @@ import logging
 from datetime import timedelta
 
 from activities.notify import ConcurrentNotifier
-from activities.training.ports import WorkNotifier, WorkStore
+from activities.training.ports import WorkStore
+from clawloop.contracts.notices import BatchWaits, Notifier
 from clawloop.errors import SignalFailed
 
 log = logging.getLogger(__name__)
@@ -16,7 +17,7 @@ RENOTIFY_AFTER = timedelta(minutes=1)
 
 
 class TrainingNotifier:
-    def __init__(self, store: WorkStore, notifier: WorkNotifier) -> None:
+    def __init__(self, store: WorkStore, notifier: Notifier) -> None:
         self._store = store
         self._notifier = notifier
 
@@ -25,7 +26,7 @@ class TrainingNotifier:
         if policy is None:
             return
         try:
-            await self._notifier.notify_work(policy)
+            await self._notifier.notify(BatchWaits(policy))
         except SignalFailed as error:
             log.warning("signal failed, the sweep retries: a batch waits", extra={"policy": policy, "why": str(error)})
             return
@@ -40,7 +41,8 @@ class TrainingNotifier:
         """
         policies = await self._store.pending_work(RENOTIFY_AFTER)
         notifier = ConcurrentNotifier[str]("policy")
-        if notified := await notifier.notify_each(policies, str, self._notifier.notify_work):
+        notified = await notifier.notify_each(policies, str, lambda policy: self._notifier.notify(BatchWaits(policy)))
+        if notified:
             await self._store.mark_work_notified(notified)
         notifier.raise_if_any_failed()
         return len(policies)

@@ -194,17 +194,6 @@ class Trainer(Protocol):
         """
 
 
-class WorkNotifier(Protocol):
-    """Notifies policies' training workflows of a waiting batch."""
-
-    async def notify_work(self, policy: str) -> None:
-        """Signal the policy's workflow, and start it if it does not run. Idempotent.
-
-        Raises:
-            SignalFailed: the sweep retries.
-        """
-
-
 class WorkStore(Protocol):
     """Stores which training workflows need a signal that a batch waits."""
 

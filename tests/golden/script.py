@@ -54,7 +54,7 @@ from db.training.work_flag import PostgresWorkStore
 from tests.contract.episodes import run_group
 from tests.contract.learning import POLICY, PostgresLearning
 from tests.fakes.judge import FakeJudge, fake_judge
-from tests.fakes.notifier import FakeWorkNotifier
+from tests.fakes.notifier import FakeNotifier
 from tests.fakes.trainer import FakeTrainer
 from tests.ui.recorded import Recorder
 
@@ -165,7 +165,7 @@ class Script(Recorder):
 
     async def close(self, turn: TurnId, why: str = "idle for 30 min") -> None:
         learning = self.learning
-        training = TrainingNotifier(PostgresWorkStore(learning.database), FakeWorkNotifier())
+        training = TrainingNotifier(PostgresWorkStore(learning.database), FakeNotifier())
         activities = ClosingActivities(PostgresClosingStore(learning.database), learning.judgements, training)
         session = await self.session_of(turn)
         await activities.close_session(CloseSession(session_id=session, why=why, give_up=True))
@@ -194,13 +194,8 @@ class Script(Recorder):
         decided = await GateActivities(learning.gate).decide_version(DecideVersion(policy=POLICY, n=n))
         if decided.state is StepState.COMMITTED:
             await learning.publishing.loaded(self.engine, POLICY, n)
-            publishing = PublishingActivities(learning.publishing, learning.steps, _NoNotifier())
+            publishing = PublishingActivities(learning.publishing, learning.steps, FakeNotifier())
             await publishing.publish_version(PublishVersion(policy=POLICY))
-
-
-class _NoNotifier:
-    async def publish(self, engines: Sequence[str]) -> None:
-        return None
 
 
 async def write(learning: PostgresLearning, engine: str) -> Script:
@@ -213,7 +208,7 @@ async def write(learning: PostgresLearning, engine: str) -> Script:
 
         client = await stack.enter_async_context(JudgeClient(endpoints, AnswerForm.FREE, seconds=30.0))
         renderer = await stack.enter_async_context(EngineRenderer(endpoints))
-        training = TrainingNotifier(PostgresWorkStore(learning.database), FakeWorkNotifier())
+        training = TrainingNotifier(PostgresWorkStore(learning.database), FakeNotifier())
         judging = JudgingActivities(learning.judgements, client, renderer, training)
         script = Script(learning, engine, judge, judging)
         for part in (_chats, _feedback, _steps, _operators, _episodes):

@@ -36,7 +36,7 @@ from db.training.work_flag import PostgresWorkStore
 from db.turns.insert import PostgresTurnStore
 from tests.contract.conftest import TEST_LIMIT
 from tests.fakes.judge import FakeJudge, fake_judge
-from tests.fakes.notifier import FakeWorkNotifier
+from tests.fakes.notifier import FakeNotifier
 from tests.records import turn_record
 
 JUDGE_SECONDS = 30.0  # on a busy machine a judge must not seem to hang
@@ -68,7 +68,7 @@ class Bench:
     judging: JudgingActivities
     ledger: ClosingActivities
     work: TrainingNotifier
-    notifier: FakeWorkNotifier
+    notifier: FakeNotifier
     key: ApiKeyId
     metrics: WorkerMetrics
 
@@ -153,7 +153,7 @@ async def bench(postgres_url: str, judge: FakeJudge) -> AsyncIterator[Bench]:
         JudgeClient(endpoints, AnswerForm.FREE, seconds=JUDGE_SECONDS, clock=metrics) as client,
         EngineRenderer(endpoints) as renderer,
     ):
-        notifier = FakeWorkNotifier()
+        notifier = FakeNotifier()
         work = TrainingNotifier(PostgresWorkStore(database), notifier)
         yield Bench(
             url=postgres_url,

@@ -11,7 +11,8 @@ import pytest
 from activities import notify, sweep
 from activities.sweep import SweepActivities
 from activities.training.notifier import TrainingNotifier
-from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded
+from clawloop.contracts.notices import BatchWaits, Notice, SessionNotice
+from clawloop.contracts.sessions import FeedbackGiven, TurnRecorded
 from clawloop.contracts.turns import TurnKind
 from clawloop.errors import SignalFailed
 from clawloop.ids import SessionId
@@ -66,9 +67,9 @@ class Stubborn(FakeNotifier):
         super().__init__()
         self.stuck = stuck
 
-    async def _send(self, session: SessionFacts, message: Any) -> None:
-        self.available = session.session_id not in self.stuck
-        await super()._send(session, message)
+    async def notify(self, notice: Notice) -> None:
+        self.available = isinstance(notice, SessionNotice) and notice.session.session_id not in self.stuck
+        await super().notify(notice)
 
 
 async def test_a_session_that_cannot_be_told_keeps_nobody_from_the_others(
@@ -110,7 +111,7 @@ async def test_where_nearly_nobody_can_be_told_the_sweep_gives_up_and_keeps_what
 
 
 class Order:
-    """Notes what a sweep notifies, in order. Satisfies `WorkStore` and `WorkNotifier`; `default` has a batch."""
+    """Notes what a sweep notifies, in order. Satisfies `WorkStore` and `Notifier`; `default` has a batch."""
 
     def __init__(self) -> None:
         self.sent: list[str] = []
@@ -121,8 +122,8 @@ class Order:
     async def mark_work_notified(self, policies: Sequence[str]) -> None:
         assert policies == ["default"]
 
-    async def notify_work(self, policy: str) -> None:
-        self.sent.append("work")
+    async def notify(self, notice: Notice) -> None:
+        self.sent.append("work" if isinstance(notice, BatchWaits) else "turn")
 
 
 async def test_a_long_backlog_of_turns_delays_no_training_and_is_left_to_the_next_sweeps(
@@ -132,13 +133,8 @@ async def test_a_long_backlog_of_turns_delays_no_training_and_is_left_to_the_nex
     monkeypatch.setattr(sweep, "NOTIFY_FOR", timedelta(0))
     await bench.insert(*[bench.conversation("x", session=f"{n}")[0] for n in range(5)])
     order = Order()
-
-    class Noted(FakeNotifier):
-        async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
-            order.sent.append("turn")
-
     work = TrainingNotifier(order, order)
-    sweeping = SweepActivities(PostgresSweepStore(bench.database), Noted(), work, IDLE, timedelta(0))
+    sweeping = SweepActivities(PostgresSweepStore(bench.database), order, work, IDLE, timedelta(0))
     assert [(await sweeping.sweep()).turns for _ in range(3)] == [2, 2, 1]
     assert order.sent == ["work", "turn", "turn", "work", "turn", "turn", "work", "turn"]
 
@@ -164,8 +160,10 @@ async def test_a_part_that_fails_keeps_no_other_from_running(bench: Bench) -> No
     bench.execute("UPDATE sessions SET last_turn_at = now() - interval '1 hour'")
 
     class NoTurns(FakeNotifier):
-        async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
-            raise ValueError("of turns")
+        async def notify(self, notice: Notice) -> None:
+            if isinstance(notice, SessionNotice) and isinstance(notice.message, TurnRecorded):
+                raise ValueError("of turns")
+            await super().notify(notice)
 
     notifier, disk = NoTurns(), FullDisk()
     store = PostgresSweepStore(bench.database)

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 from temporalio.client import Client, WorkflowHistory
 from temporalio.exceptions import ApplicationError
 
-from clawloop.temporal.engine_notifier import TemporalEngineNotifier
-from tests.workflows.conftest import until
+from clawloop.contracts.notices import EngineRemoved, VersionToLoad
+from clawloop.temporal.notifier import TemporalNotifier
+from tests.workflows.conftest import IDLE, until
 from tests.workflows.engine_agent import ScriptedAgent, at_work
 from workflows import names
 from workflows.state import EngineState
@@ -19,7 +20,7 @@ Path = Callable[[Client, ScriptedAgent], Awaitable[None]]
 
 async def _publish(client: Client, agent: ScriptedAgent) -> None:
     loads = agent.loads
-    await TemporalEngineNotifier(client).publish([agent.engine_id])
+    await TemporalNotifier(client, IDLE).notify(VersionToLoad(agent.engine_id))
     await until(lambda: agent.loads > loads)
 
 
@@ -34,7 +35,7 @@ async def engine_published_while_it_loads(client: Client, agent: ScriptedAgent) 
     agent.gate.clear()
     await _publish(client, agent)
     for _ in range(3):
-        await TemporalEngineNotifier(client).publish([agent.engine_id])
+        await TemporalNotifier(client, IDLE).notify(VersionToLoad(agent.engine_id))
     agent.gate.set()
     await until(lambda: agent.loads == 2)
 
@@ -63,7 +64,7 @@ async def engine_agent_fails(client: Client, agent: ScriptedAgent) -> None:
 async def engine_removed(client: Client, agent: ScriptedAgent) -> None:
     """The engine is removed, which ends the workflow."""
     await _publish(client, agent)
-    await TemporalEngineNotifier(client).end(agent.engine_id)
+    await TemporalNotifier(client, IDLE).notify(EngineRemoved(agent.engine_id))
 
 
 async def engine_rolled_over(client: Client, agent: ScriptedAgent) -> None:

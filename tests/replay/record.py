@@ -18,7 +18,7 @@ from typing import Any
 from temporalio.client import Client, WorkflowHistory
 from temporalio.testing import WorkflowEnvironment
 
-from clawloop.temporal.client import register_search_attributes
+from clawloop.temporal.namespace import register_search_attributes
 from clawloop.temporal.plugin import connect
 from tests.replay import engine_paths, rollout_paths, session_paths, sweep_paths, training_paths
 

@@ -10,6 +10,7 @@ from temporalio.client import Client, WorkflowHistory
 from temporalio.exceptions import ApplicationError
 
 from activities.judging.messages import JudgeTurn
+from clawloop.contracts.notices import SessionErased, SessionNotice
 from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested
 from clawloop.ids import new_feedback_id, new_turn_id
 from tests.workflows.conftest import Conversation, ScriptedActivities, until, working
@@ -57,7 +58,7 @@ async def signalled_twice(client: Client, scripted: ScriptedActivities) -> Conve
     turn = await talk.say()
     await talk.say(turn_id=turn)
     for _ in range(2):
-        await talk.notifier.rejudge(talk.facts, RejudgeRequested(turn, 1))
+        await talk.notifier.notify(SessionNotice(talk.facts, RejudgeRequested(turn, 1)))
     await until(lambda: len(scripted.judged) == 2)
     scripted.gate.set()
     await talk.say(ends=True)
@@ -109,9 +110,9 @@ async def judged_again(client: Client, scripted: ScriptedActivities) -> Conversa
     talk = Conversation(client, timedelta(seconds=1))
     turn = await talk.say()
     await until(lambda: len(scripted.judged) == 1)
-    await talk.notifier.notify_feedback(talk.facts, FeedbackGiven(new_feedback_id(), turn))
+    await talk.notifier.notify(SessionNotice(talk.facts, FeedbackGiven(new_feedback_id(), turn)))
     await until(lambda: len(scripted.judged) == 2)
-    await talk.notifier.rejudge(talk.facts, RejudgeRequested(turn, 1))
+    await talk.notifier.notify(SessionNotice(talk.facts, RejudgeRequested(turn, 1)))
     return talk
 
 
@@ -119,14 +120,14 @@ async def feedback_to_an_open_session(client: Client, scripted: ScriptedActiviti
     """Feedback starts the workflow, which finds the session open and waits for its deadline."""
     scripted.open_after_all = True
     talk = Conversation(client, timedelta(seconds=1))
-    await talk.notifier.notify_feedback(talk.facts, FeedbackGiven(new_feedback_id(), new_turn_id()))
+    await talk.notifier.notify(SessionNotice(talk.facts, FeedbackGiven(new_feedback_id(), new_turn_id())))
     return talk
 
 
 async def feedback_after_the_close(client: Client, scripted: ScriptedActivities) -> Conversation:
     """Feedback starts the workflow of a closed session, which closes again at once."""
     talk = Conversation(client)
-    await talk.notifier.notify_feedback(talk.facts, FeedbackGiven(new_feedback_id(), new_turn_id()))
+    await talk.notifier.notify(SessionNotice(talk.facts, FeedbackGiven(new_feedback_id(), new_turn_id())))
     return talk
 
 
@@ -138,7 +139,7 @@ async def erased(client: Client, scripted: ScriptedActivities) -> Conversation:
     turns = [await talk.say()]
     await until(lambda: len(scripted.judged) == 1)
     turns.append(await talk.say())
-    await talk.notifier.content_erased(talk.session, ContentErased(tuple(turns), whole=True))
+    await talk.notifier.notify(SessionErased(talk.session, ContentErased(tuple(turns), whole=True)))
     scripted.gate.set()
     return talk
 
@@ -146,7 +147,7 @@ async def erased(client: Client, scripted: ScriptedActivities) -> Conversation:
 async def woken(client: Client, scripted: ScriptedActivities) -> Conversation:
     """The sweep wakes a session that was left open; it closes at its deadline."""
     talk = Conversation(client, timedelta(seconds=0.5))
-    await talk.notifier.wake(talk.facts)
+    await talk.notifier.notify(SessionNotice(talk.facts, None))
     return talk
 
 

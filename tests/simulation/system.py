@@ -35,14 +35,14 @@ from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt
 from clawloop.recipes.recipe import JudgeForm
 from tests.fakes.gate_store import FakeGateStore
 from tests.fakes.ledger import FakeLedger
-from tests.fakes.notifier import FakeWorkNotifier
+from tests.fakes.notifier import FakeNotifier, NoWork
 from tests.fakes.publishing_store import FakePublishingStore
 from tests.fakes.step_store import FakeStepStore
 from tests.fakes.trainer import FakeTrainer
 from tests.fakes.training_store import FakeTrainingStore
 from tests.fakes.turn_store import FakeTurnStore
 from tests.records import KEY, turn_record
-from tests.simulation.parts import POLICY, RECIPE, VOTES, JudgedStore, LoadedFiles, NoNotifier, NoWork
+from tests.simulation.parts import POLICY, RECIPE, VOTES, JudgedStore, LoadedFiles
 from tests.simulation.schedule import Attempt, Schedule, Through
 
 ENGINE = "e1"
@@ -208,7 +208,7 @@ class System:
 
         store: Any = Through(self.judged, self.schedule, attempt, seen)
         judge: Any = SimulatedJudge(self, attempt)
-        work = TrainingNotifier(NoWork(), FakeWorkNotifier())
+        work = TrainingNotifier(NoWork(), FakeNotifier())
         return JudgingActivities(store, judge, judge, work), ClosingActivities(store, store, work)
 
     async def _training(self) -> None:
@@ -249,7 +249,7 @@ class System:
     async def _publish(self) -> None:
         def publish(attempt: Attempt) -> Awaitable[Any]:
             store: Any = Through(FakePublishingStore(self.ledger), self.schedule, attempt)
-            activities = PublishingActivities(store, self._steps(attempt), NoNotifier())
+            activities = PublishingActivities(store, self._steps(attempt), FakeNotifier())
             return activities.publish_version(PublishVersion(policy=POLICY))
 
         await self.schedule.attempts(publish)

@@ -16,10 +16,12 @@ from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from activities.judging.messages import Closed, CloseSession, CollectDirectVote, Judged, JudgeTurn, JudgeTurns
+from clawloop.contracts.notices import SessionNotice
 from clawloop.contracts.sessions import SessionFacts, TurnRecorded, TurnResult
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SessionId, TurnId, new_turn_id
-from clawloop.temporal.client import TemporalSessionNotifier, register_search_attributes
+from clawloop.temporal.namespace import register_search_attributes
+from clawloop.temporal.notifier import TemporalNotifier
 from clawloop.temporal.plugin import connect
 from workflows import names
 from workflows.page_links import PageLinks
@@ -135,7 +137,7 @@ class Conversation:
     def __init__(self, client: Client, idle: timedelta = IDLE) -> None:
         self.client = client
         self.session = SessionId(uuid4())
-        self.notifier = TemporalSessionNotifier(client, idle, PageLinks("http://127.0.0.1:30000/ui"))
+        self.notifier = TemporalNotifier(client, idle, PageLinks("http://127.0.0.1:30000/ui"))
         self.facts = SessionFacts(self.session, "default", "x-session-id", datetime(2026, 1, 2, tzinfo=UTC), 0)
 
     @property
@@ -149,7 +151,7 @@ class Conversation:
         self, *, version: int = 0, ends: bool = False, turn_id: TurnId | None = None, opens: bool = False
     ) -> TurnId:
         turn_id = turn_id or new_turn_id()
-        await self.notifier.notify_turn(self.facts, TurnRecorded(turn_id, version, ends, opens))
+        await self.notifier.notify(SessionNotice(self.facts, TurnRecorded(turn_id, version, ends, opens)))
         return turn_id
 
     async def begin(self, **state: object) -> SessionHandle:
@@ -197,7 +199,7 @@ def _patient_signals() -> Iterator[None]:
     """Temporal may stop for some seconds on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("clawloop.temporal.deadline.SIGNAL_LIMIT", timedelta(seconds=60))
-        patch.setattr("clawloop.temporal.training_notifier.UPDATE_LIMIT", timedelta(seconds=60))
+        patch.setattr("clawloop.temporal.notifier.UPDATE_LIMIT", timedelta(seconds=60))
         yield
 
 

@@ -15,8 +15,9 @@ from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from activities.serving.messages import EngineLoad, EngineReport, EngineUnload, EngineWatch
-from clawloop.temporal.engine_notifier import TemporalEngineNotifier
-from tests.workflows.conftest import until
+from clawloop.contracts.notices import EngineAdded
+from clawloop.temporal.notifier import TemporalNotifier
+from tests.workflows.conftest import IDLE, until
 from workflows import names
 from workflows.engine import EngineWorkflow
 
@@ -71,7 +72,7 @@ class ScriptedAgent:
 
 @asynccontextmanager
 async def at_work(client: Client, agent: ScriptedAgent) -> AsyncIterator[WorkflowHandle[EngineWorkflow, None]]:
-    notifier = TemporalEngineNotifier(client)
+    notifier = TemporalNotifier(client, IDLE)
     async with (
         Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[EngineWorkflow]),
         Worker(
@@ -80,7 +81,7 @@ async def at_work(client: Client, agent: ScriptedAgent) -> AsyncIterator[Workflo
             activities=[agent.watch_engine, agent.load_versions, agent.unload_versions],
         ),
     ):
-        await notifier.begin(agent.engine_id)
+        await notifier.notify(EngineAdded(agent.engine_id))
         handle = client.get_workflow_handle_for(EngineWorkflow.run, names.engine_workflow_id(agent.engine_id))
         try:
             await until(lambda: len(agent.watched) >= 2)

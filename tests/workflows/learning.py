@@ -25,9 +25,10 @@ from activities.training.messages import (
     VersionDecided,
     VersionProbed,
 )
+from clawloop.contracts.notices import BatchWaits, OperatorChanged
 from clawloop.contracts.training import Claim, OperatorAction, OperatorChange, StepState, TrainingState, TrainingView
-from clawloop.temporal.training_notifier import TemporalTrainingNotifier
-from tests.workflows.conftest import end_all
+from clawloop.temporal.notifier import TemporalNotifier
+from tests.workflows.conftest import IDLE, end_all
 from workflows import names
 from workflows.state import PolicyTraining
 from workflows.training import TrainingWorkflow
@@ -247,7 +248,7 @@ class Learner:
         self.client = client
         self.scripted = scripted
         self.policy = scripted.policy
-        self.notifier = TemporalTrainingNotifier(client)
+        self.notifier = TemporalNotifier(client, IDLE)
 
     @property
     def handle(self) -> TrainingHandle:
@@ -255,7 +256,7 @@ class Learner:
 
     async def samples(self, count: int) -> None:
         self.scripted.ready += count
-        await self.notifier.notify_work(self.policy)
+        await self.notifier.notify(BatchWaits(self.policy))
 
     async def begin(self, **state: object) -> None:
         """Start it with these fields of its state."""
@@ -290,7 +291,7 @@ class Learner:
         await self._changed(OperatorAction.SET_RECIPE, "combined")
 
     async def _changed(self, action: OperatorAction, detail: str) -> None:
-        await self.notifier.operator_changed(self.policy, OperatorChange(action, detail))
+        await self.notifier.notify(OperatorChanged(self.policy, OperatorChange(action, detail)))
 
     async def details(self) -> str:
         """What the UI shows."""

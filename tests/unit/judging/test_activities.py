@@ -22,7 +22,7 @@ from clawloop.judging.parsing import Vote
 from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt
 from clawloop.recipes.recipe import JudgeForm, Recipe
 from tests.fakes.judgement_store import FakeJudgementStore
-from tests.fakes.notifier import FakeNotifier, FakeWorkNotifier
+from tests.fakes.notifier import FakeNotifier, NoWork
 from tests.fakes.sweep_store import FakeSweepStore
 from tests.fakes.turn_store import FakeTurnStore
 from tests.records import KEY, turn_record
@@ -34,16 +34,6 @@ BINARY = Recipe.model_validate(
         "train": {"advantage": {"verdict_weight": 1.0, "teacher_weight": 0.0}},
     }
 )
-
-
-class NoWork:
-    """Satisfies `activities.training.ports.WorkStore`: no batch ever waits."""
-
-    async def pending_work(self, age: timedelta) -> list[str]:
-        return []
-
-    async def mark_work_notified(self, policies: Sequence[str]) -> None:
-        pass
 
 
 @dataclass
@@ -90,7 +80,7 @@ class Desk:
         self.store = FakeJudgementStore(self.turns, BINARY)
         self.judge = ScriptedJudge()
         self.notifier = FakeNotifier()
-        work = TrainingNotifier(NoWork(), FakeWorkNotifier())
+        work = TrainingNotifier(NoWork(), FakeNotifier())
         self.judging = JudgingActivities(self.store, self.judge, self.judge, work)
         self.ledger = ClosingActivities(self.store, self.store, work)
         idle = timedelta(minutes=30)
