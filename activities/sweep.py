@@ -16,11 +16,11 @@ from typing import Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict
 from temporalio import activity
 
-from activities.episodes.upkeep import EpisodeUpkeep
+from activities.episodes import EpisodeUpkeep
 from activities.notify import ConcurrentNotifier
-from activities.serving.reconcile import EngineReconciler
+from activities.serving.engines import EngineReconciler
 from activities.serving.retention import Retention
-from activities.training.canaries import Canaries
+from activities.training.gate import Canaries
 from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.notices import Notifier, SessionNotice
 from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from activities.training.messages import StepDone
+from activities.training.train_step import StepDone
 from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.training import Claim, StepState, TrainingState, TrainingView
 from clawloop.contracts.turns import TurnOutcome

@@ -14,9 +14,8 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from activities.episodes.ledger import EpisodeLedgerActivities
-    from activities.episodes.messages import BeginEpisode, JudgeEpisode, ScoreEpisode
-    from activities.judging.episode_votes import EpisodeJudgingActivities
+    from activities.episodes import BeginEpisode, EpisodeLedgerActivities, ScoreEpisode
+    from activities.judging.episode_votes import EpisodeJudgingActivities, JudgeEpisode
     from clawloop.contracts.episodes import (
         Ending,
         EpisodeBegun,

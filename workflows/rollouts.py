@@ -9,7 +9,7 @@ from temporalio.exceptions import ActivityError, ChildWorkflowError, WorkflowAlr
 from temporalio.workflow import ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
-    from activities.episodes.ledger import EpisodeLedgerActivities
+    from activities.episodes import EpisodeLedgerActivities
     from clawloop.ids import RolloutGroupId
     from workflows import names
     from workflows.ledger_call import call_ledger

@@ -11,8 +11,8 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict
 
-from activities.serving.messages import EngineReport
-from activities.training.messages import StepDone
+from activities.serving.engines import EngineReport
+from activities.training.train_step import StepDone
 from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRecorded, TurnResult
 from clawloop.ids import SessionId, TurnId
 

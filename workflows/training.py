@@ -17,22 +17,11 @@ from temporalio.common import Priority
 from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from activities.serving.messages import PublishVersion
-    from activities.serving.publishing import PublishingActivities
-    from activities.training.gate import GateActivities
-    from activities.training.messages import (
-        REASON_LIMIT,
-        AbandonStep,
-        ClaimBatch,
-        DecideVersion,
-        ProbeVersion,
-        QuarantineStep,
-        StepDone,
-        TrainStep,
-    )
-    from activities.training.probes import ProbeActivities
-    from activities.training.steps import StepActivities
-    from activities.training.train_step import TrainingActivities
+    from activities.serving.publishing import PublishingActivities, PublishVersion
+    from activities.training.gate import DecideVersion, GateActivities
+    from activities.training.probes import ProbeActivities, ProbeVersion
+    from activities.training.steps import REASON_LIMIT, AbandonStep, ClaimBatch, QuarantineStep, StepActivities
+    from activities.training.train_step import StepDone, TrainingActivities, TrainStep
     from clawloop.contracts.training import (
         Claim,
         OperatorAction,

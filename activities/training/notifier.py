@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import Protocol
 
 from activities.notify import ConcurrentNotifier
-from activities.training.ports import WorkStore
 from clawloop.contracts.notices import BatchWaits, Notifier
 from clawloop.errors import SignalFailed
 
@@ -14,6 +15,21 @@ log = logging.getLogger(__name__)
 
 # A running workflow claims its batch within seconds of the signal; a lost one is started by the next signal.
 RENOTIFY_AFTER = timedelta(minutes=1)
+
+
+class WorkStore(Protocol):
+    """Stores which training workflows need a signal that a batch waits. Every call raises StoreUnavailable if
+    PostgreSQL does not answer in time."""
+
+    async def pending_work(self, age: timedelta) -> list[str]:
+        """Policies with a waiting batch whose workflow was not notified, or longer than `age` ago.
+
+        While a step is claimed, 60 times `age`. Also, after 10 times `age`, those whose active version is not the one
+        that should answer.
+        """
+
+    async def mark_work_notified(self, policies: Sequence[str]) -> None:
+        """Record that the policies' workflows were notified now."""
 
 
 class TrainingNotifier:

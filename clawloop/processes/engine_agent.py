@@ -13,8 +13,7 @@ from contextlib import AsyncExitStack
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from activities.serving.engines import EngineActivities
-from activities.serving.ports import EngineControl
+from activities.serving.engines import EngineActivities, EngineControl
 from clawloop.contracts.notices import EngineAdded, Notifier
 from clawloop.contracts.training import VersionRef
 from clawloop.errors import EngineUnavailable, SignalFailed
@@ -130,7 +129,7 @@ async def _watch_health(control: EngineControl, metrics: EngineMetrics, restart_
 
 
 class CountedControl:
-    """Satisfies `activities.serving.ports.EngineControl`; counts loads, unloads and adapters."""
+    """Satisfies `activities.serving.engines.EngineControl`; counts loads, unloads and adapters."""
 
     def __init__(self, control: EngineControl, metrics: EngineMetrics) -> None:
         self._control = control

@@ -15,17 +15,15 @@ from functools import partial
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from activities.episodes.ledger import EpisodeLedgerActivities
-from activities.episodes.upkeep import EpisodeUpkeep
+from activities.episodes import EpisodeLedgerActivities, EpisodeUpkeep
 from activities.judging.closing import ClosingActivities
 from activities.judging.episode_votes import EpisodeJudgingActivities
 from activities.judging.judge_turn import JudgingActivities
+from activities.serving.engines import EngineReconciler
 from activities.serving.publishing import PublishingActivities
-from activities.serving.reconcile import EngineReconciler
 from activities.serving.retention import Retention
 from activities.sweep import SweepActivities
-from activities.training.canaries import Canaries
-from activities.training.gate import GateActivities
+from activities.training.gate import Canaries, GateActivities
 from activities.training.notifier import TrainingNotifier
 from activities.training.probes import ProbeActivities
 from activities.training.steps import StepActivities

@@ -64,7 +64,7 @@ _ONE = text(f"{_EPISODES} WHERE e.id = :episode")
 
 
 class PostgresEpisodeStore:
-    """Implements `EpisodeStore` of `activities.episodes.ports`, `EpisodeKeys` of `clawloop.episodes.ports` and
+    """Implements `EpisodeStore` of `activities.episodes`, `EpisodeKeys` of `clawloop.episodes.ports` and
     `EpisodeTurns` of `activities.judging.episode_votes`; also reads for people."""
 
     def __init__(self, database: Database) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from activities.training.canaries import Canaries
+from activities.training.gate import Canaries
 from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.gate_checks import CheckName, CheckResult
 from clawloop.contracts.training import TrainingState

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from activities.episodes.ports import EpisodeStore
+from activities.episodes import EpisodeStore
 from clawloop.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, EpisodeState, GroupState, GroupTask
 from clawloop.episodes.ports import EpisodeKeys
 from clawloop.errors import RecordUnusable

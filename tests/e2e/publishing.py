@@ -14,8 +14,7 @@ import aiohttp
 import orjson
 import psycopg
 
-from activities.serving.messages import PublishVersion
-from activities.serving.publishing import PublishingActivities
+from activities.serving.publishing import PublishingActivities, PublishVersion
 from clawloop.contracts.training import VersionRef
 from clawloop.temporal.notifier import TemporalNotifier
 from clawloop.temporal.plugin import connect

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from activities.serving.messages import PublishVersion
-from activities.serving.publishing import PublishingActivities
+from activities.serving.publishing import PublishingActivities, PublishVersion
 from clawloop.contracts.notices import Notice, VersionToLoad
 from clawloop.errors import EngineUnavailable, RecordUnusable, SignalFailed
 from db.serving.engines import add_engine, drain_engine

@@ -42,7 +42,7 @@ class FakeGroup:
 
 
 class FakeEpisodeStore:
-    """Satisfies `activities.episodes.ports.EpisodeStore`.
+    """Satisfies `activities.episodes.EpisodeStore`.
 
     Attributes:
         judged: votes on turns are part of the reward.

@@ -23,13 +23,11 @@ import psycopg
 from activities.judging.closing import ClosingActivities
 from activities.judging.judge_turn import JudgingActivities
 from activities.judging.messages import CloseSession, JudgeTurn
-from activities.serving.messages import PublishVersion
-from activities.serving.publishing import PublishingActivities
-from activities.training.gate import GateActivities
-from activities.training.messages import ClaimBatch, DecideVersion, QuarantineStep, TrainStep
+from activities.serving.publishing import PublishingActivities, PublishVersion
+from activities.training.gate import DecideVersion, GateActivities
 from activities.training.notifier import TrainingNotifier
-from activities.training.steps import StepActivities
-from activities.training.train_step import TrainingActivities
+from activities.training.steps import ClaimBatch, QuarantineStep, StepActivities
+from activities.training.train_step import TrainingActivities, TrainStep
 from clawloop.contracts.episodes import RolloutsPlan
 from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
 from clawloop.contracts.probes import ProbeContent

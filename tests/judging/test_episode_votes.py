@@ -8,8 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from activities.episodes.messages import JudgeEpisode
-from activities.judging.episode_votes import EpisodeJudgingActivities
+from activities.judging.episode_votes import EpisodeJudgingActivities, JudgeEpisode
 from clawloop.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, GroupState, NewGroup
 from clawloop.errors import NotFound
 from clawloop.ids import ApiKeyId, new_rollout_group_id

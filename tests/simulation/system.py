@@ -17,14 +17,12 @@ from typing import Any
 from activities.judging.closing import ClosingActivities
 from activities.judging.judge_turn import JudgingActivities
 from activities.judging.messages import CloseSession, CollectDirectVote, JudgeTurn
-from activities.serving.engines import EngineActivities
-from activities.serving.messages import EngineLoad, EngineUnload, PublishVersion
-from activities.serving.publishing import PublishingActivities
-from activities.training.gate import GateActivities
-from activities.training.messages import ClaimBatch, DecideVersion, StepDone, TrainStep
+from activities.serving.engines import EngineActivities, EngineLoad, EngineUnload
+from activities.serving.publishing import PublishingActivities, PublishVersion
+from activities.training.gate import DecideVersion, GateActivities
 from activities.training.notifier import TrainingNotifier
-from activities.training.steps import StepActivities
-from activities.training.train_step import TrainingActivities
+from activities.training.steps import ClaimBatch, StepActivities
+from activities.training.train_step import StepDone, TrainingActivities, TrainStep
 from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import OPEN_STEPS, SampleState, StepState
 from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord

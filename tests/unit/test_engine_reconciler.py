@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from activities.serving.reconcile import EngineReconciler
+from activities.serving.engines import EngineReconciler
 from clawloop.contracts.notices import EngineAdded, EngineRemoved, Notice
 from clawloop.contracts.serving import Engine
 from clawloop.errors import SignalFailed

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from activities.training.messages import StepDone
+from activities.training.train_step import StepDone
 from clawloop.contracts.training import Claim, StepState, TrainingState, TrainingView
 from workflows.descriptions import training_headline, training_table
 

@@ -15,7 +15,7 @@ from clawloop.errors import SignalFailed
 
 
 class Work:
-    """Satisfies `activities.training.ports.WorkStore` and `Notifier`.
+    """Satisfies `activities.training.notifier.WorkStore` and `Notifier`.
 
     Args:
         pending: policies with work that were not notified.

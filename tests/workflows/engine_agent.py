@@ -14,7 +14,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from activities.serving.messages import EngineLoad, EngineReport, EngineUnload, EngineWatch
+from activities.serving.engines import EngineLoad, EngineReport, EngineUnload, EngineWatch
 from clawloop.contracts.notices import EngineAdded
 from clawloop.temporal.notifier import TemporalNotifier
 from tests.workflows.conftest import IDLE, until

@@ -13,18 +13,11 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
-from activities.serving.messages import Published, PublishVersion
-from activities.training.messages import (
-    AbandonStep,
-    ClaimBatch,
-    DecideVersion,
-    ProbeVersion,
-    QuarantineStep,
-    StepDone,
-    TrainStep,
-    VersionDecided,
-    VersionProbed,
-)
+from activities.serving.publishing import Published, PublishVersion
+from activities.training.gate import DecideVersion, VersionDecided
+from activities.training.probes import ProbeVersion, VersionProbed
+from activities.training.steps import AbandonStep, ClaimBatch, QuarantineStep
+from activities.training.train_step import StepDone, TrainStep
 from clawloop.contracts.notices import BatchWaits, OperatorChanged
 from clawloop.contracts.training import Claim, OperatorAction, OperatorChange, StepState, TrainingState, TrainingView
 from clawloop.temporal.notifier import TemporalNotifier

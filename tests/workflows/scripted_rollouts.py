@@ -11,8 +11,8 @@ from temporalio import activity
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from activities.episodes.ledger import EpisodeLedgerActivities
-from activities.episodes.messages import EpisodeJudged, JudgeEpisode
+from activities.episodes import EpisodeLedgerActivities
+from activities.judging.episode_votes import EpisodeJudged, JudgeEpisode
 from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.episodes import AgentRun, Ending, GroupResult, GroupState, NewGroup, NextGroups
 from clawloop.episodes.messages import environment_queue

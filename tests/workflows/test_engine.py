@@ -9,7 +9,7 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
-from activities.serving.reconcile import EngineReconciler
+from activities.serving.engines import EngineReconciler
 from clawloop.contracts.notices import EngineRemoved, VersionToLoad
 from clawloop.contracts.serving import Engine
 from clawloop.temporal.notifier import TemporalNotifier
