@@ -31,8 +31,7 @@ with workflow.unsafe.imports_passed_through():
         TrainingView,
     )
     from workflows import descriptions, names
-    from workflows.activity_options import PROBE, PUBLISH, STORE, train_on
-    from workflows.ledger_call import call_ledger
+    from workflows.activity_options import PROBE, PUBLISH, STORE, call_ledger, train_on
     from workflows.long_running import LongRunningWorkflow, error_type_of, reason_of
     from workflows.page_links import NO_PAGE
     from workflows.state import STEPS_LIMIT, PolicyTraining

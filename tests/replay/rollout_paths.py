@@ -13,8 +13,7 @@ from clawloop.ids import new_rollout_group_id
 from tests.fakes.episode_store import FakeEpisodeStore
 from tests.workflows.scripted_rollouts import ScriptedRunner, working
 from workflows import names
-from workflows.rollout_group import RolloutGroupWorkflow
-from workflows.rollouts import RolloutsWorkflow
+from workflows.rollouts import RolloutGroupWorkflow, RolloutsWorkflow
 from workflows.state import PolicyRollouts
 
 Path = Callable[[Client, FakeEpisodeStore, ScriptedRunner], Awaitable[WorkflowHistory]]

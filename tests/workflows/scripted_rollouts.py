@@ -24,8 +24,7 @@ from tests.fakes.episode_store import FakeEpisodeStore
 from tests.fakes.notifier import NoWork
 from tests.workflows.conftest import IDLE
 from workflows import names
-from workflows.rollout_group import DEADLINE, RolloutGroupWorkflow
-from workflows.rollouts import RolloutsWorkflow
+from workflows.rollouts import DEADLINE, RolloutGroupWorkflow, RolloutsWorkflow
 
 
 class ScriptedRunner:
