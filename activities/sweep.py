@@ -16,12 +16,13 @@ from typing import Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict
 from temporalio import activity
 
-from activities.episodes.upkeep import EpisodeUpkeep
+from activities.episodes import EpisodeUpkeep
 from activities.notify import ConcurrentNotifier
-from activities.serving.reconcile import EngineReconciler
+from activities.serving.engines import EngineReconciler
 from activities.serving.retention import Retention
-from activities.training.canaries import Canaries
+from activities.training.gate import Canaries
 from activities.training.notifier import TrainingNotifier
+from clawloop.contracts.notices import Notifier, SessionNotice
 from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded
 from clawloop.heartbeat import heartbeating
 from clawloop.ids import FeedbackId, SessionId, TurnId
@@ -37,7 +38,7 @@ BATCH = 500
 # of the next one, such as the signal that a batch waits. The next sweep goes on with it.
 NOTIFY_FOR = timedelta(seconds=30)
 
-Item = TypeVar("Item")
+Item = TypeVar("Item", bound=TurnRecorded | FeedbackGiven)
 
 
 class SweepStore(Protocol):
@@ -66,17 +67,6 @@ class SweepStore(Protocol):
         """Merge the counts of what each key stores; of how many keys there were several."""
 
 
-class SessionNotifier(Protocol):
-    """Notifies sessions' workflows. Every call raises SignalFailed when it cannot."""
-
-    async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None: ...
-
-    async def notify_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None: ...
-
-    async def wake(self, session: SessionFacts) -> None:
-        """Start the session's workflow if it does not run, so that it closes."""
-
-
 class SweepCounter(Protocol):
     """Counts sweeps; never raises."""
 
@@ -85,12 +75,12 @@ class SweepCounter(Protocol):
 
 
 class Swept(BaseModel):
-    """What a sweep found. Durable: saved histories hold it; later fields are optional.
+    """What a sweep found.
 
     Args:
-        announced: turns whose workflow was notified.
+        turns: those whose workflow was notified.
         feedback: pieces of feedback whose workflow was notified.
-        woken: sessions that were not closed.
+        sessions: those that were not closed, and whose workflow was woken.
         work: policies whose training workflow was notified of a waiting batch.
         removed: adapter directories that were deleted.
         engines: engine workflows that were started, or ended because their engine was removed.
@@ -101,15 +91,15 @@ class Swept(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    announced: int
+    turns: int
     feedback: int
-    woken: int
-    work: int = 0
-    removed: int = 0
-    engines: int = 0
-    stuck: int = 0
-    late: int = 0
-    canaries: int = 0
+    sessions: int
+    work: int
+    removed: int
+    engines: int
+    stuck: int
+    late: int
+    canaries: int
 
 
 class SweepActivities:
@@ -127,7 +117,7 @@ class SweepActivities:
     def __init__(
         self,
         store: SweepStore,
-        notifier: SessionNotifier,
+        notifier: Notifier,
         training: TrainingNotifier,
         idle: timedelta,
         min_age: timedelta = MIN_AGE,
@@ -148,7 +138,7 @@ class SweepActivities:
         self._episodes = episodes
         self._canaries = canaries
 
-    @activity.defn(name="sweep")
+    @activity.defn
     async def sweep(self) -> Swept:
         """Send missed signals, oldest first and each session's in order; wake sessions left open; reconcile the rest.
 
@@ -164,15 +154,15 @@ class SweepActivities:
                 work=await _attempt(self._training.notify_pending(), errors),
                 canaries=0 if self._canaries is None else await _attempt(self._canaries.decide(), errors),
                 late=0 if self._episodes is None else await _attempt(self._episodes.sweep(), errors),
-                announced=await _attempt(self._notify_turns(stuck), errors),
+                turns=await _attempt(self._notify_turns(stuck), errors),
                 feedback=await _attempt(self._notify_feedback(stuck), errors),
-                woken=await _attempt(self._wake_sessions(stuck), errors),
+                sessions=await _attempt(self._wake_sessions(stuck), errors),
                 removed=0 if self._retention is None else await _attempt(self._retention.remove(), errors),
                 engines=0 if self._reconciler is None else await _attempt(self._reconciler.reconcile(), errors),
+                stuck=len(stuck),
             )
-            swept = swept.model_copy(update={"stuck": len(stuck)})
             if self._counter is not None:
-                self._counter.swept(swept.announced, swept.feedback, swept.woken, swept.stuck)
+                self._counter.swept(swept.turns, swept.feedback, swept.sessions, swept.stuck)
             for error in errors[1:]:
                 log.warning("another part of the sweep failed", exc_info=error)
             if errors:
@@ -180,17 +170,15 @@ class SweepActivities:
             return swept
 
     async def _notify_turns(self, stuck: set[SessionId]) -> int:
-        return await _notify_pending(
+        return await self._notify_pending(
             lambda excluding: self._store.pending_turns(self._min_age, BATCH, excluding),
-            self._notifier.notify_turn,
             lambda turns: self._store.mark_notified([turn.turn_id for turn in turns]),
             stuck,
         )
 
     async def _notify_feedback(self, stuck: set[SessionId]) -> int:
-        return await _notify_pending(
+        return await self._notify_pending(
             lambda excluding: self._store.pending_feedback(self._min_age, BATCH, excluding),
-            self._notifier.notify_feedback,
             lambda given: self._store.mark_feedback_notified([feedback.feedback_id for feedback in given]),
             stuck,
         )
@@ -198,35 +186,40 @@ class SweepActivities:
     async def _wake_sessions(self, stuck: set[SessionId]) -> int:
         notifier = ConcurrentNotifier[SessionId]("session")
         left_open = await self._store.sessions_left_open(self._idle + LEFT_OPEN_AFTER, BATCH)
-        woken = await notifier.notify_each(left_open, lambda session: session.session_id, self._notifier.wake)
+        woken = await notifier.notify_each(
+            left_open,
+            lambda session: session.session_id,
+            lambda session: self._notifier.notify(SessionNotice(session, None)),
+        )
         stuck.update(notifier.failed)
         notifier.raise_if_most_failed()
         return len(woken)
 
+    async def _notify_pending(
+        self,
+        read_batch: Callable[[list[SessionId]], Awaitable[Sequence[tuple[SessionFacts, Item]]]],
+        mark: Callable[[list[Item]], Awaitable[None]],
+        stuck: set[SessionId],
+    ) -> int:
+        """Notify sessions of pending items, batch after batch, all of them or for half a minute; the number of items.
 
-async def _notify_pending(
-    read_batch: Callable[[list[SessionId]], Awaitable[Sequence[tuple[SessionFacts, Item]]]],
-    notify: Callable[[SessionFacts, Item], Awaitable[None]],
-    mark: Callable[[list[Item]], Awaitable[None]],
-    stuck: set[SessionId],
-) -> int:
-    """Notify sessions of pending items, batch after batch, all of them or for half a minute; the number of items.
-
-    Args:
-        read_batch: reads the next batch, without these sessions.
-        stuck: sessions that could not be notified are added.
-    """
-    notifier, total = ConcurrentNotifier[SessionId]("session"), 0
-    until = time.monotonic() + NOTIFY_FOR.total_seconds()
-    while batch := await read_batch([*notifier.failed]):
-        notified = await notifier.notify_each(batch, lambda item: item[0].session_id, lambda item: notify(*item))
-        await mark([item for _, item in notified])
-        stuck.update(notifier.failed)
-        notifier.raise_if_most_failed()
-        total += len(notified)
-        if len(batch) < BATCH or time.monotonic() >= until:
-            break
-    return total
+        Args:
+            read_batch: reads the next batch, without these sessions.
+            stuck: sessions that could not be notified are added.
+        """
+        notifier, total = ConcurrentNotifier[SessionId]("session"), 0
+        until = time.monotonic() + NOTIFY_FOR.total_seconds()
+        while batch := await read_batch([*notifier.failed]):
+            notified = await notifier.notify_each(
+                batch, lambda item: item[0].session_id, lambda item: self._notifier.notify(SessionNotice(*item))
+            )
+            await mark([item for _, item in notified])
+            stuck.update(notifier.failed)
+            notifier.raise_if_most_failed()
+            total += len(notified)
+            if len(batch) < BATCH or time.monotonic() >= until:
+                break
+        return total
 
 
 async def _attempt(part: Awaitable[int], errors: list[BaseException]) -> int:

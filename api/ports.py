@@ -26,11 +26,8 @@ from clawloop.contracts.serving import ApiKey, KeyLimits, KeyUse, RouteKey, Scop
 from clawloop.contracts.sessions import (
     FeedbackAnswer,
     FeedbackEffect,
-    FeedbackGiven,
     RepeatableRequest,
-    SessionFacts,
     StoredFeedback,
-    TurnRecorded,
 )
 from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, StoredTurn, TurnRecord
 from clawloop.contracts.views import FeedbackView
@@ -186,24 +183,6 @@ class TurnStore(Protocol):
 
         Raises:
             StoreUnavailable
-        """
-
-
-class SessionNotifier(Protocol):
-    """Notifies session workflows."""
-
-    async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
-        """Signal the session's workflow, starting it if it does not run. Idempotent.
-
-        Raises:
-            SignalFailed: the signal failed; the sweep retries.
-        """
-
-    async def notify_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None:
-        """Signal feedback to the session's workflow, starting it if it does not run. Idempotent.
-
-        Raises:
-            SignalFailed
         """
 
 

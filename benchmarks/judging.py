@@ -36,13 +36,14 @@ from benchmarks.processes import (
     wait_for,
 )
 from benchmarks.report import Figure, Ratio, Result
+from clawloop.contracts.notices import SessionNotice
 from clawloop.contracts.sessions import SessionFacts, TurnRecorded
 from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnRecord
 from clawloop.ids import ApiKeyId, TurnId, new_turn_id
 from clawloop.local.services.postgres import running_postgres
 from clawloop.processes.bootstrap import prepare
 from clawloop.recipes.recipe import Recipe
-from clawloop.temporal.client import TemporalSessionNotifier
+from clawloop.temporal.notifier import TemporalNotifier
 from clawloop.temporal.plugin import connect
 from db.database import BACKGROUND_LIMIT, Database
 from db.serving.keys import PostgresKeyStore
@@ -98,7 +99,7 @@ class Chats:
     url: str
     key: ApiKeyId
     store: PostgresTurnStore
-    notifier: TemporalSessionNotifier
+    notifier: TemporalNotifier
     last: dict[str, TurnRecord] = field(default_factory=dict)
 
     async def turn(self, session: str) -> InsertedTurn:
@@ -117,7 +118,7 @@ class Chats:
     async def signal(self, turn: InsertedTurn) -> None:
         record = next(iter(self.last.values()))
         facts = SessionFacts(turn.session_id, record.policy, SessionSource.HEADER, record.started_at, 0)
-        await self.notifier.notify_turn(facts, TurnRecorded(turn.turn_id, 0, False, turn.opens_session))
+        await self.notifier.notify(SessionNotice(facts, TurnRecorded(turn.turn_id, 0, False, turn.opens_session)))
         # As the gateway does; else the sweep signals every session again after a minute.
         await self.store.mark_notified([turn.turn_id])
 
@@ -189,7 +190,7 @@ async def _measure(
     await set_recipe(database, "default", _RECIPE)
     key = await PostgresKeyStore(database).authenticate(secret)
     assert key is not None
-    chats = Chats(url, key.id, PostgresTurnStore(database), TemporalSessionNotifier(client, timedelta(hours=1)))
+    chats = Chats(url, key.id, PostgresTurnStore(database), TemporalNotifier(client, timedelta(hours=1)))
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         for size in sizes:
             missing = [f"open-{number}" for number in range(len(chats.last), size)]

@@ -19,7 +19,7 @@ import psutil
 from clawloop.local.checks import choose_port
 from clawloop.local.services import temporal_server
 from clawloop.local.supervision.supervisor import guarded
-from clawloop.temporal.client import register_search_attributes
+from clawloop.temporal.namespace import register_search_attributes
 from clawloop.temporal.plugin import connect
 
 LOOPBACK = "127.0.0.1"

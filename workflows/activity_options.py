@@ -1,15 +1,21 @@
-"""The queue, time-outs and retries of each kind of activity call, by name. No relation to a trained policy."""
+"""The queue, time-outs and retries of each kind of activity call, by name; and how the ledger is called."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import TypedDict
+from typing import Any, TypedDict, TypeVar
 
+from temporalio import workflow
 from temporalio.common import Priority, RetryPolicy
+from temporalio.exceptions import FailureError, is_cancelled_exception
 
 from clawloop.episodes.limits import CALL_LIMIT
 from clawloop.episodes.messages import environment_queue
 from workflows.names import JUDGE_QUEUE, LEDGER_QUEUE, trainer_queue
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 
 # Errors that a retry cannot help, by the type names that cross Temporal.
 _PERMANENT = (
@@ -143,6 +149,28 @@ LOCAL_STORE = LocalActivityOptions(
     retry_policy=RetryPolicy(maximum_attempts=1),
 )
 """Short reads and writes of PostgreSQL where the workflow runs."""
+
+
+async def call_ledger(method: Callable[[Any, Argument], Awaitable[Result]], argument: Argument, summary: str) -> Result:
+    """Make a short call of the ledger where the workflow runs, one after the other.
+
+    As a local activity a call costs its workflow one event and no task of its own. What does not succeed so at once,
+    e.g. while PostgreSQL is away, is made as an activity like any other, which waits without adding events, and says
+    why a retry cannot help.
+
+    Args:
+        method: an idempotent activity of the ledger, which the workflows' workers have as well.
+
+    Raises:
+        ActivityError: a retry cannot help.
+    """
+    try:
+        return await workflow.execute_local_activity_method(method, argument, summary=summary, **LOCAL_STORE)
+    except FailureError as error:
+        if is_cancelled_exception(error):
+            raise
+    return await workflow.execute_activity_method(method, argument, summary=summary, **STORE)
+
 
 SWEEP = ActivityOptions(
     task_queue=LEDGER_QUEUE,

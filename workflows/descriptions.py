@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from activities.training.messages import StepDone
+from activities.training.train_step import StepDone
 from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.training import Claim, StepState, TrainingState, TrainingView
 from clawloop.contracts.turns import TurnOutcome
@@ -26,10 +26,10 @@ def session_table(rows: Sequence[TurnResult]) -> str:
     return "\n".join([_row(_COLUMNS), "|:---" * len(_COLUMNS) + "|", *(_row(_session_cells(row)) for row in rows)])
 
 
-def session_headline(*, announced: int, judging: int, waiting: int, closing: str) -> str:
+def session_headline(*, turns: int, judging: int, waiting: int, closing: str) -> str:
     """The line above the table: counts, and when the session closes."""
-    turns = "1 main turn" if announced == 1 else f"{announced} main turns"
-    return f"{turns} received, {judging} being judged, {waiting} waiting. {closing}"
+    received = "1 main turn" if turns == 1 else f"{turns} main turns"
+    return f"{received} received, {judging} being judged, {waiting} waiting. {closing}"
 
 
 def erased_row(row: TurnResult) -> TurnResult:

@@ -14,8 +14,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.serving.engines import EngineActivities
-    from activities.serving.messages import EngineLoad, EngineReport, EngineUnload, EngineWatch
+    from activities.serving.engines import EngineActivities, EngineLoad, EngineReport, EngineUnload, EngineWatch
     from workflows import names
     from workflows.activity_options import ENGINE_LOAD, ENGINE_WATCH
     from workflows.long_running import LongRunningWorkflow, reason_of

@@ -1,6 +1,6 @@
 """Names in Temporal: workflows, their ids, signals and updates, task queues, search attributes.
 
-The values never change: open workflows and saved histories hold them.
+Open workflows and saved histories hold the values.
 """
 
 from __future__ import annotations
@@ -17,14 +17,8 @@ TRAINER_QUEUE_PREFIX = "trainer-"
 SESSION_WORKFLOW = "Session"
 TURN_RECORDED = "turn_recorded"
 FEEDBACK_GIVEN = "feedback_given"
-REJUDGE = "judge_again"
+REJUDGE = "rejudge"
 CONTENT_ERASED = "content_erased"
-# Ids of Temporal patches (`workflow.patched`) in the session's workflow. CLOSES_AGAIN: a session that was closed before
-# closes again at once after feedback. ENDS_BY_NEWEST: only the newest turn decides whether the session ends.
-# JUDGES_TOGETHER: a share of the turns that wait is judged by one activity. JUDGES_ALL_WAITING: all of them are.
-CLOSES_AGAIN, ENDS_BY_NEWEST, JUDGES_TOGETHER = "closes-again", "ends-by-newest", "judges-together"
-# ROLLS_OVER_WITH_ALL: a session waits, up to a limit, until the next run can take over all messages.
-JUDGES_ALL_WAITING, ROLLS_OVER_WITH_ALL = "judges-all-waiting", "rolls-over-with-all"
 SWEEP_WORKFLOW = "Sweep"
 SWEEP_ID = "sweep"
 TRAINING_WORKFLOW = "Training"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from workflows.engine import EngineWorkflow
-from workflows.rollout_group import RolloutGroupWorkflow
-from workflows.rollouts import RolloutsWorkflow
+from workflows.rollouts import RolloutGroupWorkflow, RolloutsWorkflow
 from workflows.session import SessionWorkflow
 from workflows.sweep import SweepWorkflow
 from workflows.training import TrainingWorkflow

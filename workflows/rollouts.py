@@ -1,7 +1,13 @@
-"""Rollouts of one policy: keeps as many groups in flight as PostgreSQL says, until they are paused."""
+"""Rollouts of one policy, and each of their groups.
+
+A rollout group is k episodes of one task, then its settlement. An episode's turns are with the gateway; the workflow
+only decides what happens next. A lost attempt is never continued: the next one is another episode, in another sandbox.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
 
 from temporalio import workflow
@@ -9,14 +15,203 @@ from temporalio.exceptions import ActivityError, ChildWorkflowError, WorkflowAlr
 from temporalio.workflow import ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
-    from activities.episodes.ledger import EpisodeLedgerActivities
-    from clawloop.contracts.episodes import NextGroups
-    from clawloop.ids import RolloutGroupId
+    from activities.episodes import BeginEpisode, EpisodeLedgerActivities, ScoreEpisode
+    from activities.judging.episode_votes import EpisodeJudgingActivities, JudgeEpisode
+    from clawloop.contracts.episodes import (
+        Ending,
+        EpisodeBegun,
+        EpisodeEnd,
+        EpisodeState,
+        GroupResult,
+        GroupState,
+        GroupTask,
+    )
+    from clawloop.episodes.messages import REASON_LIMIT, EpisodeRan, EpisodeVerified, RunEpisode, VerifyEpisode
+    from clawloop.episodes.running import EnvironmentActivities
+    from clawloop.ids import EpisodeId, RolloutGroupId
     from workflows import names
-    from workflows.ledger_call import call_ledger
-    from workflows.long_running import LongRunningWorkflow, reason_of
-    from workflows.rollout_group import RolloutGroupWorkflow
+    from workflows.activity_options import (
+        EPISODE_ATTEMPTS,
+        JUDGE_EPISODE,
+        STORE,
+        VERIFY_FIRST,
+        call_ledger,
+        pause_after,
+        run_in,
+        verify_in,
+    )
+    from workflows.long_running import LongRunningWorkflow, reason_of, timed_out
     from workflows.state import PolicyRollouts
+
+# A worker that is away comes back; after a day its episodes would be too stale to train.
+DEADLINE = timedelta(days=1)
+
+
+@workflow.defn(name=names.ROLLOUT_GROUP_WORKFLOW)
+class RolloutGroupWorkflow:
+    def __init__(self) -> None:
+        self._rows: dict[int, str] = {}
+
+    @workflow.run
+    async def run(self, group: RolloutGroupId) -> GroupResult:
+        begun = await call_ledger(EpisodeLedgerActivities.begin_group, group, "begin the group")
+        task = begun.task
+        if task.state is GroupState.OPEN:
+            await self._run_places(task, begun.episodes)
+        result = await workflow.execute_activity_method(
+            EpisodeLedgerActivities.settle_group, group, summary="settle the group", **STORE
+        )
+        self._show(task, f"{result.state}: {result.reason}; {result.samples} samples")
+        return result
+
+    async def _run_places(self, task: GroupTask, begun: Sequence[EpisodeBegun]) -> None:
+        """All episodes, until the deadline; the settlement abandons those that have not ended by then."""
+        places = [asyncio.create_task(self._run_place(task, first)) for first in begun]
+        done, pending = await workflow.wait(places, timeout=DEADLINE.total_seconds())
+        for place in pending:
+            place.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        for place in done:
+            place.result()
+
+    async def _run_place(self, task: GroupTask, begun: EpisodeBegun) -> None:
+        """
+        Args:
+            begun: the first attempt at the place.
+        """
+        group, place = begun.group, begun.place
+        for attempt in range(1, EPISODE_ATTEMPTS + 1):
+            if attempt > 1:
+                begun = await self._begin(group, place, attempt)
+            # Not `running` only if an earlier run of this workflow was lost.
+            if begun.state is EpisodeState.RUNNING:
+                self._note(task, place, f"runs, attempt {attempt}")
+                ran, was_waited_for = await self._run_episode(task, begun.id, place)
+                self._note(task, place, f"{ran.ending} {ran.reason}")
+                if await self._finish(task, begun.id, place, ran):
+                    return
+                if attempt < EPISODE_ATTEMPTS and not was_waited_for:
+                    await workflow.sleep(pause_after(attempt), summary=f"episode {place} is tried again")
+            elif begun.state is EpisodeState.ENDED:
+                verified = await self._verify(task, begun.id, place, begun.artifact_sha256)
+                await self._record_score(task, place, "ended", verified, begun.id)
+                return
+            elif begun.state is not EpisodeState.ABANDONED:
+                self._note(task, place, f"{begun.state} before")
+                if begun.state is EpisodeState.SCORED:
+                    await self._judge(task, begun.id, place)
+                return
+
+    async def _begin(self, group: RolloutGroupId, place: int, attempt: int) -> EpisodeBegun:
+        request = BeginEpisode(group=group, place=place, attempt=attempt)
+        return await call_ledger(EpisodeLedgerActivities.begin_episode, request, f"episode {place}, attempt {attempt}")
+
+    async def _finish(self, task: GroupTask, episode: EpisodeId, place: int, ran: EpisodeRan) -> bool:
+        """Record the end, and have it verified; False after a failure of infrastructure, which is tried again."""
+        end = EpisodeEnd(episode, ran.ending, ran.reason, ran.artifact_sha256)
+        if ran.verified is not None:
+            await self._record_score(task, place, str(ran.ending), ran.verified, episode, end)
+            return True
+        ended = call_ledger(EpisodeLedgerActivities.end_episode, end, f"episode {place}: {ran.ending}")
+        if ran.ending is Ending.INFRASTRUCTURE:
+            await ended
+            return False
+        # The verifier reads what the agent left, not the ledger: neither waits for the other.
+        _, verified = await asyncio.gather(ended, self._verify(task, episode, place, ran.artifact_sha256))
+        await self._record_score(task, place, str(ran.ending), verified, episode)
+        return True
+
+    async def _run_episode(self, task: GroupTask, episode: EpisodeId, place: int) -> tuple[EpisodeRan, bool]:
+        """How it ended, and whether only silence told that it failed, which takes as long as a pause."""
+        request = RunEpisode(episode=episode, environment=task.environment, task=task.task)
+        try:
+            ran = await workflow.execute_activity_method(
+                EnvironmentActivities.run_episode, request, summary=f"episode {place}", **run_in(task.environment)
+            )
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            failed = EpisodeRan(ending=Ending.INFRASTRUCTURE, reason=reason_of(error)[:REASON_LIMIT])
+            return failed, timed_out(error)
+        return ran, False
+
+    async def _record_score(
+        self,
+        task: GroupTask,
+        place: int,
+        ending: str,
+        verified: EpisodeVerified,
+        episode: EpisodeId,
+        end: EpisodeEnd | None = None,
+    ) -> None:
+        try:
+            await self._call_score(place, verified, episode, end)
+        except ActivityError as error:
+            if verified.reward is None or is_cancelled_exception(error):
+                raise
+            # Else the group would fail, stay open and have the same verified again, without end.
+            verified = EpisodeVerified(reward=None, reason=f"not recorded: {reason_of(error)}"[:REASON_LIMIT])
+            await self._call_score(place, verified, episode, end)
+        self._note(task, place, f"{ending}, {_shown(verified.reward)} {verified.reason}")
+        if verified.reward is not None:
+            await self._judge(task, episode, place)
+
+    async def _call_score(
+        self, place: int, verified: EpisodeVerified, episode: EpisodeId, end: EpisodeEnd | None
+    ) -> None:
+        score = ScoreEpisode(episode=episode, reward=verified.reward, reason=verified.reason, end=end)
+        summary = f"episode {place}: {_shown(verified.reward)}"
+        await call_ledger(EpisodeLedgerActivities.score_episode, score, summary)
+
+    async def _judge(self, task: GroupTask, episode: EpisodeId, place: int) -> None:
+        """Ask for votes on the episode's turns, where they count; without them the outcome alone is its reward."""
+        if not task.judged:
+            return
+        try:
+            judged = await workflow.execute_activity_method(
+                EpisodeJudgingActivities.judge_episode,
+                JudgeEpisode(episode=episode),
+                summary=f"judge episode {place}",
+                **JUDGE_EPISODE,
+            )
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            self._note(task, place, f"{self._rows[place]}; not judged: {reason_of(error)}")
+        else:
+            self._note(task, place, f"{self._rows[place]}; votes on {judged.judged} of {judged.turns} turns")
+
+    async def _verify(self, task: GroupTask, episode: EpisodeId, place: int, artifact: str | None) -> EpisodeVerified:
+        request = VerifyEpisode(
+            episode=episode, environment=task.environment, task=task.task, artifact_sha256=artifact or ""
+        )
+        try:
+            return await workflow.execute_activity_method(
+                EnvironmentActivities.verify_episode,
+                request,
+                summary=f"verify episode {place}",
+                priority=VERIFY_FIRST,
+                **verify_in(task.environment),
+            )
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            return EpisodeVerified(reward=None, reason=f"not verified: {reason_of(error)}"[:REASON_LIMIT])
+
+    def _note(self, task: GroupTask, place: int, what: str) -> None:
+        self._rows[place] = what
+        self._show(task, "open")
+
+    def _show(self, task: GroupTask, state: str) -> None:
+        rows = "\n".join(f"| {place} | {self._rows[place]} |" for place in sorted(self._rows))
+        workflow.set_current_details(
+            f"**{task.environment} {task.task}**, policy {task.policy}: {state}\n\n| episode | |\n|---|---|\n{rows}"
+        )
+
+
+def _shown(reward: float | None) -> str:
+    return "no reward" if reward is None else f"reward {reward:g}"
+
 
 # A group that ends elsewhere, a step that makes room, a pause that was said while Temporal was away.
 LOOK_AGAIN = timedelta(seconds=15)
@@ -36,7 +231,7 @@ class RolloutsWorkflow(LongRunningWorkflow):
         while not self._must_roll_over():
             self._changed = False
             try:
-                found = await self._next_groups()
+                found = await call_ledger(EpisodeLedgerActivities.next_groups, self._policy, "which groups to start")
             except ActivityError as error:
                 if is_cancelled_exception(error):
                     raise
@@ -57,14 +252,8 @@ class RolloutsWorkflow(LongRunningWorkflow):
             self._raise_bug()
         workflow.continue_as_new(state)
 
-    async def _next_groups(self) -> NextGroups:
-        local = workflow.patched("ask-for-groups-where-the-workflow-runs")
-        return await call_ledger(
-            EpisodeLedgerActivities.next_groups, self._policy, "which groups to start", local=local
-        )
-
     @workflow.signal(name=names.ROLLOUTS_CHANGED)
-    def changed(self) -> None:
+    def rollouts_changed(self) -> None:
         self._changed = True
 
     async def _run_group(self, group: RolloutGroupId) -> None:
@@ -77,14 +266,11 @@ class RolloutsWorkflow(LongRunningWorkflow):
                 static_summary=f"{self._policy}: a rollout group",
             )
         except WorkflowAlreadyStartedError:
-            # An earlier run of this workflow started it; while the ledger says that it is open, it is tried again.
-            self._waiting.discard(group)
-            return
+            pass  # an earlier run of this workflow started it
         except ChildWorkflowError as error:
             workflow.logger.warning("rollout group failed: %s", type(error.cause).__name__)
-            if workflow.patched("wait-after-a-failed-group"):
-                # It is still open, and what fails at once would be tried again at once, without end.
-                self._waiting.discard(group)
-                return
+        else:
+            self._changed = True
+        # While the ledger says that the group is open, it is tried again: after a pause, for what fails at once would
+        # be tried again at once, without end.
         self._waiting.discard(group)
-        self._changed = True

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -86,7 +85,7 @@ class SessionWorkflow(LongRunningWorkflow):
         if turn.turn_id in self._state.known:
             return
         self._state.known = [*self._state.known, turn.turn_id][-KNOWN_LIMIT:]
-        self._state.announced += 1
+        self._state.turns += 1
         self._state.closes_again = False
         if turn.opens_session:
             self._move_deadline()
@@ -130,9 +129,8 @@ class SessionWorkflow(LongRunningWorkflow):
         self._deadline = workflow.now() + self._idle_time
 
     def _mark_closes_again(self) -> None:
-        # Workflows started before this patch wait for their deadline.
-        if not self._state.announced and not self._state.closes_again:
-            self._state.closes_again = workflow.patched(names.CLOSES_AGAIN)
+        if not self._state.turns:
+            self._state.closes_again = True
 
     # Waiting -------------------------------------------------------------------------------------------------------
 
@@ -166,10 +164,6 @@ class SessionWorkflow(LongRunningWorkflow):
         carried = self._state.carried
         waiting = list(itertools.takewhile(lambda message: isinstance(message, TurnRecorded), carried))
         count = min(max(len(waiting), 1), JUDGED_TOGETHER_LIMIT)
-        if count > 1 and not workflow.patched(names.JUDGES_ALL_WAITING):
-            count = min(math.ceil(len(waiting) / self._state.in_flight), JUDGED_TOGETHER_LIMIT)
-            if count > 1 and not workflow.patched(names.JUDGES_TOGETHER):
-                count = 1
         taken, self._state.carried = carried[:count], carried[count:]
         return taken
 
@@ -206,8 +200,7 @@ class SessionWorkflow(LongRunningWorkflow):
 
     def _is_late(self, turn: TurnRecorded) -> bool:
         """Whether a newer turn was signalled before this one; then the newer one decides whether the session ends."""
-        newest = max(self._state.known, default=turn.turn_id)
-        return turn.turn_id < newest and workflow.patched(names.ENDS_BY_NEWEST)
+        return turn.turn_id < max(self._state.known, default=turn.turn_id)
 
     def _on_judged(self, task: asyncio.Task[None]) -> None:
         del self._judging[task]
@@ -223,7 +216,7 @@ class SessionWorkflow(LongRunningWorkflow):
         return Priority(fairness_key=str(self._state.session_id))
 
     async def _judge(self, request: JudgeTurn | JudgeTurns, summary: str) -> None:
-        judged = Judged(fates=[])
+        judged = Judged(results=[])
         try:
             judged = await self._run_judging(
                 request, summary, JUDGE if isinstance(request, JudgeTurn) else JUDGE_TOGETHER
@@ -235,7 +228,7 @@ class SessionWorkflow(LongRunningWorkflow):
             except ActivityError as second_error:
                 # The turns stay undecided; closing the session decides them, with a reason.
                 workflow.logger.warning("a turn could not be decided: %s", reason_of(second_error))
-        self._record(judged.fates)
+        self._record(judged.results)
 
     async def _run_judging(self, request: JudgeTurn | JudgeTurns, summary: str, options: ActivityOptions) -> Judged:
         if isinstance(request, JudgeTurn):
@@ -286,7 +279,7 @@ class SessionWorkflow(LongRunningWorkflow):
                 request = request.model_copy(update={"asked_directly": True})
                 continue
             if not closed.to_judge:
-                self._record(closed.fates)
+                self._record(closed.results)
                 self._show()
                 return closed
             tried.update(fresh)
@@ -295,9 +288,8 @@ class SessionWorkflow(LongRunningWorkflow):
                 await self._judge_missed(fresh)
 
     async def _judge_missed(self, turns: Sequence[TurnId]) -> None:
-        at_once = JUDGED_TOGETHER_LIMIT if len(turns) > 1 and workflow.patched(names.JUDGES_TOGETHER) else 1
-        for first in range(0, len(turns), at_once):
-            together = list(turns[first : first + at_once])
+        for first in range(0, len(turns), JUDGED_TOGETHER_LIMIT):
+            together = list(turns[first : first + JUDGED_TOGETHER_LIMIT])
             if len(together) == 1:
                 missed = self._judge_request(together[0]).model_copy(update={"itself": True})
                 await self._judge(missed, "judge a turn that was missed")
@@ -350,7 +342,7 @@ class SessionWorkflow(LongRunningWorkflow):
         if self._due_at is None:
             self._due_at = workflow.info().get_current_history_length()
         waiting = len(self._messages_in_judging()) + len(self._state.carried)
-        if waiting <= INBOX_LIMIT or not workflow.patched(names.ROLLS_OVER_WITH_ALL):
+        if waiting <= INBOX_LIMIT:
             return True
         more = MORE_EVENTS if self._state.roll_over_events is None else 3 * self._state.roll_over_events
         return workflow.info().get_current_history_length() >= self._due_at + more
@@ -389,7 +381,7 @@ class SessionWorkflow(LongRunningWorkflow):
         else:
             closing = f"Closes at {self._deadline:%Y-%m-%d %H:%M} UTC unless a turn comes."
         headline = descriptions.session_headline(
-            announced=self._state.announced,
+            turns=self._state.turns,
             judging=len(self._judging),
             waiting=len(self._state.carried),
             closing=closing,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
-from activities.serving.messages import EngineReport
-from activities.training.messages import StepDone
+from activities.serving.engines import EngineReport
+from activities.training.train_step import StepDone
 from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRecorded, TurnResult
 from clawloop.ids import SessionId, TurnId
 
@@ -28,7 +28,7 @@ class SessionState(BaseModel):
         adapter_version: of the newest turn.
         in_flight: how many turns are judged at once.
         roll_over_events: continue as new at this many events; None: when Temporal suggests it.
-        announced: number of main turns signalled since the session was opened, in all runs.
+        turns: number of main turns signalled since the session was opened, in all runs.
         known: ids of the newest of these turns.
         carried: the inbox: messages not handled yet, oldest first; kept at continue-as-new.
         rows: the newest decided turns.
@@ -36,24 +36,23 @@ class SessionState(BaseModel):
         ends: the client marked its newest turn as the last, or all turns were erased.
         erased: all turns were erased, and no other has come.
         closes_again: the session was closed before, and this run was started by feedback or an operator, not by a turn:
-            it judges what was asked for and closes again at once. Stored as `looked_into` in saved histories.
+            it judges what was asked for and closes again at once.
     """
 
-    version: int = 1
     session_id: SessionId
     policy: str
     idle_seconds: float
     adapter_version: int
     in_flight: int = 4
     roll_over_events: int | None = None
-    announced: int = 0
+    turns: int = 0
     known: list[TurnId] = []
     carried: list[TurnRecorded | FeedbackGiven | RejudgeRequested] = []
     rows: list[TurnResult] = []
     deadline: datetime | None = None
     ends: bool = False
     erased: bool = False
-    closes_again: bool = Field(default=False, alias="looked_into")
+    closes_again: bool = False
 
 
 def kept_for_next_run(
@@ -92,7 +91,6 @@ class EngineState(BaseModel):
         wanted: there are versions to load, and no load has started for them.
     """
 
-    version: int = 1
     engine_id: str
     roll_over_events: int | None = None
     has: EngineReport | None = None
@@ -106,7 +104,6 @@ class PolicyRollouts(BaseModel):
         roll_over_events: continue as new at this many events; None: when Temporal suggests it.
     """
 
-    version: int = 1
     policy: str
     roll_over_events: int | None = None
 
@@ -123,7 +120,6 @@ class PolicyTraining(BaseModel):
         operator_change: the newest one, for the UI.
     """
 
-    version: int = 1
     policy: str
     steps: list[StepDone] = []
     quiet_seconds: float = 3600.0

@@ -9,31 +9,19 @@ so it can be terminated and started again at any point, and changes made while T
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from temporalio import workflow
-from temporalio.common import Priority, RawValue
+from temporalio.common import Priority
 from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from activities.serving.messages import PublishVersion
-    from activities.serving.publishing import PublishingActivities
-    from activities.training.gate import GateActivities
-    from activities.training.messages import (
-        REASON_LIMIT,
-        AbandonStep,
-        ClaimBatch,
-        DecideVersion,
-        ProbeVersion,
-        QuarantineStep,
-        StepDone,
-        TrainStep,
-    )
-    from activities.training.probes import ProbeActivities
-    from activities.training.steps import StepActivities
-    from activities.training.train_step import TrainingActivities
+    from activities.serving.publishing import PublishingActivities, PublishVersion
+    from activities.training.gate import DecideVersion, GateActivities
+    from activities.training.probes import ProbeActivities, ProbeVersion
+    from activities.training.steps import REASON_LIMIT, AbandonStep, ClaimBatch, QuarantineStep, StepActivities
+    from activities.training.train_step import StepDone, TrainingActivities, TrainStep
     from clawloop.contracts.training import (
         Claim,
         OperatorAction,
@@ -43,8 +31,7 @@ with workflow.unsafe.imports_passed_through():
         TrainingView,
     )
     from workflows import descriptions, names
-    from workflows.activity_options import PROBE, PUBLISH, STORE, train_on
-    from workflows.ledger_call import call_ledger
+    from workflows.activity_options import PROBE, PUBLISH, STORE, call_ledger, train_on
     from workflows.long_running import LongRunningWorkflow, error_type_of, reason_of
     from workflows.page_links import NO_PAGE
     from workflows.state import STEPS_LIMIT, PolicyTraining
@@ -76,12 +63,9 @@ class TrainingWorkflow(LongRunningWorkflow):
         self._store_problem = ""
         self._publish_problem = ""
         self._search_attributes: tuple[str, int] | None = None
-        # False: the run began when each call of the ledger was an activity on a queue.
-        self._calls_are_local = False
 
     @workflow.run
     async def run(self, state: PolicyTraining) -> None:
-        self._calls_are_local = workflow.patched("call-the-ledger-where-the-workflow-runs")
         tasks = [self._start(self._publish_versions()), self._start(self._follow_operators())]
         while True:
             if self._must_roll_over():
@@ -99,26 +83,13 @@ class TrainingWorkflow(LongRunningWorkflow):
     @workflow.update(name=names.OPERATOR_CHANGED)
     def operator_changed(self, change: OperatorChange) -> None:
         self._state.operator_change = f"{change.action.replace('_', ' ')}: {change.detail}"[:REASON_LIMIT]
-        self._note_change(change.action)
+        self._operator_changed = True
+        self._must_publish = self._must_publish or change.action in _CHANGES_VERSION
 
     @operator_changed.validator
     def _require_detail(self, change: OperatorChange) -> None:
         if not change.detail.strip():
             raise ValueError("detail: name the reason, version or recipe")
-
-    @workflow.update(dynamic=True)
-    def former_update(self, name: str, args: Sequence[RawValue]) -> None:
-        """Handle the five updates, one per operator action, that open workflows and saved histories may still
-        contain."""
-        self._note_change(OperatorAction(name))
-
-    @former_update.validator
-    def _require_action(self, name: str, args: Sequence[RawValue]) -> None:
-        OperatorAction(name)
-
-    def _note_change(self, action: OperatorAction) -> None:
-        self._operator_changed = True
-        self._must_publish = self._must_publish or action in _CHANGES_VERSION
 
     # Training --------------------------------------------------------------------------------------------------------
 
@@ -143,12 +114,7 @@ class TrainingWorkflow(LongRunningWorkflow):
             return False
 
     async def _read_view(self) -> TrainingView:
-        self._view = await call_ledger(
-            StepActivities.read_training_status,
-            self._policy,
-            "read the training status",
-            local=self._calls_are_local,
-        )
+        self._view = await call_ledger(StepActivities.read_training_status, self._policy, "read the training status")
         if self._view.unpublished and not self._publishing:
             self._must_publish = True
         self._store_problem = ""
@@ -160,9 +126,7 @@ class TrainingWorkflow(LongRunningWorkflow):
         if view.state is TrainingState.PAUSED and view.step_state is StepState.CLAIMED:
             return None
         request = ClaimBatch(policy=self._policy, n=view.step)
-        claimed = await call_ledger(
-            StepActivities.claim_batch, request, f"a batch for step {view.step}", local=self._calls_are_local
-        )
+        claimed = await call_ledger(StepActivities.claim_batch, request, f"a batch for step {view.step}")
         if claimed.state is None:
             return None
         if claimed.n == self._ended_step:
@@ -187,10 +151,8 @@ class TrainingWorkflow(LongRunningWorkflow):
                 **STORE,
             )
         elif done.state is StepState.CANDIDATE:
-            if workflow.patched("look-again-at-the-gate"):
-                # Probes may have been added or removed while the step was computed.
-                view = await self._read_view()
-            return await self._decide(done, view)
+            # Probes may have been added or removed while the step was computed.
+            return await self._decide(done, await self._read_view())
         elif done.state is StepState.COMMITTED:
             self._must_publish = True
         return done
@@ -199,9 +161,7 @@ class TrainingWorkflow(LongRunningWorkflow):
         """The step after the gate's decision about its version."""
         not_probed = await self._probe(done.n) if view.probed else ""
         request = DecideVersion(policy=self._policy, n=done.n, not_probed=not_probed)
-        decided = await call_ledger(
-            GateActivities.decide_version, request, f"decide about version {done.n}", local=self._calls_are_local
-        )
+        decided = await call_ledger(GateActivities.decide_version, request, f"decide about version {done.n}")
         if decided.state is StepState.COMMITTED:
             self._must_publish = True
         decision = {"state": decided.state, "reason": decided.reason, "gate": decided.checks}

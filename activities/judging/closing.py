@@ -52,7 +52,7 @@ class ClosingActivities:
         self._contexts = contexts
         self._training = training
 
-    @activity.defn(name="close_session")
+    @activity.defn
     async def close_session(self, request: CloseSession) -> Closed:
         """Close a session; or return the turns that must be judged or voted on first."""
         async with heartbeating():
@@ -61,15 +61,15 @@ class ClosingActivities:
     async def _close_session(self, request: CloseSession) -> Closed:
         session = await self._store.load(request.session_id)
         if session is None:
-            return Closed(to_judge=[], fates=[], guarantee="no such session")
+            return Closed(to_judge=[], results=[], guarantee="no such session")
         if request.again and not session.closed:
-            return Closed(to_judge=[], fates=[], turns=session.main_turns, still_open=True)
+            return Closed(to_judge=[], results=[], turns=session.main_turns, still_open=True)
 
         decisions, to_judge = await self._decide_waiting(session, request)
         if to_judge and not request.give_up:
             # A turn that cannot be judged must not keep those behind it from being tried.
             to_judge.sort(key=lambda turn_id: request.tried_up_to is not None and turn_id <= request.tried_up_to)
-            return Closed(to_judge=to_judge[:TO_JUDGE_LIMIT], fates=[], turns=session.main_turns)
+            return Closed(to_judge=to_judge[:TO_JUDGE_LIMIT], results=[], turns=session.main_turns)
         results = _results(session, decisions)
 
         if session.has_related_rewards:
@@ -80,7 +80,7 @@ class ClosingActivities:
 
         fallback = _fallback_sample(session, asked_directly=request.asked_directly)
         if fallback is not None and fallback.ask:
-            return Closed(to_judge=[], to_ask=list(fallback.ask[:TO_JUDGE_LIMIT]), fates=[], turns=session.main_turns)
+            return Closed(to_judge=[], to_ask=list(fallback.ask[:TO_JUDGE_LIMIT]), results=[], turns=session.main_turns)
         if fallback is not None and fallback.turn_id is not None:
             results += _results(session, {fallback.turn_id: TurnDecision(TurnOutcome.SAMPLED, fallback.why)})
 
@@ -91,7 +91,7 @@ class ClosingActivities:
         await self._training.notify(ready_policy)
         self._counts.closed(guaranteed=fallback is not None and fallback.turn_id is not None)
         guarantee = "" if fallback is None else fallback.why
-        return Closed(to_judge=[], fates=results, guarantee=guarantee, turns=session.main_turns)
+        return Closed(to_judge=[], results=results, guarantee=guarantee, turns=session.main_turns)
 
     async def _decide_waiting(
         self, session: ClosingSession, request: CloseSession

@@ -11,17 +11,31 @@ from typing import Protocol
 
 from temporalio import activity
 
-from activities.episodes.messages import EpisodeJudged, JudgeEpisode
 from activities.judging.evaluation import Case, count_answers
 from activities.judging.next_state_lookup import find_next_state
 from activities.judging.ports import Judge, JudgementStore, JudgingCounter, NoCounter
 from activities.judging.vote_collector import VoteCollector
+from clawloop.contracts.message import Message
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.heartbeat import heartbeating
 from clawloop.ids import EpisodeId, JudgementId, TurnId
 from clawloop.judging.voting import Verdict, majority
 
 log = logging.getLogger(__name__)
+
+
+class JudgeEpisode(Message):
+    episode: EpisodeId
+
+
+class EpisodeJudged(Message):
+    """
+    Args:
+        turns: the episode's; judged: those with a valid vote.
+    """
+
+    turns: int
+    judged: int
 
 
 class EpisodeTurns(Protocol):
@@ -62,7 +76,7 @@ class EpisodeJudgingActivities:
         self._judge = judge
         self._counts: JudgingCounter = counts or NoCounter()
 
-    @activity.defn(name="judge_episode")
+    @activity.defn
     async def judge_episode(self, request: JudgeEpisode) -> EpisodeJudged:
         """Ask for the votes on each turn of an episode that something followed; a retry asks only for missing ones."""
         async with heartbeating(lambda: "the judge votes"):

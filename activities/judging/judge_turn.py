@@ -54,13 +54,13 @@ class JudgingActivities:
         self._counts: JudgingCounter = counts or NoCounter()
         self._locks: WeakValueDictionary[TurnId, asyncio.Lock] = WeakValueDictionary()
 
-    @activity.defn(name="judge_turn")
+    @activity.defn
     async def judge_turn(self, request: JudgeTurn) -> Judged:
         """Judge the turns that a turn makes judgeable; or the turn itself, if asked to."""
         async with heartbeating():
             return await self._judge_request(request)
 
-    @activity.defn(name="judge_turns")
+    @activity.defn
     async def judge_turns(self, request: JudgeTurns) -> Judged:
         """Judge several turns, `JUDGED_AT_ONCE` at a time.
 
@@ -74,7 +74,7 @@ class JudgingActivities:
         async def judge(single: JudgeTurn) -> list[TurnResult]:
             async with free:
                 try:
-                    return (await self._judge_request(single)).fates
+                    return (await self._judge_request(single)).results
                 except ClawloopError as error:
                     errors.append(error)
                     return []
@@ -85,17 +85,17 @@ class JudgingActivities:
         if errors:
             raise min(errors, key=lambda failed: isinstance(failed, PermanentError))
         # A turn may be in several lists, and a step may have trained it between two of them.
-        return Judged(fates=list({result.turn_id: result for each in results for result in each}.values()))
+        return Judged(results=list({result.turn_id: result for each in results for result in each}.values()))
 
     async def _judge_request(self, request: JudgeTurn) -> Judged:
         loaded = await self._store.load_judging(request.turn_id, TRAINED_LIMIT)
         if loaded is None:
-            return Judged(fates=[unknown_turn_result(request.turn_id)])
+            return Judged(results=[unknown_turn_result(request.turn_id)])
         results = [await self._judge_one(request, *judgeable) for judgeable in await self._find(request, loaded)]
         reported = [result for result in results if result is not None]
-        return Judged(fates=with_trained_turns(reported, loaded.trained))
+        return Judged(results=with_trained_turns(reported, loaded.trained))
 
-    @activity.defn(name="ask_directly")
+    @activity.defn
     async def collect_direct_vote(self, request: CollectDirectVote) -> None:
         """Ask for one direct vote on a judged turn and store it; the session's closing decides by it."""
         async with heartbeating():

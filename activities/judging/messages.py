@@ -5,19 +5,16 @@ Durable: open workflows and saved histories hold these; later fields are optiona
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
+from clawloop.contracts.message import Message
 from clawloop.contracts.sessions import TurnResult
 from clawloop.ids import FeedbackId, SessionId, TurnId
 
 WHY_LIMIT = 200  # characters of a reason that cross Temporal; Postgres holds the whole
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class JudgeTurn(_Message):
+class JudgeTurn(Message):
     """Judge the turn that `turn_id` follows, and `turn_id` itself if it was stored late.
 
     Args:
@@ -36,7 +33,7 @@ class JudgeTurn(_Message):
     revision: int | None = None
 
 
-class JudgeTurns(_Message):
+class JudgeTurns(Message):
     """Judge several turns of a session, each as `JudgeTurn` says, in one activity.
 
     Args:
@@ -58,24 +55,23 @@ class JudgeTurns(_Message):
         ]
 
 
-class CollectDirectVote(_Message):
+class CollectDirectVote(Message):
     """Ask for one direct vote on a judged turn and store it; the session's closing decides by it."""
 
     session_id: SessionId
     turn_id: TurnId
 
 
-class Judged(_Message):
+class Judged(Message):
     """
     Args:
-        fates: the turns that could be judged, and the session's newest trained turns (results; the field's name is
-            durable).
+        results: of the turns that could be judged, and of the session's newest trained turns.
     """
 
-    fates: list[TurnResult]
+    results: list[TurnResult]
 
 
-class CloseSession(_Message):
+class CloseSession(Message):
     """
     Args:
         why: what closes the session, e.g. `idle for 30 min`.
@@ -95,21 +91,20 @@ class CloseSession(_Message):
     tried_up_to: TurnId | None = None
 
 
-class Closed(_Message):
+class Closed(Message):
     """The result of one closing step: the session is closed, or something must be done first.
 
     Args:
         to_judge: turns that have a next state and were never judged: judge them, then close.
         to_ask: turns whose votes cancel out: ask for a direct vote on each, then close.
-        fates: the turns that the closing decided, and the session's newest trained turns (results; the field's name is
-            durable).
+        results: of the turns that the closing decided, and of the session's newest trained turns.
         guarantee: what the at-least-one rule gave; empty if this is not the first close.
         still_open: the session was to be closed again, but it is open: nothing was done.
     """
 
     to_judge: list[TurnId]
-    fates: list[TurnResult]
+    results: list[TurnResult]
     guarantee: str = ""
     turns: int = 0
-    to_ask: list[TurnId] = []
+    to_ask: list[TurnId] = Field(default_factory=list)
     still_open: bool = False

@@ -9,15 +9,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Protocol
 
+from pydantic import Field
 from temporalio import activity
 
-from activities.serving.messages import PROBLEM_LIMIT, EngineLoad, EngineReport, EngineUnload, EngineWatch
-from activities.serving.ports import EngineControl, PublishingStore
+from activities.notify import ConcurrentNotifier
+from activities.serving.publishing import PublishingStore
+from clawloop.contracts.message import Message
+from clawloop.contracts.notices import EngineAdded, EngineRemoved, Notifier
 from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import VersionRef
 from clawloop.crash_points import CrashPoint, crash_point
@@ -41,6 +45,76 @@ WATCH_SECONDS = 30 * 60.0
 ROUTED_SECONDS = 2.0
 # How often a load that waits for a slot checks whether another version ended its last request.
 SLOT_POLL_SECONDS = 0.2
+PROBLEM_LIMIT = 200  # characters of a reason that cross Temporal; PostgreSQL holds all of it
+
+
+class EngineControl(Protocol):
+    """Controls one vLLM engine. Every method raises EngineUnavailable if the engine does not answer."""
+
+    async def load(self, version: VersionRef, name: str) -> None:
+        """Load a version under `name`, and check that it generates one token.
+
+        Raises:
+            EngineRejected: the engine cannot load it.
+            AdapterUnusable: the files are not those of the version.
+            AdapterUnreadable: the files cannot be read now.
+        """
+
+    async def unload(self, name: str) -> None: ...
+
+    async def names(self) -> frozenset[str]:
+        """Names of the loaded adapters."""
+
+    async def running(self) -> frozenset[str]:
+        """Names of the adapters with running or waiting requests."""
+
+    async def slots(self) -> int:
+        """Number of adapters whose requests can run at once; requests of further adapters wait."""
+
+    async def healthy(self) -> bool:
+        """Whether the engine is healthy. Raises EngineUnavailable only on a timeout, which a busy engine may cause."""
+
+
+class EngineReport(Message):
+    """An engine's state when its agent last checked. Versions are named as the engine serves them.
+
+    Args:
+        healthy: it answers.
+        problem: why it does not answer, or lacks a version; empty if neither.
+        versions: loaded, and requests are routed to them.
+        missing: wanted and not loaded.
+        leaving: loaded and no longer needed.
+    """
+
+    engine_id: str
+    healthy: bool
+    problem: str = ""
+    versions: list[str] = Field(default_factory=list)
+    missing: list[str] = Field(default_factory=list)
+    leaving: list[str] = Field(default_factory=list)
+
+
+class EngineLoad(Message):
+    """Load the versions that are wanted and missing."""
+
+    engine_id: str
+
+
+class EngineUnload(Message):
+    """Unload the versions that are no longer needed."""
+
+    engine_id: str
+
+
+class EngineWatch(Message):
+    """Watch the engine until its state differs from `seen`, or versions have to be loaded or unloaded.
+
+    Args:
+        seen: None: return at once.
+    """
+
+    engine_id: str
+    seen: EngineReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +173,7 @@ class EngineActivities:
         self._reported: EngineReport | None = None  # what the workflow has
         self._changing = 0  # running loads and unloads, which report the change themselves
 
-    @activity.defn(name="load_versions")
+    @activity.defn
     async def load_versions(self, request: EngineLoad) -> EngineReport:
         """Load the versions that are wanted and missing, oldest first, each as soon as the engine has a free slot.
 
@@ -125,7 +199,7 @@ class EngineActivities:
             self._rejected = rejected
             return await self._check(request.engine_id)
 
-    @activity.defn(name="unload_versions")
+    @activity.defn
     async def unload_versions(self, request: EngineUnload) -> EngineReport:
         """Delete rows of versions that are neither wanted nor were active lately, then unload those without requests.
 
@@ -145,7 +219,7 @@ class EngineActivities:
                         await self._control.unload(name)
             return await self._check(request.engine_id)
 
-    @activity.defn(name="watch_engine")
+    @activity.defn
     async def watch_engine(self, request: EngineWatch) -> EngineReport:
         """Check the engine until its state changes or versions have to be loaded or unloaded; at most half an hour."""
         async with heartbeating():
@@ -290,3 +364,39 @@ def _parse_version(name: str) -> tuple[str, int] | None:
 
 def _why(error: EngineRejected | AdapterUnusable | AdapterUnreadable) -> str:
     return str(error.error.get("message", error)) if isinstance(error, EngineRejected) else str(error)
+
+
+class EngineReconciler:
+    """Gives each engine a running workflow, and ends that of a removed engine, as part of the sweep.
+
+    Args:
+        running: engines with a running workflow; raises SignalFailed.
+    """
+
+    def __init__(
+        self, store: PublishingStore, notifier: Notifier, running: Callable[[], Awaitable[frozenset[str]]]
+    ) -> None:
+        self._store = store
+        self._notifier = notifier
+        self._running = running
+
+    async def reconcile(self) -> int:
+        """Start missing workflows, end those of removed engines; the number of both.
+
+        Raises:
+            StoreUnavailable
+            SignalFailed: names the engines. The others were reconciled, and the next sweep retries.
+        """
+        # Read the workflows before the engines: for an engine added in between, the second start has no effect, and no
+        # workflow is ended wrongly.
+        running = await self._running()
+        engines = {engine.id for engine in await self._store.engines()}
+
+        async def begin_or_end(engine_id: str) -> None:
+            await self._notifier.notify(EngineAdded(engine_id) if engine_id in engines else EngineRemoved(engine_id))
+
+        differing = sorted(engines ^ running)
+        notifier = ConcurrentNotifier[str]("engine")
+        await notifier.notify_each(differing, str, begin_or_end)
+        notifier.raise_if_any_failed()
+        return len(differing)

@@ -10,14 +10,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from datetime import timedelta
+from typing import Protocol
 
 from temporalio import activity
 
-from activities.serving.messages import Published, PublishVersion
-from activities.serving.ports import PublishingStore, PublishNotifier
-from activities.training.ports import StepStore
+from activities.training.steps import StepStore
+from clawloop.contracts.adapter_directory import AdapterDirectory
+from clawloop.contracts.message import Message
+from clawloop.contracts.notices import Notifier, VersionToLoad
 from clawloop.contracts.serving import Engine
-from clawloop.contracts.training import TrainingView
+from clawloop.contracts.training import TrainingView, VersionRef
 from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import EngineUnavailable, SignalFailed
 from clawloop.gate.canary import version_for_all
@@ -33,6 +36,92 @@ POLL_SECONDS = 0.05
 REFRESH_SECONDS = 1.0
 
 
+class PublishingStore(Protocol):
+    """Stores which versions engines should have and have loaded, and which one is active.
+
+    Every method is one transaction. It raises StoreUnavailable if PostgreSQL does not answer in time, and
+    RecordUnusable if the policy, version or engine does not exist.
+    """
+
+    async def engines(self) -> list[Engine]:
+        """All engines with their loaded versions."""
+
+    async def wanted(self, engine_id: str) -> list[VersionRef]:
+        """The versions this engine should have: head, active and pinned one of each policy, oldest first."""
+
+    async def loaded(self, engine_id: str, policy: str, n: int) -> None:
+        """Record that the engine has loaded a version. Idempotent."""
+
+    async def unloaded(self, engine_id: str, policy: str, n: int) -> None:
+        """Record that the engine has unloaded a version. Idempotent."""
+
+    async def forget(self, engine_id: str) -> None:
+        """Record that the engine has lost all its versions: only the base model is routed there."""
+
+    async def report(self, engine_id: str, problem: str | None) -> None:
+        """Record why the engine is out of rotation; None: it works."""
+
+    async def activate(self, policy: str, n: int, epoch: int) -> bool:
+        """Make version `n` the active one and notify gateways; False if that is not permitted.
+
+        Permitted is a version that an engine in rotation has loaded, within the same epoch and while no other version
+        is pinned. It must be on the path to the head, and newer than the active version if that is on the path too.
+        """
+
+    async def unloadable(self, engine_id: str, age: timedelta) -> list[VersionRef]:
+        """The engine's loaded versions that are not wanted and were neither active nor loaded within `age`."""
+
+    async def removable(self, age: timedelta) -> list[VersionRef]:
+        """Versions whose files can be removed.
+
+        They were created and retired longer than `age` ago, are on no engine, not wanted and not among the newest of
+        the path. No claimed step starts from them; they answered no waiting turn and no waiting sample with a hint.
+        """
+
+    async def mark_removed(self, policy: str, n: int, age: timedelta) -> bool:
+        """Record that a version's files are removed; False if it is not removable any more."""
+
+    async def has_files_at(self, path: str) -> bool:
+        """Whether a version whose files are not removed has them here: policies may share a directory."""
+
+    async def leftover(self, directories: Sequence[AdapterDirectory]) -> list[AdapterDirectory]:
+        """Those directories whose step has ended and whose path no version has.
+
+        A late attempt needs its step's row to be claimed, so this needs no age. Directories of unknown steps belong to
+        another installation and are not returned.
+        """
+
+
+class PublishVersion(Message):
+    """Publish the policy's newest version, whichever that is when the activity ends.
+
+    While no engine has it, the activity raises EngineUnavailable and Temporal retries, so that waiting for an engine
+    adds no events to the workflow's history.
+    """
+
+    policy: str
+
+
+class Published(Message):
+    """
+    Args:
+        head: the newest committed version on the current path.
+        version: the version that answers now.
+        engines: how many engines have it.
+        missing: how many engines left rotation until they have it.
+        reason: why the head does not answer, e.g. another version is pinned; empty if it does.
+        waited_seconds: how long publishing took.
+    """
+
+    policy: str
+    head: int
+    version: int
+    engines: int
+    missing: int
+    reason: str
+    waited_seconds: float
+
+
 class PublishingActivities:
     """On the queue `ledger`.
 
@@ -44,7 +133,7 @@ class PublishingActivities:
         self,
         store: PublishingStore,
         steps: StepStore,
-        notifier: PublishNotifier,
+        notifier: Notifier,
         *,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
@@ -53,7 +142,7 @@ class PublishingActivities:
         self._notifier = notifier
         self._wait_seconds = wait_seconds
 
-    @activity.defn(name="publish_version")
+    @activity.defn
     async def publish_version(self, request: PublishVersion) -> Published:
         """Activate the newest version, once every engine in rotation has it, or after 30 s if some have.
 
@@ -81,10 +170,14 @@ class PublishingActivities:
                 await asyncio.sleep(POLL_SECONDS)
 
     async def _notify(self, engines: Sequence[Engine]) -> None:
-        try:
-            await self._notifier.publish([engine.id for engine in engines if not engine.draining])
-        except SignalFailed as error:  # their agents check every two seconds by themselves
-            log.warning("signal failed: engines have a version to load", extra={"why": str(error)})
+        loading = [engine.id for engine in engines if not engine.draining]
+        notices = [self._notifier.notify(VersionToLoad(engine_id)) for engine_id in loading]
+        for engine_id, error in zip(loading, await asyncio.gather(*notices, return_exceptions=True), strict=True):
+            if isinstance(error, SignalFailed):  # its agent checks every two seconds by itself
+                facts = {"engine_id": engine_id, "why": str(error)}
+                log.warning("signal failed: an engine has a version to load", extra=facts)
+            elif error is not None:
+                raise error
 
     async def _wait(self, view: TrainingView, until: float) -> tuple[list[str], list[str]]:
         """The engines in rotation that have the version, and those that do not.

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
+from typing import Protocol
 
-from activities.serving.ports import AdapterFiles, PublishingStore
+from activities.serving.publishing import PublishingStore
+from clawloop.contracts.adapter_directory import AdapterDirectory
 from clawloop.errors import AdapterUnusable
 
 log = logging.getLogger(__name__)
@@ -18,6 +20,27 @@ log = logging.getLogger(__name__)
 MIN_AGE = timedelta(hours=1)
 # Where the disk fills. Gateways hold a request for 150 s at most, and follow an engine's versions within a second.
 MIN_AGE_ON_FULL_DISK = timedelta(minutes=5)
+
+
+class AdapterFiles(Protocol):
+    async def are_here(self) -> bool:
+        """Whether this machine has the adapters folder."""
+
+    async def free_bytes(self) -> int:
+        """Of the disk they are on."""
+
+    async def directories(self) -> list[AdapterDirectory]:
+        """The finished adapter directories on this machine, and those whose removal was interrupted."""
+
+    async def remove(self, path: str) -> bool:
+        """Delete a version's directory, if it exists. False if this machine does not have the adapters folder.
+
+        Args:
+            path: as in `VersionRef`.
+
+        Raises:
+            AdapterUnusable: the directory cannot be deleted.
+        """
 
 
 class Retention:

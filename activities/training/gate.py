@@ -1,14 +1,18 @@
-"""The gate's decision about a candidate, by what its checks found."""
+"""The gate's decision about a candidate, by what its checks found; and about a canary, by its sessions' verdicts."""
 
 from __future__ import annotations
 
 import logging
+from typing import Protocol
 
 from temporalio import activity
 
-from activities.training.messages import CHECKS_LIMIT, REASON_LIMIT, DecideVersion, VersionDecided
-from activities.training.ports import GateStore
+from activities.training.notifier import TrainingNotifier
+from activities.training.steps import REASON_LIMIT
 from clawloop.contracts.gate_checks import SECONDS, CheckName, CheckResult, GateCheck
+from clawloop.contracts.message import Message
+from clawloop.contracts.training import StepState
+from clawloop.gate.canary import CanaryDecision
 from clawloop.gate.probes import not_asked
 from clawloop.heartbeat import heartbeating
 
@@ -24,6 +28,64 @@ _SHOWN = {
     CheckName.CANARY: ("sessions", "other_sessions", "change", "radius"),
 }
 
+CHECKS_LIMIT = 400  # characters of what the gate's checks found that cross Temporal
+
+
+class GateStore(Protocol):
+    """Decides about candidates.
+
+    Every method is one transaction. It raises StoreUnavailable if PostgreSQL does not answer in time, and
+    RecordUnusable if the policy or step does not exist.
+    """
+
+    async def checks(self, policy: str, n: int) -> list[GateCheck]:
+        """What the gate's checks found about a version."""
+
+    async def record(self, policy: str, n: int, check: GateCheck) -> None:
+        """Store a check of a candidate; the first one of its name counts. Nothing once it is decided."""
+
+    async def accept(self, policy: str, n: int) -> tuple[StepState, str]:
+        """Make a candidate the policy's head, by compare-and-set on its parent and epoch.
+
+        Returns the step's state afterwards, and its reason: abandoned if the policy has moved on, and what was decided
+        before if the step is no candidate any more.
+        """
+
+    async def reject(self, policy: str, n: int, reason: str) -> tuple[StepState, str]:
+        """Reject a candidate and set its samples aside; training pauses after several in a row.
+
+        Returns the step's state afterwards, and its reason: what was decided before if the step is no candidate any
+        more.
+        """
+
+
+class DecideVersion(Message):
+    """Accept or reject the candidate that step `n` made; the same decision each time.
+
+    Args:
+        not_probed: why its probes could not be asked; empty if they were, or there are none.
+    """
+
+    policy: str
+    n: int
+    not_probed: str = ""
+
+
+class VersionDecided(Message):
+    """The gate's decision.
+
+    Args:
+        state: committed, rejected, or abandoned because the policy moved on.
+        reason: empty for a committed step.
+        checks: what the checks found, with their figures, in one line.
+    """
+
+    policy: str
+    n: int
+    state: StepState
+    reason: str = ""
+    checks: str = ""
+
 
 class GateActivities:
     """On the queue `ledger`, and where the workflows run: short, PostgreSQL only."""
@@ -31,7 +93,7 @@ class GateActivities:
     def __init__(self, store: GateStore) -> None:
         self._store = store
 
-    @activity.defn(name="decide_version")
+    @activity.defn
     async def decide_version(self, request: DecideVersion) -> VersionDecided:
         """Accept or reject a candidate. Idempotent: a version that was decided before keeps its decision."""
         async with heartbeating():
@@ -62,3 +124,43 @@ def summary(checks: list[GateCheck]) -> str:
 def _figures(check: GateCheck) -> str:
     known = [f"{name} {value:.3g}" for name in _SHOWN[check.name] if (value := check.figures.get(name)) is not None]
     return f": {', '.join(known)}" if known else ""
+
+
+class Canaries:
+    """Decides about open canaries, as part of the sweep."""
+
+    def __init__(self, store: CanaryStore, training: TrainingNotifier) -> None:
+        self._store = store
+        self._training = training
+
+    async def decide(self) -> int:
+        """Decide about each open canary, as far as verdicts or time do; the number of those that ended.
+
+        Raises:
+            StoreUnavailable
+        """
+        ended = 0
+        for policy in await self._store.open():
+            decision = await self._store.decide(policy)
+            if decision is not None:
+                ended += 1
+                facts = {"policy": policy, "end": decision.end, "why": decision.check.reason}
+                log.info("canary ended", extra=facts)
+                # It publishes the version that answers all from now on, also while training is paused. The sweep
+                # notifies it again while another version is active.
+                await self._training.notify(policy)
+        return ended
+
+
+class CanaryStore(Protocol):
+    """Stores which versions are canaries. Every call raises StoreUnavailable if PostgreSQL does not answer in time."""
+
+    async def open(self) -> list[str]:
+        """The policies whose head is a canary that conversations get: without those that are pinned."""
+
+    async def decide(self, policy: str) -> CanaryDecision | None:
+        """End the policy's canary if verdicts or time decide: worse is rolled back, else all conversations get it.
+
+        A worse one counts as a step without an accepted version. None if there is no canary, it goes on, or a
+        version is pinned.
+        """

@@ -11,16 +11,17 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Protocol
 from uuid import UUID
 
 from pydantic import ValidationError
 from temporalio import activity
 
 from activities.judging.ports import Judge
-from activities.training.messages import REASON_LIMIT, ProbeProgress, ProbeResult, ProbeVersion, VersionProbed
-from activities.training.ports import ProbeEngines, ProbeStore
+from activities.training.steps import REASON_LIMIT
 from clawloop.contracts.gate_checks import CheckResult, GateCheck
-from clawloop.contracts.probes import AskedProbe, ProbeAnswer, ProbePlan
+from clawloop.contracts.message import Message
+from clawloop.contracts.probes import AskedProbe, ProbeAnswer, ProbeContent, ProbePlan
 from clawloop.errors import EngineRejected, EngineUnavailable, JudgeRefused, JudgeUnavailable
 from clawloop.gate.probe_content import is_right
 from clawloop.gate.probes import AnswerScores, ProbePair, ProbeScores, check_probes, not_asked
@@ -38,6 +39,64 @@ _TEMPERATURE = 0.1
 _KEPT_ANSWERS = 2000
 
 
+class ProbeStore(Protocol):
+    """Stores what probes are asked of candidates, and what they found. Every call raises StoreUnavailable if PostgreSQL
+    does not answer in time."""
+
+    async def plan(self, policy: str, n: int) -> ProbePlan | None:
+        """What to ask of a version; None if it is no candidate, or was asked already. The same for every call."""
+
+    async def record(self, policy: str, n: int, check: GateCheck) -> None:
+        """Store the check of a candidate; the first one counts. Nothing once it is decided."""
+
+
+class ProbeEngines(Protocol):
+    async def answer(self, policy: str, version: int, content: ProbeContent, max_tokens: int) -> ProbeAnswer:
+        """A version's answer to a probe.
+
+        Raises:
+            EngineUnavailable: no engine has the version, or it did not answer; retry.
+            EngineRejected: the engine will never take this probe.
+        """
+
+
+class ProbeVersion(Message):
+    """Ask the candidate that step `n` made, and its parent, the policy's probes."""
+
+    policy: str
+    n: int
+
+
+class VersionProbed(Message):
+    """What the probes found.
+
+    Args:
+        asked: 0 if there was nothing to ask.
+        failed: the version will be rejected for it.
+        reason: figures, no text of a probe or an answer.
+    """
+
+    policy: str
+    n: int
+    asked: int = 0
+    failed: bool = False
+    reason: str = ""
+
+
+class ProbeResult(Message):
+    """What one probe found: its scores, or why it has none; both where it has, but was not compared."""
+
+    scores: ProbeScores | None = None
+    problem: str = ""
+
+
+class ProbeProgress(Message):
+    """The probes asked so far, by their ids, and how long that took: what the next attempt goes on from."""
+
+    asked: dict[UUID, ProbeResult]
+    seconds: float = 0.0
+
+
 class ProbeActivities:
     """On the queue `judge`, whose workers reach engines and judge.
 
@@ -52,7 +111,7 @@ class ProbeActivities:
         self._slots = asyncio.Semaphore(at_once)  # of all policies whose versions are probed here
         self._answered: dict[tuple[str, int, UUID, int], tuple[AnswerScores, bool | None]] = {}
 
-    @activity.defn(name="probe_version")
+    @activity.defn
     async def probe_version(self, request: ProbeVersion) -> VersionProbed:
         """Ask a candidate and its parent; nothing if the step is no candidate or was probed.
 

@@ -13,13 +13,15 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
+from typing import Protocol
 
 from temporalio import activity
 
-from activities.training.messages import REASON_LIMIT, StepDone, TrainStep
-from activities.training.ports import RunLog, StepStore, Trainer
+from activities.training.steps import REASON_LIMIT, StepStore
 from clawloop.contracts.attempts import Attempts
+from clawloop.contracts.message import Message
 from clawloop.contracts.progress import Pace, StatusCallback
+from clawloop.contracts.step_record import StepRecord
 from clawloop.contracts.training import StepBatch, StepState, TrainedStep, VersionRef
 from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import (
@@ -57,6 +59,74 @@ NOTE_SECONDS = 2.0
 LOG_SECONDS = 60.0
 
 
+class RunLog(Protocol):
+    """Keeps the figures of steps for a program that people compare runs with."""
+
+    def write(self, step: StepRecord) -> None:
+        """Note a step; the same step again changes nothing.
+
+        Raises:
+            OSError
+        """
+
+
+class Trainer(Protocol):
+    """Computes steps."""
+
+    async def train(self, step: StepBatch, report: StatusCallback) -> TrainedStep:
+        """Compute a step and write its adapter to disk.
+
+        Args:
+            report: gets the current phase, for heartbeats.
+
+        Raises:
+            StepDiverged, NothingToTrain, AdapterUnusable, SampleUnusable: this batch can never be trained.
+            AdapterUnreadable: as long as the disk is away.
+            ModelUnsupported: no batch can be trained on the model that this trainer has.
+            RecipeRejected: no batch of this recipe can be trained on this base model.
+            DiskFull: there is no room for the adapter.
+            StepTooLarge: memory ended five attempts at it.
+            TrainerFailed: retry four times; e.g. out of memory, or a rank died.
+            TrainerUnavailable: retry.
+        """
+
+
+class TrainStep(Message):
+    """Compute and commit the claimed step `n`; a step that is committed already is not trained again."""
+
+    policy: str
+    n: int
+
+
+class StepDone(Message):
+    """The result of a step. Figures that are not known are None.
+
+    Args:
+        state: candidate: its version waits for the gate; committed: it was accepted before; abandoned: it ended
+            without a version; quarantined: it cannot succeed, for `reason`, and the workflow calls `quarantine_step`;
+            rejected: by the gate.
+        parent: the version it started from.
+        kl: None if the recipe measures none.
+        reason: empty for a candidate and for a committed step.
+        gate: what the checks of the gate found, in one line.
+    """
+
+    policy: str
+    n: int
+    state: StepState
+    parent: int | None = None
+    path: str | None = None
+    sha256: str | None = None
+    samples: int | None = None
+    tokens: int | None = None
+    loss: float | None = None
+    kl: float | None = None
+    ratio: float | None = None
+    seconds: float | None = None
+    reason: str = ""
+    gate: str = ""
+
+
 class TrainingActivities:
     """On the queue `trainer-{pool}`, one at a time.
 
@@ -76,7 +146,7 @@ class TrainingActivities:
         self._note_seconds = note_seconds
         self._run_log = run_log
 
-    @activity.defn(name="train_step")
+    @activity.defn
     async def train_step(self, request: TrainStep) -> StepDone:
         """Compute a claimed step, and make its version a candidate.
 

@@ -12,7 +12,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from api.ports import FeedbackStore, SessionNotifier, TurnStore
+from api.ports import FeedbackStore, TurnStore
+from clawloop.contracts.notices import Notifier, SessionNotice
 from clawloop.contracts.sessions import FeedbackGiven, RepeatableRequest, SessionFacts, StoredFeedback, TurnRecorded
 from clawloop.contracts.turns import InsertedTurn, TurnKind, TurnRecord
 from clawloop.errors import AlreadyAnswered, SignalFailed, StoreUnavailable
@@ -53,7 +54,7 @@ class NotificationQueue:
     """
 
     def __init__(
-        self, notifier: SessionNotifier | None, turns: TurnStore, feedback: FeedbackStore, metrics: GatewayMetrics
+        self, notifier: Notifier | None, turns: TurnStore, feedback: FeedbackStore, metrics: GatewayMetrics
     ) -> None:
         self._notifier = notifier
         self._turns = turns
@@ -154,7 +155,7 @@ class NotificationQueue:
         except asyncio.QueueFull:
             self._count_unsent(1)
 
-    async def _send_batches(self, queue: asyncio.Queue[SessionMessage], notifier: SessionNotifier) -> None:
+    async def _send_batches(self, queue: asyncio.Queue[SessionMessage], notifier: Notifier) -> None:
         while True:
             batch = [await queue.get()]
             while not queue.empty():
@@ -167,17 +168,14 @@ class NotificationQueue:
                 for _ in batch:
                     queue.task_done()
 
-    async def _send(self, batch: list[SessionMessage], notifier: SessionNotifier) -> list[TurnRecorded | FeedbackGiven]:
+    async def _send(self, batch: list[SessionMessage], notifier: Notifier) -> list[TurnRecorded | FeedbackGiven]:
         sent: list[TurnRecorded | FeedbackGiven] = []
         try:
             for session, message, context in batch:
                 if time.monotonic() < self._paused_until:
                     break
                 with continued(context):
-                    if isinstance(message, FeedbackGiven):
-                        await notifier.notify_feedback(session, message)
-                    else:
-                        await notifier.notify_turn(session, message)
+                    await notifier.notify(SessionNotice(session, message))
                 sent.append(message)
         except SignalFailed as error:
             self._paused_until = time.monotonic() + PAUSE_SECONDS

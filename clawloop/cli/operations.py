@@ -13,9 +13,8 @@ from clawloop.errors import SignalFailed
 if TYPE_CHECKING:
     from temporalio.client import Client
 
-    from clawloop.contracts.sessions import ContentErased, RejudgeRequested, SessionFacts
-    from clawloop.contracts.training import OperatorChange
-    from clawloop.ids import RolloutGroupId, SessionId
+    from clawloop.contracts.notices import Notice, Notifier
+    from clawloop.ids import RolloutGroupId
     from clawloop.operations.engines import EngineOperations
     from clawloop.operations.history import HistoryOperations
     from clawloop.operations.keys import KeyOperations
@@ -23,9 +22,7 @@ if TYPE_CHECKING:
     from clawloop.operations.workflow_links import WorkflowLinks
     from clawloop.processes.operations import Operations
     from clawloop.settings import Settings
-    from clawloop.temporal.client import TemporalSessionNotifier
     from clawloop.temporal.environment_workers import TemporalEnvironmentWorkers
-    from clawloop.temporal.training_notifier import TemporalTrainingNotifier
     from db.database import Database
 
 Result = TypeVar("Result")
@@ -47,7 +44,7 @@ def operations_of(database: Database, data: Path | None) -> Operations:
 
     settings = settings_of(data)
     temporal = _TemporalOnDemand(settings)
-    return operations_on(database, settings, temporal, temporal, temporal, temporal)
+    return operations_on(database, settings, temporal, temporal)
 
 
 def with_reading(data: Path | None, work: Callable[[Reading], Coroutine[Any, Any, Result]]) -> Result:
@@ -104,26 +101,19 @@ def with_history(data: Path | None, work: Callable[[HistoryOperations], Coroutin
 
 
 class _TemporalOnDemand:
-    """Connects at each call.
-
-    Satisfies `OperatorNotifier`, `SessionWorkflows`, `RolloutsNotifier` and `EnvironmentWorkers`.
-    """
+    """Satisfies `Notifier` and `EnvironmentWorkers`; connects when it is called."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._sessions: TemporalSessionNotifier | None = None
+        self._notifier: Notifier | None = None
 
-    async def notify_work(self, policy: str) -> None:
-        await (await self._training_notifier()).notify_work(policy)
+    async def notify(self, notice: Notice) -> None:
+        if self._notifier is None:
+            client = await self._client()
+            from clawloop.processes.notifier import notifier_on
 
-    async def operator_changed(self, policy: str, change: OperatorChange) -> None:
-        await (await self._training_notifier()).operator_changed(policy, change)
-
-    async def rollouts_changed(self, policy: str) -> None:
-        client = await self._client()
-        from clawloop.temporal.rollouts_notifier import TemporalRolloutsNotifier
-
-        await TemporalRolloutsNotifier(client).rollouts_changed(policy)
+            self._notifier = notifier_on(client, self._settings)
+        await self._notifier.notify(notice)
 
     async def asks_for_work(self, environment: str) -> bool:
         return await (await self._environment_workers()).asks_for_work(environment)
@@ -131,33 +121,11 @@ class _TemporalOnDemand:
     async def has_work(self, groups: Sequence[RolloutGroupId]) -> bool:
         return await (await self._environment_workers()).has_work(groups)
 
-    async def rejudge(self, session: SessionFacts, request: RejudgeRequested) -> None:
-        await (await self._session_notifier()).rejudge(session, request)
-
-    async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
-        await (await self._session_notifier()).content_erased(session, erased)
-
     async def _environment_workers(self) -> TemporalEnvironmentWorkers:
         client = await self._client()
         from clawloop.temporal.environment_workers import TemporalEnvironmentWorkers
 
         return TemporalEnvironmentWorkers(client)
-
-    async def _training_notifier(self) -> TemporalTrainingNotifier:
-        from clawloop.processes.endpoints import page_links
-        from clawloop.temporal.training_notifier import TemporalTrainingNotifier
-
-        return TemporalTrainingNotifier(await self._client(), links=page_links(self._settings))
-
-    async def _session_notifier(self) -> TemporalSessionNotifier:
-        if self._sessions is None:
-            from datetime import timedelta
-
-            client = await self._client()
-            from clawloop.temporal.client import TemporalSessionNotifier
-
-            self._sessions = TemporalSessionNotifier(client, timedelta(minutes=self._settings.session_idle_minutes))
-        return self._sessions
 
     async def _client(self) -> Client:
         return await connect_temporal(self._settings)

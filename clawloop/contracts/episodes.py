@@ -110,7 +110,7 @@ class GroupTask:
     task: str
     size: int
     state: GroupState
-    judged: bool = False
+    judged: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class GroupBegun:
     """
 
     task: GroupTask
-    episodes: Sequence[EpisodeBegun] = ()
+    episodes: Sequence[EpisodeBegun]
 
 
 @dataclass(frozen=True, slots=True)

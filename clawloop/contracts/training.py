@@ -281,7 +281,7 @@ class TrainedStep:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The result of claiming a batch, also as the training workflow's saved histories hold it.
+    """The result of claiming a batch.
 
     Args:
         state: None: there is no batch; `reason` says what the step waits for.
@@ -335,12 +335,12 @@ class TrainingView:
     epoch: int
     pinned: int | None
     unpublished: bool
-    max_wait_seconds: float | None = None
-    closed_seconds: float | None = None
-    probed: bool = False
-    canary: int | None = None
-    canary_parent: int | None = None
-    progress: StepProgress | None = None
+    max_wait_seconds: float | None
+    closed_seconds: float | None
+    probed: bool
+    canary: int | None
+    canary_parent: int | None
+    progress: StepProgress | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,8 @@ Open workflows and saved histories hold them: new fields must be optional.
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
 from clawloop.contracts.episodes import Ending
+from clawloop.contracts.message import Message
 from clawloop.ids import EpisodeId
 
 REASON_LIMIT = 300
@@ -16,10 +15,6 @@ REASON_LIMIT = 300
 def environment_queue(environment: str) -> str:
     """The queue of the workers that have this environment. Open workflows hold the value, so it never changes."""
     return f"environment-{environment}"
-
-
-class Message(BaseModel):
-    model_config = ConfigDict(frozen=True)
 
 
 class RunEpisode(Message):

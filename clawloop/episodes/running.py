@@ -21,7 +21,7 @@ class EnvironmentActivities:
         self._runner = runner
         self._artifacts = artifacts
 
-    @activity.defn(name="run_episode")
+    @activity.defn
     async def run_episode(self, request: RunEpisode) -> EpisodeRan:
         """Run the agent in a new sandbox; what it left is kept by its digest."""
         async with heartbeating(lambda: "the agent runs"):
@@ -33,7 +33,7 @@ class EnvironmentActivities:
         reason = run.reason[:REASON_LIMIT]
         return EpisodeRan(ending=run.ending, reason=reason, artifact_sha256=sha256, verified=verified)
 
-    @activity.defn(name="verify_episode")
+    @activity.defn
     async def verify_episode(self, request: VerifyEpisode) -> EpisodeVerified:
         """Run the verifier on what the agent left, in a new sandbox; the agent does not run again."""
         async with heartbeating(lambda: "the verifier runs"):

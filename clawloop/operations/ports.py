@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from clawloop.contracts.episodes import RolloutsPlan, RolloutsView
-from clawloop.contracts.sessions import ContentErased, Erasure, RejudgeRequested, SessionFacts
-from clawloop.contracts.training import OperatorChange, TrainingView, VersionView
+from clawloop.contracts.sessions import Erasure
+from clawloop.contracts.training import TrainingView, VersionView
 from clawloop.ids import RolloutGroupId, SessionId, TurnId
 from clawloop.judging.rejudging import RejudgeFacts
 from clawloop.recipes.recipe import Recipe
@@ -106,22 +106,6 @@ class TrainingStore(Protocol):
         """
 
 
-class OperatorNotifier(Protocol):
-    async def notify_work(self, policy: str) -> None:
-        """Wake the policy's training workflow, and start it if it does not run.
-
-        Raises:
-            SignalFailed: the sweep does it.
-        """
-
-    async def operator_changed(self, policy: str, change: OperatorChange) -> None:
-        """Notify the policy's training workflow of a change that PostgreSQL holds.
-
-        Raises:
-            SignalFailed: the workflow sees the change when it reads the ledger next.
-        """
-
-
 class RejudgeStore(Protocol):
     async def rejudge_facts(self, turn_id: TurnId) -> RejudgeFacts | None:
         """None if there is no such turn."""
@@ -156,16 +140,6 @@ class ErasedArtifacts(Protocol):
         """Delete it, if it is kept here. Idempotent."""
 
 
-class SessionWorkflows(Protocol):
-    """Workflows of sessions. Every call raises SignalFailed when Temporal does not take the signal."""
-
-    async def rejudge(self, session: SessionFacts, request: RejudgeRequested) -> None:
-        """Have a turn judged again. Idempotent for one revision."""
-
-    async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
-        """Notify the session's workflow, if one runs, which turns have no content any more."""
-
-
 class RolloutsStore(Protocol):
     """Operators' view of a policy's rollouts, and their changes to them.
 
@@ -186,15 +160,6 @@ class RolloutsStore(Protocol):
 
     async def oldest_open(self, environment: str, limit: int) -> list[RolloutGroupId]:
         """Open groups of the environment, of all policies, oldest first."""
-
-
-class RolloutsNotifier(Protocol):
-    async def rollouts_changed(self, policy: str) -> None:
-        """Notify the workflow of a policy's rollouts, and start it if it does not run.
-
-        Raises:
-            SignalFailed: PostgreSQL holds the change.
-        """
 
 
 class EnvironmentWorkers(Protocol):

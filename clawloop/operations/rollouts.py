@@ -6,9 +6,10 @@ import shlex
 from dataclasses import replace
 
 from clawloop.contracts.episodes import RolloutsPlan, RolloutsView
+from clawloop.contracts.notices import Notifier, RolloutsChanged
 from clawloop.errors import SignalFailed
 from clawloop.operations.applied import Applied, notify_best_effort
-from clawloop.operations.ports import EnvironmentWorkers, RolloutsNotifier, RolloutsStore
+from clawloop.operations.ports import EnvironmentWorkers, RolloutsStore
 from clawloop.operations.reasons import check_reason
 
 # Workers that are named environments and nothing else; any other name is that of a folder or a package.
@@ -20,7 +21,7 @@ _GROUPS_LOOKED_AT = 32
 class RolloutOperations:
     """Every operation raises what the `RolloutsStore` raises."""
 
-    def __init__(self, store: RolloutsStore, notifier: RolloutsNotifier, workers: EnvironmentWorkers) -> None:
+    def __init__(self, store: RolloutsStore, notifier: Notifier, workers: EnvironmentWorkers) -> None:
         self._store = store
         self._notifier = notifier
         self._workers = workers
@@ -41,7 +42,7 @@ class RolloutOperations:
         return await self._with_workers(await self._store.status(policy))
 
     async def _notified(self, view: RolloutsView) -> Applied[RolloutsView]:
-        applied = await notify_best_effort(view, self._notifier.rollouts_changed(view.policy))
+        applied = await notify_best_effort(view, self._notifier.notify(RolloutsChanged(view.policy)))
         if applied.signal_error is not None:
             return applied  # Temporal does not answer, and is not waited for twice
         return Applied(await self._with_workers(view))

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from clawloop.contracts.answers import Rejudged
+from clawloop.contracts.notices import Notifier, SessionErased, SessionNotice
 from clawloop.contracts.sessions import Erasure, RejudgeRequested
 from clawloop.ids import SessionId, TurnId
 from clawloop.judging.rejudging import RejudgeFacts, why_not_rejudged
 from clawloop.operations.applied import Applied, notify_best_effort
-from clawloop.operations.ports import ErasedArtifacts, ErasureStore, RejudgeStore, SessionWorkflows
+from clawloop.operations.ports import ErasedArtifacts, ErasureStore, RejudgeStore
 
 # Signals are sent one after the other, 10 ms each; the next call takes the next turns.
 UNJUDGED_LIMIT = 1000
@@ -18,12 +19,12 @@ UNJUDGED_LIMIT = 1000
 
 class SessionOperations:
     def __init__(
-        self, rejudging: RejudgeStore, erasures: ErasureStore, artifacts: ErasedArtifacts, workflows: SessionWorkflows
+        self, rejudging: RejudgeStore, erasures: ErasureStore, artifacts: ErasedArtifacts, notifier: Notifier
     ) -> None:
         self._rejudging = rejudging
         self._erasures = erasures
         self._artifacts = artifacts
-        self._workflows = workflows
+        self._notifier = notifier
 
     async def rejudge_turn(self, turn_id: TurnId) -> Rejudged | None:
         """Have a turn judged again, with the recipe of now and without earlier votes; None: there is no such turn.
@@ -55,7 +56,8 @@ class SessionOperations:
         for turn in turns:
             refused = why_not_rejudged(turn)
             if refused is None:
-                await self._workflows.rejudge(turn.session, RejudgeRequested(turn.turn_id, turn.next_revision))
+                request = RejudgeRequested(turn.turn_id, turn.next_revision)
+                await self._notifier.notify(SessionNotice(turn.session, request))
             results.append(
                 Rejudged(
                     turn_id=turn.turn_id,
@@ -102,5 +104,5 @@ class SessionOperations:
         if erasure is None:
             return None
         # Best effort: the workflow holds ids and reasons only.
-        signal = self._workflows.content_erased(erasure.session.session_id, erasure.message)
-        return await notify_best_effort(erasure, signal)
+        notice = SessionErased(erasure.session.session_id, erasure.message)
+        return await notify_best_effort(erasure, self._notifier.notify(notice))

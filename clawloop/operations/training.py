@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from clawloop.contracts.notices import BatchWaits, Notifier, OperatorChanged
 from clawloop.contracts.training import OperatorAction, OperatorChange, TrainingView
 from clawloop.operations.applied import Applied, notify_best_effort
 from clawloop.operations.policy_names import check_policy_name
-from clawloop.operations.ports import OperatorNotifier, TrainingStore
+from clawloop.operations.ports import TrainingStore
 from clawloop.operations.reasons import check_reason
 from clawloop.recipes.recipe import Recipe, require_rank
 
@@ -17,7 +18,7 @@ class TrainingOperations:
         max_lora_rank: of the adapters that engines take.
     """
 
-    def __init__(self, store: TrainingStore, notifier: OperatorNotifier, max_lora_rank: int) -> None:
+    def __init__(self, store: TrainingStore, notifier: Notifier, max_lora_rank: int) -> None:
         self._store = store
         self._notifier = notifier
         self._max_lora_rank = max_lora_rank
@@ -67,7 +68,7 @@ class TrainingOperations:
         view = await self._store.create_policy(check_policy_name(name), like, recipe, version)
         if not view.unpublished:
             return Applied(view)
-        return await notify_best_effort(view, self._notifier.notify_work(view.policy))
+        return await notify_best_effort(view, self._notifier.notify(BatchWaits(view.policy)))
 
     async def retire_policy(self, policy: str) -> Applied[TrainingView]:
         """End a policy for good; a step that runs is finished."""
@@ -88,5 +89,5 @@ class TrainingOperations:
         return await self._notify(view, OperatorAction.SET_RECIPE, f"{recipe.name} {recipe.hash[:12]}")
 
     async def _notify(self, view: TrainingView, action: OperatorAction, detail: str) -> Applied[TrainingView]:
-        change = OperatorChange(action, detail)
-        return await notify_best_effort(view, self._notifier.operator_changed(view.policy, change))
+        notice = OperatorChanged(view.policy, OperatorChange(action, detail))
+        return await notify_best_effort(view, self._notifier.notify(notice))

@@ -13,17 +13,17 @@ from contextlib import AsyncExitStack
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from activities.serving.engines import EngineActivities
-from activities.serving.ports import EngineControl
+from activities.serving.engines import EngineActivities, EngineControl
+from clawloop.contracts.notices import EngineAdded, Notifier
 from clawloop.contracts.training import VersionRef
 from clawloop.errors import EngineUnavailable, SignalFailed
 from clawloop.processes.database import ready_database, require_database
-from clawloop.processes.endpoints import engine_secret, page_links, required_temporal_address
+from clawloop.processes.endpoints import engine_secret, required_temporal_address
+from clawloop.processes.notifier import notifier_on
 from clawloop.processes.worker_process import GRACE, LOOPBACK, run_workers
 from clawloop.serving.adapters import VllmControl
 from clawloop.settings import Settings
 from clawloop.telemetry.metrics import EngineMetrics
-from clawloop.temporal.engine_notifier import TemporalEngineNotifier
 from db.serving.engines import engine_of
 from db.serving.publishing import PostgresPublishingStore
 from workflows import names
@@ -63,7 +63,7 @@ async def run_agent(
         vllm = await stack.enter_async_context(VllmControl(url, adapters, engine_secret(settings)))
         control = CountedControl(vllm, metrics)
         for background in (
-            _start_workflow(TemporalEngineNotifier(client, page_links(settings)), engine_id),
+            _start_workflow(notifier_on(client, settings), engine_id),
             _watch_health(vllm, metrics, restart_command),
         ):
             task = asyncio.create_task(background)
@@ -93,11 +93,11 @@ def agent_worker(client: Client, engine_id: str, activities: EngineActivities) -
     )
 
 
-async def _start_workflow(notifier: TemporalEngineNotifier, engine_id: str) -> None:
+async def _start_workflow(notifier: Notifier, engine_id: str) -> None:
     """Start the engine's workflow unless it runs, and retry."""
     while True:
         try:
-            await notifier.begin(engine_id)
+            await notifier.notify(EngineAdded(engine_id))
             return
         except SignalFailed as error:
             # The orchestrator registers the search attributes, and may start later than this agent.
@@ -129,7 +129,7 @@ async def _watch_health(control: EngineControl, metrics: EngineMetrics, restart_
 
 
 class CountedControl:
-    """Satisfies `activities.serving.ports.EngineControl`; counts loads, unloads and adapters."""
+    """Satisfies `activities.serving.engines.EngineControl`; counts loads, unloads and adapters."""
 
     def __init__(self, control: EngineControl, metrics: EngineMetrics) -> None:
         self._control = control

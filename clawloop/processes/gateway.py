@@ -35,7 +35,6 @@ from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.operations.export import Exporter
 from clawloop.operations.keys import KeyOperations
 from clawloop.operations.overview import Overview
-from clawloop.operations.ports import SessionWorkflows
 from clawloop.operations.reading import Reading
 from clawloop.processes.artifacts import open_artifacts
 from clawloop.processes.database import open_database, sealer_of
@@ -46,7 +45,7 @@ from clawloop.processes.engine_operations import engine_operations_on
 from clawloop.processes.gateway_pages import GatewayPages
 from clawloop.processes.history import history_on
 from clawloop.processes.ledger_check import DatabaseCheck
-from clawloop.processes.notifiers import notifiers_of
+from clawloop.processes.notifier import notifier_on
 from clawloop.processes.operations import NoTemporal, operations_on
 from clawloop.processes.runtime_file import installation_id
 from clawloop.serving.chat import ChatEngines
@@ -55,6 +54,7 @@ from clawloop.serving.rotation import Rotation
 from clawloop.settings import Settings
 from clawloop.telemetry.metrics import GatewayMetrics
 from clawloop.telemetry.tracing import tracing
+from clawloop.temporal.environment_workers import TemporalEnvironmentWorkers
 from clawloop.temporal.plugin import connect
 from clawloop.temporal.watch import TemporalWatch
 from db.content import ContentCodec
@@ -261,9 +261,9 @@ async def gateway_services(
     feedback = PostgresFeedbackStore(background)
     client = await _temporal_client(settings)
     temporal = await stack.enter_async_context(TemporalWatch(client))
-    notifier, operator_notifier, rollouts_notifier, workers = notifiers_of(client, settings)
-    workflows: SessionWorkflows = notifier or NoTemporal()
-    operations = operations_on(background, settings, operator_notifier, workflows, rollouts_notifier, workers)
+    notifier = None if client is None else notifier_on(client, settings)
+    workers = NoTemporal() if client is None else TemporalEnvironmentWorkers(client)
+    operations = operations_on(background, settings, notifier or NoTemporal(), workers)
     history = await stack.enter_async_context(
         history_on(background, settings, lambda: directory.snapshot, operations.sessions)
     )

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
 from api.recording.stranded_turns import StrandedTurns
 from clawloop.adapters.folder import AdapterFolder
-from clawloop.contracts.sessions import ContentErased, RejudgeRequested, SessionFacts
-from clawloop.contracts.training import OperatorChange
+from clawloop.contracts.notices import Notice, Notifier
 from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.errors import SignalFailed
-from clawloop.ids import RolloutGroupId, SessionId
-from clawloop.operations.ports import EnvironmentWorkers, OperatorNotifier, RolloutsNotifier, SessionWorkflows
+from clawloop.ids import RolloutGroupId
+from clawloop.operations.ports import EnvironmentWorkers
 from clawloop.operations.recovery import Recovery
 from clawloop.operations.rollouts import RolloutOperations
 from clawloop.operations.sessions import SessionOperations
 from clawloop.operations.training import TrainingOperations
 from clawloop.processes.database import sealer_of
-from clawloop.processes.endpoints import page_links
 from clawloop.settings import Settings
 from db.database import Database
 from db.episodes.rollouts import PostgresRolloutStore
@@ -41,18 +38,9 @@ class Operations:
 
 
 class NoTemporal:
-    """Where no Temporal is configured.
+    """Satisfies `Notifier` and `EnvironmentWorkers` where no Temporal is configured."""
 
-    Satisfies `OperatorNotifier`, `SessionWorkflows`, `RolloutsNotifier` and `EnvironmentWorkers`.
-    """
-
-    async def notify_work(self, policy: str) -> None:
-        self._fail()
-
-    async def operator_changed(self, policy: str, change: OperatorChange) -> None:
-        self._fail()
-
-    async def rollouts_changed(self, policy: str) -> None:
+    async def notify(self, notice: Notice) -> None:
         self._fail()
 
     async def asks_for_work(self, environment: str) -> bool:
@@ -61,39 +49,29 @@ class NoTemporal:
     async def has_work(self, groups: Sequence[RolloutGroupId]) -> bool:
         self._fail()
 
-    async def rejudge(self, session: SessionFacts, request: RejudgeRequested) -> None:
-        self._fail()
-
-    async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
-        self._fail()
-
     def _fail(self) -> NoReturn:
         raise SignalFailed("no Temporal is configured: set TEMPORAL_ADDRESS")
 
 
 def operations_on(
-    database: Database,
-    settings: Settings,
-    notifier: OperatorNotifier,
-    workflows: SessionWorkflows,
-    rollouts: RolloutsNotifier,
-    workers: EnvironmentWorkers,
+    database: Database, settings: Settings, notifier: Notifier, workers: EnvironmentWorkers
 ) -> Operations:
     artifacts = ArtifactFolder(settings.data / "artifacts", sealer_of(settings.encryption_key_file))
     return Operations(
         TrainingOperations(PostgresTrainingStore(database), notifier, settings.max_lora_rank),
-        SessionOperations(PostgresRejudgeStore(database), PostgresErasureStore(database), artifacts, workflows),
-        RolloutOperations(PostgresRolloutStore(database), rollouts, workers),
+        SessionOperations(PostgresRejudgeStore(database), PostgresErasureStore(database), artifacts, notifier),
+        RolloutOperations(PostgresRolloutStore(database), notifier, workers),
     )
 
 
 def recovery_on(database: Database, client: Client, settings: Settings) -> Recovery:
+    from clawloop.processes.notifier import notifier_on
     from clawloop.temporal.recovery import TemporalRecovery
 
     folder, spool = settings.data / "adapters", settings.data / "spool"
     return Recovery(
         PostgresRecoveryStore(database),
-        TemporalRecovery(client, timedelta(minutes=settings.session_idle_minutes), page_links(settings)),
+        TemporalRecovery(client, notifier_on(client, settings)),
         AdapterFolder(folder) if folder.is_dir() else None,
         StrandedTurns(spool, sealer_of(settings.encryption_key_file)) if spool.is_dir() else None,
     )

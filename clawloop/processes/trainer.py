@@ -21,8 +21,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from activities.training.ports import RunLog, StepStore, Trainer
-from activities.training.train_step import TrainingActivities
+from activities.training.steps import StepStore
+from activities.training.train_step import RunLog, Trainer, TrainingActivities
 from clawloop.contracts.progress import StatusCallback
 from clawloop.contracts.training import StepBatch, TrainedStep
 from clawloop.errors import ClawloopError, PermanentError, TrainerUnavailable, TransientError
@@ -167,7 +167,7 @@ def training_worker(
 
 
 class InstrumentedTrainer:
-    """A trainer with metrics. Satisfies `activities.training.ports.Trainer`."""
+    """A trainer with metrics. Satisfies `activities.training.train_step.Trainer`."""
 
     def __init__(self, trainer: Trainer, metrics: TrainerMetrics) -> None:
         self._trainer = trainer

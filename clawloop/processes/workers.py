@@ -15,39 +15,35 @@ from functools import partial
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from activities.episodes.ledger import EpisodeLedgerActivities
-from activities.episodes.upkeep import EpisodeUpkeep
+from activities.episodes import EpisodeLedgerActivities, EpisodeUpkeep
 from activities.judging.closing import ClosingActivities
 from activities.judging.episode_votes import EpisodeJudgingActivities
 from activities.judging.judge_turn import JudgingActivities
+from activities.serving.engines import EngineReconciler
 from activities.serving.publishing import PublishingActivities
-from activities.serving.reconcile import EngineReconciler
 from activities.serving.retention import Retention
 from activities.sweep import SweepActivities
-from activities.training.canaries import Canaries
-from activities.training.gate import GateActivities
+from activities.training.gate import Canaries, GateActivities
 from activities.training.notifier import TrainingNotifier
-from activities.training.ports import WorkNotifier
 from activities.training.probes import ProbeActivities
 from activities.training.steps import StepActivities
 from clawloop.adapters.folder import AdapterFolder
+from clawloop.contracts.notices import BatchWaits, Notifier
 from clawloop.contracts.serving import Directory
 from clawloop.errors import SignalFailed, StoreUnavailable
 from clawloop.processes.database import ready_database, require_database
-from clawloop.processes.endpoints import engine_secret, page_links, required_temporal_address
+from clawloop.processes.endpoints import engine_secret, required_temporal_address
 from clawloop.processes.holding import Holding
 from clawloop.processes.judge import engine_endpoints, judge_client
+from clawloop.processes.notifier import notifier_on
 from clawloop.processes.worker_process import GRACE, LOOPBACK, RETRY_SECONDS, run_workers
 from clawloop.serving.directory import DirectoryCache, DirectoryStore
 from clawloop.serving.probes import ProbeClient
 from clawloop.serving.rendering import EngineRenderer
 from clawloop.settings import Settings
 from clawloop.telemetry.metrics import WorkerMetrics
-from clawloop.temporal.client import TemporalSessionNotifier, prepare_namespace
-from clawloop.temporal.engine_notifier import TemporalEngineNotifier
+from clawloop.temporal.namespace import prepare_namespace
 from clawloop.temporal.replay_slots import POLLS, replaying_few_at_once
-from clawloop.temporal.rollouts_notifier import TemporalRolloutsNotifier
-from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from db.database import Database
 from db.episodes.groups import PostgresEpisodeStore
 from db.episodes.rollouts import PostgresRolloutStore
@@ -120,12 +116,12 @@ async def _hold(
 ) -> None:
     """Hold the database for the client's server, and have all that the orchestrators need there; also from now on."""
     directory = PostgresDirectoryStore(database)
-    training = TemporalTrainingNotifier(client, links=page_links(settings))
+    notifier = notifier_on(client, settings)
 
     async def prepare() -> None:
         await prepare_namespace(client)
         # Beside the renewals: it retries until PostgreSQL answers.
-        starting = asyncio.create_task(_start_training_workflows(directory, training))
+        starting = asyncio.create_task(_start_training_workflows(directory, notifier))
         stack.callback(starting.cancel)
 
     holding = Holding(TemporalServerStore(database), client, broken, prepare)
@@ -146,28 +142,27 @@ def end_if_renewals_fail(broken: asyncio.Event, task: asyncio.Task[None]) -> Non
 def _orchestrator_workers(
     settings: Settings, database: Database, client: Client, metrics: WorkerMetrics
 ) -> list[Worker]:
-    idle = timedelta(minutes=settings.session_idle_minutes)
-    work = TrainingNotifier(PostgresWorkStore(database), TemporalTrainingNotifier(client, links=page_links(settings)))
+    notifier = notifier_on(client, settings)
+    work = TrainingNotifier(PostgresWorkStore(database), notifier)
     conversations = ConversationCache(settings.conversation_cache_bytes)
     step_store, publishing_store = PostgresStepStore(database, conversations), PostgresPublishingStore(database)
-    engine_workflows = TemporalEngineNotifier(client, page_links(settings))
     sweeper = SweepActivities(
         PostgresSweepStore(database),
-        TemporalSessionNotifier(client, idle, page_links(settings)),
+        notifier,
         work,
-        idle,
+        timedelta(minutes=settings.session_idle_minutes),
         retention=Retention(
             publishing_store,
             AdapterFolder(settings.data / "adapters"),
             # Before training, which pauses at half of it.
             wanted_free=2 * settings.min_free_disk_bytes,
         ),
-        reconciler=EngineReconciler(publishing_store, engine_workflows),
+        reconciler=EngineReconciler(publishing_store, notifier, notifier.running_engines),
         counter=metrics,
         episodes=EpisodeUpkeep(
             PostgresEpisodeStore(database),
             PostgresRolloutStore(database),
-            TemporalRolloutsNotifier(client),
+            notifier,
             PostgresJudgeSampleStore(database),
         ),
         canaries=Canaries(PostgresCanaryStore(database), work),
@@ -176,10 +171,8 @@ def _orchestrator_workers(
     ledger = ClosingActivities(PostgresClosingStore(database), judgements, work, metrics)
     steps = StepActivities(step_store)
     gate = GateActivities(PostgresGateStore(database))
-    publishing = PublishingActivities(publishing_store, step_store, engine_workflows)
-    episodes = EpisodeLedgerActivities(
-        PostgresEpisodeStore(database), PostgresRolloutStore(database), work, TemporalRolloutsNotifier(client)
-    )
+    publishing = PublishingActivities(publishing_store, step_store, notifier)
+    episodes = EpisodeLedgerActivities(PostgresEpisodeStore(database), PostgresRolloutStore(database), work, notifier)
     where_workflows_run = [*steps.where_workflows_run, gate.decide_version, *episodes.where_workflows_run]
     return [
         Worker(
@@ -203,7 +196,6 @@ def _orchestrator_workers(
                 steps.abandon_step,
                 publishing.publish_version,
                 *where_workflows_run,
-                episodes.read_group_task,
                 episodes.settle_group,
             ],
             max_concurrent_activities=MAX_CONCURRENT_ACTIVITIES,
@@ -222,7 +214,7 @@ async def _judge_worker(
 
     judge = await stack.enter_async_context(judge_client(settings, now, metrics, PostgresFileStore(database)))
     renderer = await stack.enter_async_context(EngineRenderer(engine_endpoints(settings, now)))
-    work = TrainingNotifier(PostgresWorkStore(database), TemporalTrainingNotifier(client, links=page_links(settings)))
+    work = TrainingNotifier(PostgresWorkStore(database), notifier_on(client, settings))
     conversations = ConversationCache(settings.conversation_cache_bytes)
     judgements = PostgresJudgementStore(database, conversations)
     judging = JudgingActivities(judgements, judge, renderer, work, metrics)
@@ -246,12 +238,12 @@ async def _judge_worker(
     )
 
 
-async def _start_training_workflows(directory: DirectoryStore, notifier: WorkNotifier) -> None:
+async def _start_training_workflows(directory: DirectoryStore, notifier: Notifier) -> None:
     """Signal-with-start each policy's training workflow, and retry. Engine workflows are started by their agents."""
     while True:
         try:
             for policy in (await directory.read()).policies:
-                await notifier.notify_work(policy.id)
+                await notifier.notify(BatchWaits(policy.id))
             return
         except (StoreUnavailable, SignalFailed) as error:
             log.warning("training workflows not started yet", extra={"why": str(error)})

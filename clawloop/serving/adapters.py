@@ -58,7 +58,7 @@ class _LoraUsage:
 
 
 class VllmControl:
-    """Satisfies `activities.serving.ports.EngineControl`. Use as an async context manager.
+    """Satisfies `activities.serving.engines.EngineControl`. Use as an async context manager.
 
     Args:
         url: of the engine.

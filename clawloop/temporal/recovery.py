@@ -10,18 +10,17 @@ from uuid import UUID
 from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client, ScheduleOverlapPolicy, WorkflowExecution
-from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError
 
+from clawloop.contracts.notices import BatchWaits, SessionNotice
 from clawloop.contracts.sessions import RejudgeRequested, SessionFacts, TurnRecorded
 from clawloop.errors import SignalFailed
 from clawloop.ids import SessionId, TurnId
 from clawloop.operations.recovery import ToldTurns
-from clawloop.temporal.client import PREPARE_LIMIT, TemporalSessionNotifier, prepare_namespace
 from clawloop.temporal.deadline import temporal_deadline
-from clawloop.temporal.training_notifier import TemporalTrainingNotifier
+from clawloop.temporal.namespace import PREPARE_LIMIT, prepare_namespace
+from clawloop.temporal.notifier import TemporalNotifier
 from workflows import names
-from workflows.page_links import NO_PAGE, PageLinks
 from workflows.state import SessionState
 
 _SESSION_PREFIX = names.session_workflow_id(SessionId(UUID(int=0))).removesuffix(str(UUID(int=0)))
@@ -35,14 +34,12 @@ class TemporalRecovery:
     """Satisfies `clawloop.operations.recovery.RecoveryWorkflows`.
 
     Args:
-        idle: a session closes after this long without a turn.
-        links: from Temporal's UI to the page.
+        notifier: of the same client.
     """
 
-    def __init__(self, client: Client, idle: timedelta, links: PageLinks = NO_PAGE) -> None:
+    def __init__(self, client: Client, notifier: TemporalNotifier) -> None:
         self._client = client
-        self._links = links
-        self._sessions = TemporalSessionNotifier(client, idle, links)
+        self._notifier = notifier
 
     async def prepare(self) -> None:
         async with temporal_deadline(PREPARE_LIMIT):
@@ -55,8 +52,10 @@ class TemporalRecovery:
         return None
 
     async def restart_training(self, policy: str) -> None:
-        notifier = TemporalTrainingNotifier(self._client, WorkflowIDConflictPolicy.TERMINATE_EXISTING, self._links)
-        await notifier.notify_work(policy)
+        handle = self._client.get_workflow_handle(names.training_workflow_id(policy))
+        async with temporal_deadline(may_be_gone=True):
+            await handle.terminate("clawloop recover: a new run reads PostgreSQL")
+        await self._notifier.notify(BatchWaits(policy))
 
     async def end_sessions(self) -> None:
         running = f"WorkflowType = '{names.SESSION_WORKFLOW}' AND ExecutionStatus = 'Running'"
@@ -70,7 +69,7 @@ class TemporalRecovery:
             await handle.terminate("clawloop recover: what waits for it is signalled to a new run")
 
     async def rejudge(self, session: SessionFacts, request: RejudgeRequested) -> None:
-        await self._sessions.rejudge(session, request)
+        await self._notifier.notify(SessionNotice(session, request))
 
     async def sweep(self) -> None:
         async with temporal_deadline():

@@ -16,7 +16,7 @@ from clawloop.errors import SetupError
 
 
 class TensorBoardLog:
-    """Implements `activities.training.ports.RunLog`.
+    """Implements `activities.training.train_step.RunLog`.
 
     Args:
         folder: a run for each policy is made in it.

@@ -1,6 +1,6 @@
 """Runs steps in a thread, for an event loop: cancellable, with a stall limit.
 
-Satisfies `activities.training.ports.Trainer`.
+Satisfies `activities.training.train_step.Trainer`.
 """
 
 from __future__ import annotations

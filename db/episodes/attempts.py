@@ -42,7 +42,7 @@ async def lock_group(connection: AsyncConnection, group: RolloutGroupId) -> Any:
 async def begin_places(
     connection: AsyncConnection, row: Any, places: Sequence[int], attempt: int, lifetime: timedelta
 ) -> list[EpisodeBegun]:
-    """For each place what `activities.episodes.ports.EpisodeStore.begin_episode` says.
+    """For each place what `activities.episodes.EpisodeStore.begin_episode` says.
 
     Args:
         row: the group's, locked.
@@ -69,7 +69,7 @@ async def begin_places(
 
 
 async def end_episode(connection: AsyncConnection, end: EpisodeEnd) -> str | None:
-    """See `activities.episodes.ports.EpisodeStore.end_episode`."""
+    """See `activities.episodes.EpisodeStore.end_episode`."""
     if end.ending is Ending.INFRASTRUCTURE:
         await _abandon(connection, end.id, end.reason, end.ending)
         await _note_artifact(connection, end)
@@ -91,7 +91,7 @@ async def end_episode(connection: AsyncConnection, end: EpisodeEnd) -> str | Non
 
 
 async def score_episode(connection: AsyncConnection, episode: EpisodeId, reward: float | None, reason: str) -> None:
-    """See `activities.episodes.ports.EpisodeStore.score_episode`."""
+    """See `activities.episodes.EpisodeStore.score_episode`."""
     if reward is not None and not math.isfinite(reward):
         raise EpisodeUnusable(f"episode {episode}: reward {reward} is not finite")
     if reward is not None and abs(reward) > REWARD_LIMIT:

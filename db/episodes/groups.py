@@ -29,7 +29,7 @@ from clawloop.contracts.episodes import (
 from clawloop.contracts.turns import TurnKind, TurnOutcome
 from clawloop.episodes.keys import KEY_LIFETIME, EpisodeKey, sign
 from clawloop.episodes.limits import KEY_LEAST_LEFT
-from clawloop.errors import AmbiguousId, EpisodeUnusable, NotFound, RecordUnusable
+from clawloop.errors import AmbiguousId, EpisodeUnusable, NotFound
 from clawloop.ids import EpisodeId, JudgementId, RolloutGroupId, SessionId, TurnId, ids_beginning
 from clawloop.judging.voting import Verdict
 from clawloop.recipes.recipe import Recipe
@@ -64,7 +64,7 @@ _ONE = text(f"{_EPISODES} WHERE e.id = :episode")
 
 
 class PostgresEpisodeStore:
-    """Implements `EpisodeStore` of `activities.episodes.ports`, `EpisodeKeys` of `clawloop.episodes.ports` and
+    """Implements `EpisodeStore` of `activities.episodes`, `EpisodeKeys` of `clawloop.episodes.ports` and
     `EpisodeTurns` of `activities.judging.episode_votes`; also reads for people."""
 
     def __init__(self, database: Database) -> None:
@@ -83,20 +83,12 @@ class PostgresEpisodeStore:
         await connection.execute(insert(RolloutGroupRow).values(values).on_conflict_do_nothing())
 
     @transaction
-    async def group_task(self, connection: AsyncConnection, group: RolloutGroupId) -> GroupTask:
-        query = select(RolloutGroupRow.__table__).where(RolloutGroupRow.id == group)
-        row = (await connection.execute(query)).one_or_none()
-        if row is None:
-            raise RecordUnusable(f"there is no rollout group {group}")
-        return _task(row, await recipe_if_any(connection, row.policy))
-
-    @transaction
     async def begin_group(self, connection: AsyncConnection, group: RolloutGroupId, lifetime: timedelta) -> GroupBegun:
         row = await lock_group(connection, group)
         recipe = await recipe_if_any(connection, row.policy)
         task = _task(row, recipe)
         if task.state is not GroupState.OPEN:
-            return GroupBegun(task)
+            return GroupBegun(task, ())
         return GroupBegun(task, await begin_places(connection, row, range(row.size), 1, lifetime))
 
     @transaction

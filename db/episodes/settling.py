@@ -63,7 +63,7 @@ _COUNT_SAMPLES = select(func.count()).select_from(SampleRow)
 
 
 async def settle_group(connection: AsyncConnection, group: RolloutGroupId) -> tuple[GroupResult, str | None]:
-    """See `activities.episodes.ports.EpisodeStore.settle`; also the policy, if it has a batch since this call."""
+    """See `activities.episodes.EpisodeStore.settle`; also the policy, if it has a batch since this call."""
     policy = await connection.scalar(select(RolloutGroupRow.policy).where(RolloutGroupRow.id == group))
     if policy is None:
         raise RecordUnusable(f"there is no rollout group {group}")

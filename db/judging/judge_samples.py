@@ -76,7 +76,7 @@ _REWARDED = text(f"""
 
 
 class PostgresJudgeSampleStore:
-    """Satisfies `activities.episodes.upkeep.JudgedVotes`."""
+    """Satisfies `activities.episodes.JudgedVotes`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -77,7 +77,7 @@ _LEFTOVER = text("""
 
 
 class PostgresPublishingStore:
-    """Implements `activities.serving.ports.PublishingStore` and `api.ports.VersionLoading`."""
+    """Implements `activities.serving.publishing.PublishingStore` and `api.ports.VersionLoading`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -27,7 +27,7 @@ _OPEN = text("SELECT id FROM policies WHERE canary IS NOT NULL AND pinned IS NUL
 
 
 class PostgresCanaryStore:
-    """Implements `activities.training.ports.CanaryStore`."""
+    """Implements `activities.training.gate.CanaryStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

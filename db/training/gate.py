@@ -21,7 +21,7 @@ from db.training.step_transitions import abandon_step, accept_step, lock_step, m
 
 
 class PostgresGateStore:
-    """Implements `activities.training.ports.GateStore`."""
+    """Implements `activities.training.gate.GateStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

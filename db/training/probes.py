@@ -44,7 +44,7 @@ _LONGEST_PROMPT = 4096
 
 
 class PostgresProbeStore:
-    """Implements `clawloop.operations.probes.ProbeStore` and `activities.training.ports.ProbeStore`."""
+    """Implements `clawloop.operations.probes.ProbeStore` and `activities.training.probes.ProbeStore`."""
 
     def __init__(self, database: Database, conversations: ConversationCache | None = None) -> None:
         self._database = database

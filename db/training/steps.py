@@ -62,7 +62,7 @@ _NO_PACE: Final = {"tokens_a_second": None, "seconds_left": None}
 
 
 class PostgresStepStore:
-    """Implements `activities.training.ports.StepStore`.
+    """Implements `activities.training.steps.StepStore`.
 
     Args:
         conversations: a cache to share with other stores on the same PostgreSQL.

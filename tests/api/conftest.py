@@ -57,7 +57,7 @@ from tests.fakes.export_store import FakeExportStore
 from tests.fakes.history_store import FakeHistoryJudge, FakeHistoryStore
 from tests.fakes.key_store import FakeKeyStore
 from tests.fakes.ledger import FakeLedger
-from tests.fakes.notifier import FakeNotifier, FakeOperatorNotifier
+from tests.fakes.notifier import FakeNotifier
 from tests.fakes.probe_store import FakeProbeStore
 from tests.fakes.rollouts_store import FakeEpisodeKeys, FakeEpisodeReader, FakeRolloutsStore
 from tests.fakes.session_store import FakeSessionStore
@@ -79,7 +79,7 @@ class Gateway:
     key: str
     admin_key: str
     ledger: FakeLedger
-    operator: FakeOperatorNotifier
+    operator: FakeNotifier
     rollouts: FakeRolloutsStore
     episodes: FakeEpisodeReader
     stored: StoredBytes
@@ -136,7 +136,7 @@ async def running_gateway(
 ) -> AsyncIterator[Gateway]:
     turns, keys = FakeTurnStore(), FakeKeyStore()
     sessions = FakeSessionStore(turns)
-    ledger, operator = FakeLedger(), FakeOperatorNotifier()
+    ledger, operator = FakeLedger(), FakeNotifier()
     ledger.add_policy("default", Recipe(name="combined"))
     policy = Policy("default", "tiny", ("qwen3-4b",), active, dict(DEFAULT_SAMPLING))
     rows = tuple(Engine(f"e{n}", engine.url, {"default": versions}, False) for n, engine in enumerate(engines))
@@ -146,7 +146,7 @@ async def running_gateway(
     spool = Spool(folder / "spool", spool_bytes)
     metrics, training = GatewayMetrics(), FakeTrainingStore(ledger)
     rollouts, episodes, episode_keys = FakeRolloutsStore(), FakeEpisodeReader(), FakeEpisodeKeys()
-    rollout_operations = RolloutOperations(rollouts, rollouts, rollouts)
+    rollout_operations = RolloutOperations(rollouts, operator, rollouts)
     created: list[Services] = []
     counts: list[StoredBytes] = []
 

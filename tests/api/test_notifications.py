@@ -101,7 +101,7 @@ async def test_a_bug_is_logged_and_the_messages_behind_it_are_sent(
     async with notifying_gateway(tmp_path, notifier) as gateway:
         with monkeypatch.context() as patched:
             if place == "notifier":
-                patched.setattr(notifier, "notify_turn", breaks)
+                patched.setattr(notifier, "notify", breaks)
             else:
                 patched.setattr(gateway.turns, "mark_notified", breaks)
             await chat(gateway, session_id="one")

@@ -72,10 +72,10 @@ async def test_rollouts_are_started_paused_and_shown(fresh_gateway: Gateway) -> 
     assert gateway.rollouts.plan == RolloutsPlan("tool-call", 4, 2, 20)
     chosen = {"environment": "tool-call", "size": 4, "curriculum": True}
     assert (await send(gateway, "POST", f"{ROLLOUTS}/start", chosen))[1]["plan"] == plan | {"curriculum": True}
-    gateway.rollouts.available = False  # Temporal is away: PostgreSQL holds the change
+    gateway.operator.available = False  # Temporal is away: PostgreSQL holds the change
     status, body = await send(gateway, "POST", f"{ROLLOUTS}/pause?policy=default", {"reason": "lunch"})
     assert (status, body["state"], body["reason"]) == (200, "paused", "lunch")
-    assert gateway.rollouts.notified == ["default", "default"]
+    assert gateway.operator.rollouts == ["default", "default"]
     assert (await send(gateway, "GET", f"{ROLLOUTS}?policy=other"))[0] == 404
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from clawloop.contracts.notices import Notice
 from clawloop.errors import SetupError
 from clawloop.ids import turn_id_of
 from clawloop.telemetry.tracing import current_context, span, tracer, tracing
@@ -95,9 +96,9 @@ async def test_an_error_is_named_by_its_type_alone() -> None:
 
 async def test_the_workflows_signal_belongs_to_the_trace(tmp_path: Path) -> None:
     class SpanningNotifier(FakeNotifier):
-        async def _send(self, session: Any, message: Any) -> None:
+        async def notify(self, notice: Notice) -> None:
             with span("signal"):
-                await super()._send(session, message)
+                await super().notify(notice)
 
     notifier = SpanningNotifier()
     with kept_spans() as kept:

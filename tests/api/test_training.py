@@ -212,7 +212,7 @@ async def test_a_policy_begins_from_a_version_and_its_workflow_is_woken(fresh_ga
     assert (status, made["version"], made["head"], made["step"]) == (201, 0, 1, 2)
     shown = (await get(fresh_gateway, "/admin/v1/policies/mine/versions"))["versions"]
     assert [version["origin"] for version in shown] == [None, {"policy": "default", "n": 1}]
-    assert fresh_gateway.operator.woken == ["mine"]
+    assert fresh_gateway.operator.waiting == ["mine"]
     fresh_gateway.operator.available = False
     status, made = await post(fresh_gateway, "/admin/v1/policies", {"name": "yours", "like": "mine", "version": 1})
     assert (status, made["head"]) == (201, 1)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from activities.training.messages import TrainStep
-from activities.training.train_step import TrainingActivities
+from activities.training.train_step import TrainingActivities, TrainStep
 from clawloop.contracts.training import StepBatch, StepState
 from clawloop.ids import SampleId
 from tests.contract.learning import POLICY, Learning

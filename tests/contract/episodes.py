@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from clawloop.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, GroupResult, NewGroup
+from clawloop.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, GroupResult, GroupView, NewGroup
 from clawloop.contracts.turns import TurnRecord
 from clawloop.ids import ApiKeyId, RolloutGroupId, new_rollout_group_id
 from db.episodes.groups import PostgresEpisodeStore
@@ -57,3 +57,9 @@ async def samples_of_group(learning: PostgresLearning, group: RolloutGroupId) ->
     query = """SELECT s.id, s.state, s.reward, s.reason, t.episode_id FROM samples s JOIN turns t ON t.id = s.turn_id
         WHERE s.rollout_group_id = %s ORDER BY t.id"""
     return await learning.rows(query, group)
+
+
+async def view_of(store: PostgresEpisodeStore, group: RolloutGroupId) -> GroupView:
+    """The group as people see it; one of the newest hundred."""
+    [view] = [view for view in await store.groups(policy=None, after=None, limit=100) if view.id == group]
+    return view

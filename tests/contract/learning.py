@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import psycopg
 from psycopg.rows import dict_row
 
-from activities.serving.ports import PublishingStore
-from activities.training.ports import GateStore, StepStore
+from activities.serving.publishing import PublishingStore
+from activities.training.gate import GateStore
+from activities.training.steps import StepStore
 from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
 from clawloop.contracts.serving import Engine, Scope
 from clawloop.contracts.training import SampleState, StepBatch, StepFigures, StepState, TrainedStep, VersionRef

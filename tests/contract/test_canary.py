@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from activities.training.canaries import Canaries
+from activities.training.gate import Canaries
 from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.gate_checks import CheckName, CheckResult
 from clawloop.contracts.training import TrainingState
@@ -12,7 +12,7 @@ from db.serving.directory import PostgresDirectoryStore
 from db.training.canary import PostgresCanaryStore
 from db.training.work_flag import PostgresWorkStore
 from tests.contract.learning import POLICY, RECIPE, PostgresLearning, step
-from tests.fakes.notifier import FakeWorkNotifier
+from tests.fakes.notifier import FakeNotifier
 
 
 async def begun(learning: PostgresLearning) -> PostgresCanaryStore:
@@ -23,8 +23,8 @@ async def begun(learning: PostgresLearning) -> PostgresCanaryStore:
     return PostgresCanaryStore(learning.database)
 
 
-def canaries(learning: PostgresLearning, store: PostgresCanaryStore) -> tuple[Canaries, FakeWorkNotifier]:
-    notifier = FakeWorkNotifier()
+def canaries(learning: PostgresLearning, store: PostgresCanaryStore) -> tuple[Canaries, FakeNotifier]:
+    notifier = FakeNotifier()
     return Canaries(store, TrainingNotifier(PostgresWorkStore(learning.database), notifier)), notifier
 
 
@@ -81,7 +81,7 @@ async def test_a_worse_canary_is_rolled_back(postgres_learning: PostgresLearning
     await judged(learning, 0, 12, 1)
     deciding, notifier = canaries(learning, store)
     assert await deciding.decide() == 1
-    assert notifier.policies == [POLICY]
+    assert notifier.waiting == [POLICY]
     view = await learning.steps.status(POLICY)
     assert (view.head, view.version, view.canary, view.epoch) == (0, 0, None, 1)
     version = (await learning.operators.versions(POLICY))[1]
@@ -201,11 +201,11 @@ async def test_the_sweep_notifies_of_an_ended_canary_until_its_version_is_active
     deciding, notifier = canaries(learning, store)
     notifier.available = False
     assert await deciding.decide() == 1
-    assert notifier.policies == []
+    assert notifier.waiting == []
     notifier.available = True
     training = TrainingNotifier(PostgresWorkStore(learning.database), notifier)
     assert await training.notify_pending() == 1
-    assert notifier.policies == [POLICY]
+    assert notifier.waiting == [POLICY]
     assert await training.notify_pending() == 0
     await learning.execute("UPDATE policies SET work_signalled_at = now() - interval '11 minutes'")
     assert await training.notify_pending() == 1

@@ -14,7 +14,7 @@ from clawloop.errors import ValueRejected
 from clawloop.ids import RolloutGroupId
 from db.episodes.groups import PostgresEpisodeStore
 from db.episodes.rollouts import PostgresRolloutStore
-from tests.contract.episodes import LIFETIME
+from tests.contract.episodes import LIFETIME, view_of
 from tests.contract.learning import POLICY, PostgresLearning
 
 pytestmark = pytest.mark.postgres
@@ -37,7 +37,7 @@ async def _practise(learning: PostgresLearning, success: Mapping[tuple[str, int]
     tasks: list[str] = []
     while len(tasks) < groups:
         for group in (await store.next_groups(POLICY)).open:
-            task = (await episodes.group_task(group)).task
+            task = (await view_of(episodes, group)).task
             _, chosen = split_task_id("tool-call", task)
             assert chosen is not None
             good = round(SIZE * success.get((chosen.kind, chosen.level), 0.5))
@@ -92,7 +92,7 @@ async def test_groups_that_began_before_a_change_are_not_counted_for_it(postgres
     store = PostgresRolloutStore(learning.database)
     await store.start(POLICY, RolloutsPlan("tool-call", SIZE, 30, 1000, curriculum=True))
     found = await store.next_groups(POLICY)
-    tasks = {group: (await PostgresEpisodeStore(learning.database).group_task(group)).task for group in found.open}
+    tasks = {group: (await view_of(PostgresEpisodeStore(learning.database), group)).task for group in found.open}
     sums = [group for group, task in tasks.items() if task.endswith("plus-2")]
     for group in sums[:4]:
         await _finish(learning, group, [1.0] * SIZE)
@@ -112,7 +112,7 @@ async def test_a_curriculum_goes_on_where_it_was_left_and_can_be_left_out(postgr
     without = await store.start(POLICY, RolloutsPlan("tool-call", SIZE, 6, 1000))
     assert (without.curriculum, without.plan and without.plan.curriculum) == ([], False)
     newest = (await store.next_groups(POLICY)).open[-1]
-    assert re.fullmatch(r"train-\d+", (await PostgresEpisodeStore(learning.database).group_task(newest)).task)
+    assert re.fullmatch(r"train-\d+", (await view_of(PostgresEpisodeStore(learning.database), newest)).task)
     again = await store.start(POLICY, PLAN)
     assert {kind.kind: kind.level for kind in again.curriculum} == {"plus": 3, "minus": 2, "times": 2}
 

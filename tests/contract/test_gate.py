@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from activities.training.gate import GateActivities
-from activities.training.messages import DecideVersion
+from activities.training.gate import DecideVersion, GateActivities
 from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
 from clawloop.contracts.training import Claim, SampleState, StepBatch, StepState, TrainingState
 from clawloop.contracts.turns import TurnOutcome

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from activities.training.messages import StepDone
-from activities.training.train_step import TrainingActivities
+from activities.training.train_step import StepDone, TrainingActivities
 from clawloop.contracts.attempts import Attempts
 from clawloop.contracts.gate_checks import GateCheck
 from clawloop.contracts.progress import Pace, StatusCallback, StepProgress

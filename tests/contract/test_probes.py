@@ -13,9 +13,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from activities.training.gate import GateActivities
-from activities.training.messages import DecideVersion, ProbeVersion
-from activities.training.probes import ProbeActivities
+from activities.training.gate import DecideVersion, GateActivities
+from activities.training.probes import ProbeActivities, ProbeVersion
 from clawloop.contracts.gate_checks import CheckResult
 from clawloop.contracts.probes import ProbeContent
 from clawloop.contracts.serving import Directory, Engine, Policy

@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import pytest
 
-from activities.episodes.ports import EpisodeStore
-from clawloop.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, EpisodeState, GroupState
+from activities.episodes import EpisodeStore
+from clawloop.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, EpisodeState, GroupState, GroupTask
 from clawloop.episodes.ports import EpisodeKeys
 from clawloop.errors import RecordUnusable
 from clawloop.ids import EpisodeId, RolloutGroupId
@@ -95,7 +95,7 @@ async def test_a_group_begins_all_its_places_at_once_or_finds_them_as_they_were_
     ended = await store.begin_episode(group.id, 1, 1, LIFETIME)
     await store.end_episode(EpisodeEnd(ended.id, Ending.COMPLETED, artifact_sha256="ab" * 32))
     begun = await store.begin_group(group.id, LIFETIME)
-    assert begun.task == await store.group_task(group.id)
+    assert begun.task == GroupTask(group.policy, group.environment, group.task, 4, GroupState.OPEN, judged=False)
     assert [(episode.place, episode.attempt) for episode in begun.episodes] == [(place, 1) for place in range(4)]
     assert begun.episodes[1] == replace(ended, state=EpisodeState.ENDED, artifact_sha256="ab" * 32)
     assert len({await store.key_of(begun.episodes[place].id) for place in (0, 2, 3)}) == 3

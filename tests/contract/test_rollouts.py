@@ -13,7 +13,7 @@ from clawloop.errors import NotFound, RecordUnusable, StateConflict
 from clawloop.ids import RolloutGroupId
 from db.episodes.groups import PostgresEpisodeStore
 from db.episodes.rollouts import PostgresRolloutStore
-from tests.contract.episodes import LIFETIME, add_turns, new_group, run_group
+from tests.contract.episodes import LIFETIME, add_turns, new_group, run_group, view_of
 from tests.contract.learning import POLICY, PostgresLearning, recipe
 
 pytestmark = pytest.mark.postgres
@@ -33,7 +33,7 @@ async def test_groups_are_kept_in_flight_with_a_new_task_each(postgres_learning:
     second = await store.next_groups(POLICY)
     assert second.open[0] == first.open[1]
     assert len(second.open) == 2
-    tasks = [await groups.group_task(group) for group in (*first.open, second.open[1])]
+    tasks = [await view_of(groups, group) for group in (*first.open, second.open[1])]
     assert [task.task for task in tasks] == ["train-0", "train-1", "train-2"]
     assert {(task.policy, task.environment, task.size) for task in tasks} == {(POLICY, "tool-call", 4)}
 
@@ -65,10 +65,10 @@ async def test_another_environment_is_not_held_up_by_groups_of_the_former_one(
     view = await store.start(POLICY, replace(PLAN, environment="terminal"))
     # What an agent has begun is finished; what nobody has begun is dropped.
     assert (view.in_flight, view.dropped) == (1, 1)
-    assert (await groups.group_task(waiting)).state is GroupState.DROPPED
+    assert (await view_of(groups, waiting)).state is GroupState.DROPPED
     started = (await store.next_groups(POLICY)).open
     assert len(started) == 3
-    tasks = [await groups.group_task(group) for group in started]
+    tasks = [await view_of(groups, group) for group in started]
     assert [task.environment for task in tasks] == ["termnal", "terminal", "terminal"]
     assert (await store.start(POLICY, replace(PLAN, environment="terminal"))).in_flight == 3
 

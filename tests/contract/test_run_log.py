@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from activities.training.messages import TrainStep
-from activities.training.train_step import TrainingActivities
+from activities.training.train_step import TrainingActivities, TrainStep
 from clawloop.contracts.training import StepState
 from clawloop.training.run_log import TensorBoardLog, scalars_of
 from tests.contract.learning import POLICY, Learning

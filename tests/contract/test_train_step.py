@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from activities.training.messages import REASON_LIMIT, StepDone, TrainStep
-from activities.training.train_step import LOST_ATTEMPTS, TrainingActivities
+from activities.training.steps import REASON_LIMIT
+from activities.training.train_step import LOST_ATTEMPTS, StepDone, TrainingActivities, TrainStep
 from clawloop.contracts.gate_checks import CheckResult
 from clawloop.contracts.progress import Pace, StatusCallback, StepProgress
 from clawloop.contracts.training import SampleState, StepBatch, StepState, TrainedStep, TrainingState

@@ -8,15 +8,15 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import aiohttp
 import orjson
 import psycopg
 
-from activities.serving.messages import PublishVersion
-from activities.serving.publishing import PublishingActivities
+from activities.serving.publishing import PublishingActivities, PublishVersion
 from clawloop.contracts.training import VersionRef
-from clawloop.temporal.engine_notifier import TemporalEngineNotifier
+from clawloop.temporal.notifier import TemporalNotifier
 from clawloop.temporal.plugin import connect
 from db.database import BACKGROUND_LIMIT, Database
 from db.serving.publishing import PostgresPublishingStore
@@ -158,7 +158,7 @@ async def commit(database_url: str, version: VersionRef) -> None:
 async def publish_all(database_url: str, temporal: str, versions: Sequence[VersionRef]) -> list[Publish]:
     """Commit and publish one version after the other, with pauses between them."""
     database = Database(database_url, BACKGROUND_LIMIT)
-    notifier = TemporalEngineNotifier(await connect(temporal))
+    notifier = TemporalNotifier(await connect(temporal), timedelta(hours=1))
     publishing = PublishingActivities(PostgresPublishingStore(database), PostgresStepStore(database), notifier)
     took = []
     try:

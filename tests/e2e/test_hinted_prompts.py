@@ -36,7 +36,7 @@ from tests.contract.conftest import TEST_LIMIT
 from tests.e2e.gateway import RealGateway, prepared, running_gateway
 from tests.e2e.test_tokens import CALL, TOOL
 from tests.fakes.judge import FakeJudge, fake_judge
-from tests.fakes.notifier import FakeWorkNotifier
+from tests.fakes.notifier import FakeNotifier
 
 CONTEXT_TOKENS = 4096  # of the shared engine
 # It ends in a letter: a tokenizer may merge a full stop with the line breaks before a hint.
@@ -81,7 +81,7 @@ async def renderer(engine_url: str) -> AsyncIterator[EngineRenderer]:
 @asynccontextmanager
 async def judging(gateway: RealGateway, judge: FakeJudge, renderer: EngineRenderer) -> AsyncIterator[JudgingActivities]:
     database = Database(gateway.database_url, TEST_LIMIT)
-    work = TrainingNotifier(PostgresWorkStore(database), FakeWorkNotifier())
+    work = TrainingNotifier(PostgresWorkStore(database), FakeNotifier())
     try:
         async with JudgeClient(lambda policy: [Endpoint(judge.url, "judge")], AnswerForm.FREE) as client:
             yield JudgingActivities(PostgresJudgementStore(database), client, renderer, work)
@@ -112,7 +112,7 @@ async def judged(gateway: RealGateway, renderer: EngineRenderer, session: str, l
     async with fake_judge() as judge, judging(gateway, judge, renderer) as activities:
         judge.votes, judge.hint = [-1], hint
         ask = JudgeTurn(session_id=last.session_id, turn_id=last.record.turn_id)
-        (fate,) = (await activities.judge_turn(ask)).fates
+        (fate,) = (await activities.judge_turn(ask)).results
     assert fate.turn_id == reply.record.turn_id
     query = "SELECT hinted_prompt_ids FROM samples WHERE turn_id = %s"
     async with await psycopg.AsyncConnection.connect(gateway.database_url) as connection:

@@ -11,8 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from activities.serving.engines import EngineActivities
-from activities.serving.messages import EngineLoad, EngineReport, EngineUnload, EngineWatch
+from activities.serving.engines import EngineActivities, EngineLoad, EngineReport, EngineUnload, EngineWatch
 from db.database import Database
 from db.serving.directory import ensure_policy
 from db.serving.engines import add_engine

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
-from activities.serving.messages import PublishVersion
-from activities.serving.publishing import PublishingActivities
+from activities.serving.publishing import PublishingActivities, PublishVersion
+from clawloop.contracts.notices import Notice, VersionToLoad
 from clawloop.errors import EngineUnavailable, RecordUnusable, SignalFailed
 from db.serving.engines import add_engine, drain_engine
 from db.training.steps import PostgresStepStore
@@ -22,13 +21,14 @@ class LoadingNotifier:
     """Loads when notified, as an engine's agent does."""
 
     def __init__(self, shelf: Shelf, *, available: bool = True, loads: bool = True) -> None:
-        self.notified: list[list[str]] = []
+        self.notified: list[str] = []
         self._shelf = shelf
         self._available = available
         self._loads = loads
 
-    async def publish(self, engine_ids: Sequence[str]) -> None:
-        self.notified.append(list(engine_ids))
+    async def notify(self, notice: Notice) -> None:
+        assert isinstance(notice, VersionToLoad)
+        self.notified.append(notice.engine_id)
         if not self._available:
             raise SignalFailed("Temporal: away")
         if self._loads:
@@ -46,7 +46,7 @@ async def test_the_newest_version_is_activated_once_the_engine_has_it(shelf: She
     assert (done.head, done.version, done.engines, done.missing, done.reason) == (2, 2, 1, 0, "")
     assert done.waited_seconds is not None
     assert done.waited_seconds < 60  # it ended when the engine had it
-    assert notifier.notified == [[ENGINE]]
+    assert notifier.notified == [ENGINE]
     assert shelf.one("SELECT active FROM policies") == 2
     again = await publisher(shelf, notifier).publish_version(ASK)
     assert (again.version, len(notifier.notified)) == (2, 1)
@@ -72,7 +72,7 @@ async def test_drained_engines_and_those_with_a_problem_are_not_waited_for(shelf
     async with asyncio.timeout(30):
         done = await publisher(shelf, notifier, wait_seconds=600).publish_version(ASK)
     assert (done.engines, done.missing) == (1, 1)
-    assert notifier.notified == [[ENGINE, "ill:1"]]
+    assert notifier.notified == [ENGINE, "ill:1"]
 
 
 async def test_a_version_whose_files_are_damaged_can_be_left_for_another(shelf: Shelf) -> None:

@@ -42,7 +42,7 @@ class FakeGroup:
 
 
 class FakeEpisodeStore:
-    """Satisfies `activities.episodes.ports.EpisodeStore`.
+    """Satisfies `activities.episodes.EpisodeStore`.
 
     Attributes:
         judged: votes on turns are part of the reward.
@@ -64,16 +64,13 @@ class FakeEpisodeStore:
             raise RecordUnusable(f"size {group.size}, policy {group.policy!r}")
         self.all.setdefault(group.id, FakeGroup(group))
 
-    async def group_task(self, group: RolloutGroupId) -> GroupTask:
+    async def begin_group(self, group: RolloutGroupId, lifetime: timedelta) -> GroupBegun:
         if (found := self.all.get(group)) is None:
             raise RecordUnusable(f"there is no rollout group {group}")
         new = found.new
-        return GroupTask(new.policy, new.environment, new.task, new.size, self.state_of(group), self.judged)
-
-    async def begin_group(self, group: RolloutGroupId, lifetime: timedelta) -> GroupBegun:
-        task = await self.group_task(group)
+        task = GroupTask(new.policy, new.environment, new.task, new.size, self.state_of(group), self.judged)
         if task.state is not GroupState.OPEN:
-            return GroupBegun(task)
+            return GroupBegun(task, ())
         return GroupBegun(task, [await self.begin_episode(group, place, 1, lifetime) for place in range(task.size)])
 
     async def begin_episode(self, group: RolloutGroupId, place: int, attempt: int, lifetime: timedelta) -> EpisodeBegun:

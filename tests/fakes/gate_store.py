@@ -9,7 +9,7 @@ from tests.fakes.ledger import FakeLedger, FakeStep
 
 
 class FakeGateStore:
-    """Satisfies `activities.training.ports.GateStore`."""
+    """Satisfies `activities.training.gate.GateStore`."""
 
     def __init__(self, ledger: FakeLedger) -> None:
         self.ledger = ledger

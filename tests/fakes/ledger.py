@@ -276,6 +276,9 @@ class FakeLedger:
             unpublished=policy_row.active != (policy_row.head if policy_row.pinned is None else policy_row.pinned),
             max_wait_seconds=None if policy_row.recipe is None else 3600 * policy_row.recipe.train.max_wait_hours,
             closed_seconds=None if closed is None else closed.seconds,
+            probed=False,
+            canary=None,
+            canary_parent=None,
             progress=self._progress(policy_row, opened),
         )
 

@@ -1,99 +1,78 @@
-"""Notifiers that record their calls, and can fail or hang."""
+"""A notifier that records its notices, and can fail or hang."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
 
+from clawloop.contracts.notices import (
+    BatchWaits,
+    Notice,
+    OperatorChanged,
+    RolloutsChanged,
+    SessionErased,
+    SessionNotice,
+)
 from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested, SessionFacts, TurnRecorded
 from clawloop.contracts.training import OperatorChange
 from clawloop.errors import SignalFailed
 from clawloop.ids import SessionId
 
-Message = TurnRecorded | FeedbackGiven | RejudgeRequested
-
 
 class FakeNotifier:
-    """Satisfies both `SessionNotifier` protocols and `clawloop.operations.ports.SessionWorkflows`.
+    """Satisfies `clawloop.contracts.notices.Notifier`.
 
     Attributes:
-        sent: the messages, in order.
-        erased: the erasures, in order.
-        calls: how many sends were tried.
+        notices: those that were sent, in order.
+        calls: how many were tried.
         available: False makes every call raise SignalFailed.
         hangs: True makes every call wait for ever.
     """
 
     def __init__(self) -> None:
-        self.sent: list[tuple[SessionFacts, Message | None]] = []
-        self.erased: list[tuple[SessionId, ContentErased]] = []
+        self.notices: list[Notice] = []
         self.calls = 0
         self.available = True
         self.hangs = False
 
-    async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
-        await self._send(session, turn)
-
-    async def notify_feedback(self, session: SessionFacts, feedback: FeedbackGiven) -> None:
-        await self._send(session, feedback)
-
-    async def rejudge(self, session: SessionFacts, request: RejudgeRequested) -> None:
-        await self._send(session, request)
-
-    async def content_erased(self, session: SessionId, erased: ContentErased) -> None:
-        if not self.available:
-            raise SignalFailed("the fake is set to be unavailable")
-        self.erased.append((session, erased))
-
-    async def wake(self, session: SessionFacts) -> None:
-        await self._send(session, None)
-
-    async def _send(self, session: SessionFacts, message: Message | None) -> None:
+    async def notify(self, notice: Notice) -> None:
         self.calls += 1
         if self.hangs:
             await asyncio.Event().wait()
         if not self.available:
-            raise SignalFailed("the fake is set to be unavailable")
-        self.sent.append((session, message))
-
-
-class FakeWorkNotifier:
-    """Satisfies `activities.training.ports.WorkNotifier`.
-
-    Attributes:
-        policies: those of the calls, in order.
-        available: False makes every call raise SignalFailed.
-    """
-
-    def __init__(self) -> None:
-        self.policies: list[str] = []
-        self.available = True
-
-    async def notify_work(self, policy: str) -> None:
-        if not self.available:
             raise SignalFailed("Temporal: away")
-        self.policies.append(policy)
+        self.notices.append(notice)
+
+    @property
+    def sent(self) -> list[tuple[SessionFacts, TurnRecorded | FeedbackGiven | RejudgeRequested | None]]:
+        """Sessions and their messages."""
+        return [(sent.session, sent.message) for sent in self.notices if isinstance(sent, SessionNotice)]
+
+    @property
+    def erased(self) -> list[tuple[SessionId, ContentErased]]:
+        return [(sent.session, sent.erased) for sent in self.notices if isinstance(sent, SessionErased)]
+
+    @property
+    def changes(self) -> list[tuple[str, OperatorChange]]:
+        """Operators' changes with their policies."""
+        return [(sent.policy, sent.change) for sent in self.notices if isinstance(sent, OperatorChanged)]
+
+    @property
+    def waiting(self) -> list[str]:
+        """Policies that have a batch."""
+        return [sent.policy for sent in self.notices if isinstance(sent, BatchWaits)]
+
+    @property
+    def rollouts(self) -> list[str]:
+        """Policies whose rollouts changed."""
+        return [sent.policy for sent in self.notices if isinstance(sent, RolloutsChanged)]
 
 
-class FakeOperatorNotifier:
-    """Satisfies `clawloop.operations.ports.OperatorNotifier`.
+class NoWork:
+    """Satisfies `activities.training.notifier.WorkStore`: no batch ever waits."""
 
-    Attributes:
-        changes: operators' changes with their policies, in order.
-        woken: policies whose workflow was woken, in order.
-        available: False makes every call raise SignalFailed.
-    """
+    async def pending_work(self, age: timedelta) -> list[str]:
+        return []
 
-    def __init__(self) -> None:
-        self.changes: list[tuple[str, OperatorChange]] = []
-        self.woken: list[str] = []
-        self.available = True
-
-    async def notify_work(self, policy: str) -> None:
-        if not self.available:
-            raise SignalFailed("Temporal: away")
-        self.woken.append(policy)
-
-    async def operator_changed(self, policy: str, change: OperatorChange) -> None:
-        if not self.available:
-            raise SignalFailed("Temporal: away")
-        self.changes.append((policy, change))
+    async def mark_work_notified(self, policies: Sequence[str]) -> None: ...

@@ -16,7 +16,7 @@ from tests.fakes.ledger import FakeLedger, FakeVersion
 
 
 class FakePublishingStore:
-    """Satisfies `activities.serving.ports.PublishingStore`."""
+    """Satisfies `activities.serving.publishing.PublishingStore`."""
 
     def __init__(self, ledger: FakeLedger) -> None:
         self.ledger = ledger

@@ -12,8 +12,7 @@ from clawloop.ids import EpisodeId, RolloutGroupId
 
 @dataclass
 class FakeRolloutsStore:
-    """Satisfies `clawloop.operations.ports.RolloutsStore`, `RolloutsNotifier` and `EnvironmentWorkers`, for the policy
-    `default`.
+    """Satisfies `clawloop.operations.ports.RolloutsStore` and `EnvironmentWorkers`, for the policy `default`.
 
     Attributes:
         available: Temporal answers.
@@ -23,7 +22,6 @@ class FakeRolloutsStore:
 
     plan: RolloutsPlan | None = None
     paused: str | None = None
-    notified: list[str] = field(default_factory=list)
     available: bool = True
     asking: set[str] = field(default_factory=lambda: {"tool-call"})
     busy: set[RolloutGroupId] = field(default_factory=set)
@@ -50,10 +48,6 @@ class FakeRolloutsStore:
 
     async def oldest_open(self, environment: str, limit: int) -> list[RolloutGroupId]:
         return self.open[:limit]
-
-    async def rollouts_changed(self, policy: str) -> None:
-        self._require_temporal()
-        self.notified.append(policy)
 
     async def asks_for_work(self, environment: str) -> bool:
         self._require_temporal()

@@ -23,7 +23,7 @@ from tests.fakes.ledger import FakeLedger, FakePolicy, FakeSample, FakeStep, Fak
 
 
 class FakeStepStore:
-    """Satisfies `activities.training.ports.StepStore`."""
+    """Satisfies `activities.training.steps.StepStore`."""
 
     def __init__(self, ledger: FakeLedger) -> None:
         self.ledger = ledger

@@ -11,7 +11,7 @@ from clawloop.ids import SampleId
 
 
 class FakeTrainer:
-    """Satisfies `activities.training.ports.Trainer`.
+    """Satisfies `activities.training.train_step.Trainer`.
 
     Args:
         machine: another one, with another number of cores or another GPU, makes another adapter of the same batch.

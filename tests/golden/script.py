@@ -23,13 +23,11 @@ import psycopg
 from activities.judging.closing import ClosingActivities
 from activities.judging.judge_turn import JudgingActivities
 from activities.judging.messages import CloseSession, JudgeTurn
-from activities.serving.messages import PublishVersion
-from activities.serving.publishing import PublishingActivities
-from activities.training.gate import GateActivities
-from activities.training.messages import ClaimBatch, DecideVersion, QuarantineStep, TrainStep
+from activities.serving.publishing import PublishingActivities, PublishVersion
+from activities.training.gate import DecideVersion, GateActivities
 from activities.training.notifier import TrainingNotifier
-from activities.training.steps import StepActivities
-from activities.training.train_step import TrainingActivities
+from activities.training.steps import ClaimBatch, QuarantineStep, StepActivities
+from activities.training.train_step import TrainingActivities, TrainStep
 from clawloop.contracts.episodes import RolloutsPlan
 from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
 from clawloop.contracts.probes import ProbeContent
@@ -54,7 +52,7 @@ from db.training.work_flag import PostgresWorkStore
 from tests.contract.episodes import run_group
 from tests.contract.learning import POLICY, PostgresLearning
 from tests.fakes.judge import FakeJudge, fake_judge
-from tests.fakes.notifier import FakeWorkNotifier
+from tests.fakes.notifier import FakeNotifier
 from tests.fakes.trainer import FakeTrainer
 from tests.ui.recorded import Recorder
 
@@ -169,7 +167,7 @@ class Script(Recorder):
 
     async def close(self, turn: TurnId, why: str = "idle for 30 min") -> None:
         learning = self.learning
-        training = TrainingNotifier(PostgresWorkStore(learning.database), FakeWorkNotifier())
+        training = TrainingNotifier(PostgresWorkStore(learning.database), FakeNotifier())
         activities = ClosingActivities(PostgresClosingStore(learning.database), learning.judgements, training)
         session = await self.session_of(turn)
         await activities.close_session(CloseSession(session_id=session, why=why, give_up=True))
@@ -198,13 +196,8 @@ class Script(Recorder):
         decided = await GateActivities(learning.gate).decide_version(DecideVersion(policy=POLICY, n=n))
         if decided.state is StepState.COMMITTED:
             await learning.publishing.loaded(self.engine, POLICY, n)
-            publishing = PublishingActivities(learning.publishing, learning.steps, _NoNotifier())
+            publishing = PublishingActivities(learning.publishing, learning.steps, FakeNotifier())
             await publishing.publish_version(PublishVersion(policy=POLICY))
-
-
-class _NoNotifier:
-    async def publish(self, engines: Sequence[str]) -> None:
-        return None
 
 
 async def write(learning: PostgresLearning, engine: str) -> Script:
@@ -217,7 +210,7 @@ async def write(learning: PostgresLearning, engine: str) -> Script:
 
         client = await stack.enter_async_context(JudgeClient(endpoints, AnswerForm.FREE, seconds=30.0))
         renderer = await stack.enter_async_context(EngineRenderer(endpoints))
-        training = TrainingNotifier(PostgresWorkStore(learning.database), FakeWorkNotifier())
+        training = TrainingNotifier(PostgresWorkStore(learning.database), FakeNotifier())
         judging = JudgingActivities(learning.judgements, client, renderer, training)
         script = Script(learning, engine, judge, judging)
         for part in (_chats, _feedback, _steps, _operators, _episodes):

@@ -36,7 +36,7 @@ from db.training.work_flag import PostgresWorkStore
 from db.turns.insert import PostgresTurnStore
 from tests.contract.conftest import TEST_LIMIT
 from tests.fakes.judge import FakeJudge, fake_judge
-from tests.fakes.notifier import FakeWorkNotifier
+from tests.fakes.notifier import FakeNotifier
 from tests.records import turn_record
 
 JUDGE_SECONDS = 30.0  # on a busy machine a judge must not seem to hang
@@ -68,7 +68,7 @@ class Bench:
     judging: JudgingActivities
     ledger: ClosingActivities
     work: TrainingNotifier
-    notifier: FakeWorkNotifier
+    notifier: FakeNotifier
     key: ApiKeyId
     metrics: WorkerMetrics
 
@@ -84,7 +84,7 @@ class Bench:
         return session
 
     async def judge_turn(self, session: SessionId, record: TurnRecord, **ask: Any) -> list[TurnResult]:
-        return (await self.judging.judge_turn(JudgeTurn(session_id=session, turn_id=record.turn_id, **ask))).fates
+        return (await self.judging.judge_turn(JudgeTurn(session_id=session, turn_id=record.turn_id, **ask))).results
 
     async def close(self, session: SessionId, why: str = "idle for 30 min", **ask: Any) -> Closed:
         return await self.ledger.close_session(CloseSession(session_id=session, why=why, **ask))
@@ -153,7 +153,7 @@ async def bench(postgres_url: str, judge: FakeJudge) -> AsyncIterator[Bench]:
         JudgeClient(endpoints, AnswerForm.FREE, seconds=JUDGE_SECONDS, clock=metrics) as client,
         EngineRenderer(endpoints) as renderer,
     ):
-        notifier = FakeWorkNotifier()
+        notifier = FakeNotifier()
         work = TrainingNotifier(PostgresWorkStore(database), notifier)
         yield Bench(
             url=postgres_url,

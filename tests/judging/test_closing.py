@@ -45,7 +45,7 @@ async def test_every_main_turn_of_a_closed_session_has_an_outcome_and_a_reason(b
     ]
     (row,) = bench.rows("SELECT * FROM sessions")
     assert (row["state"], row["closed_why"], row["guarantee"]) == ("closed", "idle for 30 min", "has a sample")
-    assert {result.number for result in closed.fates} == {3, 5}
+    assert {result.number for result in closed.results} == {3, 5}
 
 
 async def test_turns_that_can_still_be_judged_are_returned_first_and_then_given_up(binary_bench: Bench) -> None:
@@ -151,7 +151,7 @@ async def test_where_votes_cancel_out_direct_votes_decide(grammar_bench: Bench) 
     bench = grammar_bench
     session, (first, second, third) = await tied_session(bench)
     closed = await bench.close(session)
-    assert (closed.to_ask, closed.fates) == ([first.turn_id, second.turn_id], [])
+    assert (closed.to_ask, closed.results) == ([first.turn_id, second.turn_id], [])
     assert bench.rows("SELECT state FROM sessions") == [{"state": "open"}]
     for turn, logprobs in ((first, {"1": -1.2, "0": -1.0, "-": -1.1}), (second, {"1": -3.0, "0": -1.0, "-": -0.6})):
         bench.judge.direct = logprobs

@@ -8,8 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from activities.episodes.messages import JudgeEpisode
-from activities.judging.episode_votes import EpisodeJudgingActivities
+from activities.judging.episode_votes import EpisodeJudgingActivities, JudgeEpisode
 from clawloop.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, GroupState, NewGroup
 from clawloop.errors import NotFound
 from clawloop.ids import ApiKeyId, new_rollout_group_id
@@ -63,7 +62,7 @@ async def settle(bench: Bench, group: NewGroup, episodes: Sequence[EpisodeBegun]
 async def test_votes_tell_episodes_of_the_same_outcome_apart(bench: Bench) -> None:
     await set_recipe(bench, with_signal(reward="outcome_process", process_weight=0.5))
     group, episodes = await begin(bench, 2)
-    assert (await PostgresEpisodeStore(bench.database).group_task(group.id)).judged
+    assert (await PostgresEpisodeStore(bench.database).begin_group(group.id, timedelta(hours=1))).task.judged
     # The last turn is followed by nothing: the outcome closes it.
     assert await judge(bench, episodes, [1, -1]) == [(3, 2), (3, 2)]
     # A retry asks for nothing again.
@@ -121,4 +120,4 @@ async def test_without_weight_no_judge_is_asked(bench: Bench) -> None:
     for recipe in (with_signal(), with_signal(reward="outcome_process", process_weight=0.0)):
         await set_recipe(bench, recipe)
         group, _ = await begin(bench, 2)
-        assert not (await PostgresEpisodeStore(bench.database).group_task(group.id)).judged
+        assert not (await PostgresEpisodeStore(bench.database).begin_group(group.id, timedelta(hours=1))).task.judged

@@ -287,7 +287,7 @@ async def test_a_closing_after_an_erasure_has_nothing_to_do(bench: Bench) -> Non
     asked = len(bench.judge.requests)
     await erase(bench, session)
     closed = await bench.close(session, "erased")
-    assert (closed.to_judge, closed.to_ask, closed.fates) == ([], [], [])
+    assert (closed.to_judge, closed.to_ask, closed.results) == ([], [], [])
     assert len(bench.judge.requests) == asked
     (row,) = bench.rows("SELECT state, closed_why, guarantee FROM sessions")
     assert row == {"state": "closed", "closed_why": "erased", "guarantee": "no sample: erased"}

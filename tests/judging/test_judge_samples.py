@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from activities.episodes.messages import JudgeEpisode
-from activities.judging.episode_votes import EpisodeJudgingActivities
+from activities.judging.episode_votes import EpisodeJudgingActivities, JudgeEpisode
 from clawloop.contracts.serving import Scope
 from clawloop.contracts.training import StepState
 from clawloop.contracts.turns import InsertedTurn, TurnRecord

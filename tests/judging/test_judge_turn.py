@@ -359,8 +359,8 @@ async def test_turns_judged_together_are_each_judged_once(binary_bench: Bench) -
     judged = await bench.judging.judge_turns(request)
     again = await bench.judging.judge_turns(request)
 
-    assert sorted(result.number for result in judged.fates if result.number is not None) == [1, 2, 3, 4, 5]
-    assert {result.turn_id: result.outcome for result in again.fates} == {
+    assert sorted(result.number for result in judged.results if result.number is not None) == [1, 2, 3, 4, 5]
+    assert {result.turn_id: result.outcome for result in again.results} == {
         record.turn_id: TurnOutcome.SAMPLED for record in records[:-1]
     }
     assert len(bench.judge.requests) == 5
@@ -390,5 +390,5 @@ async def test_a_turn_that_fails_leaves_those_judged_with_it_decided(
     judged = await bench.judging.judge_turns(request)
 
     assert len(bench.rows("SELECT FROM samples")) == 3
-    assert {result.turn_id for result in judged.fates} == {record.turn_id for record in records[:-1]}
+    assert {result.turn_id for result in judged.results} == {record.turn_id for record in records[:-1]}
     assert len(bench.judge.requests) == 3  # decided turns are not judged again

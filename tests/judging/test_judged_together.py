@@ -88,7 +88,7 @@ async def test_sessions_judged_at_once_are_judged_as_one_by_one(bench: Bench, mo
     ]
     judged = await asyncio.gather(*together)
 
-    assert [len(one.fates) for one in judged] == [2] * 8
+    assert [len(one.results) for one in judged] == [2] * 8
     rows = [row | {"external_id": ""} for row in bench.rows(JUDGED)][6:]
     assert rows == one_by_one * 8
     assert len(transactions) < 8 * (alone / 2) / 2  # half of what eight sessions need one by one
@@ -244,5 +244,5 @@ async def test_two_requests_that_make_one_turn_judgeable_ask_for_its_votes_once(
     judged = await asyncio.gather(*both)
 
     assert len(bench.judge.requests) == 2
-    assert [sorted(result.turn_id for result in one.fates) for one in judged] == [[first.turn_id, second.turn_id]] * 2
+    assert [sorted(result.turn_id for result in one.results) for one in judged] == [[first.turn_id, second.turn_id]] * 2
     assert await violations(bench.database) == []

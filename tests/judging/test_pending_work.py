@@ -30,11 +30,11 @@ async def sweep(bench: Bench) -> int:
 async def test_only_the_judgement_that_completes_a_batch_notifies_training(bench: Bench) -> None:
     await set_recipe(bench.database, "default", TWO)
     await judge_two(bench)
-    assert bench.notifier.policies == ["default"]
+    assert bench.notifier.waiting == ["default"]
     assert await sweep(bench) == 0
     bench.execute("UPDATE policies SET work_signalled_at = now() - interval '2 minutes'")
     assert await sweep(bench) == 1
-    assert bench.notifier.policies == ["default", "default"]
+    assert bench.notifier.waiting == ["default", "default"]
 
 
 async def test_while_temporal_is_away_the_batch_is_left_to_the_sweep(bench: Bench) -> None:
@@ -45,7 +45,7 @@ async def test_while_temporal_is_away_the_batch_is_left_to_the_sweep(bench: Benc
     assert policy == {"work_waiting": True, "work_signalled_at": None}
     bench.notifier.available = True
     assert await sweep(bench) == 1
-    assert bench.notifier.policies == ["default"]
+    assert bench.notifier.waiting == ["default"]
 
 
 async def test_a_batch_that_became_due_by_waiting_is_found_by_the_sweep(bench: Bench) -> None:

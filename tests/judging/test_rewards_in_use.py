@@ -81,7 +81,7 @@ async def test_closing_finalizes_a_group_that_stays_incomplete(bench: Bench) -> 
     await bench.judge_turn(session, second)
     closed = await bench.close(session)
     assert closed.guarantee == "has a sample"
-    reported = {result.turn_id: (result.outcome, result.why) for result in closed.fates}
+    reported = {result.turn_id: (result.outcome, result.why) for result in closed.results}
     assert reported[first.turn_id] == (
         TurnOutcome.SAMPLED,
         "the only verdict in its group: verdict -1: 3 of 3 votes for -1",
@@ -107,7 +107,7 @@ async def test_a_sessions_outcome_reaches_every_main_turn(bench: Bench) -> None:
     closed = await bench.close(session)
     rewards = {row["turn_id"]: row["reward"] for row in bench.rows("SELECT turn_id, reward FROM samples")}
     assert rewards == {turns[0].turn_id: pytest.approx(4 / 3), turns[2].turn_id: 1.0}  # the second cancels out
-    reported = {result.turn_id: result.why or "" for result in closed.fates}
+    reported = {result.turn_id: result.why or "" for result in closed.results}
     assert reported[turns[2].turn_id] == "outcome +1 (nothing followed)"
     assert reported[turns[0].turn_id].startswith("outcome +1, process +0.33, judge +0.44 (")
     assert bench.rows("SELECT state FROM sessions") == [{"state": "closed"}]

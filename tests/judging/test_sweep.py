@@ -11,7 +11,8 @@ import pytest
 from activities import notify, sweep
 from activities.sweep import SweepActivities
 from activities.training.notifier import TrainingNotifier
-from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded
+from clawloop.contracts.notices import BatchWaits, Notice, SessionNotice
+from clawloop.contracts.sessions import FeedbackGiven, TurnRecorded
 from clawloop.contracts.turns import TurnKind
 from clawloop.errors import SignalFailed
 from clawloop.ids import SessionId
@@ -32,18 +33,18 @@ async def test_missed_main_turns_are_announced_in_order_once(bench: Bench) -> No
     await bench.insert(one[0], two[0], one[1], *bench.conversation("s", session="three", kind=TurnKind.SIDE))
     await bench.insert(one[2], two[1])
     notifier = FakeNotifier()
-    assert (await sweeper(bench, notifier).sweep()).announced == 5
+    assert (await sweeper(bench, notifier).sweep()).turns == 5
     told = [message.turn_id for _, message in notifier.sent if isinstance(message, TurnRecorded)]
     for turns in (one, two):
         ids = [turn.turn_id for turn in turns]
         assert [turn_id for turn_id in told if turn_id in ids] == ids
-    assert (await sweeper(bench, notifier).sweep()).announced == 0
+    assert (await sweeper(bench, notifier).sweep()).turns == 0
 
 
 async def test_young_turns_are_left_to_the_gateway(bench: Bench) -> None:
     await bench.insert(*bench.conversation("a"))
     swept = await sweeper(bench, FakeNotifier(), timedelta(minutes=1)).sweep()
-    assert swept.announced == 0
+    assert swept.turns == 0
 
 
 async def test_while_workflows_cannot_be_told_nothing_is_noted(bench: Bench) -> None:
@@ -51,8 +52,8 @@ async def test_while_workflows_cannot_be_told_nothing_is_noted(bench: Bench) -> 
     away = FakeNotifier()
     away.available = False
     swept = await sweeper(bench, away).sweep()
-    assert (swept.announced, swept.stuck) == (0, 1)
-    assert (await sweeper(bench, FakeNotifier()).sweep()).announced == 1
+    assert (swept.turns, swept.stuck) == (0, 1)
+    assert (await sweeper(bench, FakeNotifier()).sweep()).turns == 1
 
 
 class Stubborn(FakeNotifier):
@@ -66,9 +67,9 @@ class Stubborn(FakeNotifier):
         super().__init__()
         self.stuck = stuck
 
-    async def _send(self, session: SessionFacts, message: Any) -> None:
-        self.available = session.session_id not in self.stuck
-        await super()._send(session, message)
+    async def notify(self, notice: Notice) -> None:
+        self.available = isinstance(notice, SessionNotice) and notice.session.session_id not in self.stuck
+        await super().notify(notice)
 
 
 async def test_a_session_that_cannot_be_told_keeps_nobody_from_the_others(
@@ -87,11 +88,11 @@ async def test_a_session_that_cannot_be_told_keeps_nobody_from_the_others(
         PostgresSweepStore(bench.database), notifier, bench.work, IDLE, timedelta(0), counter=bench.metrics
     )
     swept = await sweeping.sweep()
-    assert (swept.announced, swept.feedback, swept.stuck) == (3, 1, 1)
+    assert (swept.turns, swept.feedback, swept.stuck) == (3, 1, 1)
     assert bench.counted("swept_total", what="stuck") == 1
     notifier.stuck = set()
     swept = await sweeping.sweep()
-    assert (swept.announced, swept.feedback, swept.stuck) == (3, 2, 0)
+    assert (swept.turns, swept.feedback, swept.stuck) == (3, 2, 0)
 
 
 async def test_where_nearly_nobody_can_be_told_the_sweep_gives_up_and_keeps_what_it_said(
@@ -106,11 +107,11 @@ async def test_where_nearly_nobody_can_be_told_the_sweep_gives_up_and_keeps_what
         await sweeper(bench, notifier).sweep()
     assert notifier.calls <= 4  # one that hears, and one more than may be stuck
     notifier.stuck = set()
-    assert (await sweeper(bench, notifier).sweep()).announced == 5
+    assert (await sweeper(bench, notifier).sweep()).turns == 5
 
 
 class Order:
-    """Notes what a sweep notifies, in order. Satisfies `WorkStore` and `WorkNotifier`; `default` has a batch."""
+    """Notes what a sweep notifies, in order. Satisfies `WorkStore` and `Notifier`; `default` has a batch."""
 
     def __init__(self) -> None:
         self.sent: list[str] = []
@@ -121,8 +122,8 @@ class Order:
     async def mark_work_notified(self, policies: Sequence[str]) -> None:
         assert policies == ["default"]
 
-    async def notify_work(self, policy: str) -> None:
-        self.sent.append("work")
+    async def notify(self, notice: Notice) -> None:
+        self.sent.append("work" if isinstance(notice, BatchWaits) else "turn")
 
 
 async def test_a_long_backlog_of_turns_delays_no_training_and_is_left_to_the_next_sweeps(
@@ -132,14 +133,9 @@ async def test_a_long_backlog_of_turns_delays_no_training_and_is_left_to_the_nex
     monkeypatch.setattr(sweep, "NOTIFY_FOR", timedelta(0))
     await bench.insert(*[bench.conversation("x", session=f"{n}")[0] for n in range(5)])
     order = Order()
-
-    class Noted(FakeNotifier):
-        async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
-            order.sent.append("turn")
-
     work = TrainingNotifier(order, order)
-    sweeping = SweepActivities(PostgresSweepStore(bench.database), Noted(), work, IDLE, timedelta(0))
-    assert [(await sweeping.sweep()).announced for _ in range(3)] == [2, 2, 1]
+    sweeping = SweepActivities(PostgresSweepStore(bench.database), order, work, IDLE, timedelta(0))
+    assert [(await sweeping.sweep()).turns for _ in range(3)] == [2, 2, 1]
     assert order.sent == ["work", "turn", "turn", "work", "turn", "turn", "work", "turn"]
 
 
@@ -164,8 +160,10 @@ async def test_a_part_that_fails_keeps_no_other_from_running(bench: Bench) -> No
     bench.execute("UPDATE sessions SET last_turn_at = now() - interval '1 hour'")
 
     class NoTurns(FakeNotifier):
-        async def notify_turn(self, session: SessionFacts, turn: TurnRecorded) -> None:
-            raise ValueError("of turns")
+        async def notify(self, notice: Notice) -> None:
+            if isinstance(notice, SessionNotice) and isinstance(notice.message, TurnRecorded):
+                raise ValueError("of turns")
+            await super().notify(notice)
 
     notifier, disk = NoTurns(), FullDisk()
     store = PostgresSweepStore(bench.database)
@@ -177,7 +175,7 @@ async def test_a_part_that_fails_keeps_no_other_from_running(bench: Bench) -> No
     assert [facts.session_id for facts, _ in notifier.sent] == [session, session]
     assert [type(message) for _, message in notifier.sent] == [FeedbackGiven, type(None)]
     assert disk.tried == 1
-    assert (await sweeper(bench, FakeNotifier()).sweep()).announced == 1  # it is still to be told
+    assert (await sweeper(bench, FakeNotifier()).sweep()).turns == 1  # it is still to be told
 
 
 async def test_feedback_nobody_was_told_of_is_announced_once(bench: Bench) -> None:
@@ -196,8 +194,8 @@ async def test_feedback_nobody_was_told_of_is_announced_once(bench: Bench) -> No
 async def test_sessions_nobody_closed_are_woken(bench: Bench) -> None:
     session = await bench.insert(*bench.conversation("a"))
     notifier = FakeNotifier()
-    assert (await sweeper(bench, notifier).sweep()).woken == 0
+    assert (await sweeper(bench, notifier).sweep()).sessions == 0
     bench.execute("UPDATE sessions SET last_turn_at = now() - interval '1 hour'")
-    assert (await sweeper(bench, notifier).sweep()).woken == 1
+    assert (await sweeper(bench, notifier).sweep()).sessions == 1
     facts, message = notifier.sent[-1]
     assert (facts.session_id, message) == (session, None)

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 from temporalio.client import Client, WorkflowHistory
 from temporalio.exceptions import ApplicationError
 
-from clawloop.temporal.engine_notifier import TemporalEngineNotifier
-from tests.workflows.conftest import until
+from clawloop.contracts.notices import EngineRemoved, VersionToLoad
+from clawloop.temporal.notifier import TemporalNotifier
+from tests.workflows.conftest import IDLE, until
 from tests.workflows.engine_agent import ScriptedAgent, at_work
 from workflows import names
 from workflows.state import EngineState
@@ -19,25 +20,28 @@ Path = Callable[[Client, ScriptedAgent], Awaitable[None]]
 
 async def _publish(client: Client, agent: ScriptedAgent) -> None:
     loads = agent.loads
-    await TemporalEngineNotifier(client).publish([agent.engine_id])
+    await TemporalNotifier(client, IDLE).notify(VersionToLoad(agent.engine_id))
     await until(lambda: agent.loads > loads)
 
 
 async def engine_publishes(client: Client, agent: ScriptedAgent) -> None:
+    """Three versions, each of which the engine loads."""
     for _ in range(3):
         await _publish(client, agent)
 
 
-async def engine_told_while_it_loads(client: Client, agent: ScriptedAgent) -> None:
+async def engine_published_while_it_loads(client: Client, agent: ScriptedAgent) -> None:
+    """Versions that are published during a load lead to one more load."""
     agent.gate.clear()
     await _publish(client, agent)
     for _ in range(3):
-        await TemporalEngineNotifier(client).publish([agent.engine_id])
+        await TemporalNotifier(client, IDLE).notify(VersionToLoad(agent.engine_id))
     agent.gate.set()
     await until(lambda: agent.loads == 2)
 
 
 async def engine_restarted(client: Client, agent: ScriptedAgent) -> None:
+    """The engine is unhealthy for a while, and loads again what it lost."""
     await _publish(client, agent)
     agent.report(healthy=False, problem="does not answer")
     await asyncio.sleep(0.3)
@@ -46,26 +50,36 @@ async def engine_restarted(client: Client, agent: ScriptedAgent) -> None:
 
 
 async def engine_unloads(client: Client, agent: ScriptedAgent) -> None:
+    """A version is no longer needed."""
     agent.report(versions=["default-v2"], leaving=["default-v1"])
     await until(lambda: agent.unloads == 1)
 
 
 async def engine_agent_fails(client: Client, agent: ScriptedAgent) -> None:
+    """A load fails for good, and is tried again later."""
     agent.fails = [ApplicationError("RecordUnusable", type="RecordUnusable", non_retryable=True)]
     await _publish(client, agent)
 
 
+async def engine_removed(client: Client, agent: ScriptedAgent) -> None:
+    """The engine is removed, which ends the workflow."""
+    await _publish(client, agent)
+    await TemporalNotifier(client, IDLE).notify(EngineRemoved(agent.engine_id))
+
+
 async def engine_rolled_over(client: Client, agent: ScriptedAgent) -> None:
+    """The history is long enough: the workflow continues as new."""
     for _ in range(4):
         await _publish(client, agent)
 
 
 PATHS: tuple[Path, ...] = (
     engine_publishes,
-    engine_told_while_it_loads,
+    engine_published_while_it_loads,
     engine_restarted,
     engine_unloads,
     engine_agent_fails,
+    engine_removed,
     engine_rolled_over,
 )
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
-from temporalio.client import Client, WorkflowFailureError, WorkflowHistory
+from temporalio.client import Client, WorkflowHistory
 
 from clawloop.contracts.episodes import AgentRun, Ending, EpisodeEnd, NewGroup
 from clawloop.episodes.keys import KEY_LIFETIME
@@ -14,8 +13,7 @@ from clawloop.ids import new_rollout_group_id
 from tests.fakes.episode_store import FakeEpisodeStore
 from tests.workflows.scripted_rollouts import ScriptedRunner, working
 from workflows import names
-from workflows.rollout_group import RolloutGroupWorkflow
-from workflows.rollouts import RolloutsWorkflow
+from workflows.rollouts import RolloutGroupWorkflow, RolloutsWorkflow
 from workflows.state import PolicyRollouts
 
 Path = Callable[[Client, FakeEpisodeStore, ScriptedRunner], Awaitable[WorkflowHistory]]
@@ -39,12 +37,15 @@ async def _group(
 
 
 async def rollout_group_settled(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> WorkflowHistory:
+    """Three episodes run, are verified, and settle the group."""
     return await _group(client, store, runner)
 
 
 async def rollout_group_with_failures(
     client: Client, store: FakeEpisodeStore, runner: ScriptedRunner
 ) -> WorkflowHistory:
+    """One place fails three times; another fails once, and its second attempt is truncated; a verifier refuses."""
+
     def run(place: int, attempt: int) -> AgentRun:
         if place == 0:
             raise SandboxFailed("bubblewrap did not start")
@@ -64,6 +65,7 @@ async def rollout_group_with_failures(
 async def rollout_group_taken_up_again(
     client: Client, store: FakeEpisodeStore, runner: ScriptedRunner
 ) -> WorkflowHistory:
+    """An earlier run of the workflow was lost: places that are scored, ended, abandoned and running."""
     group = NewGroup(new_rollout_group_id(), "default", "tool-call", "train-0", 4)
     await store.make_group(group)
     scored, ended, lost, _ = [await store.begin_episode(group.id, place, 1, KEY_LIFETIME) for place in range(4)]
@@ -75,59 +77,36 @@ async def rollout_group_taken_up_again(
 
 
 async def rollout_group_judged(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> WorkflowHistory:
+    """Votes on the turns of episodes, which the judge refuses for one."""
     store.judged = True
     runner.votes.refused = {1}
     return await _group(client, store, runner)
 
 
-async def rollout_group_calls_local(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> WorkflowHistory:
-    """As a group runs since its calls of the ledger are local: a lost attempt, a verifier, a call that fails."""
-    store.failures = 6
-    return await rollout_group_with_failures(client, store, runner)
-
-
 async def rollout_group_verified_with_its_runs(
     client: Client, store: FakeEpisodeStore, runner: ScriptedRunner
 ) -> WorkflowHistory:
+    """The verdict comes with the agent's end."""
     runner.run = lambda place, attempt: AgentRun(Ending.COMPLETED, "", b"left", (float(place), ""))
     return await _group(client, store, runner)
-
-
-async def rollout_group_taken_up_again_local(
-    client: Client, store: FakeEpisodeStore, runner: ScriptedRunner
-) -> WorkflowHistory:
-    return await rollout_group_taken_up_again(client, store, runner)
-
-
-async def rollout_group_with_pauses(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> WorkflowHistory:
-    """The same failures, since there are pauses between attempts."""
-    return await rollout_group_with_failures(client, store, runner)
-
-
-async def rollout_group_failed_by_a_reward(
-    client: Client, store: FakeEpisodeStore, runner: ScriptedRunner
-) -> WorkflowHistory:
-    """As a group ended whose ledger refused a reward, before such an episode was recorded without one."""
-    runner.verdict = lambda place, n: (1e308 if place == 0 else float(place), "")
-    group = NewGroup(new_rollout_group_id(), "default", "tool-call", "train-0", 3)
-    await store.make_group(group)
-    with suppress(WorkflowFailureError):
-        await _group(client, store, runner, group)
-    return await client.get_workflow_handle(names.rollout_group_workflow_id(group.id)).fetch_history()
 
 
 async def rollout_group_without_a_refused_reward(
     client: Client, store: FakeEpisodeStore, runner: ScriptedRunner
 ) -> WorkflowHistory:
+    """The ledger refuses a reward, and the episode is recorded without one."""
     runner.verdict = lambda place, n: (1e308 if place == 0 else float(place), "")
     return await _group(client, store, runner)
 
 
-async def rollouts_with_local_calls(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> WorkflowHistory:
-    return await rollouts_until_paused(client, store, runner)
+async def rollout_group_ledger_away(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> WorkflowHistory:
+    """Calls of the ledger fail where the workflow runs, and are made on its queue."""
+    store.failures = 6
+    return await _group(client, store, runner)
 
 
 async def rollouts_until_paused(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> WorkflowHistory:
+    """Groups are started until rollouts are paused."""
     async with working(client, store, runner):
         handle = await client.start_workflow(
             RolloutsWorkflow.run,
@@ -148,6 +127,7 @@ async def rollouts_after_a_failed_group(
 
 
 async def rollouts_rolled_over(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> WorkflowHistory:
+    """The history is long enough: the workflow continues as new."""
     async with working(client, store, runner):
         handle = await client.start_workflow(
             RolloutsWorkflow.run,
@@ -165,15 +145,11 @@ PATHS: tuple[Path, ...] = (
     rollout_group_with_failures,
     rollout_group_taken_up_again,
     rollout_group_judged,
+    rollout_group_ledger_away,
     rollouts_until_paused,
     rollouts_after_a_failed_group,
     rollouts_rolled_over,
-    rollout_group_calls_local,
     rollout_group_verified_with_its_runs,
-    rollout_group_taken_up_again_local,
-    rollouts_with_local_calls,
-    rollout_group_with_pauses,
-    rollout_group_failed_by_a_reward,
     rollout_group_without_a_refused_reward,
 )
 

@@ -16,6 +16,7 @@ Path = Callable[[Learner, ScriptedLearning], Awaitable[None]]
 
 
 async def training_steps(learner: Learner, scripted: ScriptedLearning) -> None:
+    """Three full batches, one after the other, each accepted and published."""
     await learner.samples(5)
     await learner.shows("waiting: 5 of 16")
     await learner.samples(43)
@@ -23,6 +24,7 @@ async def training_steps(learner: Learner, scripted: ScriptedLearning) -> None:
 
 
 async def training_while_engines_are_slow(learner: Learner, scripted: ScriptedLearning) -> None:
+    """Steps go on while a version waits for engines; the newest one is published."""
     scripted.engines.clear()
     await learner.samples(48)
     await until(lambda: scripted.head == 3)
@@ -31,6 +33,7 @@ async def training_while_engines_are_slow(learner: Learner, scripted: ScriptedLe
 
 
 async def training_paused_and_resumed(learner: Learner, scripted: ScriptedLearning) -> None:
+    """An operator pauses while a step is computed; training goes on after it is resumed."""
     scripted.gate.clear()
     await learner.samples(32)
     await until(lambda: scripted.at_once == 1)
@@ -43,6 +46,7 @@ async def training_paused_and_resumed(learner: Learner, scripted: ScriptedLearni
 
 
 async def training_quarantined(learner: Learner, scripted: ScriptedLearning) -> None:
+    """The trainer quarantines a step, which pauses training; its samples are trained after `resume --retry`."""
     scripted.ends[1] = (StepState.QUARANTINED, "KL 12.3 above 10")
     await learner.samples(16)
     await learner.shows("paused: step 1")
@@ -51,31 +55,32 @@ async def training_quarantined(learner: Learner, scripted: ScriptedLearning) -> 
 
 
 async def training_rejected(learner: Learner, scripted: ScriptedLearning) -> None:
-    """Versions wait for the gate; the older histories hold steps that committed at once."""
+    """The gate rejects a version; the next one is accepted."""
     scripted.rejects[1] = "numbers: too far"
     await learner.samples(32)
     await until(lambda: scripted.version == 2)
 
 
 async def training_probed(learner: Learner, scripted: ScriptedLearning) -> None:
-    """Versions are asked probes; nobody can ask the second one."""
-    scripted.probed = True
+    """Probes are added while a step is computed, and asked; those of the second version cannot be asked."""
+    scripted.gate.clear()
     scripted.probes_fail[2] = ApplicationError("no engine has it", type="RecordUnusable", non_retryable=True)
     await learner.samples(32)
-    await until(lambda: scripted.version == 2)
-
-
-async def training_probed_as_gated(learner: Learner, scripted: ScriptedLearning) -> None:
-    """What holds when a version is gated decides whether it is probed."""
-    scripted.gate.clear()
-    await learner.samples(16)
     await until(lambda: scripted.at_once == 1)
     scripted.probed = True
     scripted.gate.set()
+    await until(lambda: scripted.version == 2)
+
+
+async def training_candidate_found(learner: Learner, scripted: ScriptedLearning) -> None:
+    """An earlier run ended before the gate decided about its version."""
+    scripted.step_state = StepState.CANDIDATE
+    await learner.samples(0)
     await until(lambda: scripted.version == 1)
 
 
 async def training_refused(learner: Learner, scripted: ScriptedLearning) -> None:
+    """The trainer refuses a step that was rolled back, which is abandoned; then one for good."""
     errors = {kind: ApplicationError(kind, type=kind, non_retryable=True) for kind in ("RecordUnusable", "SetupError")}
     failing = iter(errors.values())
     scripted.fails = lambda n: next(failing, None)
@@ -84,6 +89,7 @@ async def training_refused(learner: Learner, scripted: ScriptedLearning) -> None
 
 
 async def training_rolled_back_and_pinned(learner: Learner, scripted: ScriptedLearning) -> None:
+    """The head moves under a step, and a pin holds back the next versions."""
     await learner.samples(32)
     await until(lambda: scripted.version == 2)
     scripted.gate.clear()
@@ -100,7 +106,7 @@ async def training_rolled_back_and_pinned(learner: Learner, scripted: ScriptedLe
 
 
 async def training_operator_changed(learner: Learner, scripted: ScriptedLearning) -> None:
-    """Each operation by the one update `operator_changed`; the older histories hold one update for each."""
+    """Each of an operator's changes."""
     await learner.samples(16)
     await until(lambda: scripted.version == 1)
     await learner.pause("for now")
@@ -115,22 +121,15 @@ async def training_operator_changed(learner: Learner, scripted: ScriptedLearning
     await until(lambda: scripted.version == 3)
 
 
-async def training_calls_local(learner: Learner, scripted: ScriptedLearning) -> None:
-    """Short calls of the ledger are local activities; one that fails is made on its queue, as all were before."""
-    scripted.rejects[1] = "numbers: too far"
+async def training_ledger_away(learner: Learner, scripted: ScriptedLearning) -> None:
+    """A call of the ledger fails where the workflow runs, and is made on its queue."""
     scripted.claims_fail = [ApplicationError("PostgreSQL is away", type="StoreUnavailable")] * 3
-    await learner.samples(32)
-    await until(lambda: scripted.version == 2)
-
-
-async def training_recipe_set(learner: Learner, scripted: ScriptedLearning) -> None:
-    await learner.samples(8)
-    await learner.shows("waiting: 8 of 16")
-    await learner.set_recipe(needed=8)
+    await learner.samples(16)
     await until(lambda: scripted.version == 1)
 
 
 async def training_by_timer(learner: Learner, scripted: ScriptedLearning) -> None:
+    """A smaller batch is claimed once its oldest sample has waited long enough."""
     scripted.max_wait_seconds, scripted.oldest_seconds = 10.0, 9.0
     await learner.samples(3)
     await learner.shows("waiting: 3 of 16")
@@ -139,6 +138,7 @@ async def training_by_timer(learner: Learner, scripted: ScriptedLearning) -> Non
 
 
 async def training_by_schedule(learner: Learner, scripted: ScriptedLearning) -> None:
+    """A batch waits until the recipe's hours begin."""
     scripted.closed_seconds = 1.0
     await learner.samples(16)
     await learner.shows("waiting: outside of its hours")
@@ -147,6 +147,7 @@ async def training_by_schedule(learner: Learner, scripted: ScriptedLearning) -> 
 
 
 async def training_rolled_over(learner: Learner, scripted: ScriptedLearning) -> None:
+    """The history is long enough: the workflow continues as new."""
     await learner.begin(roll_over_events=30)
     await learner.samples(48)
     await until(lambda: scripted.version == 3)
@@ -159,12 +160,11 @@ PATHS: tuple[Path, ...] = (
     training_quarantined,
     training_rejected,
     training_probed,
-    training_probed_as_gated,
+    training_candidate_found,
     training_refused,
     training_rolled_back_and_pinned,
     training_operator_changed,
-    training_calls_local,
-    training_recipe_set,
+    training_ledger_away,
     training_by_timer,
     training_by_schedule,
     training_rolled_over,

@@ -184,7 +184,10 @@ def test_every_table_and_invariant_is_in_the_architecture() -> None:
 def test_every_temporal_name_is_in_the_architecture() -> None:
     known = {value for name, value in vars(names).items() if name.isupper() and isinstance(value, str)}
     known |= {key.name for key in names.SEARCH_ATTRIBUTES}
-    known |= {name for text in _sources("activities") for name in re.findall(r'activity\.defn\(name="(\w+)"', text)}
+    known |= {
+        name for text in _sources("activities") for name in re.findall(r"@activity\.defn\n    async def (\w+)", text)
+    }
+    known |= {name for text in _sources("workflows") for name in re.findall(r'workflow\.patched\("([\w-]+)"', text)}
     documented = set(_codes(_section(ARCHITECTURE, "## Temporal names")))
     assert {name for name in known if not any(code.startswith(name) for code in documented)} == set()
 

@@ -15,6 +15,7 @@ from clawloop.errors import ClawloopError, PermanentError, SetupError, Transient
 from clawloop.processes.bootstrap import DEFAULT_RECIPE
 from clawloop.processes.install_check import TOP_LEVEL_NAMES, check_install
 from clawloop.recipes.recipe import load_recipe
+from workflows import names
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("clawloop", *TOP_LEVEL_NAMES)
@@ -77,40 +78,12 @@ def test_importing_a_workflow_imports_no_io_library() -> None:
     assert io_libraries.isdisjoint(loaded.stdout.split())
 
 
-def test_every_activity_has_the_name_in_open_workflows() -> None:
-    """A Python rename must not change the names in workflow histories."""
-    folders = (ROOT / "activities", ROOT / "clawloop" / "episodes")
-    sources = [path.read_text() for folder in folders for path in folder.rglob("*.py")]
-    named = [name for source in sources for name in re.findall(r"@activity\.defn\(name=\"(\w+)\"\)", source)]
-    assert [source for source in sources if re.search(r"@activity\.defn\s*\n", source)] == []
-    assert sorted(named) == [
-        "abandon_step",
-        "ask_directly",
-        "begin_episode",
-        "begin_group",
-        "claim_batch",
-        "close_session",
-        "decide_version",
-        "end_episode",
-        "judge_episode",
-        "judge_turn",
-        "judge_turns",
-        "load_versions",
-        "look_at_training",
-        "next_groups",
-        "probe_version",
-        "publish_version",
-        "quarantine_step",
-        "read_group_task",
-        "run_episode",
-        "score_episode",
-        "settle_group",
-        "sweep",
-        "train_step",
-        "unload_versions",
-        "verify_episode",
-        "watch_engine",
-    ]
+def test_signals_and_updates_are_named_as_the_methods_that_handle_them() -> None:
+    handler = re.compile(r"@workflow\.(?:signal|update)\(name=names\.(\w+)\)\n    def (\w+)")
+    sources = [path.read_text() for path in (ROOT / "workflows").glob("*.py")]
+    handled = [found for source in sources for found in handler.findall(source)]
+    assert len(handled) == sum(len(re.findall(r"@workflow\.(?:signal|update)\b", source)) for source in sources)
+    assert [(name, method) for name, method in handled if getattr(names, name) != method] == []
 
 
 def test_the_default_recipe_equals_combined_toml() -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.training.messages import TrainStep
-from activities.training.train_step import LOST_ATTEMPTS, TrainingActivities
+from activities.training.train_step import LOST_ATTEMPTS, TrainingActivities, TrainStep
 from clawloop.contracts.episodes import Ending, EpisodeEnd, GroupState
 from clawloop.contracts.training import SampleState
 from clawloop.encryption.key_file import SETTING, add_key

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 
 from clawloop.contracts.training import SampleState, VersionRef
 from clawloop.ids import FeedbackId, JudgementId, SampleId
@@ -23,21 +22,6 @@ RECIPE = Recipe.model_validate(
         "train": {"batch_samples": 2, "advantage": {"verdict_weight": 1.0, "teacher_weight": 0.0}},
     }
 )
-
-
-class NoWork:
-    """Satisfies `activities.training.ports.WorkStore`: the training workflow looks by itself."""
-
-    async def pending_work(self, age: timedelta) -> list[str]:
-        return []
-
-    async def mark_work_notified(self, policies: Sequence[str]) -> None: ...
-
-
-class NoNotifier:
-    """Satisfies `activities.serving.ports.PublishNotifier`: engines look by themselves."""
-
-    async def publish(self, engine_ids: Sequence[str]) -> None: ...
 
 
 class JudgedStore(FakeJudgementStore):

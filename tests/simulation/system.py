@@ -17,14 +17,12 @@ from typing import Any
 from activities.judging.closing import ClosingActivities
 from activities.judging.judge_turn import JudgingActivities
 from activities.judging.messages import CloseSession, CollectDirectVote, JudgeTurn
-from activities.serving.engines import EngineActivities
-from activities.serving.messages import EngineLoad, EngineUnload, PublishVersion
-from activities.serving.publishing import PublishingActivities
-from activities.training.gate import GateActivities
-from activities.training.messages import ClaimBatch, DecideVersion, StepDone, TrainStep
+from activities.serving.engines import EngineActivities, EngineLoad, EngineUnload
+from activities.serving.publishing import PublishingActivities, PublishVersion
+from activities.training.gate import DecideVersion, GateActivities
 from activities.training.notifier import TrainingNotifier
-from activities.training.steps import StepActivities
-from activities.training.train_step import TrainingActivities
+from activities.training.steps import ClaimBatch, StepActivities
+from activities.training.train_step import StepDone, TrainingActivities, TrainStep
 from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import OPEN_STEPS, SampleState, StepState
 from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
@@ -35,14 +33,14 @@ from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt
 from clawloop.recipes.recipe import JudgeForm
 from tests.fakes.gate_store import FakeGateStore
 from tests.fakes.ledger import FakeLedger
-from tests.fakes.notifier import FakeWorkNotifier
+from tests.fakes.notifier import FakeNotifier, NoWork
 from tests.fakes.publishing_store import FakePublishingStore
 from tests.fakes.step_store import FakeStepStore
 from tests.fakes.trainer import FakeTrainer
 from tests.fakes.training_store import FakeTrainingStore
 from tests.fakes.turn_store import FakeTurnStore
 from tests.records import KEY, turn_record
-from tests.simulation.parts import POLICY, RECIPE, VOTES, JudgedStore, LoadedFiles, NoNotifier, NoWork
+from tests.simulation.parts import POLICY, RECIPE, VOTES, JudgedStore, LoadedFiles
 from tests.simulation.schedule import Attempt, Schedule, Through
 
 ENGINE = "e1"
@@ -208,7 +206,7 @@ class System:
 
         store: Any = Through(self.judged, self.schedule, attempt, seen)
         judge: Any = SimulatedJudge(self, attempt)
-        work = TrainingNotifier(NoWork(), FakeWorkNotifier())
+        work = TrainingNotifier(NoWork(), FakeNotifier())
         return JudgingActivities(store, judge, judge, work), ClosingActivities(store, store, work)
 
     async def _training(self) -> None:
@@ -249,7 +247,7 @@ class System:
     async def _publish(self) -> None:
         def publish(attempt: Attempt) -> Awaitable[Any]:
             store: Any = Through(FakePublishingStore(self.ledger), self.schedule, attempt)
-            activities = PublishingActivities(store, self._steps(attempt), NoNotifier())
+            activities = PublishingActivities(store, self._steps(attempt), FakeNotifier())
             return activities.publish_version(PublishVersion(policy=POLICY))
 
         await self.schedule.attempts(publish)

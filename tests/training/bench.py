@@ -18,8 +18,8 @@ import pytest
 from psycopg.rows import dict_row
 from temporalio.client import Client
 
-from activities.training.gate import GateActivities
-from activities.training.messages import DecideVersion, StepDone, TrainStep
+from activities.training.gate import DecideVersion, GateActivities
+from activities.training.train_step import StepDone, TrainStep
 from clawloop.contracts.training import StepBatch, StepState, TrainedStep
 from clawloop.processes.trainer import TrainerProcess
 from clawloop.temporal.plugin import connect

@@ -9,8 +9,7 @@ from temporalio.client import Client
 from temporalio.common import RetryPolicy
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from activities.training.messages import StepDone, TrainStep
-from activities.training.train_step import TrainingActivities
+from activities.training.train_step import StepDone, TrainingActivities, TrainStep
 
 QUEUE = "one-step"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from activities.serving.reconcile import EngineReconciler
+from activities.serving.engines import EngineReconciler
+from clawloop.contracts.notices import EngineAdded, EngineRemoved, Notice
 from clawloop.contracts.serving import Engine
 from clawloop.errors import SignalFailed
 from tests.fakes.ledger import FakeLedger
@@ -12,7 +13,7 @@ from tests.fakes.publishing_store import FakePublishingStore
 
 
 class Workflows:
-    """Satisfies `activities.serving.ports.EngineWorkflows`.
+    """Satisfies `Notifier`.
 
     Args:
         failing: engines whose workflow cannot be signalled.
@@ -25,23 +26,20 @@ class Workflows:
     async def running(self) -> frozenset[str]:
         return frozenset(self.engines)
 
-    async def begin(self, engine_id: str) -> None:
-        self._signal(engine_id)
-        self.engines.add(engine_id)
-
-    async def end(self, engine_id: str) -> None:
-        self._signal(engine_id)
-        self.engines.remove(engine_id)
-
-    def _signal(self, engine_id: str) -> None:
-        if engine_id in self.failing:
+    async def notify(self, notice: Notice) -> None:
+        assert isinstance(notice, EngineAdded | EngineRemoved)
+        if notice.engine_id in self.failing:
             raise SignalFailed("Temporal: too many signals")
+        if isinstance(notice, EngineAdded):
+            self.engines.add(notice.engine_id)
+        else:
+            self.engines.remove(notice.engine_id)
 
 
 async def test_a_failed_signal_does_not_stop_the_others_and_is_named() -> None:
     ledger = FakeLedger(engines={one: Engine(one, f"http://{one}", {}, draining=False) for one in ("a", "b", "c")})
     workflows = Workflows(running={"c", "x", "y"}, failing={"a", "x"})
-    reconciler = EngineReconciler(FakePublishingStore(ledger), workflows)
+    reconciler = EngineReconciler(FakePublishingStore(ledger), workflows, workflows.running)
     with pytest.raises(SignalFailed, match=r"^engine a: Temporal: too many signals; engine x: Temporal: "):
         await reconciler.reconcile()
     assert workflows.engines == {"b", "c", "x"}

@@ -9,11 +9,12 @@ from datetime import timedelta
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
+from clawloop.contracts.notices import BatchWaits, OperatorChanged
 from clawloop.contracts.training import OperatorAction, OperatorChange
 from clawloop.errors import SignalFailed
 from clawloop.temporal.deadline import temporal_deadline
+from clawloop.temporal.notifier import TemporalNotifier
 from clawloop.temporal.plugin import connect
-from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 
 
 @pytest.fixture
@@ -35,13 +36,13 @@ async def silent_server() -> AsyncIterator[str]:
 
 @pytest.mark.slow
 async def test_a_server_that_never_answers_is_not_waited_for_beyond_the_limit(silent_server: str) -> None:
-    notifier = TemporalTrainingNotifier(await connect(silent_server, lazy=True))
+    notifier = TemporalNotifier(await connect(silent_server, lazy=True), timedelta(hours=1))
     # The SDK alone gives up after 30 s.
     async with asyncio.timeout(20):
         with pytest.raises(SignalFailed, match="Temporal: Timeout"):
-            await notifier.operator_changed("default", OperatorChange(OperatorAction.PAUSE, "why"))
+            await notifier.notify(OperatorChanged("default", OperatorChange(OperatorAction.PAUSE, "why")))
         with pytest.raises(SignalFailed, match="Temporal: no answer within 3 s"):
-            await notifier.notify_work("default")
+            await notifier.notify(BatchWaits("default"))
 
 
 def not_found() -> RPCError:

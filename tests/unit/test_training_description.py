@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from activities.training.messages import StepDone
+from activities.training.train_step import StepDone
 from clawloop.contracts.training import Claim, StepState, TrainingState, TrainingView
 from workflows.descriptions import training_headline, training_table
 
@@ -28,6 +28,12 @@ VIEW = TrainingView(
     epoch=0,
     pinned=None,
     unpublished=False,
+    max_wait_seconds=None,
+    closed_seconds=None,
+    probed=False,
+    canary=None,
+    canary_parent=None,
+    progress=None,
 )
 BATCH = Claim(policy="default", n=7, state=StepState.CLAIMED, samples=16)
 

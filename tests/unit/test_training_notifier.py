@@ -10,11 +10,12 @@ import pytest
 
 from activities.notify import CONCURRENCY, MAX_FAILED, ConcurrentNotifier
 from activities.training.notifier import TrainingNotifier
+from clawloop.contracts.notices import BatchWaits, Notice
 from clawloop.errors import SignalFailed
 
 
 class Work:
-    """Satisfies `activities.training.ports.WorkStore` and `WorkNotifier`.
+    """Satisfies `activities.training.notifier.WorkStore` and `Notifier`.
 
     Args:
         pending: policies with work that were not notified.
@@ -32,8 +33,9 @@ class Work:
     async def mark_work_notified(self, policies: Sequence[str]) -> None:
         self.pending -= set(policies)
 
-    async def notify_work(self, policy: str) -> None:
-        if policy in self.failing:
+    async def notify(self, notice: Notice) -> None:
+        assert isinstance(notice, BatchWaits)
+        if notice.policy in self.failing:
             raise SignalFailed("Temporal: too many signals")
 
 

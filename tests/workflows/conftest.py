@@ -16,10 +16,12 @@ from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from activities.judging.messages import Closed, CloseSession, CollectDirectVote, Judged, JudgeTurn, JudgeTurns
+from clawloop.contracts.notices import SessionNotice
 from clawloop.contracts.sessions import SessionFacts, TurnRecorded, TurnResult
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import SessionId, TurnId, new_turn_id
-from clawloop.temporal.client import TemporalSessionNotifier, register_search_attributes
+from clawloop.temporal.namespace import register_search_attributes
+from clawloop.temporal.notifier import TemporalNotifier
 from clawloop.temporal.plugin import connect
 from workflows import names
 from workflows.page_links import PageLinks
@@ -72,13 +74,13 @@ class ScriptedActivities:
     @activity.defn(name="judge_turn")
     async def judge_turn(self, ask: JudgeTurn) -> Judged:
         self.runs.append(ask.session_id)
-        return Judged(fates=[await self._judge(ask)])
+        return Judged(results=[await self._judge(ask)])
 
     @activity.defn(name="judge_turns")
     async def judge_turns(self, ask: JudgeTurns) -> Judged:
         self.runs.append(ask.session_id)
         self.together.append(ask)
-        return Judged(fates=await asyncio.gather(*map(self._judge, ask.single())))
+        return Judged(results=await asyncio.gather(*map(self._judge, ask.single())))
 
     async def _judge(self, ask: JudgeTurn) -> TurnResult:
         self.judged.append(ask)
@@ -96,7 +98,7 @@ class ScriptedActivities:
         outcome = TurnOutcome.SAMPLED if ask.give_up is None else TurnOutcome.UNJUDGED
         return turn_result(ask.turn_id, number, outcome, why)
 
-    @activity.defn(name="ask_directly")
+    @activity.defn(name="collect_direct_vote")
     async def collect_direct_vote(self, ask: CollectDirectVote) -> None:
         self.asked_directly.append(ask.turn_id)
         if (error := self.fails(JudgeTurn(session_id=ask.session_id, turn_id=ask.turn_id))) is not None:
@@ -106,13 +108,13 @@ class ScriptedActivities:
     async def close_session(self, ask: CloseSession) -> Closed:
         self.closed.append(ask)
         if ask.again and self.open_after_all:
-            return Closed(to_judge=[], fates=[], still_open=True)
+            return Closed(to_judge=[], results=[], still_open=True)
         missed = self.missed.pop(0) if self.missed else []
         if missed and not ask.give_up:
-            return Closed(to_judge=missed, fates=[])
+            return Closed(to_judge=missed, results=[])
         if self.tied and not ask.asked_directly:
-            return Closed(to_judge=[], to_ask=self.tied, fates=[])
-        return Closed(to_judge=[], fates=[], guarantee="has a sample", turns=len(self.judged))
+            return Closed(to_judge=[], to_ask=self.tied, results=[])
+        return Closed(to_judge=[], results=[], guarantee="has a sample", turns=len(self.judged))
 
 
 def turn_result(turn_id: TurnId, number: int, outcome: TurnOutcome, why: str) -> TurnResult:
@@ -135,7 +137,7 @@ class Conversation:
     def __init__(self, client: Client, idle: timedelta = IDLE) -> None:
         self.client = client
         self.session = SessionId(uuid4())
-        self.notifier = TemporalSessionNotifier(client, idle, PageLinks("http://127.0.0.1:30000/ui"))
+        self.notifier = TemporalNotifier(client, idle, PageLinks("http://127.0.0.1:30000/ui"))
         self.facts = SessionFacts(self.session, "default", "x-session-id", datetime(2026, 1, 2, tzinfo=UTC), 0)
 
     @property
@@ -149,7 +151,7 @@ class Conversation:
         self, *, version: int = 0, ends: bool = False, turn_id: TurnId | None = None, opens: bool = False
     ) -> TurnId:
         turn_id = turn_id or new_turn_id()
-        await self.notifier.notify_turn(self.facts, TurnRecorded(turn_id, version, ends, opens))
+        await self.notifier.notify(SessionNotice(self.facts, TurnRecorded(turn_id, version, ends, opens)))
         return turn_id
 
     async def begin(self, **state: object) -> SessionHandle:
@@ -197,7 +199,7 @@ def _patient_signals() -> Iterator[None]:
     """Temporal may stop for some seconds on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("clawloop.temporal.deadline.SIGNAL_LIMIT", timedelta(seconds=60))
-        patch.setattr("clawloop.temporal.training_notifier.UPDATE_LIMIT", timedelta(seconds=60))
+        patch.setattr("clawloop.temporal.notifier.UPDATE_LIMIT", timedelta(seconds=60))
         yield
 
 

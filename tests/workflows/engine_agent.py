@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from temporalio import activity
 from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.client import Client, WorkflowHandle
 from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from activities.serving.messages import EngineLoad, EngineReport, EngineUnload, EngineWatch
-from clawloop.temporal.engine_notifier import TemporalEngineNotifier
-from tests.workflows.conftest import until
+from activities.serving.engines import EngineLoad, EngineReport, EngineUnload, EngineWatch
+from clawloop.contracts.notices import EngineAdded
+from clawloop.temporal.notifier import TemporalNotifier
+from tests.workflows.conftest import IDLE, until
 from workflows import names
 from workflows.engine import EngineWorkflow
 
@@ -70,7 +72,7 @@ class ScriptedAgent:
 
 @asynccontextmanager
 async def at_work(client: Client, agent: ScriptedAgent) -> AsyncIterator[WorkflowHandle[EngineWorkflow, None]]:
-    notifier = TemporalEngineNotifier(client)
+    notifier = TemporalNotifier(client, IDLE)
     async with (
         Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[EngineWorkflow]),
         Worker(
@@ -79,13 +81,14 @@ async def at_work(client: Client, agent: ScriptedAgent) -> AsyncIterator[Workflo
             activities=[agent.watch_engine, agent.load_versions, agent.unload_versions],
         ),
     ):
-        await notifier.begin(agent.engine_id)
+        await notifier.notify(EngineAdded(agent.engine_id))
         handle = client.get_workflow_handle_for(EngineWorkflow.run, names.engine_workflow_id(agent.engine_id))
         try:
             await until(lambda: len(agent.watched) >= 2)
             yield handle
         finally:
-            await handle.terminate("the test is over")
+            with suppress(RPCError):  # it has ended
+                await handle.terminate("the test is over")
             agent.gate.set()
             agent.changed.set()
 

@@ -22,11 +22,12 @@ from clawloop.judging.records import StoredAnswers, StoredVote
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
+from clawloop.temporal.notifier import TemporalNotifier
 from clawloop.temporal.plugin import connect
-from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from db.database import BACKGROUND_LIMIT, Database
 from db.judging.judgements import PostgresJudgementStore
 from db.training.work_flag import PostgresWorkStore
+from tests.workflows.conftest import IDLE
 from workflows import names
 
 
@@ -49,7 +50,7 @@ async def work(address: str, database_url: str, judge_url: str, mark: Path) -> N
     client = await connect(address)
     database = Database(database_url, BACKGROUND_LIMIT)
     store = DyingStore(database, mark)
-    notifier = TrainingNotifier(PostgresWorkStore(database), TemporalTrainingNotifier(client))
+    notifier = TrainingNotifier(PostgresWorkStore(database), TemporalNotifier(client, IDLE))
 
     def endpoints(policy: str) -> list[Endpoint]:
         return [Endpoint(judge_url, "tiny")]

@@ -13,21 +13,15 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
-from activities.serving.messages import Published, PublishVersion
-from activities.training.messages import (
-    AbandonStep,
-    ClaimBatch,
-    DecideVersion,
-    ProbeVersion,
-    QuarantineStep,
-    StepDone,
-    TrainStep,
-    VersionDecided,
-    VersionProbed,
-)
+from activities.serving.publishing import Published, PublishVersion
+from activities.training.gate import DecideVersion, VersionDecided
+from activities.training.probes import ProbeVersion, VersionProbed
+from activities.training.steps import AbandonStep, ClaimBatch, QuarantineStep
+from activities.training.train_step import StepDone, TrainStep
+from clawloop.contracts.notices import BatchWaits, OperatorChanged
 from clawloop.contracts.training import Claim, OperatorAction, OperatorChange, StepState, TrainingState, TrainingView
-from clawloop.temporal.training_notifier import TemporalTrainingNotifier
-from tests.workflows.conftest import end_all
+from clawloop.temporal.notifier import TemporalNotifier
+from tests.workflows.conftest import IDLE, end_all
 from workflows import names
 from workflows.state import PolicyTraining
 from workflows.training import TrainingWorkflow
@@ -91,7 +85,7 @@ class ScriptedLearning:
     def on_the_queue(self) -> Activities:
         return [self.quarantine, self.abandon, self.publish]
 
-    @activity.defn(name="look_at_training")
+    @activity.defn(name="read_training_status")
     async def look(self, policy: str) -> TrainingView:
         self.looks += 1
         state = TrainingState.WAITING
@@ -121,6 +115,9 @@ class ScriptedLearning:
             max_wait_seconds=self.max_wait_seconds,
             closed_seconds=self.closed_seconds,
             probed=self.probed,
+            canary=None,
+            canary_parent=None,
+            progress=None,
         )
 
     @activity.defn(name="claim_batch")
@@ -226,7 +223,15 @@ class ScriptedLearning:
         reason = "" if self.pinned is None else f"v{self.pinned} is pinned"
         self.version = self.head if self.pinned is None else self.pinned
         self.happened.append(f"v{self.version} answers")
-        return Published(policy=ask.policy, head=self.head, version=self.version, engines=1, reason=reason)
+        return Published(
+            policy=ask.policy,
+            head=self.head,
+            version=self.version,
+            engines=1,
+            missing=0,
+            reason=reason,
+            waited_seconds=0.0,
+        )
 
 
 class Learner:
@@ -236,7 +241,7 @@ class Learner:
         self.client = client
         self.scripted = scripted
         self.policy = scripted.policy
-        self.notifier = TemporalTrainingNotifier(client)
+        self.notifier = TemporalNotifier(client, IDLE)
 
     @property
     def handle(self) -> TrainingHandle:
@@ -244,7 +249,7 @@ class Learner:
 
     async def samples(self, count: int) -> None:
         self.scripted.ready += count
-        await self.notifier.notify_work(self.policy)
+        await self.notifier.notify(BatchWaits(self.policy))
 
     async def begin(self, **state: object) -> None:
         """Start it with these fields of its state."""
@@ -279,7 +284,7 @@ class Learner:
         await self._changed(OperatorAction.SET_RECIPE, "combined")
 
     async def _changed(self, action: OperatorAction, detail: str) -> None:
-        await self.notifier.operator_changed(self.policy, OperatorChange(action, detail))
+        await self.notifier.notify(OperatorChanged(self.policy, OperatorChange(action, detail)))
 
     async def details(self) -> str:
         """What the UI shows."""

@@ -11,18 +11,20 @@ from temporalio import activity
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from activities.episodes.ledger import EpisodeLedgerActivities
-from activities.episodes.messages import EpisodeJudged, JudgeEpisode
+from activities.episodes import EpisodeLedgerActivities
+from activities.judging.episode_votes import EpisodeJudged, JudgeEpisode
+from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.episodes import AgentRun, Ending, GroupResult, GroupState, NewGroup, NextGroups
 from clawloop.episodes.messages import environment_queue
 from clawloop.episodes.running import EnvironmentActivities
 from clawloop.errors import JudgeRefused
 from clawloop.ids import EpisodeId, RolloutGroupId, new_rollout_group_id
-from clawloop.temporal.rollouts_notifier import TemporalRolloutsNotifier
+from clawloop.temporal.notifier import TemporalNotifier
 from tests.fakes.episode_store import FakeEpisodeStore
+from tests.fakes.notifier import NoWork
+from tests.workflows.conftest import IDLE
 from workflows import names
-from workflows.rollout_group import DEADLINE, RolloutGroupWorkflow
-from workflows.rollouts import RolloutsWorkflow
+from workflows.rollouts import DEADLINE, RolloutGroupWorkflow, RolloutsWorkflow
 
 
 class ScriptedRunner:
@@ -69,11 +71,6 @@ class Artifacts:
 
     async def load(self, sha256: str) -> bytes:
         return sha256.encode()
-
-
-class NoBatch:
-    async def notify(self, policy: str | None) -> None:
-        assert policy is None
 
 
 class ScriptedVotes:
@@ -135,9 +132,10 @@ def environment_worker(client: Client, store: FakeEpisodeStore, runner: Scripted
 async def orchestrating(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> AsyncIterator[TwoGroups]:
     """All workers but the environment's."""
     rollouts = TwoGroups(store)
-    ledger = EpisodeLedgerActivities(store, rollouts, NoBatch(), TemporalRolloutsNotifier(client))
+    notifier = TemporalNotifier(client, IDLE)
+    ledger = EpisodeLedgerActivities(store, rollouts, TrainingNotifier(NoWork(), notifier), notifier)
     local = ledger.where_workflows_run
-    calls = [*local, ledger.read_group_task, ledger.settle_group]
+    calls = [*local, ledger.settle_group]
     async with (
         Worker(
             client,

@@ -13,8 +13,10 @@ from temporalio import activity
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from activities.serving.messages import Published, PublishVersion
-from activities.training.messages import ClaimBatch, DecideVersion, StepDone, TrainStep, VersionDecided
+from activities.serving.publishing import Published, PublishVersion
+from activities.training.gate import DecideVersion, VersionDecided
+from activities.training.steps import ClaimBatch
+from activities.training.train_step import StepDone, TrainStep
 from clawloop.contracts.training import Claim, TrainingView
 from tests.workflows.conftest import end_all
 from tests.workflows.learning import Learner, ScriptedLearning, orchestrating
@@ -57,7 +59,7 @@ class SharedTrainer:
         self._scripts[script.policy] = script
         return script
 
-    @activity.defn(name="look_at_training")
+    @activity.defn(name="read_training_status")
     async def look(self, policy: str) -> TrainingView:
         return await self._scripts[policy].look(policy)
 

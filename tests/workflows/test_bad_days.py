@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 from temporalio.client import Client
 
+from clawloop.contracts.notices import SessionNotice
 from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, SessionFacts
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import new_feedback_id, new_turn_id
-from clawloop.temporal.client import TemporalSessionNotifier
+from clawloop.temporal.notifier import TemporalNotifier
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import IDLE
 from tests.workflows.test_whole import at_work, end, tell
@@ -57,11 +58,11 @@ async def test_messages_about_unknown_turns_change_nothing(client: Client, binar
     turns = b.conversation("one", "two")
     session = await b.insert(*turns)
     facts = SessionFacts(session, "default", "x-session-id", turns[0].started_at, 0)
-    sessions = TemporalSessionNotifier(client, IDLE)
+    sessions = TemporalNotifier(client, IDLE)
     async with at_work(client, b):
         await tell(client, session, replace(turns[0], turn_id=unknown))
-        await sessions.notify_feedback(facts, FeedbackGiven(new_feedback_id(), new_turn_id()))
-        await sessions.rejudge(facts, RejudgeRequested(new_turn_id(), 3))
+        await sessions.notify(SessionNotice(facts, FeedbackGiven(new_feedback_id(), new_turn_id())))
+        await sessions.notify(SessionNotice(facts, RejudgeRequested(new_turn_id(), 3)))
         await tell(client, session, turns[1], ends=True)
         await tell(client, session, turns[0])  # late, and out of order
         await end(client, session)

@@ -16,9 +16,11 @@ import pytest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
+from clawloop.contracts.notices import SessionNotice
 from clawloop.contracts.sessions import FeedbackGiven, SessionFacts
 from clawloop.processes.holding import Holding
-from clawloop.temporal.client import TemporalSessionNotifier, prepare_namespace
+from clawloop.temporal.namespace import prepare_namespace
+from clawloop.temporal.notifier import TemporalNotifier
 from db.invariants import violations
 from db.temporal_server import TemporalServerStore
 from tests.judging.conftest import Bench, bench, binary_bench, judge
@@ -47,7 +49,7 @@ async def test_what_waited_is_judged_and_trained_after_a_start_on_an_emptied_tem
         await notify(client, session, turns, b)
         facts = SessionFacts(session, "default", "x-session-id", turns[0].started_at, 0)
         given = FeedbackGiven(b.feedback(turns[0], -1.0), turns[0].turn_id)
-        await TemporalSessionNotifier(client, IDLE).notify_feedback(facts, given)
+        await TemporalNotifier(client, IDLE).notify(SessionNotice(facts, given))
         b.execute("UPDATE feedback SET announced_at = now()")
         await before.end()
     server.lose_data()
@@ -89,7 +91,7 @@ async def test_an_orchestrator_that_runs_on_prepares_a_server_that_lost_its_data
             client = await server.answers()
             await is_prepared(client)
             # A start with search attributes, as gateways signal a turn.
-            await TemporalSessionNotifier(client, IDLE).wake(facts)
+            await TemporalNotifier(client, IDLE).notify(SessionNotice(facts, None))
             async with asyncio.timeout(120):  # by the sweep of the schedule, a minute apart
                 while not b.rows("SELECT FROM turns WHERE announced_at > %s", lost_at):
                     await asyncio.sleep(0.5)

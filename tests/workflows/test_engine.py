@@ -9,12 +9,13 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
-from activities.serving.reconcile import EngineReconciler
+from activities.serving.engines import EngineReconciler
+from clawloop.contracts.notices import EngineRemoved, VersionToLoad
 from clawloop.contracts.serving import Engine
-from clawloop.temporal.engine_notifier import TemporalEngineNotifier
+from clawloop.temporal.notifier import TemporalNotifier
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.publishing_store import FakePublishingStore
-from tests.workflows.conftest import until
+from tests.workflows.conftest import IDLE, until
 from tests.workflows.engine_agent import ScriptedAgent, at_work, details
 from workflows import names
 from workflows.engine import EngineWorkflow
@@ -23,13 +24,13 @@ from workflows.state import EngineState
 
 async def test_many_signals_during_a_load_lead_to_one_more_load(client: Client) -> None:
     agent = ScriptedAgent()
-    notifier = TemporalEngineNotifier(client)
+    notifier = TemporalNotifier(client, IDLE)
     async with at_work(client, agent):
         agent.gate.clear()
-        await notifier.publish([agent.engine_id])
+        await notifier.notify(VersionToLoad(agent.engine_id))
         await until(lambda: agent.loads == 1)
         for _ in range(10):
-            await notifier.publish([agent.engine_id])
+            await notifier.notify(VersionToLoad(agent.engine_id))
         agent.gate.set()
         await until(lambda: agent.loads == 2)
         await asyncio.sleep(0.3)
@@ -72,7 +73,7 @@ async def test_a_publish_costs_few_events(client: Client) -> None:
     async with at_work(client, agent) as handle:
         before = len((await handle.fetch_history()).events)
         for n in range(5):
-            await TemporalEngineNotifier(client).publish([agent.engine_id])
+            await TemporalNotifier(client, IDLE).notify(VersionToLoad(agent.engine_id))
             await until(lambda n=n: agent.loads == n + 1)  # type: ignore[misc]
         await details(handle, "Healthy")
         assert len((await handle.fetch_history()).events) - before <= 5 * 10
@@ -82,13 +83,13 @@ async def test_a_permanent_failure_is_shown(client: Client) -> None:
     agent = ScriptedAgent()
     agent.fails = [ApplicationError("RecordUnusable", type="RecordUnusable", non_retryable=True)]
     async with at_work(client, agent) as handle:
-        await TemporalEngineNotifier(client).publish([agent.engine_id])
+        await TemporalNotifier(client, IDLE).notify(VersionToLoad(agent.engine_id))
         assert "could not do what it was asked: RecordUnusable" in await details(handle, "could not")
 
 
 async def test_each_engine_has_a_workflow_and_a_removed_one_has_none(client: Client) -> None:
-    agent, ledger, workflows = ScriptedAgent(), FakeLedger(), TemporalEngineNotifier(client)
-    reconciler = EngineReconciler(FakePublishingStore(ledger), workflows)
+    agent, ledger, workflows = ScriptedAgent(), FakeLedger(), TemporalNotifier(client, IDLE)
+    reconciler = EngineReconciler(FakePublishingStore(ledger), workflows, workflows.running_engines)
     async with at_work(client, agent) as handle:
         await until_indexed(workflows, agent.engine_id, runs=True)
         added = ScriptedAgent().engine_id
@@ -101,7 +102,7 @@ async def test_each_engine_has_a_workflow_and_a_removed_one_has_none(client: Cli
         await until_indexed(workflows, agent.engine_id, runs=False)
         assert await details(handle, "removed") == "The engine was removed."
         await until_indexed(workflows, added, runs=False)
-        await workflows.end(added)  # idempotent
+        await workflows.notify(EngineRemoved(added))  # idempotent
         ledger.engines = {agent.engine_id: engine_of(agent.engine_id)}  # added again; its agent has kept running
         await reconciler.reconcile()
         watched = len(agent.watched)
@@ -112,10 +113,10 @@ def engine_of(engine_id: str) -> Engine:
     return Engine(engine_id, f"http://{engine_id}", {}, draining=False)
 
 
-async def until_indexed(workflows: TemporalEngineNotifier, engine_id: str, *, runs: bool) -> None:
+async def until_indexed(workflows: TemporalNotifier, engine_id: str, *, runs: bool) -> None:
     """Wait until Temporal has indexed whether the engine's workflow runs."""
     async with asyncio.timeout(30):
-        while (engine_id in await workflows.running()) != runs:
+        while (engine_id in await workflows.running_engines()) != runs:
             await asyncio.sleep(0.05)
 
 
@@ -131,14 +132,14 @@ async def test_a_new_run_continues_with_the_state_of_the_old_one(client: Client)
     first = handle.result_run_id
     async with at_work(client, agent) as latest:
         for n in range(6):
-            await TemporalEngineNotifier(client).publish([agent.engine_id])
+            await TemporalNotifier(client, IDLE).notify(VersionToLoad(agent.engine_id))
             await until(lambda n=n: agent.loads >= n + 1)  # type: ignore[misc]
         async with asyncio.timeout(30):
             while (await latest.describe()).run_id == first:
                 await asyncio.sleep(0.05)
         assert "Serves default-v1." in await details(latest, "Serves")
         loads = agent.loads
-        await TemporalEngineNotifier(client).publish([agent.engine_id])
+        await TemporalNotifier(client, IDLE).notify(VersionToLoad(agent.engine_id))
         await until(lambda: agent.loads > loads)
 
 
@@ -146,7 +147,7 @@ async def test_a_new_run_continues_with_the_state_of_the_old_one(client: Client)
 async def test_the_workflow_of_an_engine_whose_agent_is_away_waits_for_it(client: Client, missing: list[str]) -> None:
     agent = ScriptedAgent()
     agent.has = agent.has.model_copy(update={"missing": missing})
-    await TemporalEngineNotifier(client).publish([agent.engine_id])
+    await TemporalNotifier(client, IDLE).notify(VersionToLoad(agent.engine_id))
     async with at_work(client, agent):
         await until(lambda: agent.loads >= 1)
 
@@ -163,14 +164,14 @@ async def test_signals_while_the_agent_is_away_roll_over_and_lead_to_a_load(clie
         async with asyncio.timeout(30):
             latest = client.get_workflow_handle(names.engine_workflow_id(agent.engine_id))
             while (await latest.describe()).run_id == handle.result_run_id:
-                await TemporalEngineNotifier(client).publish([agent.engine_id])
+                await TemporalNotifier(client, IDLE).notify(VersionToLoad(agent.engine_id))
                 await asyncio.sleep(0.1)
     async with at_work(client, agent):
         await until(lambda: agent.loads >= 1)
 
 
 async def test_a_workflow_that_waits_to_roll_over_ends_when_its_engine_is_removed(client: Client) -> None:
-    engine_id, workflows = ScriptedAgent().engine_id, TemporalEngineNotifier(client)
+    engine_id, workflows = ScriptedAgent().engine_id, TemporalNotifier(client, IDLE)
     handle = await client.start_workflow(
         names.ENGINE_WORKFLOW,
         EngineState(engine_id=engine_id, roll_over_events=10),
@@ -180,7 +181,7 @@ async def test_a_workflow_that_waits_to_roll_over_ends_when_its_engine_is_remove
     async with Worker(client, task_queue=names.WORKFLOW_QUEUE, workflows=[EngineWorkflow]), asyncio.timeout(30):
         # No agent loads, and the workflow waits for the load. How many events a publish adds depends on its timing.
         while (await handle.describe()).history_length < 12:
-            await workflows.publish([engine_id])
+            await workflows.notify(VersionToLoad(engine_id))
             await asyncio.sleep(0.1)
-        await workflows.end(engine_id)
+        await workflows.notify(EngineRemoved(engine_id))
         await handle.result()

@@ -19,7 +19,7 @@ from tests.verbs import clawloop
 from tests.workflows.conftest import end_all
 from tests.workflows.scripted_rollouts import ScriptedRunner, environment_worker, orchestrating
 from workflows import names
-from workflows.rollout_group import RolloutGroupWorkflow
+from workflows.rollouts import RolloutGroupWorkflow
 
 
 def environment_of_its_own() -> ScriptedRunner:

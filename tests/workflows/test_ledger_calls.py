@@ -11,7 +11,7 @@ from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
-from activities.training.messages import ClaimBatch
+from activities.training.steps import ClaimBatch
 from clawloop.contracts.training import Claim
 from clawloop.temporal.deadline import UPDATE_LIMIT
 from tests.workflows.conftest import until

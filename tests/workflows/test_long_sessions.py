@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from temporalio.client import Client
 
+from clawloop.contracts.notices import SessionNotice
 from clawloop.contracts.sessions import FeedbackGiven
 from clawloop.ids import TurnId, new_feedback_id, new_turn_id
 from clawloop.temporal.plugin import PAYLOAD_WARN_BYTES
@@ -122,7 +123,7 @@ async def test_the_longest_history_ends_with_the_newest_turns_and_all_feedback(
         await talk.say()
     await until(lambda: len(scripted.judged) == 4)
     feedback = FeedbackGiven(new_feedback_id(), new_turn_id())
-    await talk.notifier.notify_feedback(talk.facts, feedback)
+    await talk.notifier.notify(SessionNotice(talk.facts, feedback))
     await asyncio.gather(*(talk.say() for _ in range(INBOX_LIMIT)))
     newest = [await talk.say() for _ in range(20)]
     async with asyncio.timeout(200):

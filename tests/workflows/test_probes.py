@@ -9,8 +9,7 @@ from temporalio import workflow
 from temporalio.client import Client
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from activities.training.messages import ProbeVersion, VersionProbed
-from activities.training.probes import ProbeActivities
+from activities.training.probes import ProbeActivities, ProbeVersion, VersionProbed
 from clawloop.contracts.gate_checks import GateCheck
 from clawloop.contracts.probes import AskedProbe, ProbeAnswer, ProbeContent, ProbePlan
 from clawloop.contracts.training import VersionRef

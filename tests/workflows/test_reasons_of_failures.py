@@ -28,7 +28,7 @@ from tests.sandboxes.test_bubblewrap import open_folder
 from tests.sandboxes.test_containers import stand_in
 from tests.workflows.scripted_rollouts import Artifacts, ScriptedRunner, orchestrating
 from workflows import names
-from workflows.rollout_group import RolloutGroupWorkflow
+from workflows.rollouts import RolloutGroupWorkflow
 
 __all__ = ["open_folder"]
 

@@ -22,14 +22,13 @@ from activities.training.gate import GateActivities
 from activities.training.steps import StepActivities
 from activities.training.train_step import TrainingActivities
 from clawloop.cli.main import app
+from clawloop.contracts.notices import SessionNotice
 from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, SessionFacts, TurnRecorded, WaitingWork
 from clawloop.contracts.turns import TurnKind, TurnRecord
 from clawloop.errors import SignalFailed
 from clawloop.ids import SessionId
 from clawloop.operations.recovery import Recovery, ToldTurns
-from clawloop.temporal.client import TemporalSessionNotifier
-from clawloop.temporal.engine_notifier import TemporalEngineNotifier
-from clawloop.temporal.training_notifier import TemporalTrainingNotifier
+from clawloop.temporal.notifier import TemporalNotifier
 from db.invariants import violations
 from db.recovery import PostgresRecoveryStore
 from db.serving.publishing import PostgresPublishingStore
@@ -68,11 +67,11 @@ def replace_batch(samples: int) -> Any:
 @asynccontextmanager
 async def all_at_work(client: Client, b: Bench) -> AsyncIterator[None]:
     """What the orchestrator, the judge and a trainer run, with a trainer that computes nothing."""
-    b.work._notifier = TemporalTrainingNotifier(client)
+    b.work._notifier = TemporalNotifier(client, IDLE)
     step_store, publishing = PostgresStepStore(b.database), PostgresPublishingStore(b.database)
     steps = StepActivities(step_store)
     sweeper = SweepActivities(
-        PostgresSweepStore(b.database), TemporalSessionNotifier(client, IDLE), b.work, IDLE, min_age=NO_TIME
+        PostgresSweepStore(b.database), TemporalNotifier(client, IDLE), b.work, IDLE, min_age=NO_TIME
     )
     gate = GateActivities(PostgresGateStore(b.database))
     local: list[Callable[..., Any]] = [*steps.where_workflows_run, gate.decide_version]
@@ -82,7 +81,7 @@ async def all_at_work(client: Client, b: Bench) -> AsyncIterator[None]:
         sweeper.sweep,
         steps.quarantine_step,
         steps.abandon_step,
-        PublishingActivities(publishing, step_store, TemporalEngineNotifier(client)).publish_version,
+        PublishingActivities(publishing, step_store, TemporalNotifier(client, IDLE)).publish_version,
     ]
     trainer = TrainingActivities(step_store, FakeTrainer())
     async with (
@@ -143,7 +142,7 @@ async def test_learning_goes_on_after_temporals_database_is_deleted(learner: Ben
         b.execute("UPDATE turns SET outcome = 'not_trainable' WHERE id = %s", failed[2].turn_id)
         facts = SessionFacts(session, "default", "x-session-id", turns[0].started_at, 0)
         feedback = b.feedback(turns[0], -1.0)
-        await TemporalSessionNotifier(client, IDLE).notify_feedback(facts, FeedbackGiven(feedback, turns[0].turn_id))
+        await TemporalNotifier(client, IDLE).notify(SessionNotice(facts, FeedbackGiven(feedback, turns[0].turn_id)))
         b.execute("UPDATE feedback SET announced_at = now()")
     server.lose_data()
     with server.running():

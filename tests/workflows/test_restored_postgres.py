@@ -9,16 +9,17 @@ import pytest
 from temporalio.client import Client
 
 from clawloop.contracts.adapter_directory import AdapterDirectory
+from clawloop.contracts.notices import BatchWaits
 from clawloop.local.services.postgres import EmbeddedPostgres
 from clawloop.operations.recovery import Recovery
-from clawloop.temporal.client import begin_sweeping
-from clawloop.temporal.training_notifier import TemporalTrainingNotifier
+from clawloop.temporal.namespace import begin_sweeping
+from clawloop.temporal.notifier import TemporalNotifier
 from db.invariants import violations
 from db.recovery import PostgresRecoveryStore
 from db.training.steps import PostgresStepStore
 from tests.conftest import database_address, execute
 from tests.judging.conftest import Bench, bench, binary_bench, judge
-from tests.workflows.conftest import end_all
+from tests.workflows.conftest import IDLE, end_all
 from tests.workflows.test_recovery import Scripted, all_at_work, client, learner, notify, recover, rows_are, server_of
 from workflows import names
 
@@ -42,7 +43,7 @@ async def test_what_an_older_copy_of_postgresql_lost_is_named(
         async with all_at_work(client, b):
             await notify(client, kept_session, kept, b)
             await notify(client, lost_session, lost, b)
-            await TemporalTrainingNotifier(client).notify_work("default")
+            await TemporalNotifier(client, IDLE).notify(BatchWaits("default"))
             await rows_are(b, "SELECT head FROM policies", [{"head": 1}])
             (version,) = b.rows("SELECT path FROM versions WHERE n = 1")
             (tmp_path / "adapters" / version["path"]).mkdir(parents=True)
@@ -71,7 +72,7 @@ async def test_learning_goes_on_in_an_older_copy_of_postgresql(
     try:
         async with all_at_work(client, b):
             await notify(client, session, turns, b)
-            await TemporalTrainingNotifier(client).notify_work("default")
+            await TemporalNotifier(client, IDLE).notify(BatchWaits("default"))
             await rows_are(b, "SELECT head FROM policies", [{"head": 1}])
             (version,) = b.rows("SELECT path FROM versions WHERE n = 1")
             (tmp_path / "adapters" / version["path"]).mkdir(parents=True)

@@ -18,8 +18,7 @@ from tests.workflows.conftest import SHORT_PAUSES
 from tests.workflows.scripted_rollouts import ScriptedRunner, run_group, run_group_with_timers, working
 from workflows import names
 from workflows.activity_options import EPISODE_ATTEMPTS, LOCAL_STORE, ActivityOptions, run_in, verify_in
-from workflows.rollout_group import RolloutGroupWorkflow
-from workflows.rollouts import RolloutsWorkflow
+from workflows.rollouts import RolloutGroupWorkflow, RolloutsWorkflow
 from workflows.state import PolicyRollouts
 
 
@@ -68,7 +67,7 @@ async def test_an_attempt_that_only_silence_ended_is_followed_at_once(
         runner.may_run.set()
         return usual(environment)
 
-    monkeypatch.setattr("workflows.rollout_group.run_in", hurried)
+    monkeypatch.setattr("workflows.rollouts.run_in", hurried)
     result, timers = await run_group_with_timers(client, store, runner, 2)
     assert (result.state, result.scored, timers) == (GroupState.SETTLED, 2, [])
     assert {episode.reason for episode in store.by_id.values() if episode.begun.attempt == 1} == {"it took too long"}

@@ -10,6 +10,7 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.exceptions import ApplicationError
 
 from activities.judging.messages import JudgeTurn
+from clawloop.contracts.notices import SessionErased, SessionNotice
 from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested
 from clawloop.ids import TurnId, new_feedback_id, new_turn_id
 from tests.workflows.conftest import Conversation, ScriptedActivities, until, working
@@ -176,7 +177,7 @@ async def test_feedback_that_arrives_after_the_close_is_judged_by_a_new_run(
     turn = await talk.say(ends=True)
     await talk.handle.result()
     given = FeedbackGiven(new_feedback_id(), turn)
-    await talk.notifier.notify_feedback(talk.facts, given)
+    await talk.notifier.notify(SessionNotice(talk.facts, given))
     await until(lambda: len(scripted.judged) == 2)
     assert (scripted.judged[1].turn_id, scripted.judged[1].feedback_id) == (turn, given.feedback_id)
     # The session is not open for that: it closes again at once.
@@ -188,7 +189,7 @@ async def test_feedback_on_an_open_session_leaves_it_open(client: Client, script
     talk = Conversation(client)
     scripted.open_after_all = True
     given = FeedbackGiven(new_feedback_id(), new_turn_id())
-    await talk.notifier.notify_feedback(talk.facts, given)
+    await talk.notifier.notify(SessionNotice(talk.facts, given))
     await until(lambda: len(scripted.closed) == 1)
     left_open = await talk.handle.describe()
     await talk.say()
@@ -221,9 +222,9 @@ async def test_a_turn_is_judged_again_once_for_two_equal_requests(client: Client
     await talk.handle.result()
     scripted.gate.clear()
     for _ in range(2):
-        await talk.notifier.rejudge(talk.facts, RejudgeRequested(turn, 1))
+        await talk.notifier.notify(SessionNotice(talk.facts, RejudgeRequested(turn, 1)))
     await until(lambda: len(scripted.judged) == 2)
-    await talk.notifier.rejudge(talk.facts, RejudgeRequested(turn, 1))  # it is being judged
+    await talk.notifier.notify(SessionNotice(talk.facts, RejudgeRequested(turn, 1)))  # it is being judged
     scripted.gate.set()
     await talk.say(ends=True)
     await talk.handle.result()
@@ -257,7 +258,7 @@ async def test_an_idle_session_closes_and_a_turn_moves_its_deadline(
 
 async def test_a_woken_session_closes_without_any_turn(client: Client, scripted: ScriptedActivities) -> None:
     talk = Conversation(client, SOON)
-    await talk.notifier.wake(talk.facts)
+    await talk.notifier.notify(SessionNotice(talk.facts, None))
     await talk.handle.result()
     (closing,) = scripted.closed
     assert closing.up_to is None
@@ -267,7 +268,8 @@ async def test_waking_a_session_that_runs_already_changes_nothing(client: Client
     talk = Conversation(client)
     await talk.say()
     running = await talk.handle.describe()
-    await talk.notifier.wake(talk.facts)  # the sweep does so every minute until the session has closed
+    # The sweep does so every minute until the session has closed.
+    await talk.notifier.notify(SessionNotice(talk.facts, None))
     assert (await talk.handle.describe()).run_id == running.run_id
     await talk.say(ends=True)
     assert (await talk.handle.result()).why == "the client ended the session"
@@ -309,12 +311,12 @@ async def test_a_session_whose_turns_were_erased_judges_none_of_them_and_ends(
         await until(lambda running=running: len(scripted.judged) == running)  # type: ignore[misc]
     turns += [await talk.say(), await talk.say()]
     for _ in range(2):
-        await talk.notifier.content_erased(talk.session, ContentErased(tuple(turns), whole=True))
+        await talk.notifier.notify(SessionErased(talk.session, ContentErased(tuple(turns), whole=True)))
     scripted.gate.set()
     assert (await talk.handle.result()).why == "erased"
     assert len(scripted.judged) == 4
     # Nobody has to hear of it any more.
-    await talk.notifier.content_erased(talk.session, ContentErased(tuple(turns), whole=True))
+    await talk.notifier.notify(SessionErased(talk.session, ContentErased(tuple(turns), whole=True)))
 
 
 async def test_a_turn_after_the_erasure_keeps_the_session_open(client: Client, scripted: ScriptedActivities) -> None:
@@ -324,7 +326,7 @@ async def test_a_turn_after_the_erasure_keeps_the_session_open(client: Client, s
     await until(lambda: len(scripted.judged) == 1)
     later = await talk.say()
     await until(lambda: len(scripted.judged) == 2)
-    await talk.notifier.content_erased(talk.session, ContentErased((erased,), whole=True))
+    await talk.notifier.notify(SessionErased(talk.session, ContentErased((erased,), whole=True)))
     scripted.gate.set()
     assert (await talk.handle.result()).why == IDLE_SOON
     assert [(ask.why, ask.up_to) for ask in scripted.closed] == [(IDLE_SOON, later)]
@@ -372,7 +374,7 @@ async def test_feedback_between_turns_keeps_its_own_judging(client: Client, scri
     await until(lambda: len(scripted.judged) == 1)
     before = [await talk.say(), await talk.say()]
     given = FeedbackGiven(new_feedback_id(), first)
-    await talk.notifier.notify_feedback(talk.facts, given)
+    await talk.notifier.notify(SessionNotice(talk.facts, given))
     after = [await talk.say(), await talk.say(ends=True)]
     scripted.gate.set()
     await talk.handle.result()

@@ -6,17 +6,9 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
-from temporalio.client import (
-    Client,
-    Schedule,
-    ScheduleActionStartWorkflow,
-    ScheduleHandle,
-    ScheduleIntervalSpec,
-    ScheduleSpec,
-    ScheduleState,
-)
+from temporalio.client import Client, ScheduleHandle, ScheduleIntervalSpec
 
-from clawloop.temporal.client import SWEEP_CATCH_UP, SWEEP_EVERY, begin_sweeping
+from clawloop.temporal.namespace import SWEEP_CATCH_UP, SWEEP_EVERY, begin_sweeping
 from workflows import names
 
 pytestmark = pytest.mark.slow
@@ -38,15 +30,9 @@ async def test_a_server_that_was_off_catches_up_with_the_newest_sweep_only(
     assert schedule.policy.catchup_window == SWEEP_CATCH_UP == timedelta(minutes=2)
 
 
-async def test_a_schedule_of_version_0_1_0_gets_the_window_and_stays_paused(
-    client: Client, sweep_schedule: ScheduleHandle
-) -> None:
-    action = ScheduleActionStartWorkflow(names.SWEEP_WORKFLOW, id=names.SWEEP_ID, task_queue=names.WORKFLOW_QUEUE)
-    spec = ScheduleSpec(intervals=[ScheduleIntervalSpec(every=SWEEP_EVERY)])
-    older = Schedule(action=action, spec=spec, state=ScheduleState(paused=True, note="maintenance"))
-    await client.create_schedule(names.SWEEP_ID, older)
-    assert (await sweep_schedule.describe()).schedule.policy.catchup_window == timedelta(days=365)
+async def test_a_paused_schedule_stays_paused(client: Client, sweep_schedule: ScheduleHandle) -> None:
     await begin_sweeping(client)
-    schedule = (await sweep_schedule.describe()).schedule
-    assert schedule.policy.catchup_window == SWEEP_CATCH_UP
-    assert (schedule.state.paused, schedule.state.note) == (True, "maintenance")
+    await sweep_schedule.pause(note="maintenance")
+    await begin_sweeping(client)
+    state = (await sweep_schedule.describe()).schedule.state
+    assert (state.paused, state.note) == (True, "maintenance")

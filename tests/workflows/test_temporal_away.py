@@ -23,7 +23,8 @@ from clawloop.ids import turn_id_of
 from clawloop.local.checks import choose_port
 from clawloop.local.services import temporal_server
 from clawloop.processes.bootstrap import prepare
-from clawloop.temporal.client import TemporalSessionNotifier, register_search_attributes
+from clawloop.temporal.namespace import register_search_attributes
+from clawloop.temporal.notifier import TemporalNotifier
 from clawloop.temporal.plugin import connect
 from db.sweep import PostgresSweepStore
 from tests.chaos.proxy import Proxy
@@ -111,10 +112,10 @@ async def test_chat_goes_on_and_is_judged_when_temporal_is_back(binary_bench: Be
         with server.running():
             client = await server.ready()
             sweeper = SweepActivities(
-                PostgresSweepStore(b.database), TemporalSessionNotifier(client, IDLE), b.work, IDLE, timedelta(0)
+                PostgresSweepStore(b.database), TemporalNotifier(client, IDLE), b.work, IDLE, timedelta(0)
             )
             async with at_work(client, b):
-                assert (await sweeper.sweep()).announced >= 2
+                assert (await sweeper.sweep()).turns >= 2
                 session = (await gateway.turn(said[0])).session_id
                 await end(client, session)
     turns = [await b.turn(turn_id) for reply in said if (turn_id := turn_id_of(reply)) is not None]

@@ -11,11 +11,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from temporalio.client import Client
 from temporalio.worker import Worker
 
+from clawloop.contracts.notices import SessionNotice
 from clawloop.contracts.sessions import SessionFacts, TurnRecorded
 from clawloop.telemetry.tracing import span
-from clawloop.temporal.client import TemporalSessionNotifier
+from clawloop.temporal.notifier import TemporalNotifier
 from clawloop.temporal.plugin import connect
-from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 from tests.judging.conftest import BINARY, Bench, bench, binary_bench, judge, set_recipe
 from tests.spans import everything_said, kept_spans, named, trace_of
 from tests.workflows.conftest import IDLE, Conversation, ScriptedActivities, end_all, until
@@ -64,13 +64,13 @@ async def test_a_turns_trace_goes_on_to_its_judge_and_to_the_step(
     scripted.policy, scripted.ready = "default", scripted.needed
     with kept_spans() as kept:
         client = await connect(temporal_address)  # the fixture's has no tracing
-        monkeypatch.setattr(at.notifier, "notify_work", TemporalTrainingNotifier(client).notify_work)
+        monkeypatch.setattr(at.notifier, "notify", TemporalNotifier(client, IDLE).notify)
         async with at_work(client, at, scripted):
             with span("chat") as chat:
                 chat.set(turn=str(second.turn_id))
                 facts = SessionFacts(session, "default", "x-session-id", second.started_at, 0)
                 recorded = TurnRecorded(second.turn_id, 0, False)
-                await TemporalSessionNotifier(client, IDLE).notify_turn(facts, recorded)
+                await TemporalNotifier(client, IDLE).notify(SessionNotice(facts, recorded))
             await until(lambda: scripted.version == 1 and not scripted.at_once)
             await until(lambda: bool(named(kept, "RunActivity:train_step")))
     (root,) = named(kept, "chat")

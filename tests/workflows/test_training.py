@@ -289,29 +289,6 @@ async def test_the_newest_change_of_an_operator_is_shown(scripted: ScriptedLearn
     await learner.shows("last change by an operator: roll back: to version 0")
 
 
-@pytest.mark.parametrize(
-    ("name", "body", "publishes"),
-    [
-        ("pause", {"reason": "for now"}, False),
-        ("resume", {"retry": False}, False),
-        ("roll_back", {"version": 0}, True),
-        ("pin", {"version": None}, True),
-        ("set_recipe", {"name": "combined", "hash": "0"}, False),
-    ],
-)
-async def test_the_five_former_updates_are_still_accepted(
-    scripted: ScriptedLearning, learner: Learner, name: str, body: dict[str, object], publishes: bool
-) -> None:
-    await learner.samples(0)
-    await learner.shows("waiting: 0 of 16")
-    await until(lambda: "v0 answers" in scripted.happened)
-    looks, published = scripted.looks, scripted.happened.count("publish begins")
-    await learner.handle.execute_update(name, body)
-    await until(lambda: scripted.looks > looks)
-    if publishes:
-        await until(lambda: scripted.happened.count("publish begins") > published)
-
-
 async def test_a_smaller_batch_is_taken_once_its_oldest_sample_has_waited_long_enough(
     scripted: ScriptedLearning, learner: Learner
 ) -> None:

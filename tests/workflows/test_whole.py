@@ -14,10 +14,11 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from activities.sweep import SweepActivities
+from clawloop.contracts.notices import SessionNotice
 from clawloop.contracts.sessions import SessionFacts, TurnRecorded
 from clawloop.contracts.turns import TurnRecord
 from clawloop.ids import SessionId
-from clawloop.temporal.client import TemporalSessionNotifier
+from clawloop.temporal.notifier import TemporalNotifier
 from db.sweep import PostgresSweepStore
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import IDLE, end_all, until
@@ -46,7 +47,7 @@ async def at_work(client: Client, bench: Bench) -> AsyncIterator[None]:
 
 async def tell(client: Client, session: SessionId, turn: TurnRecord, *, ends: bool = False) -> None:
     facts = SessionFacts(session, "default", "x-session-id", turn.started_at, turn.version)
-    await TemporalSessionNotifier(client, IDLE).notify_turn(facts, TurnRecorded(turn.turn_id, turn.version, ends))
+    await TemporalNotifier(client, IDLE).notify(SessionNotice(facts, TurnRecorded(turn.turn_id, turn.version, ends)))
 
 
 async def end(client: Client, session: SessionId) -> None:
@@ -78,10 +79,10 @@ async def test_what_was_stored_while_temporal_was_away_is_swept_and_judged(clien
     b = binary_bench
     turns = b.conversation("one", "two", "three")
     session = await b.insert(*turns[:-1], replace(turns[-1], ends_session=True))
-    notifier = TemporalSessionNotifier(client, IDLE)
+    notifier = TemporalNotifier(client, IDLE)
     sweeper = SweepActivities(PostgresSweepStore(b.database), notifier, b.work, IDLE, timedelta(0))
     async with at_work(client, b):
-        assert (await sweeper.sweep()).announced == 3
+        assert (await sweeper.sweep()).turns == 3
         await end(client, session)
     outcomes = [(await b.turn(turn.turn_id)).outcome for turn in turns]
     assert outcomes == ["sampled", "sampled", "no_feedback"]

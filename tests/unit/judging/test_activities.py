@@ -22,7 +22,7 @@ from clawloop.judging.parsing import Vote
 from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt
 from clawloop.recipes.recipe import JudgeForm, Recipe
 from tests.fakes.judgement_store import FakeJudgementStore
-from tests.fakes.notifier import FakeNotifier, FakeWorkNotifier
+from tests.fakes.notifier import FakeNotifier, NoWork
 from tests.fakes.sweep_store import FakeSweepStore
 from tests.fakes.turn_store import FakeTurnStore
 from tests.records import KEY, turn_record
@@ -34,16 +34,6 @@ BINARY = Recipe.model_validate(
         "train": {"advantage": {"verdict_weight": 1.0, "teacher_weight": 0.0}},
     }
 )
-
-
-class NoWork:
-    """Satisfies `activities.training.ports.WorkStore`: no batch ever waits."""
-
-    async def pending_work(self, age: timedelta) -> list[str]:
-        return []
-
-    async def mark_work_notified(self, policies: Sequence[str]) -> None:
-        pass
 
 
 @dataclass
@@ -90,7 +80,7 @@ class Desk:
         self.store = FakeJudgementStore(self.turns, BINARY)
         self.judge = ScriptedJudge()
         self.notifier = FakeNotifier()
-        work = TrainingNotifier(NoWork(), FakeWorkNotifier())
+        work = TrainingNotifier(NoWork(), FakeNotifier())
         self.judging = JudgingActivities(self.store, self.judge, self.judge, work)
         self.ledger = ClosingActivities(self.store, self.store, work)
         idle = timedelta(minutes=30)
@@ -110,7 +100,7 @@ class Desk:
 
     async def judge_turn(self, session: SessionId, turn: TurnRecord, revision: int | None = None) -> list[TurnResult]:
         ask = JudgeTurn(session_id=session, turn_id=turn.turn_id, revision=revision)
-        return (await self.judging.judge_turn(ask)).fates
+        return (await self.judging.judge_turn(ask)).results
 
 
 @pytest.fixture
@@ -172,7 +162,7 @@ async def test_a_closing_reports_the_steps_that_trained_turns(desk: Desk) -> Non
     await desk.judge_turn(session, second)
     desk.store.train(first.turn_id, 7)
     closed = await desk.ledger.close_session(CloseSession(session_id=session, why="idle for 30 min"))
-    assert [(result.turn_id, result.step) for result in closed.fates] == [(second.turn_id, None), (first.turn_id, 7)]
+    assert [(result.turn_id, result.step) for result in closed.results] == [(second.turn_id, None), (first.turn_id, 7)]
 
 
 async def test_a_closing_returns_missed_turns_and_decides_the_rest(desk: Desk) -> None:
@@ -181,7 +171,7 @@ async def test_a_closing_returns_missed_turns_and_decides_the_rest(desk: Desk) -
     assert (await desk.ledger.close_session(ask)).to_judge == [first.turn_id]
     await desk.judge_turn(session, second)
     closed = await desk.ledger.close_session(ask)
-    assert (closed.guarantee, [result.outcome for result in closed.fates]) == (
+    assert (closed.guarantee, [result.outcome for result in closed.results]) == (
         "has a sample",
         [TurnOutcome.NO_FEEDBACK],
     )
@@ -202,6 +192,6 @@ async def test_an_erased_turn_is_no_candidate_for_the_sample_a_session_gets(desk
 
 async def test_a_sweep_notifies_of_missed_turns_once(desk: Desk) -> None:
     _, turns = await desk.talk("one", "two")
-    assert (await desk.sweep.sweep()).announced == len(turns)
-    assert (await desk.sweep.sweep()).announced == 0
+    assert (await desk.sweep.sweep()).turns == len(turns)
+    assert (await desk.sweep.sweep()).turns == 0
     assert len(desk.notifier.sent) == len(turns)

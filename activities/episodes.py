@@ -1,0 +1,233 @@
+"""The ledger of rollout groups, for their workflows and for the sweep.
+
+Each activity is one idempotent call of the store.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Protocol
+
+from temporalio import activity
+
+from activities.training.notifier import TrainingNotifier
+from clawloop.contracts.episodes import EpisodeBegun, EpisodeEnd, GroupBegun, GroupResult, NewGroup, NextGroups
+from clawloop.contracts.message import Message
+from clawloop.contracts.notices import Notifier, RolloutsChanged
+from clawloop.episodes.keys import KEY_LIFETIME
+from clawloop.episodes.messages import REASON_LIMIT
+from clawloop.errors import SignalFailed
+from clawloop.heartbeat import heartbeating
+from clawloop.ids import EpisodeId, RolloutGroupId
+
+log = logging.getLogger(__name__)
+
+
+class RolloutStore(Protocol):
+    async def next_groups(self, policy: str) -> NextGroups:
+        """Insert the groups that the policy's rollouts have room for: none while they or training are paused, or enough
+        groups wait to be trained.
+
+        After too many groups without a sample it pauses them, with the last reason.
+
+        Raises:
+            StoreUnavailable
+        """
+
+
+class EpisodeStore(Protocol):
+    """The ledger of rollout groups. Every call is idempotent, and raises StoreUnavailable when PostgreSQL does not
+    answer."""
+
+    async def make_group(self, group: NewGroup) -> None:
+        """Insert an open group.
+
+        Raises:
+            RecordUnusable: there is no such policy, or its size is below 2.
+        """
+
+    async def begin_group(self, group: RolloutGroupId, lifetime: timedelta) -> GroupBegun:
+        """The group's task, and for each place what `begin_episode` says of its first attempt, in one transaction.
+
+        Raises:
+            RecordUnusable: there is no such group, or its policy was retired.
+        """
+
+    async def begin_episode(self, group: RolloutGroupId, place: int, attempt: int, lifetime: timedelta) -> EpisodeBegun:
+        """The episode of this attempt, with a key that expires after `lifetime`; or, as it is, the episode at the place
+        that was begun for this attempt before, or that has ended.
+
+        Attempts at the place that still run are abandoned and their keys revoked.
+
+        Raises:
+            RecordUnusable: there is no such group or place, or the group is settled.
+        """
+
+    async def end_episode(self, end: EpisodeEnd) -> str | None:
+        """Record how a running episode ended and revoke its key; nothing if it has ended already.
+
+        After `infrastructure` it is abandoned: its turns are never trained. What its agent left is noted in any case.
+
+        Returns:
+            Its policy, if this made room for another group of its rollouts.
+        """
+
+    async def score_episode(self, episode: EpisodeId, reward: float | None, reason: str) -> None:
+        """Record the reward of an ended episode; nothing if it has one, runs, or was abandoned.
+
+        Args:
+            reward: None if its verifier gave none.
+
+        Raises:
+            EpisodeUnusable: the reward is not a finite number between ±`REWARD_LIMIT`.
+        """
+
+    async def end_scored_episode(self, end: EpisodeEnd, reward: float | None, reason: str) -> str | None:
+        """`end_episode` and `score_episode` in one transaction, for an episode whose reward came with its end.
+
+        Raises:
+            EpisodeUnusable: the reward is not a finite number between ±`REWARD_LIMIT`.
+        """
+
+    async def settle(self, group: RolloutGroupId) -> tuple[GroupResult, str | None]:
+        """Settle or drop the group, once; episodes that have not ended are abandoned.
+
+        Returns:
+            The result, and the policy if it has a batch since this call.
+
+        Raises:
+            RecordUnusable: there is no such group.
+        """
+
+
+class BeginEpisode(Message):
+    group: RolloutGroupId
+    place: int
+    attempt: int
+
+
+class ScoreEpisode(Message):
+    """
+    Args:
+        end: of an episode that has not ended yet.
+    """
+
+    episode: EpisodeId
+    reward: float | None
+    reason: str = ""
+    end: EpisodeEnd | None = None
+
+
+class EpisodeLedgerActivities:
+    """On the queue `ledger`, and where the workflows run: short, PostgreSQL only."""
+
+    def __init__(
+        self, store: EpisodeStore, rollouts: RolloutStore, training: TrainingNotifier, notifier: Notifier
+    ) -> None:
+        self._store = store
+        self._rollouts = rollouts
+        self._training = training
+        self._notifier = notifier
+
+    @property
+    def where_workflows_run(self) -> list[Callable[..., Awaitable[object]]]:
+        """What `call_ledger` of the workflows calls: for the worker of the workflows and for that of the queue."""
+        return [self.next_groups, self.begin_group, self.begin_episode, self.end_episode, self.score_episode]
+
+    @activity.defn
+    async def begin_group(self, group: RolloutGroupId) -> GroupBegun:
+        """What the group's episodes have to do, and the first attempt at each place, with its key."""
+        async with heartbeating():
+            return await self._store.begin_group(group, KEY_LIFETIME)
+
+    @activity.defn
+    async def begin_episode(self, request: BeginEpisode) -> EpisodeBegun:
+        """The episode of an attempt, with its key."""
+        async with heartbeating():
+            return await self._store.begin_episode(request.group, request.place, request.attempt, KEY_LIFETIME)
+
+    @activity.defn
+    async def end_episode(self, end: EpisodeEnd) -> None:
+        """Record how an episode ended; its key is revoked."""
+        async with heartbeating():
+            await self._notify_room(await self._store.end_episode(end))
+
+    @activity.defn
+    async def score_episode(self, request: ScoreEpisode) -> None:
+        """Record an episode's reward, and its end if it came with that."""
+        async with heartbeating():
+            verdict = request.reward, request.reason[:REASON_LIMIT]
+            if request.end is None:
+                await self._store.score_episode(request.episode, *verdict)
+            else:
+                await self._notify_room(await self._store.end_scored_episode(request.end, *verdict))
+
+    @activity.defn
+    async def settle_group(self, group: RolloutGroupId) -> GroupResult:
+        """Make the group's samples; notify training of a full batch."""
+        async with heartbeating():
+            result, policy = await self._store.settle(group)
+            await self._training.notify(policy)
+            return result
+
+    @activity.defn
+    async def next_groups(self, policy: str) -> NextGroups:
+        """The groups that a policy's rollouts start now."""
+        async with heartbeating():
+            return await self._rollouts.next_groups(policy)
+
+    async def _notify_room(self, policy: str | None) -> None:
+        if policy is None:
+            return
+        try:
+            await self._notifier.notify(RolloutsChanged(policy))
+        except SignalFailed as error:
+            log.warning("signal failed, rollouts look again soon", extra={"policy": policy, "why": str(error)})
+
+
+class LateTurns(Protocol):
+    async def end_late_turns(self) -> int:
+        """End turns that were stored after their rollout group was settled; the number of turns.
+
+        Raises:
+            StoreUnavailable
+        """
+
+
+class RunningRollouts(Protocol):
+    async def running(self) -> list[str]:
+        """Policies whose rollouts run, or have open groups.
+
+        Raises:
+            StoreUnavailable
+        """
+
+
+class JudgedVotes(Protocol):
+    async def reward_votes(self) -> int:
+        """Make samples of a learning judge's votes whose rollout group is settled; the number of samples.
+
+        Raises:
+            StoreUnavailable
+        """
+
+
+class EpisodeUpkeep:
+    """What the sweep does for episodes: late turns, and rollouts whose workflow was not notified or was lost."""
+
+    def __init__(self, turns: LateTurns, rollouts: RunningRollouts, notifier: Notifier, votes: JudgedVotes) -> None:
+        self._votes = votes
+        self._turns = turns
+        self._rollouts = rollouts
+        self._notifier = notifier
+
+    async def sweep(self) -> int:
+        """End late turns, notify the workflows of running rollouts and reward judges that learn; the number of late
+        turns."""
+        late = await self._turns.end_late_turns()
+        for policy in await self._rollouts.running():
+            await self._notifier.notify(RolloutsChanged(policy))
+        await self._votes.reward_votes()
+        return late
