@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from activities.judging.messages import JudgeTurn
 from activities.judging.next_state_lookup import find_next_state
 from clawloop.cli.main import app
-from clawloop.contracts.browsing import SessionFilter
 from clawloop.contracts.turns import TurnOutcome
+from clawloop.contracts.views import SessionFilter
 from clawloop.ids import TurnId
 from clawloop.operations import imports
 from clawloop.operations.export import Exporter, ExportFilter, ExportKind, Record
@@ -35,7 +35,6 @@ from db.schema import migrate
 from db.serving.directory import ensure_policy
 from db.sweep import PostgresSweepStore
 from db.training.recipes import ensure_recipe
-from db.turns.browsing import PostgresSessionBrowser
 from db.turns.sessions import PostgresSessionStore
 from tests.contract.conftest import TEST_LIMIT
 from tests.judging.conftest import Bench
@@ -154,7 +153,7 @@ async def test_hints_of_the_original(empty: Database) -> None:
 async def test_why_says_that_imported_turns_are_not_trainable_and_what_the_judge_said(empty: Database) -> None:
     await imported(empty, [*original(), *VOTES])
     store = PostgresSessionStore(empty)
-    (session,) = await store.sessions(policy=None, state=None, after=None, limit=10)
+    (session,) = await store.sessions(SessionFilter(), after=None, limit=10)
     assert (session.identified_by, session.state, session.closed_why) == ("imported", "closed", "imported")
     views = await store.turns(session.id)
     assert [view.kind_reason for view in views] == ["imported as turn 1", "imported as turn 2", "imported after turn 2"]
@@ -254,21 +253,19 @@ async def test_text_that_postgres_refuses_is_kept_or_reported(empty: Database) -
 
 async def test_imported_sessions_are_on_the_page_and_found_by_what_was_said(empty: Database) -> None:
     await imported(empty, [*original(), *VOTES])
-    browser = PostgresSessionBrowser(empty)
+    store = PostgresSessionStore(empty)
     for wanted in (
         SessionFilter(text="36 inches"),
         SessionFilter(verdict=-1),
         SessionFilter(policy="default", outcome=TurnOutcome.NOT_TRAINABLE),
     ):
-        (found,) = await browser.search(wanted, None, 10)
-        page = await browser.chat(found.view.id, 0, 10)
-        assert page is not None
-        assert len(page.turns) == 3
+        (found,) = await store.sessions(wanted, after=None, limit=10)
+        assert len(await store.turns_from(found.id, 0, 10)) == 3
 
 
 async def test_our_judge_judges_an_imported_turn_again(bench: Bench) -> None:
     await imported(bench.database, [*original(), *VOTES])
-    (session,) = await PostgresSessionStore(bench.database).sessions(policy=None, state=None, after=None, limit=10)
+    (session,) = await PostgresSessionStore(bench.database).sessions(SessionFilter(), after=None, limit=10)
     first, *_ = await exported(bench.database, ExportKind.TURNS)
     bench.judge.votes, bench.judge.hint = [1], "Give metres, and nothing else."
     request = JudgeTurn(session_id=session.id, turn_id=TurnId(_uuid(first)), revision=1)
@@ -281,7 +278,7 @@ async def test_our_judge_judges_an_imported_turn_again(bench: Bench) -> None:
 
 async def test_an_erased_session_is_not_brought_back(empty: Database) -> None:
     await imported(empty, original())
-    (session,) = await PostgresSessionStore(empty).sessions(policy=None, state=None, after=None, limit=10)
+    (session,) = await PostgresSessionStore(empty).sessions(SessionFilter(), after=None, limit=10)
     await PostgresErasureStore(empty).erase_session(session.id)
     problems: list[tuple[str, int, str]] = []
     again = await imported(empty, [*original(), *VOTES], problems)
