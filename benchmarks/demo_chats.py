@@ -184,7 +184,7 @@ class DemoChats:
         ]
 
     def _beside_baseline(self, verdict: Verdict) -> Verdict:
-        """With `signal.baseline = "mean"` as `db.judging.finalize_together` rewards it, in the order of judging."""
+        """With `signal.baseline = "mean"` as `db.judging.finalize` rewards it, in the order of judging."""
         if self.recipe.signal.baseline == "none" or not verdict.verdict or verdict.reward is None:
             return verdict
         before, self._mean = self._mean, self._mean.including(verdict.verdict)
