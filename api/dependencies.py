@@ -20,7 +20,6 @@ from api.ports import (
     KeyUses,
     MetricsPages,
     Readiness,
-    SessionBrowser,
     TrainingBrowser,
     TurnReader,
     VersionLoading,
@@ -92,7 +91,6 @@ class Services:
     overview: Overview
     logins: Logins
     key_maker: KeyMaker
-    session_browser: SessionBrowser
     training_browser: TrainingBrowser
     changes: Changes
     probes: ProbeStore

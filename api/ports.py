@@ -12,13 +12,9 @@ from datetime import timedelta
 from typing import Protocol
 
 from clawloop.contracts.browsing import (
-    ChatPage,
-    ChatTurn,
     Counts,
     PolicyEvent,
     ReplyFigures,
-    SessionFilter,
-    SessionSummary,
     StoredKey,
     TrainedReply,
 )
@@ -290,29 +286,6 @@ class StoredByteCounts(Protocol):
         Raises:
             StoreUnavailable
         """
-
-
-class SessionBrowser(Protocol):
-    """Reads sessions with what was said. Every call raises StoreUnavailable when PostgreSQL does not answer."""
-
-    async def search(self, wanted: SessionFilter, after: SessionId | None, limit: int) -> list[SessionSummary]:
-        """Sessions that fit, the one with the newest turn first; `after` is the last session of the page before.
-
-        Raises:
-            NotFound: there is no such policy.
-        """
-
-    async def chat(self, session: SessionId, first: int, limit: int) -> ChatPage | None:
-        """Turns of a session in order, from position `first`; None if there is no such session."""
-
-    async def turn(self, turn: TurnId) -> tuple[ChatTurn, ApiKeyId] | None:
-        """A turn, and the key whose it is; None if there is no such turn."""
-
-    async def position(self, session: SessionId, turn: TurnId) -> int:
-        """How many turns of the session are older than this one."""
-
-    async def session_named(self, key: ApiKeyId, name: str) -> SessionId | None:
-        """The newest session of this key that the client gave this name."""
 
 
 class TrainingBrowser(Protocol):

@@ -55,26 +55,31 @@ class GroupCommit(Generic[Call, Result]):
     """
     Args:
         together: runs calls in one transaction; answers in their order.
+            Where there are several, it may answer ALONE: the call is run again in a transaction of its own.
         key: two calls with the same one are not run together.
-        alone: runs a call in a transaction of its own; None: `together` does, and never answers ALONE.
     """
 
     def __init__(
         self,
         together: Callable[[Sequence[Call]], Awaitable[Sequence[Answer[Result]]]],
         key: Callable[[Call], Hashable],
-        alone: Callable[[Call], Awaitable[Result]] | None = None,
     ) -> None:
         self._together = together
-        self._alone = alone
         self._key = key
         self._waiting: list[_Waiting[Call, Result]] = []
         self._starting = False
         self._running: set[asyncio.Task[None]] = set()
 
-    async def run(self, call: Call) -> Result:
-        """The call's result; raises what the call raises. A caller that is cancelled leaves the transaction alone."""
+    async def run(self, call: Call, *, alone: bool = False) -> Result:
+        """The call's result; raises what the call raises. A caller that is cancelled leaves the transaction alone.
+
+        Args:
+            alone: at once, in a transaction of its own.
+        """
         waiting = _Waiting[Call, Result](call, asyncio.get_running_loop().create_future())
+        if alone:
+            self._start(self._run_group([waiting]))
+            return await waiting.answered
         self._waiting.append(waiting)
         if not self._starting:
             self._starting = True
@@ -121,21 +126,9 @@ class GroupCommit(Generic[Call, Result]):
             answers = [error if is_away or len(group) == 1 else ALONE] * len(group)
         for waiting, answer in zip(group, answers, strict=True):
             if answer is ALONE:
-                self._start(self._run_alone(waiting))
+                self._start(self._run_group([waiting]))
             else:
                 _answer(waiting, answer)
-
-    async def _run_alone(self, waiting: _Waiting[Call, Result]) -> None:
-        if self._alone is None:
-            return await self._run_group([waiting])
-        try:
-            answer: Result | Exception = await self._alone(waiting.call)
-        except asyncio.CancelledError:
-            waiting.answered.cancel()
-            raise
-        except Exception as error:  # noqa: BLE001 - handed to the caller
-            answer = error
-        return _answer(waiting, answer)
 
 
 def _answer(waiting: _Waiting[Call, Result], answer: Result | Exception) -> None:

@@ -7,12 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request
 
 from api.dependencies import admin_services
-from clawloop.contracts.browsing import SessionFilter
 from clawloop.contracts.sessions import SessionState
 from clawloop.contracts.turns import TurnKind, TurnOutcome
-from clawloop.contracts.views import SessionDetail, SessionPage, TurnDetail, TurnView
+from clawloop.contracts.views import SessionDetail, SessionFilter, SessionPage, TurnDetail, TurnView
 from clawloop.operations.reading import MOST_SESSIONS, MOST_TURNS
-from clawloop.operations.search import search_page
 
 router = APIRouter(prefix="/admin/v1", tags=["sessions"])
 
@@ -67,11 +65,9 @@ async def list_sessions(
         outcome=outcome,
         kind=kind,
         version=version,
+        fold=fold,
     )
-    if wanted.of_turns:
-        last = None if after is None else await services.reading.references.session(after)
-        return await search_page(services.session_browser, wanted, after=last, limit=limit)
-    return await services.reading.page(policy=policy, state=state, after=after, limit=limit, fold=fold)
+    return await services.reading.page(wanted, after=after, limit=limit)
 
 
 @router.get("/sessions/{session_id}")

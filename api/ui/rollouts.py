@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from api.dependencies import services_of
 from api.ui.page import PageRoute, is_htmx, operator, policy_of, read_form, render_page, viewer
-from api.ui.sessions import TURNS_ON_A_PAGE
+from api.ui.sessions import TURNS_ON_A_PAGE, on_page
 from clawloop.contracts.episodes import RolloutsPlan
 from clawloop.errors import NotFound, RequestRejected
 from clawloop.ids import EpisodeId, RolloutGroupId
@@ -55,11 +57,9 @@ async def show_episode(request: Request, episode: str) -> Response:
     login = await viewer(request)
     services = services_of(request)
     found = await found_episode(services.episodes, episode)
-    chat = None
+    shown: dict[str, Any] = {"episode": found, "chat": None, "note": None}
     if found.sessions:
-        chat = await services.session_browser.chat(found.sessions[0], 0, TURNS_ON_A_PAGE)
-    pages = 1 if chat is None else max(1, -(-chat.total // TURNS_ON_A_PAGE))
-    shown = {"episode": found, "chat": chat, "page": 1, "pages": pages, "note": None}
+        shown |= on_page(await services.reading.session_from(found.sessions[0], 0, TURNS_ON_A_PAGE), 1)
     return render_page(request, login, "episode.html", found.policy, "rollouts", **shown)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
@@ -23,9 +23,9 @@ from api.ui.page import (
     viewer,
 )
 from api.ui.wording import OUTCOMES
-from clawloop.contracts.browsing import SessionFilter
 from clawloop.contracts.sessions import SessionState
 from clawloop.contracts.turns import TurnKind, TurnOutcome
+from clawloop.contracts.views import SessionDetail, SessionFilter
 from clawloop.errors import RequestRejected
 from clawloop.ids import SessionId, TurnId
 
@@ -68,9 +68,7 @@ async def list_sessions(
         state=_one_of(SessionState, state, "state"),
         version=version_number(version) if version else None,
     )
-    # One more than the page holds shows whether there is another page.
-    found = await services.session_browser.search(wanted, after, SESSIONS_ON_A_PAGE + 1)
-    shown = found[:SESSIONS_ON_A_PAGE]
+    found = await services.reading.page(wanted, after=None if after is None else str(after), limit=SESSIONS_ON_A_PAGE)
     filters = {name: request.query_params.get(name, "") for name in _FIELDS}
     further = {name: value for name, value in (filters | {"policy": policy or ""}).items() if value}
     template = "_session_list.html" if is_htmx(request) and "hx-boosted" not in request.headers else "sessions.html"
@@ -80,10 +78,10 @@ async def list_sessions(
         template,
         chosen,
         "sessions",
-        sessions=shown,
+        sessions=found.sessions,
         filters=filters,
         outcomes=OUTCOMES,
-        more=urlencode(further | {"after": shown[-1].view.id}) if len(found) > len(shown) else None,
+        more=None if found.next is None else urlencode(further | {"after": found.next}),
         is_first=after is None,
     )
 
@@ -99,14 +97,23 @@ async def show_session(
     services = services_of(request)
     session = await services.reading.references.session(session_id)
     if turn is not None:
-        page = await services.session_browser.position(session, turn) // TURNS_ON_A_PAGE + 1
-    chat = await services.session_browser.chat(session, (page - 1) * TURNS_ON_A_PAGE, TURNS_ON_A_PAGE)
-    if chat is None:
-        raise RequestRejected(f"There is no session {session_id}.", status=404, code="not_found")
-    pages = max(1, -(-chat.total // TURNS_ON_A_PAGE))
+        page = await services.reading.position(session, turn) // TURNS_ON_A_PAGE + 1
+    chat = await services.reading.session_from(session, (page - 1) * TURNS_ON_A_PAGE, TURNS_ON_A_PAGE)
     template = "_chat.html" if is_htmx(request) and "hx-boosted" not in request.headers else "session.html"
-    policy = chat.summary.view.policy
-    return render_page(request, login, template, policy, "sessions", chat=chat, page=page, pages=pages, note=None)
+    return render_page(request, login, template, chat.session.policy, "sessions", note=None, **on_page(chat, page))
+
+
+def on_page(chat: SessionDetail, page: int) -> dict[str, Any]:
+    """What the template of a chat shows: turns with what they added, and where they are in the session."""
+    total = chat.session.main_turns + chat.session.side_turns
+    return {
+        "session": chat.session,
+        "chat": list(zip(chat.turns, chat.conversation or (), strict=True)),
+        "first": (page - 1) * TURNS_ON_A_PAGE,
+        "total": total,
+        "page": page,
+        "pages": max(1, -(-total // TURNS_ON_A_PAGE)),
+    }
 
 
 @router.post("/ui/sessions/{session_id}/outcome")
@@ -116,11 +123,9 @@ async def give_outcome(request: Request, session_id: SessionId) -> Response:
     form = await read_form(request)
     if form.get("outcome") not in ("1", "-1"):
         raise RequestRejected("The outcome is 1 or -1.", field="outcome")
-    chat = await services.session_browser.chat(session_id, 0, 1)
-    effect = None
-    if chat is not None:
-        require_no_episode(chat.in_episode)
-        effect = await services.feedback.give_outcome(chat.owner, str(session_id), int(form["outcome"]))
+    session = (await services.reading.session(str(session_id), limit=1)).session
+    require_no_episode(session.episode_id is not None)
+    effect = await services.feedback.give_outcome(session.key_id, str(session_id), int(form["outcome"]))
     if effect is None:
         raise RequestRejected(f"There is no session {session_id}.", status=404, code="not_found")
     told = "succeeded" if form["outcome"] == "1" else "failed"

@@ -67,9 +67,9 @@ async def recorded_chat(request: Request, name: str) -> Response:
     login = await viewer(request)
     if _CHAT_NAME.fullmatch(name) is None:
         raise RequestRejected(f"No chat of this page is called {name!r}.", status=404, code="not_found")
-    browser = services_of(request).session_browser
-    session = await browser.session_named(login.key.id, name)
-    chat = None if session is None else await browser.chat(session, 0, 50)
-    if chat is None:
+    reading = services_of(request).reading
+    session = await reading.session_of_client(login.key.id, name)
+    if session is None:
         return render(request, "_note.html", note="")
+    chat = await reading.session_from(session, 0, 50)
     return render_page(request, login, "_recorded.html", login.key.policy, "start", chat=chat)

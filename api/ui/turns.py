@@ -39,12 +39,11 @@ async def give_feedback(request: Request, turn: TurnId) -> Response:
         raise RequestRejected("Give a rating or write a comment.", field="text")
     if len(comment) > _COMMENT_CHARACTERS:
         raise RequestRejected(f"A comment has at most {_COMMENT_CHARACTERS:,} characters.", field="text")
-    found = await services.session_browser.turn(turn)
-    stored = None
-    if found is not None:
-        require_no_episode(found[0].in_episode)
-        # In the name of the key whose turn it is: nobody else's feedback is taken for it.
-        stored = await services.feedback.give(found[1], turn, rating, comment or None)
+    view = await services.reading.turn(str(turn))
+    require_no_episode(view.episode_id is not None)
+    session = (await services.reading.session(str(view.session_id), limit=1)).session
+    # In the name of the key whose turn it is: nobody else's feedback is taken for it.
+    stored = await services.feedback.give(session.key_id, turn, rating, comment or None)
     if stored is None:
         raise _missing(turn)
     services.notifications.add_feedback(stored)
@@ -77,10 +76,9 @@ async def erase_turn(request: Request, turn: TurnId) -> Response:
 
 
 async def _turn(request: Request, login: Login, turn: TurnId, note: str | None) -> Response:
-    found = await services_of(request).session_browser.turn(turn)
-    if found is None:
-        raise _missing(turn)
-    return render_page(request, login, "_turn.html", login.key.policy, "sessions", turn=found[0], note=note)
+    view, exchange = await services_of(request).reading.exchange(str(turn))
+    shown = {"turn": view, "exchange": exchange, "note": note}
+    return render_page(request, login, "_turn.html", login.key.policy, "sessions", **shown)
 
 
 def _missing(turn: TurnId) -> RequestRejected:

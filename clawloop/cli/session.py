@@ -12,13 +12,11 @@ import typer
 
 from clawloop.cli.operations import with_reading
 from clawloop.cli.show import age, show_facts, show_json, show_table, when
-from clawloop.cli.terminal import AsJson, Data, with_database
+from clawloop.cli.terminal import AsJson, Data
 
 if TYPE_CHECKING:
-    from clawloop.contracts.browsing import SessionFilter
     from clawloop.contracts.views import SessionPage, SessionView, TurnView
     from clawloop.operations.reading import Reading
-    from db.database import Database
 
 session_app = typer.Typer(no_args_is_help=True, help="Sessions and the results of their turns.")
 
@@ -52,48 +50,30 @@ def list_sessions(
     as_json: AsJson = False,
 ) -> None:
     """List sessions, the one with the newest turn first. One turn has to fit all that is said of turns."""
-    from clawloop.contracts.browsing import SessionFilter
     from clawloop.contracts.sessions import SessionState
     from clawloop.contracts.turns import TurnKind, TurnOutcome
+    from clawloop.contracts.views import SessionFilter
 
-    in_state = _one_of(SessionState, state, "--state")
     wanted = SessionFilter(
         policy=policy,
-        state=in_state,
+        state=_one_of(SessionState, state, "--state"),
         text=(text or "").strip() or None,
         verdict=verdict,
         judged=judged,
         outcome=_one_of(TurnOutcome, outcome, "--outcome"),
         kind=_one_of(TurnKind, kind, "--kind"),
         version=version,
+        fold=not show_all,
     )
-    if wanted.of_turns:
-        _show_page(with_database(data, lambda database: _search(database, wanted, limit, more)), as_json)
-        return
 
     async def read(reading: Reading) -> SessionPage:
-        page = await reading.page(policy=policy, state=in_state, limit=_PAGE if more else limit, fold=not show_all)
+        page = await reading.page(wanted, limit=_PAGE if more else limit)
         while more and page.next is not None:
-            further = await reading.page(
-                policy=policy, state=in_state, after=str(page.next), limit=500, fold=not show_all
-            )
-            sessions = [*page.sessions, *further.sessions]
-            page = further.model_copy(update={"sessions": sessions})
+            further = await reading.page(wanted, after=str(page.next), limit=_PAGE)
+            page = further.model_copy(update={"sessions": [*page.sessions, *further.sessions]})
         return page
 
     _show_page(with_reading(data, read), as_json)
-
-
-async def _search(database: Database, wanted: SessionFilter, limit: int, more: bool) -> SessionPage:
-    from clawloop.operations.search import search_page
-    from db.turns.browsing import PostgresSessionBrowser
-
-    browser = PostgresSessionBrowser(database)
-    page = await search_page(browser, wanted, after=None, limit=_PAGE if more else limit)
-    while more and page.next is not None:
-        further = await search_page(browser, wanted, after=page.next, limit=_PAGE)
-        page = further.model_copy(update={"sessions": [*page.sessions, *further.sessions]})
-    return page
 
 
 def _show_page(page: SessionPage, as_json: bool) -> None:

@@ -47,6 +47,12 @@ class TrainingStatus(View):
     closed_seconds: float | None = None
     progress: StepProgress | None = None
 
+    @property
+    def is_done(self) -> bool:
+        """Every turn is judged, every full batch is trained, and the newest version answers."""
+        nothing_to_learn = self.state is TrainingState.WAITING and self.ready < self.needed
+        return self.judging == 0 and nothing_to_learn and self.version == self.head
+
     @classmethod
     def of(cls, view: TrainingView) -> TrainingStatus:
         return cls(**{name: getattr(view, name) for name in cls.model_fields})

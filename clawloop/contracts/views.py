@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, JsonValue, computed_field
@@ -10,7 +11,37 @@ from pydantic import BaseModel, ConfigDict, JsonValue, computed_field
 from clawloop.contracts.sessions import FeedbackEffect, SessionState
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import Message, TurnKind, TurnOutcome, TurnStatus
-from clawloop.ids import FeedbackId, SampleId, SessionId, TurnId, response_id
+from clawloop.ids import ApiKeyId, EpisodeId, FeedbackId, SampleId, SessionId, TurnId, response_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionFilter:
+    """Which sessions a list shows: those with a turn that fits everything said of turns.
+
+    Args:
+        text: in a message that the turn added, or in its reply; upper and lower case are the same.
+        verdict: −1, 0 or 1 of the newest judgement.
+        judged: False: the turn has no verdict.
+        version: that answered.
+        fold: leave out sessions without a main turn, and closed ones with a single one; not used where something is
+            said of turns.
+    """
+
+    policy: str | None = None
+    state: SessionState | None = None
+    text: str | None = None
+    kind: TurnKind | None = None
+    outcome: TurnOutcome | None = None
+    verdict: int | None = None
+    judged: bool | None = None
+    version: int | None = None
+    fold: bool = False
+
+    @property
+    def of_turns(self) -> bool:
+        """It says something of turns."""
+        said = (self.text, self.kind, self.outcome, self.verdict, self.judged, self.version)
+        return any(value is not None for value in said)
 
 
 class View(BaseModel):
@@ -25,11 +56,17 @@ class SessionView(View):
     Args:
         short_id: the shortest beginning of `id` that no other session has; every route and command takes it.
         title: the beginning of what the user said first; None if nothing was said in words, or it was erased.
+        erased: nothing is left of what was said.
         external_id: the client's own value; None if the client named none.
         waiting: number of its turns that wait.
         sampled: number of its turns that have a sample.
         closed_why: None if it was never closed.
         guarantee: what the at-least-one rule did at its first close.
+        praised, blamed: numbers of its turns with the verdict 1 and −1.
+        first_version, last_version: the lowest and the highest version that answered.
+        task_outcome: 1 or −1; None if it was not reported.
+        key_id: the key whose session it is.
+        episode_id: None if that is not an episode's key.
         workflow_url: its workflow in Temporal's UI; None in lists, and if the UI's address is not known.
     """
 
@@ -37,6 +74,7 @@ class SessionView(View):
     short_id: str
     policy: str
     title: str | None
+    erased: bool
     external_id: str | None
     identified_by: str
     state: SessionState
@@ -49,6 +87,13 @@ class SessionView(View):
     closed_at: datetime | None
     closed_why: str | None
     guarantee: str | None
+    praised: int
+    blamed: int
+    first_version: int
+    last_version: int
+    task_outcome: int | None
+    key_id: ApiKeyId
+    episode_id: EpisodeId | None
     workflow_url: str | None = None
 
     @computed_field  # type: ignore[prop-decorator]
@@ -80,7 +125,10 @@ class TurnView(View):
         number: its position among the session's main turns, from 1; None for a side turn.
         why: reason of its outcome, or what it waits for.
         votes: number of valid votes.
-        step: the step that trained it; None if none did.
+        step: the newest committed step that trained it; None if none did.
+        tokens: of the reply; None if they are unknown.
+        being_judged: a judge is at work on it.
+        episode_id: the episode whose verifier decides its reward; None if it is a turn of a chat.
         workflow_url: its session's workflow in Temporal's UI; None in lists, and if the UI's address is not known.
     """
 
@@ -103,6 +151,9 @@ class TurnView(View):
     sample: SampleState | None
     reward: float | None
     step: int | None
+    tokens: int | None
+    being_judged: bool
+    episode_id: EpisodeId | None
     started_at: datetime
     announced_at: datetime | None
     workflow_url: str | None = None
@@ -170,6 +221,8 @@ class Judged(View):
     """What was said of a turn.
 
     Args:
+        recipe: the name of the recipe of the newest decided judgement; None without one.
+        revision: of that judgement: 0 is by the turn's next state.
         verdict_why: how the verdict was decided; None without one.
         hint_why: which hint was taken, or why none.
         votes: of the newest decided judgement.
@@ -177,6 +230,8 @@ class Judged(View):
         feedback: oldest first.
     """
 
+    recipe: str | None = None
+    revision: int | None = None
     verdict_why: str | None = None
     hint_why: str | None = None
     votes: Sequence[VoteView] = ()

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
 from types import TracebackType
-from typing import Any
-from uuid import UUID
+from typing import Any, TypeVar
 
 import aiohttp
+from pydantic import TypeAdapter, ValidationError
 
+from clawloop.contracts.answers import EpisodePage, GroupPage, TrainingStatus, VersionList
+from clawloop.contracts.episodes import EpisodeView, GroupView, RolloutsView
 from clawloop.contracts.gate_checks import CheckName, CheckResult
-from clawloop.contracts.training import TrainingState
+from clawloop.contracts.training import VersionView
+from clawloop.contracts.turns import TurnKind
+from clawloop.contracts.views import SessionDetail, SessionPage, SessionView, TurnView
 from clawloop.demo.openai_client import PATIENCE_SECONDS
 from clawloop.errors import SetupError
+from clawloop.ids import SessionId
+
+Record = TypeVar("Record")
+Page = TypeVar("Page", GroupPage, EpisodePage)
 
 # A request reads one row or one session; a gateway on a loaded machine answers within two seconds.
 _TIMEOUT_SECONDS = 30.0
@@ -24,95 +33,6 @@ _RETRY_SECONDS = 1.0
 _PAGE_SIZE = 500
 # Of the words for a version's state, those of versions that samples were learned on.
 _ACCEPTED = frozenset({"head", "on the path"})
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingStatus:
-    """The response of `GET /admin/v1/training` for one policy.
-
-    Args:
-        ready: samples that wait for a step; needed: samples in a batch; judging: turns without a decision yet.
-        step: the step in progress, or else the next one.
-        version: the active version; head: the newest.
-    """
-
-    state: TrainingState
-    reason: str
-    ready: int
-    needed: int
-    judging: int
-    step: int
-    version: int
-    head: int
-
-    @property
-    def is_done(self) -> bool:
-        """True if every turn is judged, every full batch is trained and the newest version is active."""
-        nothing_to_learn = self.state is TrainingState.WAITING and self.ready < self.needed
-        return self.judging == 0 and nothing_to_learn and self.version == self.head
-
-
-@dataclass(frozen=True, slots=True)
-class SessionSummary:
-    """A session under the client's name for it, with its number of stored main turns."""
-
-    id: UUID
-    name: str
-    main_turns: int
-
-
-@dataclass(frozen=True, slots=True)
-class TurnSummary:
-    """A main turn and its outcome."""
-
-    id: UUID
-    version: int
-    outcome: str
-    why: str | None
-    verdict: int | None
-    hint: str | None
-    step: int | None
-
-    @property
-    def is_decided(self) -> bool:
-        return self.outcome != "waiting"
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutsStatus:
-    """The response of `GET /admin/v1/rollouts` for one policy.
-
-    Args:
-        reason: why they are paused, or what they wait for.
-        in_flight: open groups.
-    """
-
-    paused: bool
-    reason: str
-    in_flight: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSummary:
-    """A rollout group."""
-
-    id: str
-    state: str
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeSummary:
-    """
-    Args:
-        ending, ended_at: None while it runs.
-        reward: None if it has none.
-    """
-
-    group: str
-    state: str
-    ending: str | None
-    reward: float | None
-    ended_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,59 +87,49 @@ class AdminClient:
         Raises:
             SetupError: the gateway returns none.
         """
-        body = await self._get("/admin/v1/training", {"policy": policy})
-        return TrainingStatus(
-            state=TrainingState(body["state"]),
-            reason=body["reason"],
-            ready=body["ready"],
-            needed=body["needed"],
-            judging=body["judging"],
-            step=body["step"],
-            version=body["version"],
-            head=body["head"],
-        )
+        return await self._get(TrainingStatus, "/admin/v1/training", {"policy": policy})
 
     async def trained_versions(self, policy: str) -> TrainedVersions:
         """Count the versions after version 0."""
-        body = await self._get(f"/admin/v1/policies/{policy}/versions", {})
-        trained = [version for version in body["versions"] if version["n"] > 0]
-        checks = [{check["name"]: check for check in version.get("gate", [])} for version in trained]
+        trained = [version for version in await self._versions(policy) if version.n > 0]
         return TrainedVersions(
             len(trained),
-            rejected=sum(any(check["result"] == CheckResult.FAILED for check in each.values()) for each in checks),
-            probed=sum(bool(each.get(CheckName.PROBES, {}).get("figures", {}).get("asked")) for each in checks),
+            rejected=sum(any(check.result is CheckResult.FAILED for check in version.gate) for version in trained),
+            probed=sum(
+                any(check.name is CheckName.PROBES and check.figures.get("asked") for check in version.gate)
+                for version in trained
+            ),
         )
 
     async def accepted_versions(self, policy: str) -> list[AcceptedVersion]:
         """Those after version 0 whose files are there, in order."""
-        body = await self._get(f"/admin/v1/policies/{policy}/versions", {})
         found = [
-            AcceptedVersion(version["n"], datetime.fromisoformat(version["created_at"]))
-            for version in body["versions"]
-            if version["n"] > 0 and not _ACCEPTED.isdisjoint(version["state"].split(", "))
-            if "files removed" not in version["state"]
+            AcceptedVersion(version.n, version.created_at)
+            for version in await self._versions(policy)
+            if version.n > 0 and not _ACCEPTED.isdisjoint(version.state.split(", "))
+            if "files removed" not in version.state
         ]
         return sorted(found, key=attrgetter("n"))
 
+    async def _versions(self, policy: str) -> Sequence[VersionView]:
+        return (await self._get(VersionList, f"/admin/v1/policies/{policy}/versions", {})).versions
+
     async def served_models(self) -> set[str]:
         """Return the names of all models that the key's policy can chat with now, each loaded version among them."""
-        body = await self._get("/v1/models", {"versions": "true"})
+        body = await self._request("GET", "/v1/models", "the models cannot be read", params={"versions": "true"})
         return {model["id"] for model in body["data"]}
 
-    async def sessions(self, policy: str | None) -> list[SessionSummary]:
-        """Return the newest sessions that were named by their client, of one policy or of all."""
+    async def sessions(self, policy: str | None) -> dict[str, SessionView]:
+        """Return the newest sessions that were named by their client, of one policy or of all, by that name."""
         query = {"limit": str(_PAGE_SIZE)} | ({} if policy is None else {"policy": policy})
-        page = await self._get("/admin/v1/sessions", query)
-        return [
-            SessionSummary(UUID(session["id"]), session["external_id"], session["main_turns"])
-            for session in page["sessions"]
-            if session["external_id"] is not None
-        ]
+        page = await self._get(SessionPage, "/admin/v1/sessions", query)
+        newest_last = reversed(page.sessions)
+        return {session.external_id: session for session in newest_last if session.external_id is not None}
 
-    async def main_turns(self, session: UUID) -> list[TurnSummary]:
+    async def main_turns(self, session: SessionId) -> list[TurnView]:
         """Return the main turns of a session in order."""
-        body = await self._get(f"/admin/v1/sessions/{session}", {})
-        return [_turn(turn) for turn in body["turns"] if turn["kind"] == "main"]
+        detail = await self._get(SessionDetail, f"/admin/v1/sessions/{session}", {})
+        return [turn for turn in detail.turns if turn.kind is TurnKind.MAIN]
 
     async def roll_back(self, policy: str) -> None:
         """Activate version 0 again, which frees the policy's adapter slot on the engine."""
@@ -237,41 +147,43 @@ class AdminClient:
         failure = f"rollouts of {policy} cannot be paused"
         await self._request("POST", path, failure, params=query, json={"reason": reason})
 
-    async def rollouts(self, policy: str) -> RolloutsStatus:
-        body = await self._get("/admin/v1/rollouts", {"policy": policy})
-        return RolloutsStatus(body["state"] == "paused", body["reason"], body["in_flight"])
+    async def rollouts(self, policy: str) -> RolloutsView:
+        return await self._get(RolloutsView, "/admin/v1/rollouts", {"policy": policy})
 
-    async def groups(self, policy: str) -> list[GroupSummary]:
+    async def groups(self, policy: str) -> list[GroupView]:
         """Return all rollout groups of a policy."""
-        found = await self._all("/admin/v1/rollout-groups", "groups", policy)
-        return [GroupSummary(group["id"], group["state"]) for group in found]
+        pages = self._pages(GroupPage, "/admin/v1/rollout-groups", policy)
+        return [group async for page in pages for group in page.groups]
 
-    async def episodes(self, policy: str) -> list[EpisodeSummary]:
+    async def episodes(self, policy: str) -> list[EpisodeView]:
         """Return all episodes of a policy."""
-        return [
-            EpisodeSummary(
-                episode["group"],
-                episode["state"],
-                episode["ending"],
-                episode["reward"],
-                None if episode["ended_at"] is None else datetime.fromisoformat(episode["ended_at"]),
-            )
-            for episode in await self._all("/admin/v1/episodes", "episodes", policy)
-        ]
+        pages = self._pages(EpisodePage, "/admin/v1/episodes", policy)
+        return [episode async for page in pages for episode in page.episodes]
 
-    async def _all(self, path: str, name: str, policy: str) -> list[Any]:
-        """The items of all pages of a list."""
-        found: list[Any] = []
+    async def _pages(self, kind: type[Page], path: str, policy: str) -> AsyncIterator[Page]:
         query = {"policy": policy, "limit": str(_PAGE_SIZE)}
         while True:
-            page = await self._get(path, query)
-            found += page[name]
-            if page["next"] is None:
-                return found
-            query["after"] = page["next"]
+            page = await self._get(kind, path, query)
+            yield page
+            if page.next is None:
+                return
+            query["after"] = str(page.next)
 
-    async def _get(self, path: str, query: dict[str, str]) -> Any:
-        return await self._request("GET", path, f"{self._url}{path} cannot be read", params=query)
+    async def _get(self, kind: type[Record], path: str, query: dict[str, str]) -> Record:
+        """The record that a route answers.
+
+        Raises:
+            SetupError: it was refused, not answered for `PATIENCE_SECONDS`, or is none of this version's records.
+        """
+        body = await self._request("GET", path, f"{self._url}{path} cannot be read", params=query)
+        try:
+            return TypeAdapter(kind).validate_python(body)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"]))
+            raise SetupError(
+                f"{self._url}{path} answers otherwise than this version: {field}: {first['msg']}"
+            ) from error
 
     async def _request(self, method: str, path: str, failure: str, **content: Any) -> Any:
         """Send an idempotent request until it is answered; a part that is away comes back.
@@ -292,15 +204,3 @@ class AdminClient:
             if refused or time.monotonic() - began > PATIENCE_SECONDS:
                 raise SetupError(f"{failure}: {why}")
             await asyncio.sleep(_RETRY_SECONDS)
-
-
-def _turn(turn: dict[str, Any]) -> TurnSummary:
-    return TurnSummary(
-        id=UUID(turn["id"]),
-        version=turn["version"],
-        outcome=turn["outcome"],
-        why=turn["why"],
-        verdict=turn["verdict"],
-        hint=turn["hint"],
-        step=turn["step"],
-    )

@@ -18,9 +18,12 @@ from prompt_toolkit.patch_stdout import patch_stdout
 from rich.console import Console
 from rich.text import Text
 
-from clawloop.demo.admin_client import AdminClient, TurnSummary
+from clawloop.contracts.turns import TurnOutcome
+from clawloop.contracts.views import TurnView
+from clawloop.demo.admin_client import AdminClient
 from clawloop.demo.demo_folder import Address
 from clawloop.errors import SetupError
+from clawloop.ids import SessionId
 
 _POLL_SECONDS = 0.5
 _EXIT_COMMANDS = ("/bye", "/quit", "/exit")
@@ -44,7 +47,7 @@ class Chat:
     messages: list[ChatCompletionMessageParam] = field(default_factory=list)
     answer_ids: list[str] = field(default_factory=list)
     shown_turns: set[UUID] = field(default_factory=set)
-    session: UUID | None = None
+    session: SessionId | None = None
     _printing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def send(self, text: str) -> bool:
@@ -87,23 +90,23 @@ class Chat:
         if self.admin is None or len(self.shown_turns) == len(self.answer_ids):
             return
         if self.session is None:
-            sessions = await self.admin.sessions(None)
-            self.session = next((session.id for session in sessions if session.name == self.name), None)
-            if self.session is None:
+            session = (await self.admin.sessions(None)).get(self.name)
+            if session is None:
                 return
+            self.session = session.id
         turns = await self.admin.main_turns(self.session)
         async with self._printing:
             for number, turn in enumerate(turns, 1):
-                if turn.is_decided and turn.id not in self.shown_turns:
+                if turn.outcome is not TurnOutcome.WAITING and turn.id not in self.shown_turns:
                     self.shown_turns.add(turn.id)
                     self.console.print(Text(f"  answer {number}: {describe_turn(turn)}", style="cyan"))
 
 
-def describe_turn(turn: TurnSummary) -> str:
+def describe_turn(turn: TurnView) -> str:
     """Return the result of an answer as text."""
     verdict = "no verdict" if turn.verdict is None else f"verdict {turn.verdict:+d}"
     hint = "" if turn.hint is None else f", hint “{turn.hint}”"
-    outcome = f"trained in step {turn.step}" if turn.step is not None else turn.why or turn.outcome
+    outcome = f"trained in step {turn.step}" if turn.step is not None else turn.why
     return f"{verdict}{hint}, version {turn.version}, {outcome}"
 
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
 from typing import Protocol, TypeAlias
 from uuid import UUID
 
+from clawloop.contracts.answers import TrainingStatus
 from clawloop.contracts.training import TrainingState
-from clawloop.demo.admin_client import AdminClient, SessionSummary, TrainingStatus
+from clawloop.contracts.views import SessionView
+from clawloop.demo.admin_client import AdminClient
 from clawloop.demo.openai_client import ChatClient, ModelGone
 from clawloop.demo.plan import Plan, PlannedRun
 from clawloop.demo.report import Evaluation, RunTotals
@@ -105,7 +107,7 @@ class Experiment:
     _interactions: int = 0
     _chat_paused: bool = False  # the user waits until every turn is learned
     _requests_by_session: dict[str, int] = field(default_factory=dict)
-    _sessions: dict[str, SessionSummary] = field(default_factory=dict)  # as last read
+    _sessions: dict[str, SessionView] = field(default_factory=dict)  # as last read
     _finalized_sessions: set[str] = field(default_factory=set)  # all of their turns have a final outcome
     _judged_turns: set[UUID] = field(default_factory=set)
     _active_version: int = 0
@@ -224,14 +226,14 @@ class Experiment:
         await self._refresh_sessions()
         for name, seen in self._sessions.items():
             if seen.main_turns < self._requests_by_session[name]:
-                self._sessions[name] = replace(seen, main_turns=len(await self.admin.main_turns(seen.id)))
+                stored = len(await self.admin.main_turns(seen.id))
+                self._sessions[name] = seen.model_copy(update={"main_turns": stored})
         return sum(min(seen.main_turns, self._requests_by_session[name]) for name, seen in self._sessions.items())
 
     async def _refresh_sessions(self) -> None:
         """Update the run's sessions from the newest ones; an evaluation adds 60 sessions, so older chats drop out."""
-        for session in await self.admin.sessions(self.run.policy):
-            if session.name in self._requests_by_session:
-                self._sessions[session.name] = session
+        newest = await self.admin.sessions(self.run.policy)
+        self._sessions |= {name: newest[name] for name in newest.keys() & self._requests_by_session.keys()}
 
     async def _measure_versions(self) -> None:
         """Evaluate versions as they become active, until the chat is paused and every turn is learned."""

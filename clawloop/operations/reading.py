@@ -6,9 +6,17 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from clawloop.contracts.sessions import SessionState
-from clawloop.contracts.views import Exchange, SessionDetail, SessionPage, SessionView, TurnDetail, TurnView
+from clawloop.contracts.views import (
+    Exchange,
+    SessionDetail,
+    SessionFilter,
+    SessionPage,
+    SessionView,
+    TurnDetail,
+    TurnView,
+)
 from clawloop.errors import NotFound
-from clawloop.ids import SessionId, TurnId
+from clawloop.ids import ApiKeyId, SessionId, TurnId
 from clawloop.operations.references import References, ReferenceStore
 from clawloop.operations.workflow_links import NO_LINKS, WorkflowLinks
 
@@ -20,28 +28,21 @@ MOST_SESSIONS = 500
 class SessionStore(ReferenceStore, Protocol):
     """Every call raises StoreUnavailable when PostgreSQL does not answer in time."""
 
-    async def sessions(
-        self,
-        *,
-        policy: str | None,
-        state: SessionState | None,
-        after: SessionId | None,
-        limit: int,
-        fold: bool = False,
-    ) -> list[SessionView]:
-        """Sessions, the one with the newest turn first; `after` is the last session of the previous page.
+    async def sessions(self, wanted: SessionFilter, *, after: SessionId | None, limit: int) -> list[SessionView]:
+        """Sessions that fit, the one with the newest turn first; `after` is the last session of the previous page.
 
         An unknown `after` gives an empty page.
 
-        Args:
-            fold: leave out sessions without a main turn, and closed ones with a single one.
-
         Raises:
             NotFound: there is no such policy.
+            StateConflict: text is searched for, and content is encrypted.
         """
 
     async def count_sessions(self, *, policy: str | None, state: SessionState | None) -> tuple[int, int]:
         """How many sessions match, and how many of them `fold` leaves out."""
+
+    async def session_of_client(self, key: ApiKeyId, name: str) -> SessionId | None:
+        """The newest session of this key that the client gave this name."""
 
     async def session(self, session: SessionId) -> SessionView | None:
         """The session; None if there is no such session."""
@@ -50,6 +51,12 @@ class SessionStore(ReferenceStore, Protocol):
         self, session: SessionId, *, before: TurnId | None = None, limit: int | None = None
     ) -> list[TurnView]:
         """Turns of a session in order, each with its outcome: the newest `limit`, of those older than `before`."""
+
+    async def turns_from(self, session: SessionId, first: int, limit: int) -> list[TurnView]:
+        """Turns of a session in order, from position `first`."""
+
+    async def position(self, session: SessionId, turn: TurnId) -> int:
+        """How many turns of the session are older than this one."""
 
     async def turn(self, turn: TurnId) -> TurnView | None: ...
 
@@ -68,26 +75,21 @@ class Reading:
         self._links = links
         self.references = References(store)
 
-    async def page(
-        self,
-        *,
-        policy: str | None = None,
-        state: SessionState | None = None,
-        after: str | None = None,
-        limit: int = 50,
-        fold: bool = False,
-    ) -> SessionPage:
-        """Sessions, the one with the newest turn first."""
+    async def page(self, wanted: SessionFilter, *, after: str | None = None, limit: int = 50) -> SessionPage:
+        """Sessions that fit, the one with the newest turn first."""
         last = None if after is None else await self.references.session(after)
         # One more than the page holds shows whether there is another page.
-        found = await self._store.sessions(policy=policy, state=state, after=last, limit=limit + 1, fold=fold)
-        total, folded = await self._store.count_sessions(policy=policy, state=state)
+        found = await self._store.sessions(wanted, after=last, limit=limit + 1)
         page = found[:limit]
+        following = page[-1].id if len(found) > limit else None
+        if wanted.of_turns:  # a search does not read all of them to count them
+            return SessionPage(sessions=page, total=None, folded=0, next=following)
+        total, folded = await self._store.count_sessions(policy=wanted.policy, state=wanted.state)
         return SessionPage(
             sessions=page,
-            total=total - folded if fold else total,
-            folded=folded if fold else 0,
-            next=page[-1].id if len(found) > limit else None,
+            total=total - folded if wanted.fold else total,
+            folded=folded if wanted.fold else 0,
+            next=following,
         )
 
     async def session(
@@ -100,17 +102,40 @@ class Reading:
         """
         session_id = await self.references.session(reference)
         end = None if before is None else await self.references.turn(before)
-        session = await self._store.session(session_id)
+        session = await self._session(session_id)
         found = await self._store.turns(session_id, before=end, limit=limit + 1)
-        if session is None:  # nothing deletes sessions: an id was found a moment ago
-            raise NotFound(f"There is no session {reference!r}.", code="not_found", field="session")
         turns = found[-limit:]
         return SessionDetail(
-            session=session.model_copy(update={"workflow_url": self._links.of(session.workflow_id)}),
+            session=session,
             turns=turns,
             earlier=turns[0].id if len(found) > limit else None,
             conversation=await self._store.exchanges([turn.id for turn in turns]) if content else None,
         )
+
+    async def session_from(self, session_id: SessionId, first: int, limit: int) -> SessionDetail:
+        """A session with its turns from a position on, and what was said."""
+        session = await self._session(session_id)
+        turns = await self._store.turns_from(session_id, first, limit)
+        return SessionDetail(
+            session=session,
+            turns=turns,
+            earlier=turns[0].id if turns and first > 0 else None,
+            conversation=await self._store.exchanges([turn.id for turn in turns]),
+        )
+
+    async def position(self, session: SessionId, turn: TurnId) -> int:
+        """How many turns of the session are older than this one."""
+        return await self._store.position(session, turn)
+
+    async def session_of_client(self, key: ApiKeyId, name: str) -> SessionId | None:
+        """The newest session of this key that the client gave this name."""
+        return await self._store.session_of_client(key, name)
+
+    async def exchange(self, reference: str) -> tuple[TurnView, Exchange]:
+        """A turn with what it added to its session."""
+        view = await self.turn(reference)
+        (exchange,) = await self._store.exchanges([view.id])
+        return view, exchange
 
     async def turn(self, reference: str) -> TurnView:
         """A turn with its outcome and the reason."""
@@ -131,3 +156,9 @@ class Reading:
         if detail is None:
             raise NotFound(f"There is no turn {reference!r}.", code="not_found", field="turn")
         return detail
+
+    async def _session(self, session_id: SessionId) -> SessionView:
+        session = await self._store.session(session_id)
+        if session is None:
+            raise NotFound(f"There is no session {session_id}.", code="not_found", field="session")
+        return session.model_copy(update={"workflow_url": self._links.of(session.workflow_id)})

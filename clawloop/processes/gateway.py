@@ -74,7 +74,6 @@ from db.serving.publishing import PostgresPublishingStore
 from db.training.browsing import PostgresTrainingBrowser
 from db.training.operators import PostgresTrainingStore
 from db.training.probes import PostgresProbeStore
-from db.turns.browsing import PostgresSessionBrowser
 from db.turns.conversation_cache import ConversationCache
 from db.turns.files import PostgresFileStore
 from db.turns.insert import PostgresTurnStore
@@ -310,7 +309,6 @@ async def gateway_services(
         ledger=DatabaseCheck(background, settings.data / "adapters"),
         logins=Logins(keys, key_store),
         key_maker=key_store,
-        session_browser=PostgresSessionBrowser(background),
         training_browser=PostgresTrainingBrowser(background),
         changes=Changes(
             PostgresTrainingBrowser(watching),

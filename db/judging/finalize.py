@@ -1,6 +1,11 @@
-"""Finalizing a judgement: writes verdict, hint, sample and the turn's outcome.
+"""Finalizes judgements: writes verdict, hint, sample and the turn's outcome, of any number in a handful of statements.
 
-Every function works in the caller's transaction.
+Ordinary is a first verdict by a judge whose reward depends on no other turn. A judgement that is not ordinary comes
+alone, with the same statements and a few further ones. The statements go to psycopg directly, in pipelines: with
+SQLAlchemy each takes several times the CPU, and each judged turn pays for it.
+
+Locks, in this order: the policies by id, then the judgements by id, then their turns by id. Every function works in the
+caller's transaction.
 """
 
 from __future__ import annotations
@@ -8,24 +13,34 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from psycopg.rows import namedtuple_row
-from sqlalchemy import func, select, update
+from sqlalchemy import func, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from clawloop.algorithms.rewards import RunningMean
 from clawloop.contracts.training import UNTAKEN, SampleState
 from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import RecordUnusable, StoreUnavailable
-from clawloop.ids import FeedbackId, JudgementId, TurnId
+from clawloop.errors import ClawloopError, RecordUnusable, StoreUnavailable
+from clawloop.ids import FeedbackId, JudgementId, TurnId, new_sample_id
 from clawloop.judging.records import Ballot, FinalizedJudgement, Relation
 from clawloop.samples.rewards import with_reward
-from db.content import content_of
-from db.database import raw_connection
+from db.arrays import ids_to_bytes
+from db.content import ContentCodec, content_of
+from db.database import Raw, raw_connection
 from db.exact_json import storable
-from db.judging.rewards import finalize_by_outcome, finalize_group, mean_before
-from db.tables import FeedbackRow, JudgementRow, PolicyRow, SessionRow, TurnRow
-from db.training.policies import lock_policy
-from db.training.samples import SamplePlace, insert_sample, sample_place, supersede_others, withdraw_sample
+from db.group_commit import ALONE, Answer
+from db.judging.rewards import finalize_by_outcome, finalize_group
+from db.tables import FeedbackRow
+from db.training.samples import (
+    SamplePlace,
+    insert_sample,
+    is_place_held_out,
+    sample_place,
+    supersede_others,
+    withdraw_sample,
+)
 from db.training.work_flag import refresh_work_flag
 
 # All that finalizing depends on. One statement: each costs a judge worker more CPU than it costs PostgreSQL.
@@ -51,6 +66,57 @@ _FACTS = """
 """
 
 
+# NO KEY UPDATE, as `lock_policy`: a new session refers to its policy.
+_LOCK_POLICIES = """
+    SELECT p.id, p.verdict_count, p.verdict_total FROM policies p
+    WHERE p.id IN (
+        SELECT s.policy FROM judgements j JOIN turns t ON t.id = j.turn_id JOIN sessions s ON s.id = t.session_id
+        WHERE j.id = ANY(%b::uuid[]))
+    ORDER BY p.id FOR NO KEY UPDATE
+"""
+_LOCK_JUDGEMENTS = "SELECT id FROM judgements WHERE id = ANY(%b::uuid[]) ORDER BY id FOR UPDATE"
+_LOCK_TURNS = """
+    SELECT id FROM turns WHERE id IN (SELECT turn_id FROM judgements WHERE id = ANY(%b::uuid[]))
+    ORDER BY id FOR NO KEY UPDATE
+"""
+_WRITE_JUDGEMENTS = """
+    UPDATE judgements j SET verdict = r.verdict, expected = r.expected, reward = r.reward, verdict_why = r.verdict_why,
+        hint = r.hint, hint_why = r.hint_why, not_trainable = r.not_trainable, outcome = r.outcome, why = r.why,
+        decided_at = now()
+    FROM unnest(%s::uuid[], %s::int[], %s::float8[], %s::float8[], %s::text[], %s::text[], %s::text[], %s::text[],
+            %s::text[], %s::text[])
+        AS r(id, verdict, expected, reward, verdict_why, hint, hint_why, not_trainable, outcome, why)
+    WHERE j.id = r.id
+"""
+_WRITE_TURNS = """
+    UPDATE turns t SET outcome = r.outcome, outcome_detail = r.why
+    FROM unnest(%b::uuid[], %b::text[], %b::text[]) AS r(id, outcome, why) WHERE t.id = r.id
+"""
+_WRITE_SAMPLES = """
+    INSERT INTO samples (id, judgement_id, turn_id, policy, state, reason, reward, hinted_prompt_ids)
+    SELECT * FROM unnest(%s::uuid[], %s::uuid[], %s::uuid[], %s::text[], %s::text[], %s::text[], %s::float8[],
+        %s::bytea[])
+"""
+_WRITE_MEANS = """
+    UPDATE policies p SET verdict_count = verdict_count + r.count, verdict_total = verdict_total + r.total
+    FROM unnest(%b::text[], %b::int[], %b::float8[]) AS r(id, count, total) WHERE p.id = r.id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finalizing:
+    """The arguments of `activities.judging.ports.JudgementStore.finalize`."""
+
+    judgement: JudgementId
+    finalized: FinalizedJudgement
+    feedback_ids: Sequence[FeedbackId]
+
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether it may be finalized together with others, as far as the arguments tell."""
+        return self.finalized.relation in (Relation.NONE, Relation.MEAN) and not self.feedback_ids
+
+
 @dataclass(frozen=True, slots=True)
 class Locked:
     """A judgement as it is while policy and judgement are locked.
@@ -72,54 +138,84 @@ class Locked:
     unapplied: frozenset[FeedbackId]
 
 
-async def finalize_judgement(
-    connection: AsyncConnection,
-    judgement: JudgementId,
-    finalized: FinalizedJudgement,
-    feedback_ids: Sequence[FeedbackId],
-) -> str | None:
-    """See `activities.judging.ports.JudgementStore.finalize`."""
-    ballot = finalized.ballot
-    policy_row, locked = await _lock(connection, judgement, None if ballot is None else ballot.kind)
-    turn_id, policy = locked.turn_id, policy_row.id
-    new_feedback = locked.unapplied & set(feedback_ids)
-    if is_settled(locked, ballot, feedback_ids):
-        return None
-    if locked.other_samples & {*UNTAKEN}:
-        await supersede_others(connection, judgement, turn_id, finalized.why)
-    own = finalized.reward
-    mean = await mean_before(connection, policy_row, locked.verdict or 0, finalized.verdict.verdict or 0)
-    if finalized.relation is Relation.MEAN and finalized.verdict.verdict and own is not None and mean.count:
-        finalized = with_reward(finalized, mean.relative(own), f"mean before {mean.total / mean.count:+.2f}")
-    hint = None if finalized.hint.text is None else storable(finalized.hint.text)
-    decided = {
-        "verdict": finalized.verdict.verdict,
-        "expected": finalized.verdict.expected,
-        "reward": own,
-        "verdict_why": finalized.verdict.why,
-        "hint": content_of(connection).write_text(hint, "judgements.hint", judgement),
-        "hint_why": finalized.hint.why,
-        "not_trainable": finalized.not_trainable,
-        "outcome": finalized.outcome,
-        "why": finalized.why,
-        "decided_at": func.now(),
-    }
-    await connection.execute(update(JudgementRow).where(JudgementRow.id == judgement).values(decided))
-    turn = update(TurnRow).where(TurnRow.id == turn_id)
-    await connection.execute(turn.values(outcome=finalized.outcome, outcome_detail=storable(finalized.why)))
-    if finalized.sampled and finalized.relation in (Relation.NONE, Relation.MEAN):
-        reward, hinted = finalized.reward or None, finalized.hinted_prompt_ids
-        await insert_sample(connection, judgement, turn_id, reward, hinted, finalized.why, locked.place)
-    elif locked.sample is not None:
-        await withdraw_sample(connection, judgement, finalized.why)
-    if finalized.relation is Relation.GROUP:
-        await finalize_group(connection, TurnId(locked.place.group_id or turn_id))
-    if finalized.relation is Relation.OUTCOME:
-        await finalize_by_outcome(connection, turn_id)
-    if new_feedback:
-        unapplied = update(FeedbackRow).where(FeedbackRow.id.in_(new_feedback), FeedbackRow.applied_at.is_(None))
-        await connection.execute(unapplied.values(applied_at=func.now()))
-    return policy if await refresh_work_flag(connection, policy) else None
+@dataclass(slots=True)
+class _Decided:
+    """A judgement that is written.
+
+    Attributes:
+        finalized: with its reward against the mean verdict, where it is so measured.
+        own: the reward by its own verdict alone.
+    """
+
+    call: Finalizing
+    finalized: FinalizedJudgement
+    own: float | None
+    locked: Locked
+
+    @property
+    def judgement(self) -> JudgementId:
+        return self.call.judgement
+
+    @property
+    def has_sample(self) -> bool:
+        """Whether its sample is made here: that of a related turn is made once what it is related to is known."""
+        return self.finalized.sampled and self.finalized.relation in (Relation.NONE, Relation.MEAN)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether that sample is a new row that waits for a step."""
+        return self.has_sample and self.locked.sample is None and not is_place_held_out(self.locked.place)
+
+
+async def finalize(connection: AsyncConnection, calls: Sequence[Finalizing]) -> list[Answer[str | None]]:
+    """Finalize judgements: the policy that has a new batch, or None; the error of one that cannot be finalized.
+
+    ALONE, where there are several, for one that is not ordinary, of which nothing was written.
+
+    Args:
+        calls: of different judgements.
+    """
+    raw = await raw_connection(connection)
+    policies, facts = await _lock(raw, calls)
+    means = {policy: RunningMean(count, total) for policy, (count, total) in policies.items()}
+    answers: list[Answer[str | None]] = []
+    decided: list[_Decided] = []
+    turns: set[TurnId] = set()
+    for call in calls:
+        try:
+            locked = locked_of(call.judgement, facts.get(call.judgement))
+            if is_settled(locked, call.finalized.ballot, call.feedback_ids):
+                answers.append(None)
+                continue
+        except ClawloopError as error:
+            answers.append(error)
+            continue
+        if len(calls) > 1 and (locked.turn_id in turns or not _is_ordinary(call, locked)):
+            answers.append(ALONE)
+            continue
+        turns.add(locked.turn_id)
+        finalized, means[locked.place.policy] = _measured(call.finalized, locked, means[locked.place.policy])
+        decided.append(_Decided(call, finalized, call.finalized.reward, locked))
+        answers.append(None)
+    if not decided:
+        return answers
+    changes = [
+        (policy, after.count - count, after.total - total)
+        for policy, (count, total) in policies.items()
+        if (after := means[policy]) != RunningMean(count, total)
+    ]
+    await _write(raw, decided, changes, content_of(connection))
+    for one in decided:
+        await _write_the_rest(connection, one)
+    for policy in {one.locked.place.policy for one in decided}:
+        if await refresh_work_flag(connection, policy):
+            first = next(one for one in decided if one.locked.place.policy == policy)
+            answers[calls.index(first.call)] = policy
+    return answers
+
+
+def _is_ordinary(call: Finalizing, locked: Locked) -> bool:
+    return call.is_ordinary and locked.sample is None and not locked.other_samples
 
 
 def is_settled(locked: Locked, ballot: Ballot | None, feedback_ids: Sequence[FeedbackId]) -> bool:
@@ -143,38 +239,102 @@ def is_settled(locked: Locked, ballot: Ballot | None, feedback_ids: Sequence[Fee
     return not new_feedback and bool(locked.other_samples - {*UNTAKEN, SampleState.EXPIRED})
 
 
-async def _lock(connection: AsyncConnection, judgement: JudgementId, kind: str | None) -> tuple[PolicyRow, Locked]:
-    """Lock the policy and the judgement, and read what finalizing it depends on.
+async def _lock(raw: Raw, calls: Sequence[Finalizing]) -> tuple[dict[str, tuple[int, float]], dict[JudgementId, Any]]:
+    """The locked policies' verdicts, and what finalizing each judgement depends on."""
+    judgements = [call.judgement for call in calls]
+    kinds = [None if call.finalized.ballot is None else call.finalized.ballot.kind for call in calls]
+    async with raw.pipeline():
+        policies = await raw.execute(_LOCK_POLICIES, [judgements])
+        await raw.execute(_LOCK_JUDGEMENTS, [judgements])
+        await raw.execute(_LOCK_TURNS, [judgements])
+        # A statement of its own: it sees what was committed while this transaction waited for the locks.
+        facts = raw.cursor(row_factory=namedtuple_row)
+        await facts.execute(_FACTS, [judgements, kinds])
+    rows = await facts.fetchall()
+    return {row[0]: (row[1], row[2]) for row in await policies.fetchall()}, {JudgementId(row[0]): row for row in rows}
 
-    Args:
-        kind: of the votes that are read.
 
-    Raises:
-        RecordUnusable: the turn, the one that holds its next state, or with that the judgement was erased.
-    """
-    of_turn = (
-        select(SessionRow.policy)
-        .join(TurnRow, TurnRow.session_id == SessionRow.id)
-        .join(JudgementRow, JudgementRow.turn_id == TurnRow.id)
-        .where(JudgementRow.id == judgement)
+def _measured(
+    finalized: FinalizedJudgement, locked: Locked, mean: RunningMean
+) -> tuple[FinalizedJudgement, RunningMean]:
+    """The judgement with its reward against the mean verdict, where it is so measured, and the mean after it."""
+    own, verdict = locked.verdict or 0, finalized.verdict.verdict or 0
+    before = RunningMean(mean.count - abs(own), mean.total - own)
+    reward = finalized.reward
+    if finalized.relation is Relation.MEAN and verdict and reward is not None and before.count:
+        finalized = with_reward(finalized, before.relative(reward), f"mean before {before.total / before.count:+.2f}")
+    return finalized, RunningMean(before.count + abs(verdict), before.total + verdict)
+
+
+async def _write(
+    raw: Raw, decided: Sequence[_Decided], changes: Sequence[tuple[str, int, float]], content: ContentCodec
+) -> None:
+    """Write the judgements, their turns, the samples that wait for a step, and the policies' mean verdicts."""
+    fresh = [_sample(one, content) for one in decided if one.is_fresh]
+    async with raw.pipeline():
+        await raw.execute(_WRITE_JUDGEMENTS, _columns([_judgement(one, content) for one in decided]))
+        turns = [(one.locked.turn_id, one.finalized.outcome.value, storable(one.finalized.why)) for one in decided]
+        await raw.execute(_WRITE_TURNS, _columns(turns))
+        if fresh:
+            await raw.execute(_WRITE_SAMPLES, _columns(fresh))
+        if changes:
+            await raw.execute(_WRITE_MEANS, _columns([(policy, n, float(total)) for policy, n, total in changes]))
+
+
+async def _write_the_rest(connection: AsyncConnection, one: _Decided) -> None:
+    """What an ordinary judgement has not: a sample that is held out or was there, related turns, feedback."""
+    finalized, locked, judgement = one.finalized, one.locked, one.judgement
+    if locked.other_samples & {*UNTAKEN}:
+        await supersede_others(connection, judgement, locked.turn_id, finalized.why)
+    if one.has_sample and not one.is_fresh:
+        reward, hinted = finalized.reward or None, finalized.hinted_prompt_ids
+        await insert_sample(connection, judgement, locked.turn_id, reward, hinted, finalized.why, locked.place)
+    elif locked.sample is not None and not one.has_sample:
+        await withdraw_sample(connection, judgement, finalized.why)
+    if finalized.relation is Relation.GROUP:
+        await finalize_group(connection, TurnId(locked.place.group_id or locked.turn_id))
+    if finalized.relation is Relation.OUTCOME:
+        await finalize_by_outcome(connection, locked.turn_id)
+    if new_feedback := locked.unapplied & set(one.call.feedback_ids):
+        unapplied = update(FeedbackRow).where(FeedbackRow.id.in_(new_feedback), FeedbackRow.applied_at.is_(None))
+        await connection.execute(unapplied.values(applied_at=func.now()))
+
+
+def _judgement(one: _Decided, content: ContentCodec) -> tuple[Any, ...]:
+    finalized = one.finalized
+    hint = None if finalized.hint.text is None else storable(finalized.hint.text)
+    return (
+        one.judgement,
+        finalized.verdict.verdict,
+        finalized.verdict.expected,
+        one.own,
+        finalized.verdict.why,
+        content.write_text(hint, "judgements.hint", one.judgement),
+        finalized.hint.why,
+        finalized.not_trainable,
+        finalized.outcome.value,
+        finalized.why,
     )
-    if (policy_id := await connection.scalar(of_turn)) is None:
-        raise RecordUnusable(f"judgement {judgement} was erased")
-    policy = await lock_policy(connection, policy_id)
-    await connection.execute(select(JudgementRow.id).where(JudgementRow.id == judgement).with_for_update())
-    facts = (await raw_connection(connection)).cursor(row_factory=namedtuple_row)
-    # A statement of its own: it sees what was committed while this transaction waited for the locks.
-    await facts.execute(*facts_of([judgement], [kind]))
-    return policy, locked_of(judgement, await facts.fetchone())
 
 
-def facts_of(judgements: Sequence[JudgementId], kinds: Sequence[str | None]) -> tuple[str, list[object]]:
-    """The statement that reads the rows of `locked_of`, and its parameters.
+def _sample(one: _Decided, content: ContentCodec) -> tuple[UUID | str | float | bytes | None, ...]:
+    finalized, place = one.finalized, one.locked.place
+    ids = finalized.hinted_prompt_ids
+    hinted = None if ids is None else ids_to_bytes(ids)
+    return (
+        new_sample_id(),
+        one.judgement,
+        one.locked.turn_id,
+        place.policy,
+        SampleState.FRESH.value,
+        finalized.why,
+        finalized.reward or None,
+        content.write_bytes(hinted, "samples.hinted_prompt_ids", one.judgement),
+    )
 
-    Args:
-        kinds: of each judgement, of the votes that are read.
-    """
-    return _FACTS, [list(judgements), list(kinds)]
+
+def _columns(rows: Sequence[tuple[Any, ...]]) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def locked_of(judgement: JudgementId, row: Any | None) -> Locked:

@@ -31,8 +31,7 @@ from clawloop.judging.records import (
 from db.database import Database, transaction
 from db.group_commit import Answer, GroupCommit, limit_lock_wait
 from db.judging.contexts import read_contexts
-from db.judging.finalize import finalize_judgement
-from db.judging.finalize_together import Finalizing, finalize_together
+from db.judging.finalize import Finalizing, finalize
 from db.judging.opening import Opening, lock_turn, open_judgement, open_judgements
 from db.judging.votes import Hints, Votes, insert_direct_vote, insert_hints, insert_votes, read_open
 from db.tables import JudgementRow, SampleRow, TurnRow
@@ -56,9 +55,7 @@ class PostgresJudgementStore:
         self._opening = GroupCommit[Opening, OpenJudgement](self._open_together, lambda call: call.turn_id)
         self._voting = GroupCommit[Votes, StoredAnswers](self._insert_votes, lambda call: call[:2])
         self._hinting = GroupCommit[Hints, StoredAnswers](self._insert_hints, lambda call: call[:2])
-        self._finalizing = GroupCommit[Finalizing, str | None](
-            self._finalize_together, lambda call: call.judgement, self._finalize_alone
-        )
+        self._finalizing = GroupCommit[Finalizing, str | None](self._finalize, lambda call: call.judgement)
 
     @transaction
     async def load_context(self, connection: AsyncConnection, turn_id: TurnId) -> TurnContext | None:
@@ -132,7 +129,7 @@ class PostgresJudgementStore:
         self, judgement: JudgementId, finalized: FinalizedJudgement, feedback_ids: Sequence[FeedbackId]
     ) -> str | None:
         finalizing = Finalizing(judgement, finalized, feedback_ids)
-        return await (self._finalizing.run(finalizing) if finalizing.is_ordinary else self._finalize_alone(finalizing))
+        return await self._finalizing.run(finalizing, alone=not finalizing.is_ordinary)
 
     # Calls of one kind that come together -----------------------------------------------------------------------------
 
@@ -172,12 +169,6 @@ class PostgresJudgementStore:
         return await insert_hints(connection, calls)
 
     @transaction
-    async def _finalize_together(
-        self, connection: AsyncConnection, calls: Sequence[Finalizing]
-    ) -> list[Answer[str | None]]:
+    async def _finalize(self, connection: AsyncConnection, calls: Sequence[Finalizing]) -> list[Answer[str | None]]:
         await limit_lock_wait(connection, calls)
-        return await finalize_together(connection, calls)
-
-    @transaction
-    async def _finalize_alone(self, connection: AsyncConnection, call: Finalizing) -> str | None:
-        return await finalize_judgement(connection, call.judgement, call.finalized, call.feedback_ids)
+        return await finalize(connection, calls)

@@ -1,4 +1,4 @@
-"""Rewards that depend on more than a turn's verdict, in PostgreSQL: mean verdict, group, outcome of the session.
+"""Rewards that depend on other turns or on the session, in PostgreSQL: group, outcome.
 
 Every function works in the caller's transaction, which must have locked the policy: no two finalize a group at once.
 """
@@ -10,19 +10,14 @@ from typing import Any
 from sqlalchemy import text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.algorithms.rewards import RunningMean
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import JudgementId, SessionId, TurnId
 from clawloop.judging.records import TurnDecision
 from clawloop.samples.rewards import Member, decide_by_outcome, decide_group, wait_for_outcome
 from db.exact_json import storable
-from db.tables import JudgementRow, PolicyRow, TurnRow
+from db.tables import JudgementRow, TurnRow
 from db.training.samples import insert_sample, withdraw_sample
 
-_ADD_VERDICT = text("""
-    UPDATE policies SET verdict_count = verdict_count + :count, verdict_total = verdict_total + :total
-    WHERE id = :policy
-""")
 # Each turn with its newest decided judgement that was made under a recipe with this reward.
 _MEMBERS = """
     SELECT t.id AS turn_id, t.session_id, j.id AS judgement, j.reward, j.not_trainable, j.why, j.taken,
@@ -46,23 +41,6 @@ _OPEN_GROUPS = text("""
     WHERE t.session_id = :session AND t.group_id IS NOT NULL AND t.kind = 'main'
         AND (ss.closed_at IS NULL OR t.entered_at > ss.closed_at)
 """)
-
-
-async def mean_before(connection: AsyncConnection, policy: PolicyRow, own: int, verdict: int) -> RunningMean:
-    """The policy's mean verdict without a judgement's; from now on the mean includes the judgement, with `verdict`.
-
-    Idempotent: repeated for a judgement it returns the same, and counts the judgement once.
-
-    Args:
-        policy: as it was read when it was locked.
-        own: the judgement's verdict so far.
-        verdict: 0 is not counted.
-    """
-    before = RunningMean(policy.verdict_count - abs(own), policy.verdict_total - own)
-    change = {"count": abs(verdict) - abs(own), "total": verdict - own}
-    if any(change.values()):
-        await connection.execute(_ADD_VERDICT, {"policy": policy.id, **change})
-    return before
 
 
 async def finalize_group(

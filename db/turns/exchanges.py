@@ -44,8 +44,10 @@ _ADDED = text("""
     WHERE t.id = ANY(:turns) ORDER BY t.id
 """)
 _JUDGEMENTS = text("""
-    SELECT DISTINCT ON (turn_id) id, turn_id, verdict_why, hint_why FROM judgements
-    WHERE turn_id = ANY(:turns) AND decided_at IS NOT NULL ORDER BY turn_id, revision DESC, decided_at DESC
+    SELECT DISTINCT ON (j.turn_id) j.id, j.turn_id, j.revision, j.verdict_why, j.hint_why, r.name AS recipe
+    FROM judgements j JOIN recipes r ON r.hash = j.recipe_hash
+    WHERE j.turn_id = ANY(:turns) AND j.decided_at IS NOT NULL
+    ORDER BY j.turn_id, j.revision DESC, j.decided_at DESC
 """)
 
 
@@ -195,6 +197,8 @@ def _judged(
     if judgement is None:
         return Judged(feedback=feedback)
     return Judged(
+        recipe=judgement.recipe,
+        revision=judgement.revision,
         verdict_why=judgement.verdict_why,
         hint_why=judgement.hint_why,
         votes=votes.get(judgement.id, []),

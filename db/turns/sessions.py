@@ -1,69 +1,103 @@
-"""Reads sessions and turns for people: the outcome of each, and why."""
+"""Reads sessions and turns for people, by what was said and decided in them: the outcome of each, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.sessions import SessionState
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import Message, TurnKind, TurnOutcome, TurnStatus
-from clawloop.contracts.views import Exchange, SessionView, TurnDetail, TurnView
-from clawloop.errors import ContentUnreadable, EncryptionKeyMissing
-from clawloop.ids import SessionId, TurnId, short_form
+from clawloop.contracts.views import Exchange, SessionFilter, SessionView, TurnDetail, TurnView
+from clawloop.encryption.key_file import SETTING
+from clawloop.errors import ContentUnreadable, EncryptionKeyMissing, StateConflict
+from clawloop.ids import ApiKeyId, EpisodeId, SessionId, TurnId, short_form
 from clawloop.turns.explain import Waiting, explain
 from clawloop.turns.titles import title_of
-from db.content import ContentCodec, content_of
+from db.content import ContentCodec, content_of, plain_length
 from db.database import transaction
-from db.exact_json import storable
+from db.exact_json import exact_json, storable
 from db.training.policies import require_policy
 from db.turns.exchanges import read_detail, read_exchanges
 from db.turns.references import PostgresReferenceStore
 
+_NEWEST_JUDGEMENT = """
+    SELECT * FROM judgements WHERE turn_id = t.id AND decided_at IS NOT NULL
+    ORDER BY revision DESC, decided_at DESC LIMIT 1"""
 # One-shot requests and side turns alone are no conversations; an open session may become one.
-_MAIN = "turns m WHERE m.session_id = sessions.id AND m.kind = 'main'"
-_FOLDED = f"(NOT EXISTS (SELECT FROM {_MAIN}) OR (state = 'closed' AND (SELECT count(*) FROM {_MAIN}) < 2))"
-SESSION_NEIGHBOURS = """
-    (SELECT o.id FROM sessions o WHERE o.id < s.id ORDER BY o.id DESC LIMIT 1) AS id_before,
-    (SELECT o.id FROM sessions o WHERE o.id > s.id ORDER BY o.id LIMIT 1) AS id_after
-"""
-"""By which a session's short id is found."""
+_MAIN = "turns m WHERE m.session_id = c.id AND m.kind = 'main'"
+_FOLDED = f"(NOT EXISTS (SELECT FROM {_MAIN}) OR (c.state = 'closed' AND (SELECT count(*) FROM {_MAIN}) < 2))"
 _MATCHING = """
-    FROM sessions
-    WHERE (CAST(:policy AS text) IS NULL OR policy = :policy) AND (CAST(:state AS text) IS NULL OR state = :state)
+    FROM sessions c
+    WHERE (CAST(:policy AS text) IS NULL OR c.policy = :policy) AND (CAST(:state AS text) IS NULL OR c.state = :state)
+"""
+_TURN_FILTERS = {
+    "kind": "t.kind = :kind",
+    "outcome": "t.outcome = :outcome",
+    "version": "t.version = :version",
+    # Stored as JSON text, so that NUL and lone surrogates, which no operator on JSON takes, are found or passed over.
+    # `position` takes half as long as ILIKE, and every turn is read: no index finds parts of words without an extension
+    # that PostgreSQL comes without.
+    "text": """(position(lower(CAST(:text AS text)) IN lower(t.messages_added::text)) > 0
+        OR position(lower(CAST(:text AS text)) IN lower(t.response::text)) > 0)""",
+    # All at once: one look-up a turn takes seconds for 10,000 sessions none of which fits.
+    "verdict": """t.id IN (
+        SELECT turn_id FROM (
+            SELECT DISTINCT ON (turn_id) turn_id, verdict FROM judgements WHERE decided_at IS NOT NULL
+            ORDER BY turn_id, revision DESC, decided_at DESC) newest
+        WHERE verdict = :verdict)""",
+    "judged": """:judged = EXISTS (
+        SELECT FROM judgements j WHERE j.turn_id = t.id AND j.decided_at IS NOT NULL AND j.verdict IS NOT NULL)""",
+}
+# Newest first, so that a common filter ends early; the next page begins after the last session of this one.
+_PAGE = f"""
+    SELECT c.* {_MATCHING}
+      AND (CAST(:after AS uuid) IS NULL OR (c.last_turn_at, c.id) < (
+          SELECT last_turn_at, id FROM sessions WHERE id = :after))
+      AND {{having}}
+    ORDER BY c.last_turn_at DESC, c.id DESC LIMIT :limit
 """
 _SESSIONS = f"""
-    SELECT s.*, counts.*, first.messages_added AS first_messages, first.id AS first_turn,
-        {SESSION_NEIGHBOURS}
-    FROM ({{chosen}}) s CROSS JOIN LATERAL (
-        SELECT count(*) FILTER (WHERE kind = 'main') AS main_turns,
-            count(*) FILTER (WHERE kind = 'side') AS side_turns,
-            count(*) FILTER (WHERE outcome = 'waiting') AS waiting,
-            count(*) FILTER (WHERE outcome IN ('sampled', 'trained')) AS sampled
-        FROM turns WHERE session_id = s.id) counts
+    SELECT s.*, k.episode_id, counts.*, first.messages_added AS first_messages, first.id AS first_turn,
+        (SELECT o.id FROM sessions o WHERE o.id < s.id ORDER BY o.id DESC LIMIT 1) AS id_before,
+        (SELECT o.id FROM sessions o WHERE o.id > s.id ORDER BY o.id LIMIT 1) AS id_after
+    FROM ({{chosen}}) s JOIN api_keys k ON k.id = s.api_key_id
+    CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE t.kind = 'main') AS main_turns,
+            count(*) FILTER (WHERE t.kind = 'side') AS side_turns,
+            count(*) FILTER (WHERE t.outcome = 'waiting') AS waiting,
+            count(*) FILTER (WHERE t.outcome IN ('sampled', 'trained')) AS sampled,
+            count(*) FILTER (WHERE j.verdict = 1) AS praised, count(*) FILTER (WHERE j.verdict = -1) AS blamed,
+            coalesce(min(t.version), 0) AS first_version, coalesce(max(t.version), 0) AS last_version
+        FROM turns t LEFT JOIN LATERAL ({_NEWEST_JUDGEMENT}) j ON true
+        WHERE t.session_id = s.id) counts
     LEFT JOIN LATERAL (
-        SELECT id, messages_added FROM turns WHERE session_id = s.id ORDER BY kind = 'side', id LIMIT 1) first ON true
+        SELECT t.id, t.messages_added FROM turns t WHERE t.session_id = s.id AND t.outcome <> 'erased'
+        ORDER BY t.kind, t.id LIMIT 1) first ON true
     ORDER BY s.last_turn_at DESC, s.id DESC
 """
-# Newest first; the next page begins after the last session of this one.
-_PAGE = f"""
-    SELECT * {_MATCHING}
-      AND (CAST(:after AS uuid) IS NULL OR (last_turn_at, id) < (
-          SELECT last_turn_at, id FROM sessions WHERE id = :after))
-      AND (NOT :fold OR NOT {_FOLDED})
-    ORDER BY last_turn_at DESC, id DESC LIMIT :limit
-"""
-_LIST = text(_SESSIONS.format(chosen=_PAGE))
 _COUNT = text(f"SELECT count(*) AS total, count(*) FILTER (WHERE {_FOLDED}) AS folded {_MATCHING}")
 _ONE = text(_SESSIONS.format(chosen="SELECT * FROM sessions WHERE id = :session"))
+_OF_CLIENT = text("""
+    SELECT id FROM sessions WHERE api_key_id = :key AND external_id = :name ORDER BY last_turn_at DESC LIMIT 1
+""")
 
-_TURNS = """
+# The turns are chosen by the index alone; what stands beside them is read for those.
+_TURNS = f"""
+    WITH chosen AS (
+        SELECT id, number FROM (
+            SELECT id, count(*) FILTER (WHERE kind = 'main') OVER (ORDER BY id) AS number FROM turns
+            WHERE session_id = {{session}}) numbered
+        {{chosen}})
     SELECT t.id, t.session_id, t.parent_turn_id, t.kind, t.kind_reason, t.status, t.error, t.version, t.outcome,
         t.outcome_detail, t.started_at, t.announced_at, t.episode_id, j.id AS judgement, j.verdict, j.expected, j.hint,
-        s.state AS sample_state, s.reward, t.number, c.state AS session_state,
+        s.state AS sample_state, s.reward, chosen.number, c.state AS session_state,
+        {plain_length("t.response_ids")} / 4 AS tokens,
+        EXISTS (SELECT FROM judgements o WHERE o.turn_id = t.id AND o.decided_at IS NULL) AS being_judged,
         coalesce((
             SELECT count(*) FROM votes v WHERE v.judgement_id = j.id AND v.score IS NOT NULL
             GROUP BY v.kind ORDER BY count(*) DESC LIMIT 1), 0) AS votes,
@@ -73,18 +107,17 @@ _TURNS = """
             OR EXISTS (SELECT FROM feedback f WHERE f.turn_id = t.id) AS has_follow_up,
         (SELECT o.id FROM turns o WHERE o.id < t.id ORDER BY o.id DESC LIMIT 1) AS id_before,
         (SELECT o.id FROM turns o WHERE o.id > t.id ORDER BY o.id LIMIT 1) AS id_after
-    FROM (
-        SELECT *, count(*) FILTER (WHERE kind = 'main') OVER (ORDER BY id) AS number FROM turns
-        WHERE session_id = {session}) t
+    FROM chosen JOIN turns t ON t.id = chosen.id
     JOIN sessions c ON c.id = t.session_id
-    LEFT JOIN LATERAL (
-        SELECT * FROM judgements WHERE turn_id = t.id AND decided_at IS NOT NULL
-        ORDER BY revision DESC, decided_at DESC LIMIT 1) j ON true
+    LEFT JOIN LATERAL ({_NEWEST_JUDGEMENT}) j ON true
     LEFT JOIN samples s ON s.judgement_id = j.id
-    WHERE {chosen} ORDER BY t.id DESC LIMIT :limit
+    ORDER BY t.id
 """
-_OF_SESSION = text(_TURNS.format(session=":session", chosen="(CAST(:before AS uuid) IS NULL OR t.id < :before)"))
-_OF_ID = text(_TURNS.format(session="(SELECT session_id FROM turns WHERE id = :turn)", chosen="t.id = :turn"))
+_BEFORE = "WHERE CAST(:before AS uuid) IS NULL OR id < :before ORDER BY id DESC LIMIT :limit"
+_NEWEST = text(_TURNS.format(session=":session", chosen=_BEFORE))
+_FROM = text(_TURNS.format(session=":session", chosen="ORDER BY id OFFSET :first LIMIT :limit"))
+_OF_ID = text(_TURNS.format(session="(SELECT session_id FROM turns WHERE id = :turn)", chosen="WHERE id = :turn"))
+_POSITION = text("SELECT count(*) FROM turns WHERE session_id = :session AND id < :turn")
 
 
 class PostgresSessionStore(PostgresReferenceStore):
@@ -92,25 +125,33 @@ class PostgresSessionStore(PostgresReferenceStore):
 
     @transaction
     async def sessions(
-        self,
-        connection: AsyncConnection,
-        *,
-        policy: str | None,
-        state: SessionState | None,
-        after: SessionId | None,
-        limit: int,
-        fold: bool = False,
+        self, connection: AsyncConnection, wanted: SessionFilter, *, after: SessionId | None, limit: int
     ) -> list[SessionView]:
-        await require_policy(connection, policy)
-        parameters = {
-            "policy": None if policy is None else storable(policy),
-            "state": state,
+        await require_policy(connection, wanted.policy)
+        content = content_of(connection)
+        filters = {name: value for name in _TURN_FILTERS if (value := getattr(wanted, name)) is not None}
+        having = " AND ".join(_TURN_FILTERS[name] for name in filters)
+        if filters:
+            having = f"EXISTS (SELECT FROM turns t WHERE t.session_id = c.id AND {having})"
+        else:
+            having = f"NOT {_FOLDED}" if wanted.fold else "true"
+        parameters: dict[str, Any] = filters | {
+            "policy": None if wanted.policy is None else storable(wanted.policy),
+            "state": wanted.state,
             "after": after,
             "limit": limit,
-            "fold": fold,
         }
-        content = content_of(connection)
-        return [session_view(row, content) for row in await connection.execute(_LIST, parameters)]
+        if wanted.text is not None:
+            if content.is_on:
+                raise StateConflict(
+                    f"Text cannot be searched: content is encrypted, as {SETTING} says. Leave `text` out, or use"
+                    " `clawloop export` and search the file.",
+                    code="search_is_off",
+                    field="text",
+                )
+            parameters["text"] = exact_json(wanted.text)[1:-1]  # as it is inside the JSON text it is stored in
+        query = text(_SESSIONS.format(chosen=_PAGE.format(having=having)))
+        return [_session_view(row, content) for row in await connection.execute(query, parameters)]
 
     @transaction
     async def count_sessions(
@@ -123,7 +164,7 @@ class PostgresSessionStore(PostgresReferenceStore):
     @transaction
     async def session(self, connection: AsyncConnection, session: SessionId) -> SessionView | None:
         row = (await connection.execute(_ONE, {"session": session})).one_or_none()
-        return None if row is None else session_view(row, content_of(connection))
+        return None if row is None else _session_view(row, content_of(connection))
 
     @transaction
     async def turns(
@@ -134,9 +175,22 @@ class PostgresSessionStore(PostgresReferenceStore):
         before: TurnId | None = None,
         limit: int | None = None,
     ) -> list[TurnView]:
-        rows = await connection.execute(_OF_SESSION, {"session": session, "before": before, "limit": limit})
-        content = content_of(connection)
-        return [_turn_view(row, content) for row in reversed(rows.all())]
+        return await _read_turns(connection, _NEWEST, {"session": session, "before": before, "limit": limit})
+
+    @transaction
+    async def turns_from(
+        self, connection: AsyncConnection, session: SessionId, first: int, limit: int
+    ) -> list[TurnView]:
+        return await _read_turns(connection, _FROM, {"session": session, "first": first, "limit": limit})
+
+    @transaction
+    async def position(self, connection: AsyncConnection, session: SessionId, turn: TurnId) -> int:
+        return await connection.scalar(_POSITION, {"session": session, "turn": turn}) or 0
+
+    @transaction
+    async def session_of_client(self, connection: AsyncConnection, key: ApiKeyId, name: str) -> SessionId | None:
+        found: UUID | None = await connection.scalar(_OF_CLIENT, {"key": key, "name": storable(name)})
+        return None if found is None else SessionId(found)
 
     @transaction
     async def turn(self, connection: AsyncConnection, turn: TurnId) -> TurnView | None:
@@ -153,8 +207,13 @@ class PostgresSessionStore(PostgresReferenceStore):
 
 
 async def _turn(connection: AsyncConnection, turn: TurnId) -> TurnView | None:
-    row = (await connection.execute(_OF_ID, {"turn": turn, "limit": 1})).one_or_none()
-    return None if row is None else _turn_view(row, content_of(connection))
+    found = await _read_turns(connection, _OF_ID, {"turn": turn})
+    return found[0] if found else None
+
+
+async def _read_turns(connection: AsyncConnection, query: TextClause, parameters: dict[str, Any]) -> list[TurnView]:
+    content = content_of(connection)
+    return [_turn_view(row, content) for row in await connection.execute(query, parameters)]
 
 
 def _turn_view(row: Any, content: ContentCodec) -> TurnView:
@@ -185,12 +244,15 @@ def _turn_view(row: Any, content: ContentCodec) -> TurnView:
         sample=None if row.sample_state is None else SampleState(row.sample_state),
         reward=row.reward,
         step=row.step,
+        tokens=row.tokens,
+        being_judged=row.being_judged,
+        episode_id=None if row.episode_id is None else EpisodeId(row.episode_id),
         started_at=row.started_at,
         announced_at=row.announced_at,
     )
 
 
-def first_messages(row: Any, content: ContentCodec) -> Sequence[Message]:
+def _first_messages(row: Any, content: ContentCodec) -> Sequence[Message]:
     """What a session begins with; nothing where that cannot be decrypted: one session must not hide the others."""
     if row.first_messages is None:
         return ()
@@ -201,12 +263,13 @@ def first_messages(row: Any, content: ContentCodec) -> Sequence[Message]:
     return messages
 
 
-def session_view(row: Any, content: ContentCodec) -> SessionView:
+def _session_view(row: Any, content: ContentCodec) -> SessionView:
     return SessionView(
         id=SessionId(row.id),
         short_id=short_form(row.id, row.id_before, row.id_after),
         policy=row.policy,
-        title=_title(first_messages(row, content)),
+        title=_title(_first_messages(row, content)),
+        erased=row.first_turn is None,
         external_id=row.external_id,
         identified_by=row.identified_by,
         state=SessionState(row.state),
@@ -219,6 +282,13 @@ def session_view(row: Any, content: ContentCodec) -> SessionView:
         closed_at=row.closed_at,
         closed_why=row.closed_why,
         guarantee=row.guarantee,
+        praised=row.praised,
+        blamed=row.blamed,
+        first_version=row.first_version,
+        last_version=row.last_version,
+        task_outcome=row.task_outcome,
+        key_id=ApiKeyId(row.api_key_id),
+        episode_id=None if row.episode_id is None else EpisodeId(row.episode_id),
     )
 
 

@@ -198,7 +198,6 @@ async def running_gateway(
                     history=HistoryOperations(FakeHistoryStore(history), FakeHistoryJudge(), training, operations),
                     logins=Logins(key_ring, keys),
                     key_maker=keys,
-                    session_browser=browser,
                     training_browser=browser,
                     changes=Changes(browser),
                     probes=FakeProbeStore(),

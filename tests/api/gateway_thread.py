@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
+from clawloop.operations.reading import Reading
 from db.database import BACKGROUND_LIMIT, Database
 from db.training.browsing import PostgresTrainingBrowser
-from db.turns.browsing import PostgresSessionBrowser
+from db.turns.sessions import PostgresSessionStore
 from tests.api.conftest import Gateway, running_gateway, until
 from tests.fakes.engine import fake_engine
 
@@ -48,7 +49,7 @@ class GatewayThread(threading.Thread):
                 if self.database_url is not None:
                     database = Database(self.database_url, BACKGROUND_LIMIT)
                     self._engines.push_async_callback(database.close)
-                    self.gateway.services.session_browser = PostgresSessionBrowser(database)
+                    self.gateway.services.reading = Reading(PostgresSessionStore(database))
                     self.gateway.services.training_browser = PostgresTrainingBrowser(database)
                 self.ready.set()
                 await stop.wait()

@@ -26,7 +26,7 @@ async def log_in(gateway: Gateway, client: httpx.AsyncClient, key: str = "") -> 
 async def test_it_says_so_and_tries_again(fresh_gateway: Gateway) -> None:
     async with httpx.AsyncClient(base_url=fresh_gateway.url, timeout=120) as client:
         assert (await log_in(fresh_gateway, client)).status_code == 303
-        answer = await client.get("/ui/sessions")
+        answer = await client.get("/ui/versions")
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
         assert "PostgreSQL does not answer" in answer.text
         assert '<meta http-equiv="refresh"' in answer.text

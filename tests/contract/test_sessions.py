@@ -9,7 +9,7 @@ import pytest
 
 from clawloop.contracts.sessions import FeedbackEffect, SessionState
 from clawloop.contracts.turns import CALLS_TOOLS, SessionEvidence, SessionSource, TurnKind, TurnOutcome, TurnRecord
-from clawloop.contracts.views import Tokens
+from clawloop.contracts.views import SessionFilter, Tokens
 from clawloop.errors import AmbiguousId, NotFound
 from clawloop.ids import SessionId, new_turn_id, response_id
 from clawloop.operations.reading import Reading
@@ -31,15 +31,15 @@ def named(stores: Stores, session: str, minute: int, **changes: object) -> TurnR
 async def test_sessions_are_listed_newest_first_in_pages_and_by_filter(stores: Stores) -> None:
     for minute, name in enumerate(["a", "b", "c", "d"]):
         await stores.turns.insert(named(stores, name, minute, ends_session=name == "b"))
-    first = await stores.sessions.sessions(policy="default", state=None, after=None, limit=3)
+    first = await stores.sessions.sessions(SessionFilter(policy="default"), after=None, limit=3)
     assert [view.external_id for view in first] == ["d", "c", "b"]
-    rest = await stores.sessions.sessions(policy=None, state=None, after=first[-1].id, limit=3)
+    rest = await stores.sessions.sessions(SessionFilter(), after=first[-1].id, limit=3)
     assert [view.external_id for view in rest] == ["a"]
-    ending = await stores.sessions.sessions(policy=None, state=SessionState.ENDING, after=None, limit=9)
+    ending = await stores.sessions.sessions(SessionFilter(state=SessionState.ENDING), after=None, limit=9)
     assert [view.external_id for view in ending] == ["b"]
     with pytest.raises(NotFound, match=r"no policy .other"):
-        await stores.sessions.sessions(policy="other\0", state=None, after=None, limit=9)
-    assert await stores.sessions.sessions(policy=None, state=None, after=SessionId(new_turn_id()), limit=9) == []
+        await stores.sessions.sessions(SessionFilter(policy="other\0"), after=None, limit=9)
+    assert await stores.sessions.sessions(SessionFilter(), after=SessionId(new_turn_id()), limit=9) == []
 
 
 async def test_a_session_shows_each_turn_with_its_outcome_and_why(stores: Stores) -> None:
@@ -162,9 +162,9 @@ async def test_single_turns_fold_away_and_are_counted(stores: Stores) -> None:
     await stores.turns.insert(named(stores, "side", 0, kind=TurnKind.SIDE))
     await stores.turns.insert(named(stores, "one", 1))
     reading = Reading(stores.sessions)
-    page = await reading.page(fold=True)
+    page = await reading.page(SessionFilter(fold=True))
     assert ([view.external_id for view in page.sessions], page.total, page.folded) == (["one"], 1, 1)
-    whole = await reading.page(limit=1)
+    whole = await reading.page(SessionFilter(), limit=1)
     assert (whole.total, whole.folded, whole.next) == (2, 0, whole.sessions[0].id)
     assert whole.sessions[0].title == "one 1"
 
@@ -203,3 +203,17 @@ async def test_a_turn_is_read_whole_and_with_tokens_on_request(stores: Stores) -
         Tokens(prompt_ids=[1, 2, 3], response_ids=[4, 5], logprobs=[-0.5, -0.25]),
     )
     assert (await Reading(stores.sessions).detail("last")).tokens is None
+
+
+async def test_a_session_is_read_from_a_position_and_found_by_its_key_and_name(stores: Stores) -> None:
+    records = [named(stores, "s", minute) for minute in range(3)]
+    sessions = [(await stores.turns.insert(record)).session_id for record in records]
+    found = await Reading(stores.sessions).session_from(sessions[0], 1, 1)
+    assert [(turn.id, turn.number) for turn in found.turns] == [(records[1].turn_id, 2)]
+    assert found.conversation is not None
+    assert [exchange.turn_id for exchange in found.conversation] == [records[1].turn_id]
+    assert found.earlier == records[1].turn_id
+    assert [await stores.sessions.position(sessions[0], record.turn_id) for record in records] == [0, 1, 2]
+    assert await stores.sessions.session_of_client(stores.key, "s") == sessions[0]
+    assert await stores.sessions.session_of_client(stores.other_key, "s") is None
+    assert (found.session.key_id, found.session.episode_id, found.session.erased) == (stores.key, None, False)

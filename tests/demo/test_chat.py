@@ -17,12 +17,12 @@ import pytest
 from openai import AsyncOpenAI
 from rich.console import Console
 
-from clawloop.demo.admin_client import AdminClient, TurnSummary
+from clawloop.demo.admin_client import AdminClient
 from clawloop.demo.chat import Chat, chat, describe_turn
 from clawloop.demo.demo_folder import Address
 from clawloop.errors import SetupError
-from clawloop.ids import new_turn_id
 from tests.fakes.scripted_gateway import scripted_gateway
+from tests.records import turn_view
 
 
 async def test_an_answer_is_streamed_and_its_result_printed_after_the_next_message() -> None:
@@ -64,9 +64,9 @@ async def test_a_missing_gateway_is_a_setup_error() -> None:
 
 
 def test_a_turn_description_omits_unknown_fields() -> None:
-    turn = TurnSummary(new_turn_id(), 3, "sampled", "verdict -1 by 3 of 3", -1, "Use Python.", None)
+    turn = turn_view(version=3, why="verdict -1 by 3 of 3", verdict=-1, hint="Use Python.")
     assert describe_turn(turn) == "verdict -1, hint “Use Python.”, version 3, verdict -1 by 3 of 3"
-    turn = TurnSummary(new_turn_id(), 0, "no_feedback", "nothing followed", None, None, None)
+    turn = turn_view(why="nothing followed")
     assert describe_turn(turn) == "no verdict, version 0, nothing followed"
 
 

@@ -7,6 +7,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from clawloop.demo import admin_client, experiment, openai_client
 from clawloop.demo.admin_client import AdminClient
@@ -21,6 +25,7 @@ from clawloop.errors import SetupError
 from clawloop.local.checks import choose_port
 from db.database import Database
 from db.training.measured import PostgresMeasurements
+from tests.fakes.engine import serving
 from tests.fakes.scripted_gateway import ScriptedGateway, scripted_gateway
 
 RUN = PlannedRun(1, Method.COMBINED)
@@ -270,4 +275,14 @@ async def test_a_missing_admin_api_is_a_setup_error() -> None:
     async with scripted_gateway() as gateway:
         async with AdminClient(f"{gateway.url}/nowhere", "admin") as admin:
             with pytest.raises(SetupError, match="cannot be read: 404"):
+                await admin.training_status("demo")
+
+
+async def test_an_answer_of_another_version_names_what_is_missing() -> None:
+    def training(request: Request) -> Response:
+        return JSONResponse({"policy": "demo"})
+
+    async with serving(Starlette(routes=[Route("/admin/v1/training", training)])) as url:
+        async with AdminClient(url, "admin") as admin:
+            with pytest.raises(SetupError, match="answers otherwise than this version: state: Field required"):
                 await admin.training_status("demo")

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from clawloop.cli.up import prepare_deployment
-from clawloop.demo.admin_client import EpisodeSummary
 from clawloop.demo.practice import practice_run
 from clawloop.demo.practice import practise as practice
 from clawloop.demo.practice.measure import HeldOut, while_served
@@ -23,6 +22,7 @@ from clawloop.local import up
 from clawloop.local.plan import UpOptions
 from clawloop.local.supervision.part import PartState, PartStatus
 from tests.fakes.engine import fake_engine
+from tests.records import episode_view
 
 
 class Lines:
@@ -82,7 +82,7 @@ async def test_a_served_version_is_measured() -> None:
 def test_a_run_without_one_completed_episode_says_so(endings: dict[str | None, int], told: str | None) -> None:
     """An engine that refused every episode's request once kept a demo going for its forty minutes, without a word."""
     found = none_completed(
-        [EpisodeSummary("g", "settled", ending, None) for ending, count in endings.items() for _ in range(count)]
+        [episode_view(ending=ending, reward=None) for ending, count in endings.items() for _ in range(count)]
     )
     assert found is None if told is None else str(found).startswith(told)
 

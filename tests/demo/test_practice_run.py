@@ -9,8 +9,10 @@ from typing import Any, cast
 
 import pytest
 
+from clawloop.contracts.answers import TrainingStatus
+from clawloop.contracts.episodes import EpisodeView, RolloutsState, RolloutsView
 from clawloop.contracts.training import TrainingState
-from clawloop.demo.admin_client import AcceptedVersion, EpisodeSummary, RolloutsStatus, TrainingStatus
+from clawloop.demo.admin_client import AcceptedVersion
 from clawloop.demo.practice import practice_run
 from clawloop.demo.practice.measure import HeldOut
 from clawloop.demo.practice.practice_run import Run
@@ -18,6 +20,7 @@ from clawloop.demo.practice.report import PracticeReport
 from clawloop.errors import SetupError
 from clawloop.ids import version_name
 from clawloop.local.supervision.part import PartStatus
+from tests.records import episode_view
 
 
 class Loop:
@@ -36,7 +39,18 @@ class Loop:
         self.said: list[str] = []
 
     async def training_status(self, policy: str) -> TrainingStatus:
-        return TrainingStatus(TrainingState.TRAINING, "", 0, 1, 0, self.version + 1, self.version, self.version)
+        return TrainingStatus(
+            policy=policy,
+            state=TrainingState.TRAINING,
+            reason="",
+            ready=0,
+            needed=1,
+            judging=0,
+            step=self.version + 1,
+            version=self.version,
+            head=self.version,
+            pinned=None,
+        )
 
     async def accepted_versions(self, policy: str) -> list[AcceptedVersion]:
         # Version 2 was rejected. Each takes a minute.
@@ -57,16 +71,25 @@ class Loop:
     async def pause_rollouts(self, policy: str, reason: str) -> None:
         self.running = False
 
-    async def rollouts(self, policy: str) -> RolloutsStatus:
-        return RolloutsStatus(not self.running, "", 0)
+    async def rollouts(self, policy: str) -> RolloutsView:
+        return RolloutsView(
+            policy=policy,
+            state=RolloutsState.RUNNING if self.running else RolloutsState.PAUSED,
+            reason="",
+            plan=None,
+            in_flight=0,
+            settled=0,
+            dropped=0,
+            recent_reward=None,
+        )
 
     async def groups(self, policy: str) -> list[Any]:
         return []
 
-    async def episodes(self, policy: str) -> list[EpisodeSummary]:
+    async def episodes(self, policy: str) -> list[EpisodeView]:
         """Four a minute."""
         ends = [self.began + timedelta(seconds=15 * n) for n in range(1, 4 * self.version + 1)]
-        return [EpisodeSummary("g", "settled", "completed", 1.0, at) for at in ends]
+        return [episode_view(ended_at=at) for at in ends]
 
     async def measure(self, runner: object, environment: str, tasks: int, **asked: Any) -> HeldOut:
         """Right are as many of ten as the version says."""

@@ -209,6 +209,7 @@ async def _at_once() -> None:
 async def test_nobody_waits_for_training_that_is_paused(capsys: pytest.CaptureFixture[str]) -> None:
     judging = [3, 0]
     status = {"reason": "paused: 3 steps in a row", "ready": 20, "needed": 16, "step": 4, "version": 3, "head": 3}
+    status |= {"policy": "default", "pinned": None}
 
     async def training(request: Request) -> Response:
         return JSONResponse(status | {"state": "paused", "judging": judging.pop(0)})

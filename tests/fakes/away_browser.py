@@ -5,36 +5,16 @@ from __future__ import annotations
 from typing import NoReturn
 
 from clawloop.contracts.browsing import (
-    ChatPage,
-    ChatTurn,
     Counts,
     PolicyEvent,
     ReplyFigures,
-    SessionFilter,
-    SessionSummary,
     TrainedReply,
 )
 from clawloop.errors import StoreUnavailable
-from clawloop.ids import ApiKeyId, SessionId, TurnId
 
 
 class AwayBrowser:
-    """Satisfies `api.ports.SessionBrowser` and `api.ports.TrainingBrowser`; every call raises StoreUnavailable."""
-
-    async def search(self, wanted: SessionFilter, after: SessionId | None, limit: int) -> list[SessionSummary]:
-        _fail()
-
-    async def chat(self, session: SessionId, first: int, limit: int) -> ChatPage | None:
-        _fail()
-
-    async def turn(self, turn: TurnId) -> tuple[ChatTurn, ApiKeyId] | None:
-        _fail()
-
-    async def position(self, session: SessionId, turn: TurnId) -> int:
-        _fail()
-
-    async def session_named(self, key: ApiKeyId, name: str) -> SessionId | None:
-        _fail()
+    """Satisfies `api.ports.TrainingBrowser`; every call raises StoreUnavailable."""
 
     async def batch(self, policy: str, step: int) -> list[TrainedReply]:
         _fail()

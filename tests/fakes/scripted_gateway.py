@@ -10,7 +10,8 @@ import json
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid5
 
@@ -19,8 +20,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from clawloop.contracts.answers import VersionList
+from clawloop.contracts.training import VersionView
+from clawloop.contracts.turns import TurnOutcome
+from clawloop.contracts.views import SessionDetail, SessionPage, SessionView, TurnView, View
 from clawloop.demo.world import STYLES, Axis, Request, Style, answer, draw_preference, every_request, flipped
 from tests.fakes.engine import serving
+from tests.records import session_view, turn_view
 
 BATCH = 8
 _SPACE = UUID(int=7)
@@ -50,7 +56,7 @@ class ScriptedGateway:
     improvement: float = 0.3
     url: str = ""
     failures: list[str] = field(default_factory=list)
-    sessions: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    sessions: dict[str, list[TurnView]] = field(default_factory=dict)
     by_last_turn: dict[str, None] = field(default_factory=dict)
     headers: list[dict[str, str]] = field(default_factory=list)
     side_turn_models: list[str] = field(default_factory=list)
@@ -117,7 +123,17 @@ class ScriptedGateway:
         )
 
     async def versions(self, request: HttpRequest) -> Response:
-        return JSONResponse({"versions": [{"n": n} for n in range(self.version + 1)]})
+        state = VersionView(
+            n=0,
+            parent=None,
+            state="",
+            active=False,
+            pinned=False,
+            engines=(),
+            metrics=None,
+            created_at=datetime.now(UTC),
+        )
+        return _answer_of(VersionList(versions=[replace(state, n=n) for n in range(self.version + 1)]))
 
     async def roll_back(self, request: HttpRequest) -> Response:
         assert await request.json() == {"version": 0}
@@ -128,39 +144,28 @@ class ScriptedGateway:
     async def list_sessions(self, request: HttpRequest) -> Response:
         self.arrival_delay = max(0, self.arrival_delay - 1)
         newest = list(reversed(self.by_last_turn))[: int(request.query_params["limit"])]
-        sessions = [
-            {
-                "id": str(uuid5(_SPACE, name)),
-                "external_id": name,
-                "main_turns": 0 if self.arrival_delay else len(self.sessions.get(name, [])),
-            }
-            for name in newest
-        ]
-        return JSONResponse({"sessions": sessions, "next": None})
+        sessions = [self._session(name) for name in newest]
+        return _answer_of(SessionPage(sessions=sessions, total=len(sessions), folded=0, next=None))
 
     async def show_session(self, request: HttpRequest) -> Response:
         name = next(name for name in self.sessions if str(uuid5(_SPACE, name)) == request.path_params["id"])
-        return JSONResponse({"session": {}, "turns": [] if self.arrival_delay else self.sessions[name]})
+        turns = [] if self.arrival_delay else self.sessions[name]
+        return _answer_of(SessionDetail(session=self._session(name), turns=turns, earlier=None))
+
+    def _session(self, name: str) -> SessionView:
+        stored = 0 if self.arrival_delay else len(self.sessions.get(name, []))
+        return session_view(id=uuid5(_SPACE, name), external_id=name, main_turns=stored)
 
     def _record_turn(self, session: str, last: bool) -> None:
         turns = self.sessions.setdefault(session, [])
         if turns:  # the new message is the feedback on the last answer
             self.samples += 1
-            turns[-1] |= {"outcome": "trained", "verdict": 1, "step": self.version + 1}
+            learned = {"outcome": TurnOutcome.TRAINED, "verdict": 1, "step": self.version + 1}
+            turns[-1] = turns[-1].model_copy(update=learned)
         if sum(map(len, self.sessions.values())) == self.flip_after:
             self.flip_version = self.version
-        turns.append(
-            {
-                "id": str(uuid5(_SPACE, f"{session}-{len(turns)}")),
-                "kind": "main",
-                "version": self.version,
-                "outcome": "no_feedback" if last else "waiting",
-                "why": "nothing followed" if last else None,
-                "verdict": None,
-                "hint": None,
-                "step": None,
-            }
-        )
+        ended = {"outcome": TurnOutcome.NO_FEEDBACK, "why": "nothing followed"} if last else {}
+        turns.append(turn_view(id=uuid5(_SPACE, f"{session}-{len(turns)}"), version=self.version, **ended))
 
     def _version_of(self, model: str) -> int:
         if model == "policy":
@@ -185,6 +190,10 @@ class ScriptedGateway:
             return
         yield _event(chunk | {"choices": [{"index": 0, "delta": {"content": text[5:]}, "finish_reason": "stop"}]})
         yield b"data: [DONE]\n\n"
+
+
+def _answer_of(view: View) -> Response:
+    return Response(view.model_dump_json(), media_type="application/json")
 
 
 def _completion(kind: str) -> dict[str, Any]:

@@ -16,7 +16,16 @@ from clawloop.contracts.sessions import (
     StoredFeedback,
 )
 from clawloop.contracts.turns import CALLS_TOOLS, StoredTurn, TurnKind, TurnOutcome, TurnRecord
-from clawloop.contracts.views import Exchange, FeedbackView, Judged, SessionView, Tokens, TurnDetail, TurnView
+from clawloop.contracts.views import (
+    Exchange,
+    FeedbackView,
+    Judged,
+    SessionFilter,
+    SessionView,
+    Tokens,
+    TurnDetail,
+    TurnView,
+)
 from clawloop.errors import AlreadyAnswered, NotFound
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id, short_form
 from clawloop.judging.rejudging import RejudgeFacts
@@ -39,14 +48,14 @@ class FakeSessionStore:
         self.answers: dict[tuple[ApiKeyId, bytes], FeedbackAnswer] = {}
 
     async def newest_session(self) -> SessionId | None:
-        newest = await self.sessions(policy=None, state=None, after=None, limit=1)
+        newest = await self.sessions(SessionFilter(), after=None, limit=1)
         return newest[0].id if newest else None
 
     async def sessions_between(self, first: UUID, last: UUID, limit: int) -> list[SessionId]:
         return [session for session in sorted(await self._by_session()) if first <= session <= last][:limit]
 
     async def sessions_named(self, name: str, limit: int) -> list[SessionId]:
-        views = await self.sessions(policy=None, state=None, after=None, limit=10**6)
+        views = await self.sessions(SessionFilter(), after=None, limit=10**6)
         return [view.id for view in views if view.external_id == name][:limit]
 
     async def newest_turn(self) -> TurnId | None:
@@ -64,20 +73,17 @@ class FakeSessionStore:
         stored = await self._turns.load(turn)
         return None if stored is None else stored.session_id
 
-    async def sessions(
-        self,
-        *,
-        policy: str | None,
-        state: SessionState | None,
-        after: SessionId | None,
-        limit: int,
-        fold: bool = False,
-    ) -> list[SessionView]:
+    async def sessions(self, wanted: SessionFilter, *, after: SessionId | None, limit: int) -> list[SessionView]:
+        """Of what is said of turns it knows the kind alone."""
+        policy = wanted.policy
         known = {"default", *(turn.record.policy for turn in await self._turns.all())}
         if policy is not None and policy not in known:
             raise NotFound(f"There is no policy {policy!r}.", code="policy_not_found", field="policy")
-        views = await self._matching(policy, state)
-        views = [view for view in views if not (fold and _is_folded(view))]
+        views = await self._matching(policy, wanted.state)
+        if wanted.kind is not None:
+            views = [view for view in views if (view.main_turns if wanted.kind is TurnKind.MAIN else view.side_turns)]
+        elif wanted.fold:
+            views = [view for view in views if not _is_folded(view)]
         views.sort(key=lambda view: (view.last_turn_at, view.id), reverse=True)
         begin = 0 if after is None else next((n + 1 for n, view in enumerate(views) if view.id == after), len(views))
         return views[begin : begin + limit]
@@ -132,6 +138,9 @@ class FakeSessionStore:
                 sample=None,
                 reward=None,
                 step=None,
+                tokens=None if turn.record.response_ids is None else len(turn.record.response_ids),
+                being_judged=False,
+                episode_id=turn.record.episode_id,
                 started_at=turn.record.started_at,
                 announced_at=turn.announced_at,
             )
@@ -139,6 +148,16 @@ class FakeSessionStore:
             if before is None or turn.record.turn_id < before
         ]
         return views if limit is None else views[-limit:]
+
+    async def turns_from(self, session: SessionId, first: int, limit: int) -> list[TurnView]:
+        return (await self.turns(session))[first : first + limit]
+
+    async def position(self, session: SessionId, turn: TurnId) -> int:
+        return sum(view.id < turn for view in await self.turns(session))
+
+    async def session_of_client(self, key: ApiKeyId, name: str) -> SessionId | None:
+        views = await self.sessions(SessionFilter(), after=None, limit=10**6)
+        return next((view.id for view in views if view.external_id == name and view.key_id == key), None)
 
     async def turn(self, turn: TurnId) -> TurnView | None:
         session = await self.session_of(turn)
@@ -304,6 +323,7 @@ class FakeSessionStore:
             short_id=short_form(own[0].session_id, *(other for other in grouped if other != own[0].session_id)),
             policy=first.policy,
             title=title_of((main or own)[0].record.messages),
+            erased=False,
             external_id=first.evidence.value,
             identified_by=first.evidence.source,
             state=SessionState.ENDING if newest.ends_session else SessionState.OPEN,
@@ -316,6 +336,13 @@ class FakeSessionStore:
             closed_at=None,
             closed_why=None,
             guarantee=None,
+            praised=0,
+            blamed=0,
+            first_version=min(turn.record.version for turn in own),
+            last_version=max(turn.record.version for turn in own),
+            task_outcome=None,
+            key_id=first.api_key_id,
+            episode_id=first.episode_id,
         )
 
 

@@ -20,9 +20,9 @@ from api.app import create_app
 from api.dependencies import Services
 from api.http_protocol import BoundedHttpProtocol
 from api.recording.spool import Spool
-from clawloop.contracts.browsing import SessionFilter
 from clawloop.contracts.serving import Scope
 from clawloop.contracts.turns import Message
+from clawloop.contracts.views import SessionFilter
 from clawloop.encryption.key_file import SETTING, add_key, make_keys
 from clawloop.encryption.sealer import Sealer
 from clawloop.environments.artifacts import ArtifactFolder
@@ -40,7 +40,6 @@ from db.exact_json import ExactJson
 from db.serving.engines import add_engine
 from db.serving.keys import PostgresKeyStore
 from db.tables import Base
-from db.turns.browsing import PostgresSessionBrowser
 from db.turns.insert import PostgresTurnStore
 from db.turns.sessions import PostgresSessionStore
 from tests.contract.learning import POLICY
@@ -146,7 +145,7 @@ async def test_chats_pages_and_exports_work_on_encrypted_content(
 
 async def test_text_is_not_searched_and_the_error_names_the_setting(loop: Loop) -> None:
     with pytest.raises(StateConflict, match=SETTING) as refused:
-        await PostgresSessionBrowser(loop.database).search(SessionFilter(text=SAY), None, 10)
+        await PostgresSessionStore(loop.database).sessions(SessionFilter(text=SAY), after=None, limit=10)
     assert (refused.value.code, refused.value.field) == ("search_is_off", "text")
 
 
@@ -163,7 +162,7 @@ async def test_a_value_that_is_moved_to_another_row_or_changed_is_refused(loop: 
         assert any(f"turns.response of {loop.turn}" in row for row in found)
         assert any("votes.raw of" in row for row in found)
         # A list of sessions shows all others.
-        shown = await PostgresSessionStore(database).sessions(policy=None, state=None, after=None, limit=50)
+        shown = await PostgresSessionStore(database).sessions(SessionFilter(), after=None, limit=50)
         assert len(shown) == 5
 
 

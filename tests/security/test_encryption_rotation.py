@@ -14,8 +14,8 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from api.recording.spool import Spool
-from clawloop.contracts.browsing import SessionFilter
 from clawloop.contracts.turns import Message
+from clawloop.contracts.views import SessionFilter
 from clawloop.encryption.key_file import SETTING, add_key
 from clawloop.encryption.sealer import Sealer
 from clawloop.environments.artifacts import ArtifactFolder
@@ -28,10 +28,10 @@ from db.encryption import rotation, windows
 from db.encryption.columns import SEALED_TABLES, Form
 from db.encryption.rotation import rotate
 from db.erasure import PostgresErasureStore
-from db.turns.browsing import PostgresSessionBrowser
 from db.turns.conversation_cache import ConversationCache
 from db.turns.files import PostgresFileStore
 from db.turns.insert import PostgresTurnStore
+from db.turns.sessions import PostgresSessionStore
 from tests.pictures import asks_about
 from tests.records import turn_record
 from tests.security.encrypted import (
@@ -175,7 +175,7 @@ async def test_decrypting_ends_the_encryption(loop: Loop, postgres_url: str, tmp
     async with opened(postgres_url) as database:
         await require_readable(database, loop)
         await PostgresTurnStore(database).insert(turn_record(api_key_id=loop.learning.key))
-        assert await PostgresSessionBrowser(database).search(SessionFilter(text=SAY), None, 10)
+        assert await PostgresSessionStore(database).sessions(SessionFilter(text=SAY), after=None, limit=10)
 
 
 def test_the_forms_of_all_columns_are_rotated() -> None:

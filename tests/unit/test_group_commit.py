@@ -23,7 +23,6 @@ class Transactions:
         self.fails = fails or {}
         self.needs_own = alone
         self.shared: list[list[str]] = []
-        self.apart: list[str] = []
         self.free = asyncio.Event()
         self.free.set()
 
@@ -33,16 +32,15 @@ class Transactions:
         for call in calls:
             if call in self.fails:
                 raise self.fails[call]
-        return [ALONE if call in self.needs_own else call.upper() for call in calls]
+        return [ALONE if call in self.needs_own and len(calls) > 1 else call.upper() for call in calls]
 
-    async def alone(self, call: str) -> str:
-        self.apart.append(call)
-        if call in self.fails:
-            raise self.fails[call]
-        return call.upper()
+    @property
+    def apart(self) -> list[str]:
+        """The calls that got a transaction of their own."""
+        return [calls[0] for calls in self.shared if len(calls) == 1]
 
     def grouped(self) -> GroupCommit[str, str]:
-        return GroupCommit[str, str](self.together, lambda call: call[0], self.alone)
+        return GroupCommit[str, str](self.together, lambda call: call[0])
 
 
 async def test_calls_that_come_together_share_a_transaction() -> None:

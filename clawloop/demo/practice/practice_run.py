@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from clawloop.contracts.episodes import Ending, EpisodeState
+from clawloop.contracts.episodes import Ending, EpisodeState, EpisodeView, GroupState, RolloutsState
 from clawloop.contracts.training import TrainingState
-from clawloop.demo.admin_client import AcceptedVersion, AdminClient, EpisodeSummary
+from clawloop.demo.admin_client import AcceptedVersion, AdminClient
 from clawloop.demo.practice.measure import HeldOut, measure_held_out, while_served
 from clawloop.demo.practice.report import Measured, PracticeReport, Totals, report_practice, with_measured
 from clawloop.demo.practice.toy import GROUP_SIZE
 from clawloop.environments.runner import SandboxRunner
 from clawloop.errors import SetupError, StoreUnavailable
-from clawloop.ids import version_name
+from clawloop.ids import RolloutGroupId, version_name
 from clawloop.local.supervision.status import Board
 from db.serving.publishing import PostgresPublishingStore
 
@@ -120,7 +120,7 @@ class Run:
             if status.state is TrainingState.PAUSED:
                 return status.reason
             rollouts = await self.admin.rollouts(self.policy)
-            if rollouts.paused:
+            if rollouts.state is RolloutsState.PAUSED:
                 return rollouts.reason
             if not status.version and (why := none_completed(await self.admin.episodes(self.policy))):
                 raise SetupError(f"{why}: see the logs in {self.logs}")
@@ -180,8 +180,8 @@ class Run:
                 break
             await asyncio.sleep(_POLL_SECONDS)
         episodes = await self.admin.episodes(self.policy)
-        groups = [group for group in await self.admin.groups(self.policy) if group.state != "open"]
-        rewards: dict[str, set[float]] = {group.id: set() for group in groups}
+        groups = [group for group in await self.admin.groups(self.policy) if group.state is not GroupState.OPEN]
+        rewards: dict[RolloutGroupId, set[float]] = {group.id: set() for group in groups}
         for episode in episodes:
             if episode.reward is not None and episode.group in rewards:
                 rewards[episode.group].add(episode.reward)
@@ -196,7 +196,7 @@ class Run:
         return (moment - self._began).total_seconds()
 
 
-def none_completed(episodes: Sequence[EpisodeSummary]) -> str | None:
+def none_completed(episodes: Sequence[EpisodeView]) -> str | None:
     """Why there is nothing to learn from, e.g. because an engine refuses what the gateway sends; None if there is."""
     endings = Counter(episode.ending for episode in episodes if episode.ending is not None)
     if endings.total() < _HOPELESS or endings[Ending.COMPLETED]:
