@@ -16,6 +16,7 @@ _PERMANENT = (
     "PayloadSizeError",
     "RecordUnusable",
     "EpisodeUnusable",
+    "TaskUnusable",
     "RecipeRejected",
     "EngineAnswerUnusable",
     "EngineRejected",

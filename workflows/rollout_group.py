@@ -29,6 +29,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from clawloop.episodes.messages import REASON_LIMIT, EpisodeRan, EpisodeVerified, RunEpisode, VerifyEpisode
     from clawloop.episodes.running import EnvironmentActivities
+    from clawloop.errors import TaskUnusable
     from clawloop.ids import EpisodeId, RolloutGroupId
     from workflows import names
     from workflows.activity_options import (
@@ -41,7 +42,7 @@ with workflow.unsafe.imports_passed_through():
         verify_in,
     )
     from workflows.ledger_call import call_ledger
-    from workflows.long_running import reason_of, timed_out
+    from workflows.long_running import error_type_of, reason_of, timed_out
 
 # A worker that is away comes back; after a day its episodes would be too stale to train.
 DEADLINE = timedelta(days=1)
@@ -92,9 +93,9 @@ class RolloutGroupWorkflow:
             # Only after a run of this workflow that was lost is it anything but running.
             if begun.state is EpisodeState.RUNNING:
                 self._note(task, place, f"runs, attempt {attempt}")
-                ran, was_waited_for = await self._run_episode(task, begun.id, place)
+                ran, was_waited_for, unusable = await self._run_episode(task, begun.id, place)
                 self._note(task, place, f"{ran.ending} {ran.reason}")
-                if await self._finish(task, begun.id, place, ran):
+                if await self._finish(task, begun.id, place, ran) or unusable:
                     return
                 if attempt < EPISODE_ATTEMPTS and not was_waited_for and workflow.patched("pause-between-attempts"):
                     await workflow.sleep(pause_after(attempt), summary=f"episode {place} is tried again")
@@ -138,8 +139,9 @@ class RolloutGroupWorkflow:
         await self._record_score(task, place, str(ran.ending), verified, episode)
         return True
 
-    async def _run_episode(self, task: GroupTask, episode: EpisodeId, place: int) -> tuple[EpisodeRan, bool]:
-        """How it ended, and whether only silence told that it failed, which takes as long as a pause."""
+    async def _run_episode(self, task: GroupTask, episode: EpisodeId, place: int) -> tuple[EpisodeRan, bool, bool]:
+        """How it ended; whether only silence told that it failed, which takes as long as a pause; and whether its task
+        cannot be played by any attempt."""
         request = RunEpisode(episode=episode, environment=task.environment, task=task.task)
         try:
             ran = await workflow.execute_activity_method(
@@ -149,8 +151,8 @@ class RolloutGroupWorkflow:
             if is_cancelled_exception(error):
                 raise
             failed = EpisodeRan(ending=Ending.INFRASTRUCTURE, reason=reason_of(error)[:REASON_LIMIT])
-            return failed, timed_out(error)
-        return ran, False
+            return failed, timed_out(error), error_type_of(error) == TaskUnusable.__name__
+        return ran, False, False
 
     async def _score(
         self, task: GroupTask, episode: EpisodeId, place: int, ending: str, artifact_sha256: str | None

@@ -47,6 +47,9 @@ class ScriptedRunner:
         self.ran: list[tuple[int, int]] = []
         self.verified: dict[EpisodeId, int] = {}
 
+    async def require_usable(self, environment: str, task_id: str) -> None:
+        pass
+
     async def run_agent(self, environment: str, task_id: str, episode: EpisodeId, key: str) -> AgentRun:
         assert (environment, task_id, key) == (self.environment, "train-0", f"ce_{episode.hex}.fake")
         begun = self.store.by_id[episode].begun
