@@ -241,7 +241,9 @@ def _for_templates(message: Record) -> Record | None:
     content, calls = message.get("content"), message.get("tool_calls")
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "\n".join(str(part["text"]) for part in content if isinstance(part, dict))
-    made = {name: value for name, value in message.items() if value is not None} | {"content": content or ""}
+    made: Record = {**message, "content": content or ""}
+    for name in [name for name, value in made.items() if value is None]:
+        del made[name]
     if made.get("role") == "developer":
         made["role"] = "system"
     if "tool_call_id" in made:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pydantic import JsonValue
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -65,13 +66,11 @@ async def create_policy(
         await connection.execute(update(PolicyRow).where(PolicyRow.id == name).values(recipe_hash=recipe.hash))
     if version:
         await _begin_from(connection, name, like, version)
+    detail: dict[str, JsonValue] = {"like": like.id, "version": version or None}
+    detail |= {"recipe": None if recipe is None else recipe.hash}
     if brought is not None:
         await _begin_with(connection, name, brought)
-    detail: dict[str, object] = {"like": like.id, "version": version or None}
-    detail |= {
-        "recipe": None if recipe is None else recipe.hash,
-        "adapter": None if brought is None else brought.sha256,
-    }
+        detail |= {"adapter": brought.sha256}
     await insert_event(connection, name, "created", **detail)
 
 

@@ -337,7 +337,7 @@ async def test_a_worker_checks_a_task_once_and_plays_none_that_fails(tmp_path: P
     good, free = read_task(write(tmp_path / "good")), read_task(write(tmp_path / "free", **{"tests/test.sh": "exit 0"}))
     sandboxes = CountedSandboxes(await asyncio.to_thread(Bubblewrap.find, BoxFolders()))
     environment = HarborEnvironment("files", [good, free])
-    runner = SandboxRunner(sandboxes, {"files": environment}, ("127.0.0.1", 9))  # type: ignore[arg-type]
+    runner = SandboxRunner(sandboxes, {"files": environment}, ("127.0.0.1", 9))
     [split] = {good.split, free.split}
     await asyncio.gather(*(runner.require_usable("files", f"{split}-0") for _ in range(3)))
     assert len(sandboxes.names) == 6

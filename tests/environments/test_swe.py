@@ -10,7 +10,7 @@ import pytest
 from clawloop.demo.swe.lessons import commands
 from clawloop.environments.check import Checked, check_task
 from clawloop.environments.harbor import HarborTask, environment_task
-from clawloop.environments.runner import reward_of
+from clawloop.environments.playing import reward_of
 from clawloop.environments.swe.environment import SweEnvironment, generated_repository
 from clawloop.environments.swe.kinds import FUNCTIONS
 from clawloop.environments.task import Split

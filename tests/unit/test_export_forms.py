@@ -46,7 +46,7 @@ TOOLS: list[Any] = [
 
 
 def call(arguments: str, call_id: str = "chatcmpl-tool-89c1737ea38ada26") -> Message:
-    function = {"name": "get_time", "arguments": arguments}
+    function: dict[str, Any] = {"name": "get_time", "arguments": arguments}
     return {
         "role": "assistant",
         "content": None,
