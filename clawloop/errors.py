@@ -192,6 +192,10 @@ class EpisodeUnusable(RecordUnusable):
     """
 
 
+class TaskUnusable(EpisodeUnusable):
+    """A task that cannot be played, or whose rewards cannot be trusted; no further attempt changes that."""
+
+
 class ModelUnsupported(PermanentError):
     """The trainer cannot load this checkpoint; the message says what was found and what is supported."""
 

@@ -194,7 +194,8 @@ async def violations(database: Database) -> list[Violation]:
 
 
 async def committed_versions(database: Database) -> list[VersionRef]:
-    """The versions of committed steps, of the own policy or another one, whose files were not removed.
+    """The versions of committed steps, of the own policy or another one, and those that were brought along, whose files
+    were not removed.
 
     Raises:
         StoreUnavailable
@@ -203,12 +204,16 @@ async def committed_versions(database: Database) -> list[VersionRef]:
     async def read(connection: AsyncConnection) -> list[VersionRef]:
         query = (
             select(VersionRow)
-            .join(
+            .outerjoin(
                 StepRow,
                 (StepRow.policy == func.coalesce(VersionRow.origin_policy, VersionRow.policy))
                 & (StepRow.n == func.coalesce(VersionRow.origin_n, VersionRow.n)),
             )
-            .where(StepRow.state == "committed", VersionRow.path.is_not(None), VersionRow.removed_at.is_(None))
+            .where(
+                func.coalesce(StepRow.state, "committed") == "committed",
+                VersionRow.path.is_not(None),
+                VersionRow.removed_at.is_(None),
+            )
         )
         rows = await connection.execute(query.order_by(VersionRow.policy, VersionRow.n))
         return [version_ref(row) for row in rows]

@@ -22,6 +22,7 @@ _PERMANENT = (
     "PayloadSizeError",
     "RecordUnusable",
     "EpisodeUnusable",
+    "TaskUnusable",
     "RecipeRejected",
     "EngineAnswerUnusable",
     "EngineRejected",

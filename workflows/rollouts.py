@@ -28,6 +28,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from clawloop.episodes.messages import REASON_LIMIT, EpisodeRan, EpisodeVerified, RunEpisode, VerifyEpisode
     from clawloop.episodes.running import EnvironmentActivities
+    from clawloop.errors import TaskUnusable
     from clawloop.ids import EpisodeId, RolloutGroupId
     from workflows import names
     from workflows.activity_options import (
@@ -40,7 +41,7 @@ with workflow.unsafe.imports_passed_through():
         run_in,
         verify_in,
     )
-    from workflows.long_running import LongRunningWorkflow, reason_of, timed_out
+    from workflows.long_running import LongRunningWorkflow, error_type_of, reason_of, timed_out
     from workflows.state import PolicyRollouts
 
 # A worker that is away comes back; after a day its episodes would be too stale to train.
@@ -86,9 +87,9 @@ class RolloutGroupWorkflow:
             # Not `running` only if an earlier run of this workflow was lost.
             if begun.state is EpisodeState.RUNNING:
                 self._note(task, place, f"runs, attempt {attempt}")
-                ran, was_waited_for = await self._run_episode(task, begun.id, place)
+                ran, was_waited_for, unusable = await self._run_episode(task, begun.id, place)
                 self._note(task, place, f"{ran.ending} {ran.reason}")
-                if await self._finish(task, begun.id, place, ran):
+                if await self._finish(task, begun.id, place, ran) or unusable:
                     return
                 if attempt < EPISODE_ATTEMPTS and not was_waited_for:
                     await workflow.sleep(pause_after(attempt), summary=f"episode {place} is tried again")
@@ -121,8 +122,9 @@ class RolloutGroupWorkflow:
         await self._record_score(task, place, str(ran.ending), verified, episode)
         return True
 
-    async def _run_episode(self, task: GroupTask, episode: EpisodeId, place: int) -> tuple[EpisodeRan, bool]:
-        """How it ended, and whether only silence told that it failed, which takes as long as a pause."""
+    async def _run_episode(self, task: GroupTask, episode: EpisodeId, place: int) -> tuple[EpisodeRan, bool, bool]:
+        """The episode's end; True if a time-out showed it, which takes as long as a pause; True if no attempt can
+        play its task."""
         request = RunEpisode(episode=episode, environment=task.environment, task=task.task)
         try:
             ran = await workflow.execute_activity_method(
@@ -132,8 +134,8 @@ class RolloutGroupWorkflow:
             if is_cancelled_exception(error):
                 raise
             failed = EpisodeRan(ending=Ending.INFRASTRUCTURE, reason=reason_of(error)[:REASON_LIMIT])
-            return failed, timed_out(error)
-        return ran, False
+            return failed, timed_out(error), error_type_of(error) == TaskUnusable.__name__
+        return ran, False, False
 
     async def _record_score(
         self,

@@ -48,3 +48,37 @@ def merge_adapter(
         f"Compared on random tokens: rounding changes the logits by {report.logit_error:.2%} of their norm; "
         f"the adapter changes them by {report.logit_change:.2%}."
     )
+
+
+@adapter_app.command("export")
+def export_adapter(
+    adapter: Annotated[
+        Path, typer.Option(exists=True, file_okay=False, help="Adapter in PEFT format, e.g. a version's directory.")
+    ],
+    push: Annotated[str, typer.Option(metavar="OWNER/NAME", help="A model of the Hugging Face Hub; made if missing.")],
+    public: Annotated[
+        bool, typer.Option("--public", help="Make it for everybody to see. Default: private, if it is made now.")
+    ] = False,
+) -> None:
+    """Push an adapter to the Hugging Face Hub, or another one at HF_ENDPOINT; HF_TOKEN signs in.
+
+    Its config and its weights only: not the optimiser's state. The weights hold what was learned from conversations.
+    """
+    import httpx2
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    from clawloop.adapters.digest import CONFIG_FILE, WEIGHTS_FILE
+
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (adapter / name).is_file():
+            raise SetupError(f"--adapter {adapter} has no {name}")
+    hub = HfApi()
+    try:
+        hub.create_repo(push, private=not public, exist_ok=True)
+        done = hub.upload_folder(repo_id=push, folder_path=adapter, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE])
+    except HFValidationError as error:
+        raise SetupError(f"--push {push}: {error}") from error
+    except (HfHubHTTPError, httpx2.HTTPError) as error:
+        raise SetupError(f"{hub.endpoint} did not take {push}: {' '.join(str(error).split())[:300]}") from error
+    typer.echo(done.commit_url)

@@ -27,15 +27,21 @@ def environment() -> None:
 @environment_app.command("check")
 def check_tasks(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Harbor tasks, or folders of them.")],
+    variable: Annotated[
+        list[str] | None,
+        typer.Option(help="A variable of this process that tasks may ask for by ${NAME}; repeatable."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run each task's solution, an agent that does nothing and one that cheats: rewards must be 1, 0 and 0."""
     from clawloop.environments.check import check_task
-    from clawloop.environments.harbor import read_task
+    from clawloop.environments.choice import allowed_variables
+    from clawloop.environments.harbor import environment_task, read_task
     from clawloop.sandboxes.by_image import SandboxesByImage
     from clawloop.sandboxes.folders import BoxFolders
 
     tasks = [task for folder in folders for task in _task_folders(folder)]
+    allowed = allowed_variables(variable or [])
     box_folders = BoxFolders()
     sandboxes = SandboxesByImage.find(box_folders)
     rows = []
@@ -44,7 +50,7 @@ def check_tasks(
             read = read_task(task)
             if read.image is not None and not sandboxes.with_images:
                 sandboxes = SandboxesByImage.find(box_folders, [read.image])
-            checked = asyncio.run(check_task(sandboxes, read))
+            checked = asyncio.run(check_task(sandboxes, environment_task(task.name, read, variables=allowed)))
         except (SetupError, RecordUnusable) as error:
             rows.append({"task": str(task), "usable": "no", "split": "", "rewards": "", "why": str(error)})
             continue
@@ -62,6 +68,8 @@ def check_tasks(
         typer.echo(json.dumps(rows))
     else:
         show_table(rows)
+        usable = sum(row["usable"] == "yes" for row in rows)
+        typer.echo(f"\n{usable} of {len(rows)} tasks can be used")
     if any(row["usable"] == "no" for row in rows):
         raise typer.Exit(1)
 

@@ -23,7 +23,9 @@ _TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"]
 
 
 def export(
-    records: Annotated[str, typer.Option(help="turns, judgements, chat, preference, samples or steps.")] = "turns",
+    records: Annotated[
+        str, typer.Option(help="turns, judgements, chat, openai, preference, samples or steps.")
+    ] = "turns",
     policy: Annotated[str | None, typer.Option(help="Only of this policy.")] = None,
     session: Annotated[str | None, typer.Option(help=f"Only of this session. {SESSION_HELP}")] = None,
     since: Annotated[datetime | None, typer.Option(formats=_TIMES, help="Not before this time, UTC.")] = None,

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from clawloop.environments.agent import CommandHarness
-from clawloop.environments.choice import ENVIRONMENTS, WITHOUT_BROWSER, choose
-from clawloop.environments.harbor import AGENT_SECONDS
+from clawloop.environments.choice import ENVIRONMENTS, WITHOUT_BROWSER, allowed_variables, choose
+from clawloop.environments.harbor_toml import AGENT_SECONDS
 from clawloop.environments.verifiers.loading import VerifiersOptions
 from clawloop.episodes.limits import LONGEST_SECONDS
 from clawloop.errors import ClawloopError, SetupError
@@ -60,7 +60,7 @@ def worker_of(options: argparse.Namespace, variables: Mapping[str, str]) -> Remo
     if not (verifiers or options.environment or options.tasks):
         raise SetupError("nothing to run: give --verifiers ID, --tasks DIR or --environment NAME")
     harness = None if options.harness is None else CommandHarness(options.harness, options.harness_folder)
-    sandboxed = choose(options.environment, options.tasks, harness)
+    sandboxed = choose(options.environment, options.tasks, harness, variables=allowed_variables(options.variable))
     if shared := set(verifiers) & (set(sandboxed) | set(ENVIRONMENTS)):
         raise SetupError(f"there is an environment {min(shared)!r} already: give another --name")
     return RemoteWorker(
@@ -121,6 +121,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--harness", metavar="COMMAND", help="plays the agent of --tasks; the task: /task/prompt.txt")
     add("--harness-folder", type=Path, metavar="DIR", help="what the harness needs, at /agent in the sandbox")
+    add(
+        "--variable",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="that --tasks may ask for by ${NAME}; repeatable",
+    )
     add("--episodes", type=int, default=8, help="at a time, for each environment (8)")
     add("--health-port", type=int, default=0, help="of /healthz, /readyz and /metrics; 0 serves none")
     add("--health-host", default="127.0.0.1", help="its address")

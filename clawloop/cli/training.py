@@ -13,12 +13,13 @@ import typer
 
 from clawloop.cli.operations import links_of, with_operations
 from clawloop.cli.show import age, doing, show_facts, show_json, show_table
-from clawloop.cli.terminal import AsJson, Data, checked_reason, with_database
+from clawloop.cli.terminal import AsJson, Data, checked_reason, settings_of, with_database
+from clawloop.errors import SetupError
 
 if TYPE_CHECKING:
     from clawloop.contracts.answers import TrainingStatus, VersionDetail
     from clawloop.contracts.browsing import TrainedReply
-    from clawloop.contracts.training import TrainingView, VersionView
+    from clawloop.contracts.training import BroughtAdapter, TrainingView, VersionView
     from clawloop.operations.applied import Applied
     from clawloop.operations.training import TrainingOperations
     from db.database import Database
@@ -114,22 +115,46 @@ def create_policy(
     version: Annotated[
         int, typer.Option(min=0, max=2**31 - 1, help="Begin from this version of --base-policy; 0: the base model.")
     ] = 0,
+    adapter: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Begin from this LoRA adapter, in PEFT's form, instead."),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="With --adapter: folder of the base model; default: CLAWLOOP_MODEL.")
+    ] = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a policy that begins at the base model, or from a version of another policy.
+    """Make a policy that begins at the base model, from a version of another policy, or from an adapter you have.
 
     `key create --policy NAME` makes keys for it.
     """
     from clawloop.recipes.recipe import load_recipe
 
     learned_by = None if recipe is None else load_recipe(recipe)
+    if adapter is not None and version:
+        raise SetupError("--adapter and --version: a policy begins from one of them")
+    brought = None if adapter is None else _bring(adapter, model, name, data)
 
     async def create(training: TrainingOperations) -> Applied[TrainingView]:
         checked = None if learned_by is None else training.check_recipe(learned_by)
-        return await training.create_policy(name, base_policy, checked, version)
+        return await training.create_policy(name, base_policy, checked, version, brought)
 
     _show(_apply(data, create), data, as_json)
+
+
+def _bring(adapter: Path, model: Path | None, policy: str, data: Path | None) -> BroughtAdapter:
+    """The adapter as the first version of a policy, in the data folder."""
+    from clawloop.operations.policy_names import check_policy_name
+    from clawloop.training.adapters.brought import bring_adapter
+
+    settings = settings_of(data)
+    base = model or settings.model
+    if base is None:
+        raise SetupError("--adapter: give --model PATH, the base model's folder, or set CLAWLOOP_MODEL")
+    return bring_adapter(
+        adapter, base.resolve(), base.name, (settings.data / "adapters").resolve(), check_policy_name(policy)
+    )
 
 
 @policy_app.command("retire")

@@ -185,6 +185,10 @@ def environment(
         str | None,
         typer.Option(help="In browser: the kinds of its tasks, such as press,write; the same in all workers."),
     ] = None,
+    variable: Annotated[
+        list[str] | None,
+        typer.Option(help="A variable of this process that tasks may ask for by ${NAME}; repeatable."),
+    ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Sandboxes at a time, for each environment.")] = 8,
     health_port: HealthPort = 0,
     health_host: HealthHost = LOOPBACK,
@@ -204,7 +208,11 @@ def environment(
     brought = None if harness is None else CommandHarness(harness, harness_folder)
     health = (health_host, health_port)
     browser = BrowserOptions(chromium, screenshots, () if kinds is None else kinds.split(","))
-    asyncio.run(run_environment_worker(chosen, tasks or [], gateway, episodes, settings, health, brought, browser))
+    asyncio.run(
+        run_environment_worker(
+            chosen, tasks or [], gateway, episodes, settings, health, brought, browser, variable or []
+        )
+    )
 
 
 def _run(role: Role, health_port: int, health_host: str, data: Path | None) -> None:

@@ -81,6 +81,22 @@ class OperatorChange:
 
 
 @dataclass(frozen=True, slots=True)
+class BroughtAdapter:
+    """An adapter that was made elsewhere, written as version 1 of a policy that is to be made.
+
+    Args:
+        path: as in `VersionRef`.
+        sha256: of its files, in hex.
+        rank, alpha: of its LoRA.
+    """
+
+    path: str
+    sha256: str
+    rank: int
+    alpha: float
+
+
+@dataclass(frozen=True, slots=True)
 class VersionRef:
     """A version's files.
 

@@ -1,14 +1,19 @@
-"""Checks a Harbor task before anybody practises on it: its solution must be right, doing nothing and cheating wrong."""
+"""Checks a task before anybody practises on it: its solution must be right, doing nothing and cheating wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from clawloop.environments.harbor import SOLUTION, HarborTask, environment_task
-from clawloop.environments.runner import reward_of
+from clawloop.environments.playing import Actor, play
 from clawloop.environments.task import EnvironmentTask
-from clawloop.sandboxes.boxes import BoxTask, Sandboxes
+from clawloop.errors import TaskUnusable
+from clawloop.sandboxes.boxes import Sandboxes
+
+log = logging.getLogger(__name__)
 
 # Each line tries to get a reward without doing the task: by writing it where it is looked for, or by leaving programs
 # that the verifier's shell or Python could run.
@@ -63,52 +68,67 @@ class Checked:
         return None
 
 
-async def check_task(sandboxes: Sandboxes, task: HarborTask) -> Checked:
+async def check_task(sandboxes: Sandboxes, task: EnvironmentTask) -> Checked:
     """
     Raises:
         SandboxFailed: a sandbox itself did not work.
         EpisodeUnusable: the task's image cannot be used.
     """
-    made = environment_task("check", task)
-    commands = {
-        "oracle": (("bash", "/solution/solve.sh"), task.solution, task.executable_in(SOLUTION)),
-        "nothing": (("true",), {}, ()),
-        "tampering": (("bash", "-c", _TAMPER), {}, ()),
+    actors: dict[str, Callable[[EnvironmentTask], Actor]] = {
+        "oracle": _solving,
+        "nothing": _idle,
+        "tampering": _cheating,
     }
     rewards: dict[str, float | None] = {}
     reasons: dict[str, str] = {}
-    for name, (command, files, executable) in commands.items():
-        box = BoxTask(
-            f"check-{name}",
-            command,
-            made.seconds,
-            files,
-            archive=made.start,
-            image=made.image,
-            executable=executable,
-        )
-        left = await sandboxes.run(box)
-        if left.problem is not None:
-            reasons[name] = left.problem
-            rewards[name] = None
-            continue
-        rewards[name], why = await _verify(sandboxes, made, left.artifact)
-        if why:
-            reasons[name] = why
+    for name, actor_of in actors.items():
+        played = await play(sandboxes, f"check-{name}", task, actor_of)
+        problems = [result.problem for _, result in played.acted if result.problem is not None]
+        rewards[name] = None if problems else played.reward
+        if rewards[name] is None:
+            reasons[name] = problems[0] if problems else played.reason
     return Checked(rewards["oracle"], rewards["nothing"], rewards["tampering"], reasons)
 
 
-async def _verify(sandboxes: Sandboxes, task: EnvironmentTask, artifact: bytes) -> tuple[float | None, str]:
-    box = BoxTask(
-        "check-verify",
-        task.verifier,
-        task.verifier_seconds,
-        task.tests,
-        archive=artifact,
-        unpack_to=task.artifact_at,
-        environment={**task.environment, **task.verifier_environment},
-        image=task.image,
-        fresh=True,
-        executable=task.executable_tests,
-    )
-    return reward_of(await sandboxes.run(box), task)
+def _solving(step: EnvironmentTask) -> Actor:
+    assert step.solution is not None
+    solution = step.solution
+    return Actor(solution.command, solution.files, solution.executable, environment=solution.environment)
+
+
+def _idle(_: EnvironmentTask) -> Actor:
+    return Actor(("true",))
+
+
+def _cheating(_: EnvironmentTask) -> Actor:
+    return Actor(("bash", "-c", _TAMPER))
+
+
+class CheckedTasks:
+    """Checks each task once before it is played, however many episodes wait for it.
+
+    Args:
+        sandboxes: as the episodes have them.
+    """
+
+    def __init__(self, sandboxes: Sandboxes) -> None:
+        self._sandboxes = sandboxes
+        self._problems: dict[str, str | None] = {}
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def require_usable(self, task: EnvironmentTask) -> None:
+        """
+        Raises:
+            TaskUnusable: its rewards are not 1, 0 and 0.
+            SandboxFailed: a sandbox itself did not work; the next call checks it again.
+        """
+        if task.digest is None:
+            return
+        async with self._locks[task.digest]:
+            if task.digest not in self._problems:
+                checked = await check_task(self._sandboxes, task)
+                self._problems[task.digest] = checked.problem
+                if checked.problem is not None:
+                    log.warning("task is not played", extra={"task": task.id, "why": checked.problem})
+        if (problem := self._problems[task.digest]) is not None:
+            raise TaskUnusable(f"the task is not played: {problem}; see `clawloop environment check`")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -44,8 +45,12 @@ def choose(
     tasks: Sequence[Path] = (),
     harness: CommandHarness | None = None,
     browser: BrowserOptions = BrowserOptions(),
+    variables: Mapping[str, str] | None = None,
 ) -> dict[str, Environment]:
     """
+    Args:
+        variables: of this machine, which task directories may ask for.
+
     Raises:
         SetupError: no environment has this name, two have the same, a task directory is unusable, the environment
             takes no other harness, or its browser is missing.
@@ -54,7 +59,7 @@ def choose(
     for name in names:
         chosen[name] = _ours(name, harness, browser)
     for folder in tasks:
-        environment = HarborEnvironment.read(folder, harness)
+        environment = HarborEnvironment.read(folder, harness, variables)
         if environment.name in ENVIRONMENTS or environment.name in chosen:
             raise SetupError(
                 f"--tasks {folder}: there is an environment {environment.name!r} already; rename the folder"
@@ -95,6 +100,18 @@ async def probe(environments: Iterable[Environment], sandboxes: Sandboxes) -> No
     for one in environments:
         if isinstance(one, BrowserEnvironment | ReasoningGymEnvironment):
             await one.probe(sandboxes)
+
+
+def allowed_variables(names: Iterable[str]) -> dict[str, str]:
+    """Variables of this process that task directories may ask for.
+
+    Raises:
+        SetupError: one is not set.
+    """
+    for name in names:
+        if name not in os.environ:
+            raise SetupError(f"--variable {name}: there is no such variable here")
+    return {name: os.environ[name] for name in names}
 
 
 def images_of(environments: Iterable[Environment]) -> set[str]:

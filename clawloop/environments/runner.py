@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import tarfile
 from collections.abc import Mapping
 
 from clawloop.contracts.episodes import AgentRun, Ending
-from clawloop.environments.reward import NAMED_REWARDS_FILE, REWARD_FILE, read_reward
+from clawloop.environments.check import CheckedTasks
+from clawloop.environments.playing import NOT_READY, Actor, act, play, verify
 from clawloop.environments.task import Environment, EnvironmentTask
-from clawloop.errors import EpisodeUnusable, SandboxFailed
+from clawloop.errors import EpisodeUnusable
 from clawloop.ids import EpisodeId
-from clawloop.sandboxes.boxes import GATEWAY_PORT, BoxResult, BoxTask, Sandboxes
+from clawloop.sandboxes.boxes import GATEWAY_PORT, BoxResult, Sandboxes
 
 # What a harness says by its exit code; any other is an error of the agent.
 ENDINGS = {
@@ -33,6 +33,10 @@ class SandboxRunner:
         self._sandboxes = sandboxes
         self._environments = environments
         self._gateway = gateway
+        self._checked = CheckedTasks(sandboxes)
+
+    async def require_usable(self, environment: str, task_id: str) -> None:
+        await self._checked.require_usable(self._task(environment, task_id))
 
     async def run_agent(
         self, environment: str, task_id: str, episode: EpisodeId, key: str, more: Mapping[str, str] | None = None
@@ -44,42 +48,25 @@ class SandboxRunner:
         task = self._task(environment, task_id)
         url = f"http://127.0.0.1:{GATEWAY_PORT}/v1"
         variables = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key, **(more or {})}
-        result = await self._sandboxes.run(
-            BoxTask(
-                name=str(episode),
-                command=task.harness,
-                seconds=task.seconds,
-                files=task.files,
-                folders=task.folders,
-                archive=task.start,
-                environment={**task.environment, **variables},
-                gateway=self._gateway,
-                limits=task.limits,
-                image=task.image,
-            )
-        )
-        return AgentRun(*_ending(result), result.artifact)
+
+        def agent(step: EnvironmentTask) -> Actor:
+            return Actor(step.harness, step.files, (), step.folders, variables, self._gateway)
+
+        if not task.steps:
+            result = await act(self._sandboxes, str(episode), task, agent(task))
+            return AgentRun(*_ending(result), result.artifact)
+        # What the agent finds in a step may depend on its reward for the one before, so each is verified in its turn.
+        played = await play(self._sandboxes, str(episode), task, agent)
+        endings = [(step, *_ending(result)) for step, result in played.acted]
+        step, ending, why = next((end for end in reversed(endings) if end[1] is not Ending.COMPLETED), endings[-1])
+        reason = f"step {step.name}: {why}" if why else ""
+        verdict = None if ending is Ending.INFRASTRUCTURE else (played.reward, played.reason)
+        return AgentRun(ending, reason, played.acted[-1][1].artifact, verdict)
 
     async def verify(
         self, environment: str, task_id: str, episode: EpisodeId, artifact: bytes
     ) -> tuple[float | None, str]:
-        task = self._task(environment, task_id)
-        result = await self._sandboxes.run(
-            BoxTask(
-                name=f"verify-{episode}",
-                command=task.verifier,
-                seconds=task.verifier_seconds,
-                files=task.tests,
-                folders=task.verifier_folders,
-                archive=artifact or None,
-                unpack_to=task.artifact_at,
-                environment={**task.environment, **task.verifier_environment},
-                image=task.image,
-                fresh=True,
-                executable=task.executable_tests,
-            )
-        )
-        return reward_of(result, task)
+        return await verify(self._sandboxes, str(episode), self._task(environment, task_id), artifact)
 
     def _task(self, environment: str, task_id: str) -> EnvironmentTask:
         if environment not in self._environments:
@@ -92,23 +79,7 @@ def _ending(result: BoxResult) -> tuple[Ending, str]:
     problem = "" if result.problem is None else f"; {result.problem}"
     if result.exit_code is None:
         return Ending.TRUNCATED_TIME, f"stopped at its time limit{problem}"
+    if result.exit_code in NOT_READY:
+        return Ending.AGENT_ERROR, NOT_READY[result.exit_code]
     ending = ENDINGS.get(result.exit_code, Ending.AGENT_ERROR)
     return ending, f"exit code {result.exit_code}{problem}" if result.exit_code else problem.removeprefix("; ")
-
-
-def reward_of(result: BoxResult, task: EnvironmentTask) -> tuple[float | None, str]:
-    """The reward in the verifier's files, −1e6 to 1e6, or why there is none.
-
-    Raises:
-        SandboxFailed: what the verifier left cannot be read.
-    """
-    if result.exit_code is None:
-        return None, f"the verifier did not end in {task.verifier_seconds:g} s"
-    if result.exit_code != 0:
-        return None, f"the verifier failed with exit code {result.exit_code}"
-    try:
-        return read_reward(result.artifact)
-    except (KeyError, tarfile.TarError) as error:
-        if result.problem is not None:
-            raise SandboxFailed(result.problem) from error
-        return None, f"the verifier wrote neither {REWARD_FILE} nor {NAMED_REWARDS_FILE}"

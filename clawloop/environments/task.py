@@ -20,6 +20,21 @@ class Split(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Solution:
+    """What is run in place of the agent where a task is checked.
+
+    Args:
+        files: below /solution.
+        executable: which of them can be run by their path.
+    """
+
+    command: Sequence[str]
+    files: Mapping[str, bytes]
+    executable: Collection[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class EnvironmentTask:
     """
     Args:
@@ -35,8 +50,19 @@ class EnvironmentTask:
         artifact_at: where the verifier finds what the agent left.
         folders: of this machine, read-only in the agent's sandbox, by where they are there.
         verifier_folders: likewise in the verifier's.
-        limits: of the agent's sandbox.
+        limits: of both sandboxes.
         image: of both sandboxes' containers, see `BoxTask`; None: they have the host's /usr.
+        folder: of both sandboxes, see `BoxTask`.
+        artifacts: of what the agent left the verifier finds these files and folders alone, over `verifier_start`; None:
+            all, and nothing else.
+        steps: the task is these, one after the other, each in the files that the one before left; the first is this
+            task itself. Empty: it is one.
+        before: commands of bash that run in the agent's sandbox before the agent, and end it where they fail.
+        name: of the step.
+        least: no further step follows a reward below this.
+        final: the last step's reward is the task's, not the mean of all steps that were played.
+        solution: solves the task, or the step.
+        digest: of a task that must be checked before it is played; None: it need not be.
     """
 
     id: str
@@ -55,6 +81,16 @@ class EnvironmentTask:
     limits: Limits = field(default_factory=Limits)
     image: str | None = None
     executable_tests: Collection[str] = ()
+    folder: str | None = None
+    artifacts: Sequence[str] | None = None
+    verifier_start: bytes | None = None
+    steps: Sequence[EnvironmentTask] = ()
+    before: str = ""
+    name: str = ""
+    least: float | None = None
+    final: bool = False
+    solution: Solution | None = None
+    digest: str | None = None
 
 
 class Environment(Protocol):

@@ -22,9 +22,16 @@ class EpisodeKeys(Protocol):
 class EpisodeRunner(Protocol):
     """Runs agents and verifiers, each in a sandbox of its own that is gone afterwards.
 
-    Both raise EpisodeUnusable if there is no such environment or task, and SandboxFailed if the sandbox itself did not
+    All raise EpisodeUnusable if there is no such environment or task, and SandboxFailed if the sandbox itself did not
     work.
     """
+
+    async def require_usable(self, environment: str, task_id: str) -> None:
+        """Check a task before its first agent starts, where its environment does not answer for it.
+
+        Raises:
+            TaskUnusable: its rewards cannot be trusted.
+        """
 
     async def run_agent(self, environment: str, task_id: str, episode: EpisodeId, key: str) -> AgentRun:
         """Let the agent work on the task until it ends, or its limit is reached."""

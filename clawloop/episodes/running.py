@@ -25,6 +25,8 @@ class EnvironmentActivities:
     async def run_episode(self, request: RunEpisode) -> EpisodeRan:
         """Run the agent in a new sandbox; what it left is kept by its digest."""
         async with heartbeating(lambda: "the agent runs"):
+            # Before the key is used, so that an attempt whose check fails has had no agent.
+            await self._runner.require_usable(request.environment, request.task)
             key = await self._keys.key_of(request.episode)
             run = await self._runner.run_agent(request.environment, request.task, request.episode, key)
             sha256 = await self._artifacts.store(run.artifact)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+from hashlib import sha256
 from typing import Protocol
 from uuid import UUID
 
@@ -18,6 +21,7 @@ from clawloop.turns.files import give_back, references_in
 
 # A page of long conversations is some tens of megabytes.
 PAGE = 50
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 Record = dict[str, JsonValue]
 
@@ -27,7 +31,8 @@ class ExportKind(StrEnum):
 
     TURNS = "turns"  # a turn with what followed it, as OpenClaw-RL records turns
     JUDGEMENTS = "judgements"  # verdict, votes and hint of a turn, as OpenClaw-RL records its judge
-    CHAT = "chat"  # a conversation with a reply judged good: OpenAI's and TRL's fine-tuning form
+    CHAT = "chat"  # a conversation with a reply judged good, as chat templates and TRL read it
+    OPENAI = "openai"  # the same in OpenAI's fine-tuning form
     PREFERENCE = "preference"  # prompt, completion and whether it was good: TRL's unpaired preferences
     SAMPLES = "samples"
     STEPS = "steps"
@@ -154,7 +159,7 @@ def _turn(turn: ExportedTurn) -> Record | None:
     following: list[JsonValue] = [dict(message) for message in turn.next_state]
     return _place(turn) | {
         "timestamp": record.started_at.isoformat(),
-        "messages": _request(record),
+        "messages": list(_request(record)),
         "tools": record.tools,
         "response_text": reply.get("content"),
         "tool_calls": reply.get("tool_calls"),
@@ -185,32 +190,99 @@ def _judgement(turn: ExportedTurn) -> Record | None:
 
 
 def _chat(turn: ExportedTurn) -> Record | None:
-    if turn.judgement is None or turn.judgement.verdict != 1 or turn.record.response is None:
+    messages = _conversation(turn)
+    if messages is None or _verdict(turn) != 1:
         return None
-    return {
-        "id": str(turn.record.turn_id),
-        "messages": [*_request(turn.record), _reply(turn.record)],
-        **_tools(turn.record),
-    }
+    return {"id": str(turn.record.turn_id), "messages": messages, **_tools(turn.record)}
 
 
 def _preference(turn: ExportedTurn) -> Record | None:
-    verdict = None if turn.judgement is None else turn.judgement.verdict
-    if not verdict or turn.record.response is None:
+    messages, verdict = _conversation(turn), _verdict(turn)
+    if messages is None or not verdict:
         return None
     return {
         "id": str(turn.record.turn_id),
-        "prompt": _request(turn.record),
-        "completion": [_reply(turn.record)],
+        "prompt": messages[:-1],
+        "completion": messages[-1:],
         "label": verdict == 1,
         **_tools(turn.record),
     }
+
+
+def _openai(turn: ExportedTurn) -> Record | None:
+    if turn.record.response is None or _verdict(turn) != 1:
+        return None
+    # Thinking has no place in OpenAI's form.
+    said = [{**message, "reasoning_content": None} for message in (*_request(turn.record), _reply(turn.record))]
+    messages: list[JsonValue] = [
+        {name: value for name, value in message.items() if value is not None or name == "content"} for message in said
+    ]
+    return {"id": str(turn.record.turn_id), "messages": messages, **_tools(turn.record)}
+
+
+def _verdict(turn: ExportedTurn) -> int | None:
+    return None if turn.judgement is None else turn.judgement.verdict
+
+
+def _conversation(turn: ExportedTurn) -> list[JsonValue] | None:
+    """The request and its reply as chat templates read them; None where they cannot."""
+    if turn.record.response is None:
+        return None
+    messages = [_for_templates(message) for message in (*_request(turn.record), _reply(turn.record))]
+    return None if None in messages else list(messages)
+
+
+def _for_templates(message: Record) -> Record | None:
+    """A message as chat templates read it: arguments of calls are objects, their ids nine letters and digits, text is
+    one string, nothing is null, and who develops is the system.
+
+    None if a call's arguments are no JSON object: a template would end in an error, or teach them in quotes.
+    """
+    content, calls = message.get("content"), message.get("tool_calls")
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        content = "\n".join(str(part["text"]) for part in content if isinstance(part, dict))
+    made: Record = {**message, "content": content or ""}
+    for name in [name for name, value in made.items() if value is None]:
+        del made[name]
+    if made.get("role") == "developer":
+        made["role"] = "system"
+    if "tool_call_id" in made:
+        made["tool_call_id"] = _short_id(made["tool_call_id"])
+    if not isinstance(calls, list):
+        return made
+    parsed: list[JsonValue] = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        arguments = _arguments(function)
+        if arguments is None or not isinstance(call, dict) or not isinstance(function, dict):
+            return None
+        parsed.append({**call, "id": _short_id(call.get("id")), "function": {**function, "arguments": arguments}})
+    return made | {"tool_calls": parsed}
+
+
+def _short_id(call_id: JsonValue) -> str:
+    """Mistral's templates take no other ids, and to all others any will do."""
+    text = str(call_id)
+    return text if _SHORT_ID.fullmatch(text) else sha256(text.encode(errors="surrogatepass")).hexdigest()[:9]
+
+
+def _arguments(function: JsonValue) -> JsonValue:
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if arguments in (None, ""):
+        return {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return None
+    return arguments if isinstance(arguments, dict) else None
 
 
 _RECORDS: dict[ExportKind, Callable[[ExportedTurn], Record | None]] = {
     ExportKind.TURNS: _turn,
     ExportKind.JUDGEMENTS: _judgement,
     ExportKind.CHAT: _chat,
+    ExportKind.OPENAI: _openai,
     ExportKind.PREFERENCE: _preference,
 }
 
@@ -224,11 +296,11 @@ def _place(turn: ExportedTurn) -> Record:
     }
 
 
-def _request(record: TurnRecord) -> list[JsonValue]:
+def _request(record: TurnRecord) -> list[Record]:
     return [dict(message) for message in record.messages]
 
 
-def _reply(record: TurnRecord) -> JsonValue:
+def _reply(record: TurnRecord) -> Record:
     kept = ("role", "content", "reasoning_content", "tool_calls")
     return {name: value for name, value in (record.response or {}).items() if name in kept}
 

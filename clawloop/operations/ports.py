@@ -7,7 +7,7 @@ from typing import Protocol
 
 from clawloop.contracts.episodes import RolloutsPlan, RolloutsView
 from clawloop.contracts.sessions import Erasure
-from clawloop.contracts.training import TrainingView, VersionView
+from clawloop.contracts.training import BroughtAdapter, TrainingView, VersionView
 from clawloop.ids import RolloutGroupId, SessionId, TurnId
 from clawloop.judging.rejudging import RejudgeFacts
 from clawloop.recipes.recipe import Recipe
@@ -25,12 +25,15 @@ class TrainingStore(Protocol):
     async def versions(self, policy: str) -> list[VersionView]:
         """All versions of the policy, by number, removed ones included."""
 
-    async def create_policy(self, name: str, like: str, recipe: Recipe | None, version: int = 0) -> TrainingView:
+    async def create_policy(
+        self, name: str, like: str, recipe: Recipe | None, version: int = 0, brought: BroughtAdapter | None = None
+    ) -> TrainingView:
         """Make a policy that begins from a version of the policy `like`, with its aliases and sampling.
 
         Args:
             recipe: None takes that of `like`.
             version: it is the new policy's version 1 and head; 0: the base model.
+            brought: likewise, in place of a version.
 
         Raises:
             NotFound: there is no such version.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clawloop.contracts.notices import BatchWaits, Notifier, OperatorChanged
-from clawloop.contracts.training import OperatorAction, OperatorChange, TrainingView
+from clawloop.contracts.training import BroughtAdapter, OperatorAction, OperatorChange, TrainingView
 from clawloop.operations.applied import Applied, notify_best_effort
 from clawloop.operations.policy_names import check_policy_name
 from clawloop.operations.ports import TrainingStore
@@ -53,19 +53,20 @@ class TrainingOperations:
         return await self._notify(view, OperatorAction.PIN, "none" if version is None else f"version {version}")
 
     async def create_policy(
-        self, name: str, like: str, recipe: Recipe | None, version: int = 0
+        self, name: str, like: str, recipe: Recipe | None, version: int = 0, brought: BroughtAdapter | None = None
     ) -> Applied[TrainingView]:
         """Make a policy that begins from a version of the policy `like`.
 
         Args:
             recipe: one that `check_recipe` returned; None takes that of `like`.
             version: 0: the base model; the policy's workflow then starts with its first batch.
+            brought: what it begins from in place of a version.
 
         Raises:
             ValueRejected: the name cannot be a policy's.
             StateConflict: it is one's already, or nothing can begin from the version.
         """
-        view = await self._store.create_policy(check_policy_name(name), like, recipe, version)
+        view = await self._store.create_policy(check_policy_name(name), like, recipe, version, brought)
         if not view.unpublished:
             return Applied(view)
         return await notify_best_effort(view, self._notifier.notify(BatchWaits(view.policy)))

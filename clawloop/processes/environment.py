@@ -11,7 +11,14 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from clawloop.environments.agent import CommandHarness
-from clawloop.environments.choice import BrowserOptions, choose, gateway_address, images_of, probe
+from clawloop.environments.choice import (
+    BrowserOptions,
+    allowed_variables,
+    choose,
+    gateway_address,
+    images_of,
+    probe,
+)
 from clawloop.environments.runner import SandboxRunner
 from clawloop.episodes.running import EnvironmentActivities
 from clawloop.processes.artifacts import open_artifacts
@@ -35,6 +42,7 @@ async def run_environment_worker(
     health: tuple[str, int],
     harness: CommandHarness | None = None,
     browser: BrowserOptions | None = None,
+    variables: Sequence[str] = (),
 ) -> None:
     """Run until SIGINT or SIGTERM.
 
@@ -46,12 +54,13 @@ async def run_environment_worker(
         health: address and port of `/healthz`, `/readyz` and `/metrics`; port 0 serves none.
         harness: who plays; None: our agent loop.
         browser: for the environment of this name.
+        variables: of this process that tasks may ask for.
 
     Raises:
         SetupError: no such environment, no sandboxes or no Chromium here, an invalid URL; no database or Temporal is
             configured.
     """
-    environments = choose(chosen, tasks, harness, browser or BrowserOptions())
+    environments = choose(chosen, tasks, harness, browser or BrowserOptions(), allowed_variables(variables))
     address = gateway_address(gateway)
     require_database(settings)
     temporal = required_temporal_address(settings)

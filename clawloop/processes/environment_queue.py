@@ -31,6 +31,9 @@ class CountedRunner:
         self._runner = runner
         self._metrics = metrics
 
+    async def require_usable(self, environment: str, task_id: str) -> None:
+        await self._runner.require_usable(environment, task_id)
+
     async def run_agent(self, environment: str, task_id: str, episode: EpisodeId, key: str) -> AgentRun:
         began = time.perf_counter()
         with self._metrics.sandboxes.track_inprogress():

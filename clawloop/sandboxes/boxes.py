@@ -24,6 +24,7 @@ class Limits:
         cpu_seconds: of each process.
         output_bytes: the end of the command's output that is kept.
         artifact_bytes: what may be left in /work; if it is more, nothing is kept.
+        cpus: of a container; None: all. Sandboxes on the host's /usr have no such limit.
     """
 
     memory_bytes: int = 1024 * MIB
@@ -34,6 +35,7 @@ class Limits:
     output_bytes: int = 64 * 1024
     artifact_bytes: int = 8 * MIB
     reserving: bool = False
+    cpus: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,14 @@ class BoxTask:
         executable: which of the files can be run by their path.
         folders: of the host, read-only, by where they are in the sandbox; everybody must be able to read them.
         archive: a tar archive that is unpacked at `unpack_to` before.
+        over: a tar archive that is unpacked in the working folder after that.
+        over_only: files and folders, by their paths in the sandbox: nothing else of `over` is unpacked; None: all.
         gateway: host and port that the sandbox reaches at `GATEWAY_PORT`; None: it reaches nothing.
         image: of containers, whose files the sandbox has instead of the host's /usr, and whose working folder takes the
             place of /work; None: no image.
         fresh: without what the image has in its working folder.
+        folder: absolute path in which the command runs. Below the working folder it is a part of that, else it takes
+            its place, and /work and /app lead there; None: the working folder.
     """
 
     name: str
@@ -67,6 +73,9 @@ class BoxTask:
     image: str | None = None
     fresh: bool = False
     executable: Collection[str] = ()
+    over: bytes | None = None
+    over_only: Sequence[str] | None = None
+    folder: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

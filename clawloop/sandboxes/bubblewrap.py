@@ -20,7 +20,7 @@ from typing import Any
 from clawloop.errors import SandboxFailed, SetupError
 from clawloop.sandboxes.answers import parse_answer, read_up_to
 from clawloop.sandboxes.boxes import MIB, BoxResult, BoxTask, Limits
-from clawloop.sandboxes.contents import fill, give, own_uid, resource_limits
+from clawloop.sandboxes.contents import WORK, fill, give, own_uid, resource_limits, working_folder
 from clawloop.sandboxes.folders import BoxFolders
 from clawloop.sandboxes.memory import exceeded
 from clawloop.sandboxes.relay import relaying
@@ -28,6 +28,8 @@ from clawloop.sandboxes.relay import relaying
 # Above every limit inside: for starting, packing and sending what was left, on a busy machine.
 _GRACE_SECONDS = 30.0
 _PROBE_SECONDS = 20.0
+# Where the tasks of others have their files.
+_APP = "/app"
 
 
 class Bubblewrap:
@@ -59,7 +61,7 @@ class Bubblewrap:
         with folders.new("probe") as box:
             uid = own_uid()
             give(box.path, uid)
-            command = [str(program), *_arguments(box.path, Limits(), {}), "true"]
+            command = [str(program), *_arguments(box.path, WORK, Limits(), {}), "true"]
             try:
                 probe = subprocess.run(
                     command, capture_output=True, timeout=_PROBE_SECONDS, check=False, cwd="/", **_as_user(uid)
@@ -84,15 +86,15 @@ class Bubblewrap:
         async with AsyncExitStack() as stack:
             box = stack.enter_context(self._folders.new(task.name))
             uid = own_uid()
-            await asyncio.to_thread(
-                fill, box.path, task, resource_limits(task.limits), memory_bytes=task.limits.memory_bytes
-            )
+            work = working_folder(task.folder, (WORK, _APP))
+            limits = resource_limits(task.limits)
+            await asyncio.to_thread(fill, box.path, task, limits, work, memory_bytes=task.limits.memory_bytes)
             if task.gateway is not None:
                 await stack.enter_async_context(relaying(box.gateway, *task.gateway))
             give(box.path, uid)
             command = [
                 str(self._program),
-                *_arguments(box.path, task.limits, task.folders),
+                *_arguments(box.path, work, task.limits, task.folders),
                 self._python,
                 "-I",
                 "/clawloop/inside.py",
@@ -182,8 +184,9 @@ def _program() -> Path:
     return Path(found)
 
 
-def _arguments(folder: Path, limits: Limits, folders: Mapping[str, Path]) -> list[str]:
+def _arguments(folder: Path, work: str, limits: Limits, folders: Mapping[str, Path]) -> list[str]:
     size = str(limits.disk_bytes)
+    links = {name: work for name in (WORK, _APP) if name != work} | {"/tests": "task", "/solution": "task"}
     return [
         "--unshare-all",
         "--unshare-user",
@@ -208,19 +211,19 @@ def _arguments(folder: Path, limits: Limits, folders: Mapping[str, Path]) -> lis
             "--size",
             size,
             "--tmpfs",
-            "/work",
+            work,
             "--size",
             size,
             "--tmpfs",
             "/artifact",
         ),
         # Where the tasks of others look for things.
-        *("--symlink", "work", "/app", "--symlink", "task", "/tests", "--symlink", "task", "/solution"),
-        *("--symlink", "tmp/logs", "/logs"),
+        *(word for name, target in links.items() for word in ("--symlink", target, name)),
+        *("--symlink", "tmp/logs", "/logs", "--dir", "/tmp/logs"),
         *("--ro-bind", str(folder / "box"), "/clawloop", "--ro-bind", str(folder / "task"), "/task"),
         *(word for place, shared in folders.items() for word in ("--ro-bind", str(shared), place)),
         *("--remount-ro", "/"),
-        *("--chdir", "/work"),
+        *("--chdir", work),
     ]
 
 

@@ -79,7 +79,7 @@ class Containers:
             EpisodeUnusable: there is no such image, it cannot be pulled, or it lacks what a sandbox needs.
         """
         assert task.image is not None
-        image = await self._images.ready(task.image)
+        image = await self._images.ready(task.image, task.folder)
         try:
             return await self._run(task, _Made(image, image.work, None if task.fresh else image.files))
         except SandboxFailed:
@@ -120,6 +120,7 @@ class Containers:
             *("--network=none", "--read-only", "--cap-drop=ALL"),
             *("--security-opt=no-new-privileges", "--security-opt=label=disable"),
             *(f"--pids-limit={limits.processes}", f"--memory={memory}", f"--memory-swap={memory}"),
+            *([] if limits.cpus is None else [f"--cpus={limits.cpus:g}"]),
             *("--shm-size=1m", f"--ulimit=nofile={limits.open_files}:{limits.open_files}", "--ulimit=core=0:0"),
             # What the command prints is in no log; without a signal of their own, programs that wait take ten seconds.
             *("--log-driver=none", "--stop-signal=SIGKILL", "--hostname=sandbox", "--workdir=/"),

@@ -6,14 +6,23 @@ import importlib.resources
 import json
 import os
 import random
-from collections.abc import Mapping
-from pathlib import Path
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from clawloop.errors import EpisodeUnusable
+from clawloop.errors import EpisodeUnusable, TaskUnusable
 from clawloop.sandboxes.boxes import GATEWAY_PORT, BoxTask, Limits
 
 WORK = "/work"
+# Tells a command which folder is kept.
+WORK_VARIABLE = "CLAWLOOP_WORK"
 HOST_VARIABLES = {"PATH": "/usr/local/bin:/usr/bin", "HOME": WORK, "LANG": "C.UTF-8"}
+# A folder in memory there would hide programs that the sandbox needs, or what it is given.
+TAKEN = re.compile(
+    r"/((usr|bin|sbin|lib|lib64|etc|proc|sys|dev|clawloop|task|tests|solution|artifact|logs|agent)(/.*)?|tmp)?"
+    r"|/.*[,:].*|(.*/)?\.\.?(/.*)?|[^/].*"
+)
 # User ids that no host gives to people or services.
 _FIRST_UID, _LAST_UID = 1_000_000_000, 2_000_000_000
 
@@ -28,6 +37,23 @@ def resource_limits(limits: Limits) -> dict[str, int]:
         "RLIMIT_NOFILE": limits.open_files,
         "RLIMIT_CORE": 0,
     }
+
+
+def working_folder(path: str | None, others: Collection[str]) -> str:
+    """The folder whose files are kept, for commands that run at this path.
+
+    Args:
+        path: absolute, of `BoxTask.folder`.
+        others: the working folder without it, by its names; the first is used without a path.
+
+    Raises:
+        TaskUnusable: no sandbox can have its working folder there.
+    """
+    if path is None:
+        return next(iter(others))
+    if TAKEN.fullmatch(path):
+        raise TaskUnusable(f"the working folder cannot be {path}: a sandbox has other things there")
+    return next((other for other in others if PurePosixPath(path).is_relative_to(other)), path)
 
 
 def fill(
@@ -49,25 +75,31 @@ def fill(
         memory_bytes: what all processes may have together; 0: something else bounds it.
     """
     box, files = folder / "box", folder / "task"
-    config = {
+    config: dict[str, Any] = {
         "command": list(task.command),
         "seconds": task.seconds,
-        "environment": {**(HOST_VARIABLES if environment is None else environment), **task.environment},
+        "environment": {
+            **({**HOST_VARIABLES, "HOME": work} if environment is None else environment),
+            WORK_VARIABLE: work,
+            **task.environment,
+        },
         "port": 0 if task.gateway is None else GATEWAY_PORT,
         "work": work,
-        "unpack_first": first_archive is not None,
-        "unpack_to": "" if task.archive is None else work if task.unpack_to == WORK else task.unpack_to,
+        "folder": task.folder or work,
+        "archives": [],
         "output_bytes": task.limits.output_bytes,
         "artifact_bytes": task.limits.artifact_bytes,
         "memory_bytes": memory_bytes,
         "limits": dict(limits),
     }
+    unpack_to = work if task.unpack_to == WORK else task.unpack_to
+    archives = [(first_archive, work, None), (task.archive, unpack_to, None), (task.over, work, task.over_only)]
+    for number, (archive, to, only) in enumerate(archives):
+        if archive is not None:
+            (box / f"{number}.tar").write_bytes(archive)
+            config["archives"].append([f"{number}.tar", to, None if only is None else list(only)])
     (box / "config.json").write_text(json.dumps(config))
     (box / "inside.py").write_text((importlib.resources.files("clawloop.sandboxes") / "inside.py").read_text())
-    if first_archive is not None:
-        (box / "first.tar").write_bytes(first_archive)
-    if task.archive is not None:
-        (box / "archive.tar").write_bytes(task.archive)
     for name, content in task.files.items():
         path = files / name
         if not path.resolve().is_relative_to(files.resolve()):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from clawloop.errors import EpisodeUnusable, SandboxFailed, SetupError
 from clawloop.sandboxes.boxes import BoxResult
 from clawloop.sandboxes.container_engine import ContainerEngine
+from clawloop.sandboxes.contents import TAKEN, working_folder
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +25,6 @@ PULL_SECONDS = 600.0
 # An image that could not be used is not asked for again by each episode.
 _REFUSED_SECONDS = 600.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
-# A tmpfs there would hide programs that the sandbox itself needs.
-_NO_WORK = re.compile(r"/((usr|bin|sbin|lib|lib64|etc|proc|sys|dev)(/.*)?)?|/.*[,:].*|[^/].*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,31 +66,35 @@ class Images:
     def __init__(self, engine: ContainerEngine, content: Callable[[Image], Awaitable[BoxResult]]) -> None:
         self._engine = engine
         self._content = content
-        self._ready: dict[str, Image] = {}
-        self._refused: dict[str, tuple[float, str]] = {}
+        self._ready: dict[tuple[str, str | None], Image] = {}
+        self._refused: dict[tuple[str, str | None], tuple[float, str]] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def ready(self, name: str) -> Image:
+    async def ready(self, name: str, folder: str | None = None) -> Image:
         """
+        Args:
+            folder: of `BoxTask.folder`.
+
         Raises:
             EpisodeUnusable: it cannot be pulled, or lacks what a sandbox needs.
             SandboxFailed: containers did not work.
         """
         async with self._locks[name]:
-            if name in self._ready:
-                return self._ready[name]
-            until, why = self._refused.get(name, (0.0, ""))
+            if (name, folder) in self._ready:
+                return self._ready[name, folder]
+            until, why = self._refused.get((name, folder), (0.0, ""))
             if time.monotonic() < until:
                 raise EpisodeUnusable(why)
             try:
                 image = await asyncio.to_thread(self._found, name)
-                self._ready[name] = replace(image, files=await self._files(image))
+                image = replace(image, work=working_folder(folder, (image.work,)))
+                self._ready[name, folder] = replace(image, files=await self._files(image))
             except EpisodeUnusable as error:
-                self._refused[name] = (time.monotonic() + _REFUSED_SECONDS, str(error))
+                self._refused[name, folder] = (time.monotonic() + _REFUSED_SECONDS, str(error))
                 raise
             except (OSError, subprocess.SubprocessError) as error:
                 raise SandboxFailed(f"{self._engine.program.name} does not answer: {error}") from error
-            return self._ready[name]
+            return self._ready[name, folder]
 
     async def forget_if_gone(self, image: Image) -> None:
         """Have it looked for, and pulled, anew by whoever needs it next, if it was removed from the machine."""
@@ -99,8 +102,8 @@ class Images:
             there = await asyncio.to_thread(self._engine.has_image, image.id)
         except (OSError, subprocess.SubprocessError):
             return
-        if not there and self._ready.get(image.name) is image:  # and not one that was pulled meanwhile
-            del self._ready[image.name]
+        if not there:  # and keep one that was pulled meanwhile
+            self._ready = {key: known for key, known in self._ready.items() if known.id != image.id}
 
     def _found(self, name: str) -> Image:
         asked = self._inspected(name)
@@ -143,7 +146,7 @@ def image_of(name: str, identity: str, config: Mapping[str, object]) -> Image:
         EpisodeUnusable: its working folder cannot be one.
     """
     work = str(config.get("WorkingDir") or "/").rstrip("/") or DEFAULT_WORK
-    if _NO_WORK.fullmatch(work):
+    if TAKEN.fullmatch(work):
         raise EpisodeUnusable(f"the image {name} cannot be used: its working folder is {work}")
     variables, volumes = config.get("Env"), config.get("Volumes")
     pairs = [str(pair).partition("=") for pair in variables] if isinstance(variables, list) else []

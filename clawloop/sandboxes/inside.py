@@ -23,6 +23,8 @@ from contextlib import suppress
 from typing import Any
 
 HERE = "/clawloop"
+# Where the tasks of others expect folders.
+LOGS = ("/logs/agent", "/logs/artifacts", "/logs/verifier")
 MEMORY_SECONDS = 1.0
 # `os.walk` and `os.makedirs` call themselves for each folder in a folder, of which a path has room for two thousand.
 CALLS = 10_000
@@ -37,10 +39,10 @@ def main() -> None:
         config = json.load(file)
     for name, value in config["limits"].items():
         resource.setrlimit(getattr(resource, name), (value, value))
-    if config["unpack_first"]:
-        unpack("first.tar", config["work"])
-    if config["unpack_to"]:
-        unpack("archive.tar", config["unpack_to"])
+    for name, folder, only in config["archives"]:
+        unpack(name, folder, only)
+    for name in (config["folder"], *LOGS):
+        os.makedirs(name, exist_ok=True)  # noqa: PTH103
     if config["port"]:
         threading.Thread(target=relay, args=(config["port"],), daemon=True).start()
     too_much: list[str] = []
@@ -97,11 +99,19 @@ def watch_memory(limit: int, too_much: list[str]) -> None:
                 os.kill(-1, signal.SIGKILL)  # not this process, not the sandbox's init
 
 
-def unpack(name: str, folder: str) -> None:
-    """Unpack regular files only, below the folder: the archive is what an agent left."""
+def unpack(name: str, folder: str, only: list[str] | None) -> None:
+    """Unpack regular files only, below the folder: the archive is what an agent left.
+
+    Args:
+        only: files and folders; nothing else is unpacked. None: all.
+    """
+    folder = os.path.realpath(folder)
+    wanted = None if only is None else [os.path.realpath(os.path.join(folder, path)) for path in only]  # noqa: PTH118
     with tarfile.open(f"{HERE}/{name}") as archive:
         for member in archive:
             path = os.path.normpath(os.path.join(folder, member.name))  # noqa: PTH118
+            if wanted is not None and not any(path == one or path.startswith(one + "/") for one in wanted):
+                continue
             file = archive.extractfile(member) if member.isreg() and path.startswith(folder + "/") else None
             if file is not None:
                 os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
@@ -112,15 +122,18 @@ def unpack(name: str, folder: str) -> None:
 
 def run(config: dict[str, Any]) -> tuple[int | None, bytes]:
     """The command's exit code, None if it was stopped at its time limit; and the end of its output."""
-    process = subprocess.Popen(
-        config["command"],
-        cwd=config["work"],
-        env=config["environment"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    try:
+        process = subprocess.Popen(
+            config["command"],
+            cwd=config["folder"],
+            env=config["environment"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:  # e.g. its PATH, which a task may set, has no such program
+        return 127, str(error).encode()[-config["output_bytes"] :]
     output = bytearray()
     assert process.stdout is not None
     reader = threading.Thread(target=drain, args=(process.stdout.fileno(), output, config["output_bytes"]), daemon=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pydantic import JsonValue
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from clawloop.contracts.training import BroughtAdapter
 from clawloop.errors import StateConflict
 from clawloop.ids import version_name
 from clawloop.recipes.recipe import Recipe
@@ -20,13 +22,19 @@ _RETIRED = "the policy is retired"
 
 
 async def create_policy(
-    connection: AsyncConnection, name: str, like: PolicyRow, recipe: Recipe | None, version: int = 0
+    connection: AsyncConnection,
+    name: str,
+    like: PolicyRow,
+    recipe: Recipe | None,
+    version: int = 0,
+    brought: BroughtAdapter | None = None,
 ) -> None:
     """Insert a policy with the base model, aliases, sampling and trainers of another one, and its version 0.
 
     Args:
         recipe: None takes that of `like`.
         version: an accepted version of `like` with files, from which the policy begins; 0: the base model.
+        brought: what it begins from in place of a version.
 
     Raises:
         StateConflict: there is a policy of this name, a version of it would have the base model's name, or no step of
@@ -58,7 +66,11 @@ async def create_policy(
         await connection.execute(update(PolicyRow).where(PolicyRow.id == name).values(recipe_hash=recipe.hash))
     if version:
         await _begin_from(connection, name, like, version)
-    detail = {"like": like.id, "version": version or None, "recipe": None if recipe is None else recipe.hash}
+    detail: dict[str, JsonValue] = {"like": like.id, "version": version or None}
+    detail |= {"recipe": None if recipe is None else recipe.hash}
+    if brought is not None:
+        await _begin_with(connection, name, brought)
+        detail |= {"adapter": brought.sha256}
     await insert_event(connection, name, "created", **detail)
 
 
@@ -81,6 +93,21 @@ async def _begin_from(connection: AsyncConnection, name: str, like: PolicyRow, v
             "another version.",
             code="recipe_conflict",
             field="version",
+        )
+
+
+async def _begin_with(connection: AsyncConnection, name: str, brought: BroughtAdapter) -> None:
+    """Make an adapter's files the new policy's version 1 and head; no step and no other policy made them."""
+    sha256 = bytes.fromhex(brought.sha256)
+    await connection.execute(insert(VersionRow).values(policy=name, n=1, parent=0, path=brought.path, sha256=sha256))
+    await connection.execute(update(PolicyRow).where(PolicyRow.id == name).values(head=1))
+    learns = await lora_of_policy(connection, name)
+    if learns is not None and (brought.rank, brought.alpha) != (learns.rank, learns.alpha):
+        raise StateConflict(
+            f"The adapter has r {brought.rank} and lora_alpha {brought.alpha:g}, the recipe of {name!r} has rank "
+            f"{learns.rank} and alpha {learns.alpha:g}: take a recipe with those of the adapter under [train.lora].",
+            code="recipe_conflict",
+            field="recipe",
         )
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.algorithms.staleness import path_to_base
 from clawloop.contracts.gate_checks import gate_seconds
-from clawloop.contracts.training import OPEN_STEPS, SampleState, StepState, TrainingView, VersionView
+from clawloop.contracts.training import OPEN_STEPS, BroughtAdapter, SampleState, StepState, TrainingView, VersionView
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.contracts.version_origin import VersionOrigin
 from clawloop.errors import NotFound, RecipeRejected, RecordUnusable, StateConflict
@@ -85,12 +85,18 @@ class PostgresTrainingStore:
 
     @transaction
     async def create_policy(
-        self, connection: AsyncConnection, name: str, like: str, recipe: Recipe | None, version: int = 0
+        self,
+        connection: AsyncConnection,
+        name: str,
+        like: str,
+        recipe: Recipe | None,
+        version: int = 0,
+        brought: BroughtAdapter | None = None,
     ) -> TrainingView:
         row = await _lock(connection, like)
         await _require_files(connection, row.id, version)
         await _require_accepted(connection, row.id, version)
-        await create_policy(connection, name, row, recipe, version)
+        await create_policy(connection, name, row, recipe, version, brought)
         return await read_status(connection, name)
 
     @transaction

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from clawloop.contracts.adapter_directory import AdapterDirectory
-from clawloop.contracts.training import StepState, VersionRef
+from clawloop.contracts.training import BroughtAdapter, StepState, VersionRef
 from clawloop.contracts.version_origin import VersionOrigin
 from clawloop.errors import NotFound, RecipeRejected, StateConflict
 from clawloop.recipes.recipe import Lora
@@ -47,6 +48,23 @@ async def test_the_base_model_is_version_0_of_every_policy(learning: Learning) -
     view = await learning.operators.create_policy("mine", POLICY, None, 0)
     assert (view.head, view.unpublished) == (0, False)
     assert [version.n for version in await learning.operators.versions("mine")] == [0]
+
+
+async def test_a_policy_begins_from_an_adapter_that_no_step_made(learning: Learning) -> None:
+    engine = await learning.add_engine("http://e1:8100")
+    lora = Lora()
+    brought = BroughtAdapter("mine/v1-0123456789ab", "ab" * 32, lora.rank, lora.alpha)
+    view = await learning.operators.create_policy("mine", POLICY, None, 0, brought)
+    assert (view.version, view.head, view.unpublished) == (0, 1, True)
+    (_, first) = await learning.operators.versions("mine")
+    assert (first.parent, first.origin, first.state) == (0, None, "head")
+    assert await file_of(learning, engine, "mine", 1) == brought.path
+    await learning.publishing.loaded(engine, "mine", 1)
+    assert await learning.publishing.activate("mine", 1, 0)
+    assert (await learning.operators.roll_back("mine", 0)).head == 0
+    other = replace(brought, rank=lora.rank + 8)
+    with pytest.raises(StateConflict, match="rank"):
+        await learning.operators.create_policy("other", POLICY, None, 0, other)
 
 
 async def test_a_version_that_was_begun_from_itself_leads_to_the_step_that_made_it(learning: Learning) -> None:

@@ -22,6 +22,9 @@ class Runner:
     def __init__(self, metrics: EnvironmentMetrics) -> None:
         self._registry = metrics.registry
 
+    async def require_usable(self, environment: str, task_id: str) -> None:
+        pass
+
     async def run_agent(self, environment: str, task_id: str, episode: EpisodeId, key: str) -> AgentRun:
         assert self._registry.get_sample_value("clawloop_environment_sandboxes") == 1
         if not key:

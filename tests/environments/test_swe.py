@@ -10,7 +10,7 @@ import pytest
 from clawloop.demo.swe.toy import commands
 from clawloop.environments.check import Checked, check_task
 from clawloop.environments.harbor import HarborTask, environment_task
-from clawloop.environments.runner import reward_of
+from clawloop.environments.playing import reward_of
 from clawloop.environments.swe.environment import SweEnvironment, generated_repository
 from clawloop.environments.swe.kinds import FUNCTIONS
 from clawloop.environments.task import Split
@@ -39,7 +39,7 @@ def test_no_repository_is_in_both_splits_and_each_hides_its_tests() -> None:
 @pytest.mark.parametrize("number", range(len(FUNCTIONS)))
 async def test_each_kind_is_solved_by_its_solution_and_by_nothing_else(number: int) -> None:
     sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders())
-    checked = await check_task(sandboxes, generated_repository(Split.TRAIN, number))
+    checked = await check_task(sandboxes, environment_task("check", generated_repository(Split.TRAIN, number)))
     assert checked == Checked(1.0, 0.0, 0.0, {})
 
 
@@ -55,7 +55,7 @@ def test_a_harder_level_has_more_functions(level: int, functions: int) -> None:
 async def test_the_hardest_repository_is_solved_by_its_solution_and_by_nothing_else() -> None:
     sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders())
     task = generated_repository(Split.TRAIN, 5, ChosenKind("add", 3))
-    assert await check_task(sandboxes, task) == Checked(1.0, 0.0, 0.0, {})
+    assert await check_task(sandboxes, environment_task("check", task)) == Checked(1.0, 0.0, 0.0, {})
 
 
 async def reward(command: str, repository: HarborTask = TASK) -> float | None:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from clawloop.contracts.episodes import Ending
-from clawloop.environments.check import Checked, check_task
+from clawloop.environments.check import Checked
+from clawloop.environments.check import check_task as check_played_task
 from clawloop.environments.choice import choose, images_of
 from clawloop.environments.harbor import BASH, HarborEnvironment, HarborTask, environment_task, read_task
 from clawloop.environments.runner import SandboxRunner
@@ -23,12 +24,17 @@ from clawloop.episodes.kinds import KINDS as KINDS_OF
 from clawloop.episodes.kinds import ChosenKind
 from clawloop.errors import RecordUnusable, SetupError
 from clawloop.ids import new_episode_id
+from clawloop.sandboxes.boxes import Sandboxes
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
 from tests.environments.scripted_model import bash_call, model
 from tests.verbs import clawloop_process
 
 _WON = b"echo $won > /logs/verifier/reward.txt\n"
+
+
+async def check_task(sandboxes: Sandboxes, task: HarborTask) -> Checked:
+    return await check_played_task(sandboxes, environment_task("check", task))
 
 
 def write_task(folder: Path, task: HarborTask, config: str = "") -> Path:
@@ -166,10 +172,10 @@ def test_a_task_directory_is_read(tmp_path: Path) -> None:
         ),
         ("", "", "environment/docker-compose.yaml", "needs several containers"),
         ('[environment]\ndocker_image = "--help"', "", "", "docker_image: '--help' is no name of an image"),
-        ("[agent]\ntimeout_sec = 0", "", "", "agent.timeout_sec must be a number of seconds"),
-        ("[agent]\ntimeout_sec = 14401", "", "", "agent.timeout_sec must be a number of seconds up to 14400"),
-        ("[verifier]\ntimeout_sec = 14401", "", "", "verifier.timeout_sec must be a number of seconds up to 14400"),
-        ("agent = 1", "", "", "`agent` must be a table"),
+        ("[agent]\ntimeout_sec = 0", "", "", "agent.timeout_sec: must be a number of seconds"),
+        ("[agent]\ntimeout_sec = 14401", "", "", "agent.timeout_sec: must be a number of seconds up to 14400"),
+        ("[verifier]\ntimeout_sec = 14401", "", "", "verifier.timeout_sec: must be a number of seconds up to 14400"),
+        ("agent = 1", "", "", "agent: must be a table"),
         ("[", "", "", "task.toml cannot be read"),
     ],
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pydantic import JsonValue
 
 from clawloop.contracts.gate_checks import gate_seconds
-from clawloop.contracts.training import SampleState, StepState, TrainingView, VersionView
+from clawloop.contracts.training import BroughtAdapter, SampleState, StepState, TrainingView, VersionRef, VersionView
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.contracts.version_origin import VersionOrigin
 from clawloop.errors import NotFound, RecordUnusable, StateConflict
@@ -33,7 +33,9 @@ class FakeTrainingStore:
         own = [(n, version) for (name, n), version in sorted(self.ledger.versions.items()) if name == policy]
         return [self._view(policy, n, version) for n, version in own]
 
-    async def create_policy(self, name: str, like: str, recipe: Recipe | None, version: int = 0) -> TrainingView:
+    async def create_policy(
+        self, name: str, like: str, recipe: Recipe | None, version: int = 0, brought: BroughtAdapter | None = None
+    ) -> TrainingView:
         model = self._changeable(like)
         self._with_files(like, version)
         self._accepted(like, version)
@@ -48,7 +50,13 @@ class FakeTrainingStore:
                 raise StateConflict("The recipe has another rank.", code="recipe_conflict", field="version")
             ref = replace(begun.ref, policy=name, n=1, parent=0)
             self.ledger.versions[name, 1] = FakeVersion(0, ref, self.ledger.now, origin=origin)
-        self.ledger.add_policy(name, learns).head = 0 if begun.ref is None else 1
+        if brought is not None:
+            lora = None if learns is None else learns.train.lora
+            if lora is not None and (brought.rank, brought.alpha) != (lora.rank, lora.alpha):
+                raise StateConflict("The recipe has another rank.", code="recipe_conflict", field="recipe")
+            ref = VersionRef(name, 1, 0, brought.path, brought.sha256)
+            self.ledger.versions[name, 1] = FakeVersion(0, ref, self.ledger.now)
+        self.ledger.add_policy(name, learns).head = 1 if (name, 1) in self.ledger.versions else 0
         return self.ledger.view(name)
 
     async def retire_policy(self, policy: str) -> TrainingView:

@@ -17,7 +17,7 @@ from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.episodes import AgentRun, Ending, GroupResult, GroupState, NewGroup, NextGroups
 from clawloop.episodes.messages import environment_queue
 from clawloop.episodes.running import EnvironmentActivities
-from clawloop.errors import JudgeRefused
+from clawloop.errors import JudgeRefused, TaskUnusable
 from clawloop.ids import EpisodeId, RolloutGroupId, new_rollout_group_id
 from clawloop.temporal.notifier import TemporalNotifier
 from tests.fakes.episode_store import FakeEpisodeStore
@@ -35,6 +35,7 @@ class ScriptedRunner:
         run: what becomes of the episode at a place, at its n-th attempt.
         verdict: the same for the verifier's n-th call on an episode.
         may_run: agents wait for it; may_verify: verifiers.
+        unusable: why its tasks are not played; empty: they are.
     """
 
     def __init__(self, store: FakeEpisodeStore) -> None:
@@ -47,7 +48,12 @@ class ScriptedRunner:
         self.may_verify.set()
         self.votes = ScriptedVotes(store)
         self.ran: list[tuple[int, int]] = []
+        self.unusable = ""
         self.verified: dict[EpisodeId, int] = {}
+
+    async def require_usable(self, environment: str, task_id: str) -> None:
+        if self.unusable:
+            raise TaskUnusable(self.unusable)
 
     async def run_agent(self, environment: str, task_id: str, episode: EpisodeId, key: str) -> AgentRun:
         assert (environment, task_id, key) == (self.environment, "train-0", f"ce_{episode.hex}.fake")

@@ -107,6 +107,9 @@ async def test_a_refused_key_of_a_worker_is_told_with_its_remedy(client: Client)
 class Quoting:
     """Satisfies `EpisodeRunner`; its error quotes the agent."""
 
+    async def require_usable(self, environment: str, task_id: str) -> None:
+        pass
+
     async def run_agent(self, environment: str, task_id: str, episode: EpisodeId, key: str) -> AgentRun:
         raise ValueError("the agent said: my password is 1234")
 

@@ -103,6 +103,16 @@ async def test_a_workflow_that_begins_again_runs_no_episode_twice(client: Client
     assert (result.scored, result.mean_reward) == (4, 0.75)  # 1, and by their places 1, 0, 1
 
 
+async def test_a_task_that_cannot_be_used_is_not_played_and_not_tried_again(client: Client) -> None:
+    store = FakeEpisodeStore()
+    runner = ScriptedRunner(store)
+    runner.unusable = "the task is not played: oracle has the reward 0, and must have 1"
+    result = await run_group(client, store, runner, 2)
+    assert (result.state, result.scored, runner.ran) == (GroupState.DROPPED, 0, [])
+    assert [(one.begun.attempt, one.state) for one in store.by_id.values()] == [(1, EpisodeState.ABANDONED)] * 2
+    assert runner.unusable in result.reason
+
+
 async def test_a_verifier_is_repeated_alone_and_its_failure_is_no_reward(client: Client) -> None:
     store = FakeEpisodeStore()
     runner = ScriptedRunner(store)

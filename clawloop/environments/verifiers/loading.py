@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clawloop.environments.harbor import AGENT_SECONDS
+from clawloop.environments.harbor_toml import AGENT_SECONDS
 from clawloop.environments.task import Split, split_of
 from clawloop.episodes.limits import LONGEST_SECONDS
 from clawloop.errors import SetupError

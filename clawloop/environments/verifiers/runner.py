@@ -42,6 +42,9 @@ class VerifiersRunner:
                 context = vf.ModelContext(model="policy", client=client, sampling=vf.SamplingConfig())
                 yield cls(loaded, relay, context, notes)
 
+    async def require_usable(self, environment: str, task_id: str) -> None:
+        """What verifiers loads it answers for."""
+
     async def run_agent(self, environment: str, task_id: str, episode: EpisodeId, key: str) -> AgentRun:
         [slot] = self._loaded.env.slots(self._task(task_id))
         traces: list[str] = []

@@ -29,6 +29,8 @@ from clawloop.training.model.adapter import adapter_tensors, full_tensor, reset_
 from clawloop.training.model.port import PolicyModel
 
 STATE_FILE = "training_state.safetensors"
+BROUGHT_FILE = "brought.json"
+"""Beside an adapter that was made elsewhere: the optimiser has no state yet."""
 _DIGEST_FILE = "training_state.sha256"
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -79,9 +81,13 @@ def resume(path: Path, sha256: str, model: PolicyModel, optimizer: torch.optim.O
     adapter = read_adapter(path, base=base)
     if adapter.lora != model.lora:
         raise AdapterUnusable(f"{path} is {adapter.lora}, the recipe asks for {model.lora}")
-    state = _read_state(path)
+    is_brought = (path / BROUGHT_FILE).exists()
+    state = {} if is_brought else _read_state(path)
     set_adapter(model, adapter.tensors)
     optimizer.state.clear()
+    if is_brought:
+        torch.manual_seed(0)
+        return
     for name, parameter in model.adapter_parameters().items():
         moments = {moment: state[f"{moment}/{name}"] for moment in _MOMENTS}
         optimizer.state[parameter] = {

@@ -63,6 +63,7 @@ class _PeftConfig(BaseModel):
     modules_to_save: tuple[str, ...] | None = None
     rank_pattern: dict[str, int] = {}
     alpha_pattern: dict[str, float] = {}
+    layers_to_transform: tuple[int, ...] | int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -224,6 +225,7 @@ def _plain_lora(path: Path, config: _PeftConfig) -> LoraShape:
         "modules_to_save": bool(config.modules_to_save),
         "rank_pattern": bool(config.rank_pattern),
         "alpha_pattern": bool(config.alpha_pattern),
+        "layers_to_transform": config.layers_to_transform is not None,
         config.peft_type: config.peft_type != "LORA",
     }
     if used := [what for what, is_used in unsupported.items() if is_used]:

@@ -68,7 +68,7 @@ def merge(base: Path, adapter: Path, out: Path, *, device: torch.device | None =
     weights = BaseWeights(base)
     if read.base is not None and read.base.fingerprint != weights.fingerprint():
         raise AdapterUnusable(f"{adapter} was trained on another {read.base.name} than {base}")
-    deltas = _adapted_weights(read, family, weights)
+    deltas = adapted_weights(read, family, weights)
     out.mkdir(parents=True)
     try:
         _write_weights(weights, read, deltas, out)
@@ -84,8 +84,12 @@ def merge(base: Path, adapter: Path, out: Path, *, device: torch.device | None =
     return report
 
 
-def _adapted_weights(adapter: Adapter, family: Family, weights: BaseWeights) -> dict[str, str]:
-    """Name of a checkpoint's weight → what the names of its two tensors in the adapter begin with."""
+def adapted_weights(adapter: Adapter, family: Family, weights: BaseWeights) -> dict[str, str]:
+    """Name of a checkpoint's weight → what the names of its two tensors in the adapter begin with.
+
+    Raises:
+        AdapterUnusable: the adapter changes what the base model does not have.
+    """
     deltas = {}
     for name in adapter.tensors:
         if (half := name.removesuffix(_HALF_A)) == name:

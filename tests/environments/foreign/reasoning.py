@@ -6,9 +6,9 @@ import asyncio
 import json
 import sys
 
+from clawloop.environments.playing import reward_of
 from clawloop.environments.reasoning_gym.environment import GENERATORS, ReasoningGymEnvironment
 from clawloop.environments.reward import packed
-from clawloop.environments.runner import reward_of
 from clawloop.episodes.kinds import KINDS
 from clawloop.sandboxes.boxes import BoxTask
 from clawloop.sandboxes.bubblewrap import Bubblewrap
