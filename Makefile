@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 VENV := .venv/bin
 ARGS ?=
+# Two workers: tests/conftest.py says which runs what. The slowest tests are listed at the end.
+PYTEST := $(VENV)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations=50
 .DEFAULT_GOAL := help
 # Images often forbid bytecode, and uv installs none: then each start of a program compiles all that it imports, vLLM
 # three times over. From bytecode ours start in a third to half of the time.
@@ -22,13 +24,13 @@ demo:  ## see it learn: a toy model, a synthetic user, everything real; ARGS="--
 
 test: setup  ## all checks and tests, on real PostgreSQL, Temporal and vLLM
 	@$(MAKE) --no-print-directory check
-	$(VENV)/python -m pytest -m "not long and not containers" $(ARGS)
+	$(PYTEST) -m "not long and not containers" $(ARGS)
 
 test-long: setup  ## what `make test` has no time for
-	$(VENV)/python -m pytest -m "long and not containers" $(ARGS)
+	$(PYTEST) -m "long and not containers" $(ARGS)
 
 quick: setup  ## what needs no engine, no database and no patience, under a minute
-	$(VENV)/python -m pytest -m "not engine and not postgres and not slow and not long and not containers" $(ARGS)
+	$(PYTEST) -m "not engine and not postgres and not slow and not long and not containers" $(ARGS)
 
 check: setup  ## ruff, mypy strict, import-linter
 	$(VENV)/ruff check .

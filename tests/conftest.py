@@ -11,11 +11,13 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadGroupScheduling
 
 from clawloop.local.checks import choose_port
 from clawloop.local.services import temporal_server
@@ -32,17 +34,85 @@ settings.register_profile("patient", deadline=None, derandomize=True)
 settings.register_profile("searching", deadline=None)
 settings.load_profile("patient")
 
+# Two workers have two cores: threads of torch that wait for each other would take them from the other worker. Before
+# any test imports torch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # What starts services or processes, or has models, if tiny ones.
 PATIENT_FOLDERS = {"api", "local", "training", "workflows"}
 
+# Fixtures that are the URL of an engine which tests share (tests/e2e/conftest.py).
+ENGINE_FIXTURES = {"engine_url", "careless_engine_url", "toy_engine_url"}
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# `make test` runs two workers, each with a PostgreSQL and a Temporal of its own, as session fixtures are per worker. A
+# worker takes a whole file at a time, so that the file's fixtures are made once. All files that share an engine are one
+# piece of work, so that one worker alone starts engines. That piece is the first; then come the folders that take
+# longest, and at the end files of seconds, so that both workers have something to do until the end.
+ENGINE_FIXTURES = {"engine_url", "careless_engine_url", "toy_engine_url"}
+
+# `make test` runs two workers, each with a PostgreSQL and a Temporal of its own, as session fixtures are per worker. A
+# worker takes a whole file at a time, so that the file's fixtures are made once. All files that share an engine are one
+# piece of work, so that one worker alone starts engines. It is the first piece; then come the folders that take
+# longest, and at the end files of seconds, so that both workers have something to do until the end.
+ENGINE_FIXTURES = {"engine_url", "careless_engine_url", "toy_engine_url"}
+
+# `make test` runs two workers, each with a PostgreSQL and a Temporal of its own, as session fixtures are per worker. A
+# worker takes a whole file at a time, so that the file's fixtures are made once. All files that share an engine are one
+# piece of work, so that one worker alone starts engines. It is the first piece; then come the folders that take longest,
+# and at the end files of seconds, so that both workers have something to do until the end.
+ENGINE_FIXTURES = {"engine_url", "careless_engine_url", "toy_engine_url"}  # of tests/e2e/conftest.py
+ENGINE_LANE = "engines"
+LONGEST_FOLDERS = ("e2e", "chaos", "demo", "training", "workflows", "api", "local", "deploy", "security", "ui")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _deselect_what_needs_cuda(config, items)
+    sharing = {item.path for item in items if ENGINE_FIXTURES & set(getattr(item, "fixturenames", ()))}
     for item in items:
         if "postgres_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.postgres)
         if PATIENT_FOLDERS & set(item.path.parts):
             item.add_marker(pytest.mark.slow)
+        if item.path in sharing:
+            item.add_marker(pytest.mark.xdist_group(ENGINE_LANE))
+    items.sort(key=lambda item: (item.path not in sharing, _place(item.path)))
+
+
+def _deselect_what_needs_cuda(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without CUDA, deselect the tests that need it: a skipped test would fail in CI."""
+    on_cuda = [item for item in items if item.get_closest_marker("gpu")]
+    if not on_cuda:
+        return
+    from torch import cuda
+
+    if not cuda.is_available():
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+        config.hook.pytest_deselected(items=on_cuda)
+
+
+def _place(path: Path) -> int:
+    """Place of a file's folder in `LONGEST_FOLDERS`; after all of them if it is not there."""
+    return next((place for place, folder in enumerate(LONGEST_FOLDERS) if folder in path.parts), len(LONGEST_FOLDERS))
+
+
+class FileScheduling(LoadGroupScheduling):  # type: ignore[misc]
+    """`--dist loadgroup`, where a file without a group is one piece of work instead of each of its tests."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        group: str = super()._split_scope(nodeid)
+        return nodeid.partition("::")[0] if group == nodeid else group
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling:
+    return FileScheduling(config, log)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """In CI a skipped test fails the run, in whichever worker it was skipped."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")  # None in a worker
+    if os.environ.get("CI") and reporter is not None and exitstatus == 0 and reporter.stats.get("skipped"):
+        reporter.write_line("\na test was skipped", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="session", autouse=True)
