@@ -8,7 +8,7 @@ PYTEST := $(VENV)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder 
 # Images often forbid bytecode, and uv installs none: then each start of a program compiles all that it imports, vLLM
 # three times over. From bytecode ours start in a third to half of the time.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup up demo test test-long quick check format pins sbom audit bench bench-check bench-train chaos
+.PHONY: help setup up demo test test-long quick check format docs pins sbom audit bench bench-check bench-train chaos
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -41,6 +41,9 @@ check: setup  ## ruff, mypy strict, import-linter
 format: setup  ## what ruff can mend by itself
 	$(VENV)/ruff check --fix .
 	$(VENV)/ruff format .
+
+docs: setup  ## write what the code says into the tables of docs/
+	@$(VENV)/python -m tests.rules.tables
 
 bench: setup  ## a benchmark: ARGS="gateway", "judging --quick"; without ARGS: their list
 	@$(VENV)/python -m benchmarks $(ARGS)
