@@ -48,25 +48,6 @@ ENGINE_FIXTURES = {"engine_url", "careless_engine_url", "toy_engine_url"}
 # worker takes a whole file at a time, so that the file's fixtures are made once. All files that share an engine are one
 # piece of work, so that one worker alone starts engines. That piece is the first; then come the folders that take
 # longest, and at the end files of seconds, so that both workers have something to do until the end.
-ENGINE_FIXTURES = {"engine_url", "careless_engine_url", "toy_engine_url"}
-
-# `make test` runs two workers, each with a PostgreSQL and a Temporal of its own, as session fixtures are per worker. A
-# worker takes a whole file at a time, so that the file's fixtures are made once. All files that share an engine are one
-# piece of work, so that one worker alone starts engines. That piece is the first; then come the folders that take
-# longest, and at the end files of seconds, so that both workers have something to do until the end.
-ENGINE_FIXTURES = {"engine_url", "careless_engine_url", "toy_engine_url"}
-
-# `make test` runs two workers, each with a PostgreSQL and a Temporal of its own, as session fixtures are per worker. A
-# worker takes a whole file at a time, so that the file's fixtures are made once. All files that share an engine are one
-# piece of work, so that one worker alone starts engines. It is the first piece; then come the folders that take
-# longest, and at the end files of seconds, so that both workers have something to do until the end.
-ENGINE_FIXTURES = {"engine_url", "careless_engine_url", "toy_engine_url"}
-
-# `make test` runs two workers, each with a PostgreSQL and a Temporal of its own, as session fixtures are per worker. A
-# worker takes a whole file at a time, so that the file's fixtures are made once. All files that share an engine are one
-# piece of work, so that one worker alone starts engines. It is the first piece; then come the folders that take longest,
-# and at the end files of seconds, so that both workers have something to do until the end.
-ENGINE_FIXTURES = {"engine_url", "careless_engine_url", "toy_engine_url"}  # of tests/e2e/conftest.py
 ENGINE_LANE = "engines"
 LONGEST_FOLDERS = ("e2e", "chaos", "demo", "training", "workflows", "api", "local", "deploy", "security", "ui")
 
