@@ -3,6 +3,8 @@ SHELL := /bin/bash
 VENV := .venv/bin
 ARGS ?=
 # Two workers: tests/conftest.py says which runs what. The slowest tests are listed at the end.
+# Folders of which nothing is quick, not even the import.
+NOT_QUICK := $(addprefix --ignore=tests/,api browser clients e2e gpu local training workflows)
 PYTEST := $(VENV)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations=50
 .DEFAULT_GOAL := help
 # Images often forbid bytecode, and uv installs none: then each start of a program compiles all that it imports, vLLM
@@ -29,8 +31,8 @@ test: setup  ## all checks and tests, on real PostgreSQL, Temporal and vLLM
 test-long: setup  ## what `make test` has no time for
 	$(PYTEST) -m "long and not containers" $(ARGS)
 
-quick: setup  ## what needs no engine, no database and no patience, under a minute
-	$(PYTEST) -m "not engine and not postgres and not slow and not long and not containers" $(ARGS)
+quick: setup  ## what needs no engine, no database and no patience
+	$(PYTEST) $(NOT_QUICK) -m "not engine and not postgres and not slow and not long and not containers" $(ARGS)
 
 check: setup  ## ruff, mypy strict, import-linter
 	$(VENV)/ruff check .
