@@ -6,9 +6,11 @@ import asyncio
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -100,6 +102,31 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if os.environ.get("CI") and reporter is not None and exitstatus == 0 and reporter.stats.get("skipped"):
         reporter.write_line("\na test was skipped", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ports_of_this_worker() -> Iterator[None]:
+    """Free ports are of a range of this worker, below those that the kernel gives to outgoing connections.
+
+    Otherwise another worker, or any connection, could take a port after it was chosen and before its server listens.
+    """
+    size = 4_000
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 3
+    # Another run of tests on this machine has the same ranges, and begins elsewhere.
+    numbers = itertools.count(os.getpid())
+
+    def free_port(host: str = "127.0.0.1") -> int:
+        while True:
+            port = 20_000 + worker * size + next(numbers) % size
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            with socket.socket(family) as probe, suppress(OSError):
+                probe.bind((host, port))
+                return port
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("clawloop.local.checks._free_port", free_port)
+        patch.setattr("clawloop.local.services.postgres.free_port", free_port)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
