@@ -28,8 +28,8 @@ test: setup  ## all checks and tests, on real PostgreSQL, Temporal and vLLM
 	@$(MAKE) --no-print-directory check
 	$(PYTEST) -m "not long and not containers" $(ARGS)
 
-test-long: setup  ## what `make test` has no time for
-	$(PYTEST) -m "long and not containers" $(ARGS)
+test-long: setup  ## what `make test` has no time for, in one worker: some of it measures
+	$(PYTEST) -n 0 -m "long and not containers" $(ARGS)
 
 quick: setup  ## what needs no engine, no database and no patience
 	$(PYTEST) $(NOT_QUICK) -m "not engine and not postgres and not slow and not long and not containers" $(ARGS)
