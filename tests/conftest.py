@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +21,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 from hypothesis import settings
-from xdist.scheduler import LoadGroupScheduling
+from xdist.scheduler import LoadFileScheduling
 
 from clawloop.local.checks import choose_port
 from clawloop.local.services import temporal_server
@@ -56,15 +58,20 @@ LONGEST_FOLDERS = ("e2e", "chaos", "demo", "training", "workflows", "api", "loca
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _deselect_what_needs_cuda(config, items)
-    sharing = {item.path for item in items if ENGINE_FIXTURES & set(getattr(item, "fixturenames", ()))}
     for item in items:
         if "postgres_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.postgres)
         if PATIENT_FOLDERS & set(item.path.parts):
             item.add_marker(pytest.mark.slow)
-        if item.path in sharing:
-            item.add_marker(pytest.mark.xdist_group(ENGINE_LANE))
-    items.sort(key=lambda item: (item.path not in sharing, _place(item.path)))
+    items.sort(key=lambda item: (_lane(item.path) != ENGINE_LANE, _place(item.path)))
+
+
+@cache
+def _lane(path: Path) -> str:
+    """The piece of work that a file of tests is in. The scheduler knows no fixtures, so the file's text says it."""
+    names = "|".join(sorted(ENGINE_FIXTURES))
+    shares = "e2e" in path.parts and re.search(rf"\b({names}): str\b", path.read_text(encoding="utf-8"))
+    return ENGINE_LANE if shares else str(path)
 
 
 def _deselect_what_needs_cuda(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -84,16 +91,15 @@ def _place(path: Path) -> int:
     return next((place for place, folder in enumerate(LONGEST_FOLDERS) if folder in path.parts), len(LONGEST_FOLDERS))
 
 
-class FileScheduling(LoadGroupScheduling):  # type: ignore[misc]
-    """`--dist loadgroup`, where a file without a group is one piece of work instead of each of its tests."""
+class LaneScheduling(LoadFileScheduling):  # type: ignore[misc]
+    """`--dist loadfile`, where files may share a piece of work. `loadgroup` has no effect with pytest 9.2."""
 
     def _split_scope(self, nodeid: str) -> str:
-        group: str = super()._split_scope(nodeid)
-        return nodeid.partition("::")[0] if group == nodeid else group
+        return _lane(self.config.rootpath / nodeid.partition("::")[0])
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling:
-    return FileScheduling(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LaneScheduling:
+    return LaneScheduling(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
