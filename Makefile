@@ -2,11 +2,15 @@
 SHELL := /bin/bash
 VENV := .venv/bin
 ARGS ?=
+# Two workers: tests/conftest.py says which runs what. The slowest tests are listed at the end.
+# Folders of which nothing is quick, not even the import.
+NOT_QUICK := $(addprefix --ignore=tests/,api browser clients e2e gpu local training workflows)
+PYTEST := $(VENV)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=50
 .DEFAULT_GOAL := help
 # Images often forbid bytecode, and uv installs none: then each start of a program compiles all that it imports, vLLM
 # three times over. From bytecode ours start in a third to half of the time.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup up demo test test-long quick check format pins sbom audit bench bench-check bench-train chaos
+.PHONY: help setup up demo test test-long quick check format docs pins sbom audit bench bench-check bench-train chaos
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -22,13 +26,13 @@ demo:  ## see it learn: a toy model, a synthetic user, everything real; ARGS="--
 
 test: setup  ## all checks and tests, on real PostgreSQL, Temporal and vLLM
 	@$(MAKE) --no-print-directory check
-	$(VENV)/python -m pytest -m "not long and not containers" $(ARGS)
+	$(PYTEST) -m "not long and not containers" $(ARGS)
 
-test-long: setup  ## what `make test` has no time for
-	$(VENV)/python -m pytest -m "long and not containers" $(ARGS)
+test-long: setup  ## what `make test` has no time for, in one worker: some of it measures
+	$(PYTEST) -n 0 -m "long and not containers" $(ARGS)
 
-quick: setup  ## what needs no engine, no database and no patience, under a minute
-	$(VENV)/python -m pytest -m "not engine and not postgres and not slow and not long and not containers" $(ARGS)
+quick: setup  ## what needs no engine, no database and no patience
+	$(PYTEST) $(NOT_QUICK) -m "not engine and not postgres and not slow and not long and not containers" $(ARGS)
 
 check: setup  ## ruff, mypy strict, import-linter
 	$(VENV)/ruff check .
@@ -39,6 +43,9 @@ check: setup  ## ruff, mypy strict, import-linter
 format: setup  ## what ruff can mend by itself
 	$(VENV)/ruff check --fix .
 	$(VENV)/ruff format .
+
+docs: setup  ## write what the code says into the tables of docs/
+	@$(VENV)/python -m tests.rules.tables
 
 bench: setup  ## a benchmark: ARGS="gateway", "judging --quick"; without ARGS: their list
 	@$(VENV)/python -m benchmarks $(ARGS)

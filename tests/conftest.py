@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from clawloop.local.checks import choose_port
 from clawloop.local.services import temporal_server
@@ -32,17 +38,101 @@ settings.register_profile("patient", deadline=None, derandomize=True)
 settings.register_profile("searching", deadline=None)
 settings.load_profile("patient")
 
+# Two workers have two cores: threads of torch that wait for each other would take them from the other worker. Before
+# any test imports torch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # What starts services or processes, or has models, if tiny ones.
 PATIENT_FOLDERS = {"api", "local", "training", "workflows"}
 
+# Fixtures that are the URL of an engine which tests share (tests/e2e/conftest.py).
+ENGINE_FIXTURES = {"engine_url", "careless_engine_url", "toy_engine_url"}
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# `make test` runs two workers, each with a PostgreSQL and a Temporal of its own, as session fixtures are per worker. A
+# worker takes a whole file at a time, so that the file's fixtures are made once. All files that share an engine are one
+# piece of work, so that one worker alone starts engines. That piece is the first; then come the folders that take
+# longest, and at the end files of seconds, so that both workers have something to do until the end.
+ENGINE_LANE = "engines"
+LONGEST_FOLDERS = ("e2e", "chaos", "demo", "training", "workflows", "api", "local", "deploy", "security", "ui")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _deselect_what_needs_cuda(config, items)
     for item in items:
         if "postgres_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.postgres)
         if PATIENT_FOLDERS & set(item.path.parts):
             item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: (_lane(item.path) != ENGINE_LANE, _place(item.path)))
+
+
+@cache
+def _lane(path: Path) -> str:
+    """The piece of work that a file of tests is in. The scheduler knows no fixtures, so the file's text says it."""
+    names = "|".join(sorted(ENGINE_FIXTURES))
+    shares = "e2e" in path.parts and re.search(rf"\b({names}): str\b", path.read_text(encoding="utf-8"))
+    return ENGINE_LANE if shares else str(path)
+
+
+def _deselect_what_needs_cuda(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without CUDA, deselect the tests that need it: a skipped test would fail in CI."""
+    on_cuda = [item for item in items if item.get_closest_marker("gpu")]
+    if not on_cuda:
+        return
+    from torch import cuda
+
+    if not cuda.is_available():
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+        config.hook.pytest_deselected(items=on_cuda)
+
+
+def _place(path: Path) -> int:
+    """Place of a file's folder in `LONGEST_FOLDERS`; after all of them if it is not there."""
+    return next((place for place, folder in enumerate(LONGEST_FOLDERS) if folder in path.parts), len(LONGEST_FOLDERS))
+
+
+class LaneScheduling(LoadFileScheduling):  # type: ignore[misc]
+    """`--dist loadfile`, where files may share a piece of work. `loadgroup` has no effect with pytest 9.2."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _lane(self.config.rootpath / nodeid.partition("::")[0])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LaneScheduling:
+    return LaneScheduling(config, log)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """In CI a skipped test fails the run, in whichever worker it was skipped."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")  # None in a worker
+    if os.environ.get("CI") and reporter is not None and exitstatus == 0 and reporter.stats.get("skipped"):
+        reporter.write_line("\na test was skipped", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ports_of_this_worker() -> Iterator[None]:
+    """Free ports are of a range of this worker, below those that the kernel gives to outgoing connections.
+
+    Otherwise another worker, or any connection, could take a port after it was chosen and before its server listens.
+    """
+    size = 4_000
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 3
+    # Another run of tests on this machine has the same ranges, and begins elsewhere.
+    numbers = itertools.count(os.getpid())
+
+    def free_port(host: str = "127.0.0.1") -> int:
+        while True:
+            port = 20_000 + worker * size + next(numbers) % size
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            with socket.socket(family) as probe, suppress(OSError):
+                probe.bind((host, port))
+                return port
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("clawloop.local.checks._free_port", free_port)
+        patch.setattr("clawloop.local.services.postgres.free_port", free_port)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,6 +19,8 @@ from tests.api.test_wire_translation import BLOCKS, ITEMS, MESSAGES, OPTIONS, VA
 
 pytestmark = pytest.mark.slow  # hundreds of requests
 
+# Generated requests of each kind; `make test-long` has more.
+EXAMPLES = [20, pytest.param(80, marks=pytest.mark.long)]
 VERSION = {"anthropic-version": "2023-06-01"}
 HELLO = [{"role": "user", "content": "hello"}]
 NUMBERS: st.SearchStrategy[Any] = st.sampled_from((0, 1, -1, 0.5, 2**31, 2**63, 10**30, 1e308)) | VALUES
@@ -143,12 +145,13 @@ def check_answer(answer: httpx.Response, path: str) -> None:
         assert set(answer.json()["error"]) == error_fields(path)
 
 
+@pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("path", REQUESTS)
-def test_no_json_makes_a_500(client: httpx.Client, path: str) -> None:
+def test_no_json_makes_a_500(client: httpx.Client, path: str, examples: int) -> None:
     headers = headers_of(path)
 
     @given(body=REQUESTS[path] | VALUES)
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     def check(body: Any) -> None:
         check_answer(client.post(path, json=body, headers=headers), path)
 

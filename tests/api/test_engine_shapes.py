@@ -18,7 +18,7 @@ from clawloop.contracts.turns import TurnStatus
 from tests.api.chat_requests import PATH, chat_body
 from tests.api.conftest import Gateway, running_gateway, until
 from tests.api.gateway_thread import gateway_thread
-from tests.api.test_any_shape import error_fields
+from tests.api.test_any_shape import EXAMPLES, error_fields
 from tests.fakes.engine import FakeEngine
 
 VERSION = {"anthropic-version": "2023-06-01"}
@@ -162,14 +162,15 @@ def gateway_in_thread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate
         yield gateway
 
 
+@pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("path", REQUESTS)
-def test_an_answer_of_any_shape_is_passed_on_or_502(gateway_in_thread: Gateway, path: str) -> None:
+def test_an_answer_of_any_shape_is_passed_on_or_502(gateway_in_thread: Gateway, path: str, examples: int) -> None:
     key = {"Authorization": f"Bearer {gateway_in_thread.key}"}
     given_to = REQUESTS[path] | {"model": "policy"}
     with httpx.Client(base_url=gateway_in_thread.url, headers=key | VERSION, timeout=120) as client:
 
         @given(said=OBJECTS | VALUES)
-        @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+        @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
         def check(said: Any) -> None:
             gateway_in_thread.engine.verbatim = orjson.dumps(said)
             answer = client.post(path, json=given_to)
@@ -178,14 +179,15 @@ def test_an_answer_of_any_shape_is_passed_on_or_502(gateway_in_thread: Gateway, 
         check()
 
 
+@pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("path", REQUESTS)
-def test_a_stream_of_any_shape_ends_or_ends_in_an_error(gateway_in_thread: Gateway, path: str) -> None:
+def test_a_stream_of_any_shape_ends_or_ends_in_an_error(gateway_in_thread: Gateway, path: str, examples: int) -> None:
     key = {"Authorization": f"Bearer {gateway_in_thread.key}"}
     given_to = REQUESTS[path] | {"model": "policy", "stream": True}
     with httpx.Client(base_url=gateway_in_thread.url, headers=key | VERSION, timeout=120) as client:
 
         @given(said=st.lists(OBJECTS | VALUES, max_size=3), done=st.booleans())
-        @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+        @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
         def check(said: list[Any], done: bool) -> None:
             events = [b"data: " + orjson.dumps(one) + b"\n\n" for one in said]
             gateway_in_thread.engine.verbatim = b"".join(events) + (b"data: [DONE]\n\n" if done else b"")

@@ -15,7 +15,7 @@ from schemathesis.checks import not_a_server_error, response_schema_conformance
 from tests.api.conftest import Gateway
 from tests.api.gateway_thread import gateway_thread
 from tests.api.known_ids import KNOWN_IDS, described_requests
-from tests.api.test_any_shape import PROPER, REQUESTS, error_fields, headers_of
+from tests.api.test_any_shape import EXAMPLES, PROPER, REQUESTS, error_fields, headers_of
 
 pytestmark = pytest.mark.slow  # hundreds of requests per operation
 
@@ -138,8 +138,9 @@ def test_every_operation_is_fuzzed(gateway_in_thread: Gateway) -> None:
     assert operations == set(OPERATIONS)
 
 
+@pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
-def test_no_request_makes_a_500(gateway_in_thread: Gateway, path: str, method: str) -> None:
+def test_no_request_makes_a_500(gateway_in_thread: Gateway, path: str, method: str, examples: int) -> None:
     operation = schemathesis.openapi.from_url(f"{gateway_in_thread.url}/openapi.json")[path][method]
     key = gateway_in_thread.admin_key if path.startswith("/admin") else gateway_in_thread.key
     version = headers_of(path)
@@ -149,7 +150,7 @@ def test_no_request_makes_a_500(gateway_in_thread: Gateway, path: str, method: s
     statuses: set[int] = set()
 
     @given(case=described_requests(operation, known))
-    @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     def check(case: schemathesis.Case) -> None:
         response = case.call(headers={"Authorization": f"Bearer {key}"} | version)
         statuses.add(response.status_code)

@@ -21,7 +21,7 @@ from db.turns.insert import PostgresTurnStore
 from tests.e2e.gateway import RealGateway, prepared, running_gateway
 from tests.fakes.engine import FakeEngine, fake_engine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]
 
 PATH = "/v1/chat/completions"
 

@@ -131,6 +131,7 @@ async def chatting(postgres_url: str, folder: Path) -> AsyncIterator[Gateways]:
                 await supervisor.stop([NAMES])
 
 
+@pytest.mark.long
 async def test_a_gateway_that_gets_sigterm_fails_no_request(postgres_url: str, tmp_path: Path) -> None:
     async with chatting(postgres_url, tmp_path) as gateways:
         await gateways.more_turns(2 * CLIENTS)

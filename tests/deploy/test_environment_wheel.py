@@ -52,6 +52,8 @@ def run_alone(alone: Path, program: str, *arguments: str, **variables: str) -> s
     return subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_it_has_one_top_level_package_and_what_that_reads(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -74,6 +76,7 @@ def test_it_has_the_version_and_dependencies_of_ours() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_it_runs_without_our_gateways_and_trainers_packages(alone: Path) -> None:
     imported = run_alone(alone, "import clawloop.cli.remote_environment, sys; print(*sys.modules)")
     assert imported.returncode == 0, imported.stderr

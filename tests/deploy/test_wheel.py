@@ -13,6 +13,8 @@ import pytest
 from clawloop.processes.install_check import TOP_LEVEL_NAMES
 from tests.deploy.stated import ROOT
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 # Recipes for `clawloop recipe set`, and OpenClaw's configuration.
 SHARED = {"recipes": ROOT / "deploy" / "recipes", "openclaw": ROOT / "deploy" / "openclaw"}
 

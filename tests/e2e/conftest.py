@@ -22,8 +22,8 @@ from clawloop.local.checks import choose_port
 from clawloop.local.services.vllm import EngineOptions, launch, read_model
 from clawloop.local.supervision.supervisor import guarded
 from clawloop.local.tiny_model import ensure_tiny_model
+from tests.conftest import ENGINE_FIXTURES
 from tests.e2e.toy import CONTEXT_TOKENS, toy_model
-from tests.e2e.up import Up, up
 from tests.engine_options import engine_options
 
 # 40 s on two idle cores; ten times that has been seen where others took them.
@@ -34,7 +34,6 @@ _MODELS = {
     "careless_engine_url": "flat_model_path",
     "toy_engine_url": "toy_model_path",
 }
-ENGINE_FIXTURES = _MODELS.keys()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -75,12 +74,11 @@ def toy_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toy_model(tmp_path_factory.mktemp("toy"))
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """All engines that the selected tests use, started at the first test of this folder.
+    """All engines that the selected tests use, started at the first test that uses one.
 
-    An engine keeps one core busy for most of a minute before it answers; engines start in parallel, and while tests run
-    that need none. Each takes 2.5 GB.
+    An engine keeps one core busy for most of a minute before it answers; engines start in parallel. Each takes 2.5 GB.
     """
     with ExitStack() as running:
         engines = Engines(request, tmp_path_factory.mktemp("engines"), running)
@@ -94,12 +92,9 @@ def _used_fixtures(request: pytest.FixtureRequest) -> set[str]:
 
 
 @pytest.fixture(scope="session")
-def engine_url(engines: Engines, request: pytest.FixtureRequest) -> str:
+def engine_url(engines: Engines) -> str:
     """The engine that tests share: float32, with the flags of `clawloop up`."""
-    url = engines.start("engine_url").ready()
-    if "started_up" in _used_fixtures(request):
-        request.getfixturevalue("started_up")  # takes a minute too, and is used last
-    return url
+    return engines.start("engine_url").ready()
 
 
 @pytest.fixture(scope="session")
@@ -112,14 +107,6 @@ def careless_engine_url(engines: Engines) -> str:
 def toy_engine_url(engines: Engines) -> str:
     """An engine of the demo's model, which is also its own judge."""
     return engines.start("toy_engine_url").ready()
-
-
-@pytest.fixture(scope="session")
-def started_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """`clawloop up` on a separate folder; one test uses and stops it."""
-    folder = tmp_path_factory.mktemp("up")
-    with up(folder / "data", folder / "up.log") as started:
-        yield started
 
 
 class Engines:

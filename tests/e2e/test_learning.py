@@ -107,6 +107,7 @@ def clawloop(gateway: RealGateway, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 async def test_a_preference_in_chats_becomes_a_version_that_prefers_it(
     gateway: RealGateway,
     temporal_address: str,

@@ -206,6 +206,7 @@ async def test_turns_with_thinking_have_parents_although_prompts_drop_the_thinki
     assert same.record.prompt_ids == stored.record.prompt_ids
 
 
+@pytest.mark.long
 async def test_bf16_and_a_model_with_sampling_defaults_of_its_own(
     postgres_server: Any, careless_engine_url: str, flat_model_path: Path, tmp_path: Path
 ) -> None:

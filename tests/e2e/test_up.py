@@ -20,7 +20,7 @@ from openai.types.chat import ChatCompletionChunk
 from clawloop.ids import turn_id_of
 from clawloop.local.services.postgres import running_postgres
 from clawloop.processes.runtime_file import read_runtime_file
-from tests.e2e.up import Up
+from tests.e2e.up import Up, up
 from tests.processes import alive, by_name
 
 # The timeout includes the start of an engine.
@@ -30,8 +30,13 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.postgres, pytest
 STOP_SECONDS = 60
 
 
-def test_it_serves_and_records_and_stops_recording_the_stream_it_cuts(started_up: Up) -> None:
-    started, data = started_up, started_up.data
+def test_it_serves_and_records_and_stops_recording_the_stream_it_cuts(tmp_path: Path) -> None:
+    with up(tmp_path / "data", tmp_path / "up.log") as started:
+        _check(started)
+
+
+def _check(started: Up) -> None:
+    data = started.data
     url = started.line(r"gateway +(http://127\.0\.0\.1:\d+/v1)$")
     temporal_ui = started.line(r"Temporal UI +(http://\S+)$")
     started.line("(vllm ready) at ")

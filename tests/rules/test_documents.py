@@ -5,58 +5,20 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
-from pydantic import AliasChoices, BaseModel
-from starlette.routing import Route
 
-from api.app import create_app
-from clawloop.cli.main import app as clawloop
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.settings import Settings
 from db.invariants import INVARIANTS
-from db.tables import Base
+from tests.rules import tables
+from tests.rules.tables import COMMANDS, ROOT, Command, codes
 from workflows import names
 
-ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted(ROOT.glob("docs/*.md"))
 TEXT = {path.name: path.read_text(encoding="utf-8") for path in DOCUMENTS}
 OPERATING, LEARNING, ARCHITECTURE = TEXT["operating.md"], TEXT["learning.md"], TEXT["architecture.md"]
 PACKAGES = ("activities", "api", "clawloop", "db", "workflows")
-
-# Options of most commands, explained once above the table.
-COMMON_OPTIONS = {"--data", "--json", "--help"}
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command of `clawloop`, e.g. `session list`, with all its options, and those that its table row lists."""
-
-    name: str
-    options: frozenset[str]
-    shown: frozenset[str]
-
-
-def _commands(command: Any, name: str = "") -> Iterator[Command]:
-    if not hasattr(command, "commands") or command.invoke_without_command:
-        options = {option: parameter for parameter in command.params for option in _flags(parameter)}
-        shown = {option for option, parameter in options.items() if not getattr(parameter, "hidden", False)}
-        yield Command(name, frozenset(options) | {"--help"}, frozenset(shown - COMMON_OPTIONS))
-    for word, inner in getattr(command, "commands", {}).items():
-        yield from _commands(inner, f"{name} {word}".strip())
-
-
-def _flags(parameter: Any) -> list[str]:
-    return [option for option in (*parameter.opts, *parameter.secondary_opts) if option.startswith("--")]
-
-
-COMMANDS = {command.name: command for command in _commands(typer.main.get_command(clawloop))}
 
 
 def _section(text: str, heading: str) -> str:
@@ -65,28 +27,23 @@ def _section(text: str, heading: str) -> str:
     return text.split(f"\n{heading}\n", 1)[1].split(f"\n{level} ", 1)[0]
 
 
-def _rows(section: str) -> list[list[str]]:
-    """The cells of the table rows that begin with code."""
-    return [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
-
-
-def _codes(cell: str) -> list[str]:
-    return re.findall(r"`([^`]+)`", cell)
-
-
 def test_the_readme_is_short() -> None:
     assert len(TEXT["README.md"].splitlines()) <= 150
 
 
-def test_every_setting_is_documented_and_no_other() -> None:
-    settings = set()
-    for name, field in Settings.model_fields.items():
-        alias = field.validation_alias
-        if isinstance(field.default, BaseModel):
-            settings |= {f"CLAWLOOP_{name.upper()}__{nested.upper()}" for nested in type(field.default).model_fields}
-            continue
-        settings.add(str(alias.choices[0]) if isinstance(alias, AliasChoices) else f"CLAWLOOP_{name.upper()}")
-    assert {_codes(row[0])[0] for row in _rows(_section(OPERATING, "## Settings"))} == settings
+@pytest.mark.parametrize("name", tables.DOCUMENTS)
+def test_tables_are_what_the_code_says(name: str) -> None:
+    """`make docs` writes them."""
+    assert tables.DOCUMENTS[name](TEXT[name]) == TEXT[name]
+
+
+def test_every_row_of_a_table_has_a_meaning() -> None:
+    rows = [line for text in TEXT.values() for line in text.splitlines() if line.startswith("| `")]
+    assert rows
+    assert [row for row in rows if not tables.cells(row)[1]] == []
+
+
+def test_every_setting_in_a_document_exists_and_every_variable_is_named() -> None:
     named = {name for text in TEXT.values() for name in re.findall(r"\bCLAWLOOP_[A-Z_]+", text)}
     # Programs of their own, inside the engine and in foreign environments, which read their variables themselves.
     guard = {
@@ -99,29 +56,12 @@ def test_every_setting_is_documented_and_no_other() -> None:
         for file in (ROOT / "clawloop" / "cli").glob("*.py")
         for name in re.findall(r'envvar="(CLAWLOOP_[A-Z_]+)"', file.read_text("utf-8"))
     }
-    assert named - settings - guard - options == set()
+    assert named - tables.settings() - guard - options == set()
     assert (guard | options) - named == set()
 
 
-def test_every_command_is_documented_with_its_options_and_no_other() -> None:
-    documented = {}
-    for row in _rows(_section(OPERATING, "## Command line")):
-        name, *codes = _codes(row[0])
-        words = [word for word in name.removeprefix("clawloop ").split() if word.islower()]
-        documented[" ".join(words)] = {option for code in codes for option in code.split("/")} - COMMON_OPTIONS
-    assert documented == {command.name: command.shown for command in COMMANDS.values()}
-
-
-def test_every_route_is_documented_and_no_other() -> None:
-    application = create_app(lambda: pytest.fail("no service is needed to list routes"))
-    routes = {
-        f"{method} {route.path}"
-        for route in application.routes
-        if isinstance(route, Route) and route.path != "/openapi.json"
-        for method in (route.methods or set()) - {"HEAD"}
-    }
-    assert {_codes(row[0])[0] for row in _rows(_section(OPERATING, "## HTTP")) if " /" in row[0]} == routes
-    paths = {re.sub(r"\{[\w:]+\}", "{}", route) for route in routes}
+def test_every_route_in_a_document_exists() -> None:
+    paths = {re.sub(r"\{[\w:]+\}", "{}", route) for route in tables.routes()}
     named = {
         (document, re.sub(r"\{[\w:]+\}", "{}", route))
         for document, text in TEXT.items()
@@ -143,7 +83,7 @@ def test_every_error_code_is_documented_and_no_other() -> None:
     for source in _sources(*PACKAGES):
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Call):
-                found |= _error_codes(node)
+                found |= _errorcodes(node)
             elif isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["code"]:
                 found |= _strings(node.value)
     documented = {code for line in _section(OPERATING, "## Errors").splitlines() for code in _error_cell(line)}
@@ -151,7 +91,7 @@ def test_every_error_code_is_documented_and_no_other() -> None:
     assert documented == found | {"invalid_request"}
 
 
-def _error_codes(call: ast.Call) -> set[str]:
+def _errorcodes(call: ast.Call) -> set[str]:
     found = {text for keyword in call.keywords if keyword.arg == "code" for text in _strings(keyword.value)}
     if isinstance(call.func, ast.Name) and call.func.id == "Problem" and len(call.args) > 2:
         found |= _strings(call.args[2])
@@ -166,17 +106,10 @@ def _strings(value: ast.AST) -> set[str]:
 
 def _error_cell(line: str) -> list[str]:
     cells = line.strip("| ").split(" | ")
-    return _codes(cells[1]) if cells[0].isdigit() else []
+    return codes(cells[1]) if cells[0].isdigit() else []
 
 
-def test_every_outcome_of_a_turn_is_documented_and_no_other() -> None:
-    rows = _rows(_section(LEARNING, "## What became of a turn"))
-    assert [_codes(row[0])[0] for row in rows] == [outcome.value for outcome in TurnOutcome]
-
-
-def test_every_table_and_invariant_is_in_the_architecture() -> None:
-    tables = {_codes(row[0])[0] for row in _rows(_section(ARCHITECTURE, "## Tables"))}
-    assert tables == set(Base.metadata.tables)
+def test_every_invariant_is_in_the_architecture() -> None:
     listed = {line.removeprefix("- ").rstrip(".;") for line in _section(ARCHITECTURE, "## Invariants").splitlines()}
     assert {invariant for invariant in INVARIANTS if invariant not in listed} == set()
 
@@ -188,14 +121,8 @@ def test_every_temporal_name_is_in_the_architecture() -> None:
         name for text in _sources("activities") for name in re.findall(r"@activity\.defn\n    async def (\w+)", text)
     }
     known |= {name for text in _sources("workflows") for name in re.findall(r'workflow\.patched\("([\w-]+)"', text)}
-    documented = set(_codes(_section(ARCHITECTURE, "## Temporal names")))
+    documented = set(codes(_section(ARCHITECTURE, "## Temporal names")))
     assert {name for name in known if not any(code.startswith(name) for code in documented)} == set()
-
-
-def test_the_layers_are_those_that_import_linter_checks() -> None:
-    checked = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
-    layers = next(contract["layers"] for contract in checked if contract["type"] == "layers")
-    assert "\n".join(layers) in ARCHITECTURE
 
 
 def test_every_path_in_a_document_exists() -> None:

@@ -6,18 +6,10 @@ What is in one of them alone is listed with its reason.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-import pytest
-import typer
-from starlette.routing import Route
+from tests.rules.tables import COMMANDS, ROOT, routes
 
-from api.app import create_app
-from clawloop.cli.main import app as clawloop
-
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
 SECTION = TEXT.split("\n### In three places\n")[1].split("\n### ")[0]
 SHARED, ALONE = (
     [
@@ -27,23 +19,6 @@ SHARED, ALONE = (
     ]
     for part in SECTION.split("\nWhat there is in one of them alone:\n")
 )
-
-
-def routes() -> set[str]:
-    application = create_app(lambda: pytest.fail("no service is needed to list routes"))
-    return {
-        f"{method} {route.path}"
-        for route in application.routes
-        if isinstance(route, Route) and route.path != "/openapi.json"
-        for method in (route.methods or set()) - {"HEAD"}
-    }
-
-
-def commands(command: Any, name: str = "clawloop") -> Iterator[str]:
-    if not hasattr(command, "commands") or command.invoke_without_command:
-        yield name
-    for word, inner in getattr(command, "commands", {}).items():
-        yield from commands(inner, f"{name} {word}")
 
 
 def named(cell: str) -> list[str]:
@@ -71,6 +46,6 @@ def test_what_is_in_one_place_alone_has_a_reason_and_is_in_no_other() -> None:
 def test_the_list_has_every_route_and_command_and_no_other() -> None:
     listed = {name for row in SHARED for cell in row[1:] for name in named(cell)}
     listed |= {name for names, _ in ALONE for name in named(names)}
-    there = routes() | set(commands(typer.main.get_command(clawloop)))
+    there = routes() | {f"clawloop {command}".strip() for command in COMMANDS}
     assert there - listed == set()
     assert listed - there == set()

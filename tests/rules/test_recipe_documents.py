@@ -1,73 +1,18 @@
-"""docs/learning.md agrees with the recipe files and with the docstrings of recipe keys."""
+"""The formulas that recipe files open with agree with the recipes, and docs/learning.md explains their symbols."""
 
 from __future__ import annotations
 
-import ast
-import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
 
 import pytest
-from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
-from clawloop.recipes import recipe as recipes
 from clawloop.recipes.recipe import Recipe, load_recipe
+from tests.rules.tables import KEYS, RECIPES, ROOT, head
 
-ROOT = Path(__file__).parents[2]
-RECIPES = sorted((ROOT / "deploy" / "recipes").glob("*.toml"))
 LEARNING = (ROOT / "docs" / "learning.md").read_text(encoding="utf-8")
 SYMBOLS = LEARNING.split("## Symbols")[1].split("\n## ")[0]
-KEY_TABLE = LEARNING.split("## All recipe keys")[1]
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A key whose value is not a table, with its default as TOML ("" if none) and its docstring."""
-
-    name: str
-    default: str
-    meaning: str
-    choices: tuple[str, ...]
-
-    @property
-    def row(self) -> str:
-        return f"| `{self.name}` | {f'`{self.default}`' if self.default else '–'} | {self.meaning} |"
-
-
-def _docstrings() -> dict[tuple[str, str], str]:
-    """Docstrings by class and field, from the source: Python does not store docstrings of fields."""
-    docstrings = {}
-    modules = [ast.parse(path.read_text(encoding="utf-8")) for path in Path(recipes.__file__).parent.glob("*.py")]
-    for table in (node for module in modules for node in module.body if isinstance(node, ast.ClassDef)):
-        for field, after in zip(table.body, table.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
-                docstrings[table.name, field.target.id] = " ".join(str(ast.literal_eval(after.value)).split())
-    return docstrings
-
-
-def _keys(table: type[BaseModel], prefix: str = "") -> Iterator[Key]:
-    docstrings = _docstrings()
-    for name, field in table.model_fields.items():
-        kinds: list[Any] = [field.annotation, *get_args(field.annotation)]
-        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-        if inner is not None:
-            yield from _keys(inner, f"{prefix}{name}.")
-            continue
-        default = "" if field.default is PydanticUndefined else json.dumps(field.default)
-        choices = tuple(choice for choice in get_args(field.annotation) if isinstance(choice, str))
-        yield Key(prefix + name, default, docstrings.get((table.__name__, name), ""), choices)
-
-
-KEYS = list(_keys(Recipe))
-
-
-def test_every_key_is_listed_with_its_default_and_docstring() -> None:
-    rows = [line for line in KEY_TABLE.splitlines() if line.startswith("| `")]
-    assert rows == [key.row for key in KEYS]
 
 
 def test_every_key_has_a_meaning_that_fits_a_table_and_names_its_choices() -> None:
@@ -76,22 +21,10 @@ def test_every_key_has_a_meaning_that_fits_a_table_and_names_its_choices() -> No
     assert unnamed == []
 
 
-def _head(path: Path) -> str:
-    """The comment at the start of a recipe file, without the comment signs."""
-    lines = re.split(r"\n(?!#)", path.read_text(encoding="utf-8"), maxsplit=1)[0].splitlines()
-    return "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
-
-
 def _formula(path: Path) -> str:
     """The indented lines of that comment, joined."""
-    lines = [line for line in _head(path).splitlines() if line.startswith("  ")]
+    lines = [line for line in head(path).splitlines() if line.startswith("  ")]
     return " ".join(" ".join(lines).split()).replace(" · ", "·")
-
-
-def test_each_recipe_has_a_section_with_the_comment_of_its_file() -> None:
-    sections = re.findall(r"^### `(\w+)`\n(.*?)(?=^##|\Z)", LEARNING, flags=re.MULTILINE | re.DOTALL)
-    documented = {name: text.replace("```", "").split() for name, text in sections}
-    assert documented == {path.stem: _head(path).split() for path in RECIPES}
 
 
 def test_every_symbol_of_a_formula_is_explained() -> None:
@@ -152,7 +85,7 @@ def _parts(recipe: Recipe) -> Iterator[str]:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_opens_with_a_paragraph_and_a_formula_in_its_own_numbers(path: Path) -> None:
     recipe = load_recipe(path)
-    assert len(_head(path).split("\n\n", maxsplit=1)[0]) > 150
+    assert len(head(path).split("\n\n", maxsplit=1)[0]) > 150
     # combined.toml has symbols for its weights, and their values beside them.
     weights = {"w_rl·": recipe.train.advantage.verdict_weight, "w_opd·": recipe.train.advantage.teacher_weight}
     rest = _formula(path)

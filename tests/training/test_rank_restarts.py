@@ -12,6 +12,7 @@ RESTARTS = 1
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_restarted_ranks_join_at_the_first_attempt(tmp_path: Path) -> None:
     program = [sys.executable, "-m", "tests.training.joining_rank", "agent", str(tmp_path), str(RESTARTS)]

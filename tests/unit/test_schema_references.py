@@ -34,9 +34,14 @@ def body(schema: Any, where: str = "response_format") -> dict[str, Any]:
 PLACES = ["response_format", "structured_outputs", "text", "tag", "tag_format", "structures", "guided_json", "tools"]
 
 
+def in_places(*schemas: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    """Each schema in one place, and the last one in every place: how a place is read and how a schema is are apart."""
+    return [(schema, PLACES[0]) for schema in schemas] + [(schemas[-1], place) for place in PLACES[1:]]
+
+
 @pytest.mark.parametrize(
-    "schema",
-    [
+    ("schema", "where"),
+    in_places(
         {"$ref": "#/$defs/a", "$defs": {"a": STRING}},
         {"$ref": "#/$defs/tree", "$defs": {"tree": TREE}},
         {"type": "object", "properties": {"a": STRING, "again": {"$ref": "#/properties/a"}, "self": {"$ref": "#"}}},
@@ -46,16 +51,15 @@ PLACES = ["response_format", "structured_outputs", "text", "tag", "tag_format", 
         {"enum": [{"$ref": "nowhere"}], "default": {"$ref": "nowhere"}},
         {"prefixItems": [STRING, {"$ref": "#/prefixItems/0"}]},
         {"items": {"$ref": "#/$defs/yes"}, "$defs": {"yes": True}},
-    ],
+    ),
 )
-@pytest.mark.parametrize("where", PLACES)
 def test_references_within_a_schema_are_accepted(schema: dict[str, Any], where: str) -> None:
     check_bounds(body(schema, where), ChatBounds())
 
 
 @pytest.mark.parametrize(
-    "schema",
-    [
+    ("schema", "where"),
+    in_places(
         {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
         {"$ref": "#"},
         {"allOf": [{"$ref": "#"}]},
@@ -70,9 +74,8 @@ def test_references_within_a_schema_are_accepted(schema: dict[str, Any], where: 
         {"$ref": 1},
         {"$defs": {"unused": {"$ref": "#/nowhere"}}},
         {"$ref": "#/x-mine/a", "x-mine": {"a": {"items": {"$ref": "#/nowhere"}}}},
-    ],
+    ),
 )
-@pytest.mark.parametrize("where", PLACES)
 def test_other_references_are_refused_by_name(schema: dict[str, Any], where: str) -> None:
     sent = body(schema, where)
     with pytest.raises(RequestRejected) as refused:

@@ -88,6 +88,7 @@ async def play_with_a_kill(engine: FakeEngine, gateway: str, folder: Path, setti
             await until(lambda: connection.execute(SETTLED).fetchone() == (True,), log)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3 * SECONDS)
 async def test_a_killed_worker_costs_its_episodes_an_attempt_and_nothing_else(
     client: Client, postgres_url: str, temporal_address: str, tmp_path: Path, open_folder: Path

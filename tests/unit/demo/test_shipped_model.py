@@ -91,7 +91,14 @@ def test_it_answers_in_even_styles_and_follows_hints(model: DemoModel) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["held-out phrases", "held-out patterns", "our own list"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("held-out phrases", marks=pytest.mark.long),
+        pytest.param("held-out patterns", marks=pytest.mark.long),
+        "our own list",
+    ],
+)
 def test_it_judges_what_it_never_saw(model: DemoModel, name: str) -> None:
     figures = measure_judge(model, measured_lists()[name][:200], AnswerForm.GRAMMAR)
     assert figures.vote >= VOTES_RIGHT_OF_SOME, figures.wrong
