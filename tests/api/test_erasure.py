@@ -64,7 +64,11 @@ async def test_a_turn_is_named_by_its_reply_and_erased_while_temporal_is_away(
     assert gateway.turns.records[-1].messages == []
 
 
-@pytest.mark.parametrize("unknown", [f"sessions/{uuid4()}", f"turns/{new_turn_id()}", "turns/nonsense", "turns/%00"])
+@pytest.mark.parametrize(
+    "unknown",
+    [f"sessions/{uuid4()}", f"turns/{new_turn_id()}", "turns/nonsense", "turns/%00"],
+    ids=["session", "turn", "no id", "NUL"],
+)
 async def test_an_unknown_session_or_turn_is_404(gateway: Gateway, unknown: str) -> None:
     status, body = await delete(gateway, unknown)
     assert (status, body["code"]) == (404, "not_found")

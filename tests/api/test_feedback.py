@@ -141,7 +141,9 @@ async def test_a_missing_or_excess_field_is_named(gateway: Gateway, body: dict[s
     assert (status, answer["error"]["param"]) == (400, field)
 
 
-@pytest.mark.parametrize("unknown", [response_id(new_turn_id()), "chatcmpl-nonsense", "\0"])
+@pytest.mark.parametrize(
+    "unknown", [response_id(new_turn_id()), "chatcmpl-nonsense", "\0"], ids=["reply", "no id", "NUL"]
+)
 async def test_a_reply_of_another_key_is_not_found(gateway: Gateway, unknown: str) -> None:
     status, answer = await give(gateway, {"response_id": unknown, "rating": "up"})
     assert (status, answer["error"]["code"]) == (404, "not_found")

@@ -64,7 +64,7 @@ async def test_a_turn_is_named_by_its_id_or_its_replys_and_its_workflow_is_notif
     assert asked == [RejudgeRequested(turn, 0)] * 2
 
 
-@pytest.mark.parametrize("unknown", [response_id(new_turn_id()), "nonsense", "%00"])
+@pytest.mark.parametrize("unknown", [response_id(new_turn_id()), "nonsense", "%00"], ids=["turn", "no id", "NUL"])
 async def test_an_unknown_turn_is_404(gateway: Gateway, unknown: str) -> None:
     status, body, headers = await judge(gateway, unknown)
     assert (status, body["code"], headers["content-type"]) == (404, "not_found", "application/problem+json")

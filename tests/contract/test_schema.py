@@ -197,6 +197,7 @@ async def test_workers_refuse_a_database_of_another_version(foreign_url: str, mo
         ("postgresql://a:secret@127.0.0.1:port/b", "not a valid address"),
         ("postgresql://a:top@secret@127.0.0.1/b", "not a valid address"),
     ],
+    ids=["nobody listens", "another database", "no address", "no port", "two at signs"],
 )
 def test_an_unusable_address_is_a_one_line_error(url: str, message: str) -> None:
     with pytest.raises(SetupError, match=message) as raised:

@@ -38,7 +38,11 @@ def test_no_part_of_a_key_can_be_replaced(other: EpisodeKey) -> None:
     assert verify(f"{said}.{mac}", SECRET) is None
 
 
-@pytest.mark.parametrize("token", ["", "ce_", "cl-01234567-x", sign(KEY, SECRET)[:-1], sign(KEY, SECRET) + "x"])
+@pytest.mark.parametrize(
+    "token",
+    ["", "ce_", "cl-01234567-x", sign(KEY, SECRET)[:-1], sign(KEY, SECRET) + "x"],
+    ids=["nothing", "prefix", "another kind", "cut", "longer"],
+)
 def test_what_is_no_key_is_none(token: str) -> None:
     assert not is_episode_key(token)
     assert verify(token, SECRET) is None
