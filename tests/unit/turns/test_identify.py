@@ -125,7 +125,7 @@ def test_cache_keys_of_another_form_only_narrow() -> None:
     assert evidence == SessionEvidence(
         SessionSource.CONVERSATION, None, ("user=u", "safety_identifier=s", "prompt_cache_key=tenant:1")
     )
-    assert identify({}, {"prompt_cache_key": UUID_ID}).source is SessionSource.CONVERSATION
+    assert identify({}, {"prompt_cache_key": "66b452d0"}).source is SessionSource.CONVERSATION
 
 
 def test_one_value_in_header_body_and_metadata_is_one_session_but_not_openclaws() -> None:
