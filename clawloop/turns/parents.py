@@ -1,7 +1,7 @@
 """Finds the recorded turn that wrote each assistant message of a request, and so the turn the request follows.
 
 A message belongs to a turn if it is the turn's reply in the same context (the prefix digests are equal), if it stands
-where that reply was given (see `places`), or if the answer alone is equal and not empty. The last rule is needed because
+where that reply was given (see `places`), or if the answer alone is equal and not empty. The last rule is needed as
 clients rewrite what came before (compaction, pruned tool results, a new system prompt). It is ambiguous because short
 answers ("ok") occur twice. A history is in the order in which it happened, so its turns get older towards its
 beginning: that resolves most ambiguities.

@@ -106,7 +106,11 @@ async def assign_sessions(raw: Raw, turns: Sequence[PreparedTurn]) -> list[Entry
         request = turn.request
         if request.evidence.source is not SessionSource.CONVERSATION:
             entries.append(Entry(n, turn, named_session_id(request.key, request.evidence), unmatched=False))
-        elif (session := choose_session(request.history, known[n])) is not None or (session := await find_session_by_place(raw, turn.content, request)) is not None:
+            continue
+        session = choose_session(request.history, known[n])
+        if session is None:
+            session = await find_session_by_place(raw, turn.content, request)
+        if session is not None:
             entries.append(Entry(n, turn, session, unmatched=False))
         else:
             # A late turn is expected: the turns after it are here already.
