@@ -63,7 +63,7 @@ SIDE_PATTERNS = (
     # Codex, where a proxy drops its headers.
     SidePattern("compaction", "user", "You are performing a CONTEXT CHECKPOINT COMPACTION."),
     # Claude Code.
-    SidePattern("compaction", "user", "CRITICAL: Respond with TEXT ONLY", ("<summary>",)),
+    SidePattern("compaction", "user", "CRITICAL: Respond with TEXT ONLY", ("Do NOT call any tools",)),
     SidePattern("compaction", "user", "Your task is to create a detailed summary of the conversation so far"),
     SidePattern("compaction", "user", "Your task is to create a detailed summary of this conversation"),
     SidePattern("recap", "user", "The user stepped away and is coming back. Recap in"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import JsonValue
 
 from clawloop.contracts.turns import MatchedBy, Message, SessionEvidence, SessionSource, StoredTurn, TurnRecord
 from clawloop.ids import TurnId
@@ -17,7 +18,7 @@ ASKED: list[Message] = [{"role": "user", "content": "time in Oslo?"}]
 
 
 def calling(identity: str, city: str = "Oslo") -> Message:
-    function = {"name": "get_time", "arguments": f'{{"city": "{city}"}}'}
+    function: dict[str, JsonValue] = {"name": "get_time", "arguments": f'{{"city": "{city}"}}'}
     return {
         "role": "assistant",
         "content": "",
@@ -45,13 +46,13 @@ def parent(stored: StoredTurn) -> tuple[TurnId | None, MatchedBy | None]:
 async def test_renamed_call_ids_continue_the_conversation(stores: Stores, evidence: SessionEvidence) -> None:
     first = await inserted(stores, ASKED, calling("chatcmpl1"), evidence=evidence)
     assert parent(first) == (None, None)
-    later = [*ASKED, calling("abc123450"), told("abc123450")]
+    later: list[Message] = [*ASKED, calling("abc123450"), told("abc123450")]
     second = await inserted(stores, later, {"role": "assistant", "content": "Ten."}, evidence=evidence)
     assert second.session_id == first.session_id
     assert parent(second) == (first.record.turn_id, MatchedBy.PLACE)
     assert second.record.messages == later
     # New names again, and everything behind them is found all the same.
-    anew = [
+    anew: list[Message] = [
         *ASKED,
         calling("new1"),
         told("new1"),

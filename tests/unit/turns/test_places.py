@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import JsonValue
 
 from clawloop.contracts.turns import MatchedBy, Message, TurnKind
 from clawloop.ids import TurnId
@@ -24,7 +25,9 @@ CAPTURES = Path(__file__).parent / "captures"
 
 def called(*calls: tuple[str, str, str], text: str | None = None) -> Message:
     """An assistant message with calls, each an id, a name and arguments."""
-    functions = [{"id": i, "type": "function", "function": {"name": n, "arguments": a}} for i, n, a in calls]
+    functions: list[JsonValue] = [
+        {"id": i, "type": "function", "function": {"name": n, "arguments": a}} for i, n, a in calls
+    ]
     return {"role": "assistant", "content": text, "tool_calls": functions}
 
 
@@ -190,7 +193,7 @@ def split_calls(messages: list[Message], rng: random.Random) -> None:
     place = rng.choice([place for place, message in enumerate(messages) if message["role"] == "assistant"])
     calls: Any = messages[place].get("tool_calls", [])
     if len(calls) > 1:
-        rest = [{"role": "assistant", "content": None, "tool_calls": [call]} for call in calls[1:]]
+        rest: list[Message] = [{"role": "assistant", "content": None, "tool_calls": [call]} for call in calls[1:]]
         messages[place]["tool_calls"] = calls[:1]
         messages[place + 1 : place + 1] = rest
 
