@@ -119,19 +119,20 @@ PROBE_TOKENS = 1
 _TURN_METADATA = "x-codex-turn-metadata"
 # What Codex says of itself in the headers above, or a proxy that drops them has in the body.
 _CODEX_METADATA = "client_metadata"
-# Read in a longer text, its beginning and its end.
-_LOOKED_AT = 1_500
-_OF_CHATS = (
-    r"(conversation|chat|session|discussion|dialog|thread|history|transcript|messages|exchange|so far|above|context)"
+# Characters that are read at the beginning and at the end of a longer text.
+_LOOKED_AT = 600
+# Each is searched alone, so that the time stays linear in the text.
+_OF_CHATS = re.compile(
+    r"\b(conversation|chat|session|discussion|dialog(ue)?|thread|history|transcript|messages|exchange|so far|above"
+    r"|context|previous|earlier)\b"
 )
-_LOOKS_LIKE_CHORE = re.compile(
-    rf"\b(summar(y|ies|i[sz]e[sd]?|i[sz]ing|i[sz]ation)|recap|tl;?dr|compact(ion|ing)?|condens(e|ed|ing)|compress"
-    rf"|hand-?off|checkpoint)\b.*\b{_OF_CHATS}\b"
-    rf"|\b{_OF_CHATS}\b.*\b(summar(y|i[sz]e|i[sz]ing)|recap|tl;?dr|compact|condense|compress|hand-?off)\b"
-    rf"|\b(generate|create|write|suggest|give|provide|propose|pick|choose|come up with|return|output|reply with)\b"
-    rf".{{0,80}}\b(title|headline|name|tags?|topics?|labels?|keywords|follow-?ups?|follow-?up questions)\b"
-    rf".*\b{_OF_CHATS}\b",
-    re.IGNORECASE | re.DOTALL,
+_SUMMARY = re.compile(
+    r"\b(summar(y|ies|i[sz]e[sd]?|i[sz]ing|i[sz]ation)|recap|tl;?dr|compact(ion|ing)?|condens(e|ed|ing)|compress(ed|ing)?"
+    r"|hand-?off|checkpoint)\b"
+)
+_TITLE = re.compile(
+    r"\b(generate|create|write|suggest|give|provide|propose|pick|choose|come up with|return|output|reply)\b"
+    r"[^.]{0,80}\b(title|headline|name|tags?|topics?|labels?|keywords|follow-?ups?)\b"
 )
 
 
@@ -179,7 +180,9 @@ def looks_like_chore(messages: Sequence[Message]) -> bool:
     text = _user_text(last)
     if len(text) > 2 * _LOOKED_AT:
         text = f"{text[:_LOOKED_AT]}\n{text[-_LOOKED_AT:]}"
-    return _LOOKS_LIKE_CHORE.search(text) is not None
+    text = text.lower()
+    wants = _SUMMARY.search(text) or _TITLE.search(text)
+    return wants is not None and _OF_CHATS.search(text) is not None
 
 
 def is_side_prompt(message: Message) -> bool:
