@@ -33,13 +33,14 @@ class SidePattern:
         name: for people.
         place: the message to match: the system message that opens a request without tools; or the last user message,
             which also covers the tool calls that follow it; or the only message besides system messages of a request
-            for at most `PROBE_TOKENS` tokens without tools, which it must equal.
+            for at most `PROBE_TOKENS` tokens without tools, which it must equal; or a user message that a client writes
+            on its own and whose reply a person reads: the turn is main, and the message no reaction to the one before.
         begins: how the message's text begins.
         contains: what the text must contain as well.
     """
 
     name: str
-    place: Literal["system", "user", "probe"]
+    place: Literal["system", "user", "probe", "note"]
     begins: str
     contains: tuple[str, ...] = ()
 
@@ -68,7 +69,7 @@ SIDE_PATTERNS = (
     SidePattern("compaction", "user", "Your task is to create a detailed summary of this conversation"),
     SidePattern("recap", "user", "The user stepped away and is coming back. Recap in"),
     SidePattern("suggestion", "user", "[SUGGESTION MODE: Suggest what the user might naturally type next"),
-    SidePattern("notification", "user", "<system-reminder>\n[SYSTEM NOTIFICATION - NOT USER INPUT]"),
+    SidePattern("notification", "note", "<system-reminder>\n[SYSTEM NOTIFICATION - NOT USER INPUT]"),
     SidePattern("memory", "user", "IMPORTANT: This message and these instructions are NOT part of the actual user"),
     SidePattern("page", "user", "Web page content:\n---\n"),
     SidePattern("topic", "system", "Analyze if this message indicates a new conversation topic."),
@@ -186,8 +187,11 @@ def looks_like_chore(messages: Sequence[Message]) -> bool:
 
 
 def is_side_prompt(message: Message) -> bool:
-    """True if a message in a history is a client's own prompt for a side turn, whether its reply is there or not."""
-    return message.get("role") == "user" and _match("user", _user_text(message)) is not None
+    """True if a message in a history is a client's own, whether its reply is there or not: no reaction of a person."""
+    if message.get("role") != "user":
+        return False
+    text = _user_text(message)
+    return _match("user", text) is not None or _match("note", text) is not None
 
 
 def _named_chore(headers: Mapping[str, str], body: Mapping[str, JsonValue]) -> str | None:
@@ -254,7 +258,7 @@ def _probe(body: Mapping[str, JsonValue], messages: Sequence[Message]) -> str | 
     return next((known.name for known in SIDE_PATTERNS if known.place == "probe" and text == known.begins), None)
 
 
-def _match(place: Literal["system", "user"], text: str) -> str | None:
+def _match(place: Literal["system", "user", "note"], text: str) -> str | None:
     for pattern in SIDE_PATTERNS:
         begins = pattern.place == place and text.startswith(pattern.begins)
         if begins and all(part in text for part in pattern.contains):

@@ -64,11 +64,16 @@ CANDIDATES = f"""
     CROSS JOIN LATERAL ({_NEWEST.format(digest="response_digest")}) found
 """
 # What the newest turns with a reply were asked: only where the last reply of a request is not found as it was given.
+# Bounded in bytes as well, which PostgreSQL knows without reading the replies.
 MOST_ASKED = 512
+MOST_ASKED_BYTES = 4 * 2**20
 _ASKED = """
-    SELECT id, kind, asked_digest, response FROM turns
-    WHERE session_id = %b AND id < %b AND asked_digest IS NOT NULL AND response IS NOT NULL
-    ORDER BY id DESC LIMIT %b
+    SELECT id, kind, asked_digest, response FROM (
+        SELECT *, sum(pg_column_size(response)) OVER (ORDER BY id DESC) AS bytes FROM (
+            SELECT id, kind, asked_digest, response FROM turns
+            WHERE session_id = %b AND id < %b AND asked_digest IS NOT NULL AND response IS NOT NULL
+            ORDER BY id DESC LIMIT %b) newest) measured
+    WHERE bytes <= %b ORDER BY id DESC
 """
 # Of each digest two turns are enough to know that it is ambiguous.
 _ASKED_BY_ANY = """
@@ -122,7 +127,7 @@ async def find_places_in(connection: AsyncConnection, session: SessionId, reques
     """The replies of this session that stand in the request in other words."""
     content = content_of(connection)
     raw = await raw_connection(connection)
-    rows = await raw.execute(_ASKED, [session, request.before or _NOW, MOST_ASKED])
+    rows = await raw.execute(_ASKED, [session, request.before or _NOW, MOST_ASKED, MOST_ASKED_BYTES])
     turns = [
         AskedTurn(TurnId(turn_id), TurnKind(kind), asked, content.read_json(response, "turns.response", turn_id))
         for turn_id, kind, asked, response in await rows.fetchall()

@@ -29,7 +29,7 @@ CHORES = {
     "codex_compaction": "mmsmm",
     "codex_review": "s",
     "claude_code_compact": "mssmm",
-    "claude_code_agent": "mmssmm",
+    "claude_code_agent": "mmsmmm",
 }
 
 

@@ -8,7 +8,8 @@ from pydantic import JsonValue
 
 from clawloop.contracts.turns import Message, TurnKind
 from clawloop.turns.classify import classify, is_side_prompt, looks_like_chore
-from tests.chats import VOLATILE, assistant, calls, json_values, system, tool, user
+from clawloop.turns.next_state import next_states
+from tests.chats import SEED, VOLATILE, Recorder, assistant, calls, json_values, system, tool, user
 from tests.openclaw_chats import (
     AFTER_HEARTBEATS,
     COMPACTED,
@@ -195,10 +196,6 @@ def test_a_persons_turn_in_such_a_client_is_main(headers: dict[str, str]) -> Non
             {"messages": [*TALK, user("[SUGGESTION MODE: Suggest what the user might naturally type next]")]},
             "suggestion",
         ),
-        (
-            {"messages": [*TALK, user("<system-reminder>\n[SYSTEM NOTIFICATION - NOT USER INPUT]\nDone.")]},
-            "notification",
-        ),
         ({"messages": [system("Analyze if this message indicates a new conversation topic. If"), user("hi")]}, "topic"),
         (
             {
@@ -271,3 +268,18 @@ def test_a_request_may_look_like_a_chore_and_stays_main(text: str, looks: bool) 
 def test_any_metadata_is_read(value: JsonValue) -> None:
     classify({CODEX: str(value)}, {"messages": value, "client_metadata": {CODEX: value}}, side_alias=False)
     classify({}, {"messages": [user("x")], "client_metadata": value, "max_tokens": value}, side_alias=False)
+
+
+def test_a_clients_notification_is_answered_in_a_main_turn_and_is_no_reaction() -> None:
+    note = user("<system-reminder>\n[SYSTEM NOTIFICATION - NOT USER INPUT]\nThe agent is done.\n</system-reminder>")
+    assert is_side_prompt(note)
+    assert classify({}, {"messages": [*TALK, note], "tools": TOOLS}, side_alias=False).kind is MAIN
+    recorder = Recorder()
+    asked = [user("Look around.")]
+    first = recorder.record(asked, assistant("The agent looks."))
+    noted = [*asked, assistant("The agent looks."), note]
+    second = recorder.record(noted, assistant("It found nothing."))
+    later = [*noted, assistant("It found nothing."), user("No.")]
+    assert next_states(SEED, noted, recorder.turns[:1]) == {}
+    assert next_states(SEED, later, recorder.turns) == {second: [user("No.")]}
+    assert first != second
