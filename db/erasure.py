@@ -53,6 +53,8 @@ BARE_TURN: dict[str, Any] = {
     "response": None,
     "response_digest": None,
     "reply_digest": None,
+    "asked_digest": None,
+    "matched_by": None,
     "prompt_shared": None,
     "prompt_ids": None,
     "response_ids": None,

@@ -12,9 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.turns import Message
 from clawloop.ids import SessionId, TurnId
+from clawloop.judging.next_state_lookup import find_next_state
 from clawloop.judging.records import VOTES, TurnContext
 from clawloop.operations.export import ExportedJudgement, ExportedTurn, ExportFilter, Record
-from clawloop.turns.next_state import next_states
 from db.content_rows import answer_row
 from db.database import Database, transaction
 from db.exact_json import storable
@@ -130,13 +130,8 @@ class PostgresExportStore:
 
     async def _next_state(self, context: TurnContext) -> list[Message]:
         """The messages that follow a turn's reply in the first later request that holds it."""
-        for later_id in context.followed_by:
-            later = await self._contexts.load_context(later_id)
-            if later is not None:
-                states = next_states(later.seed, later.turn.record.messages, later.candidates)
-                if (messages := states.get(context.turn.record.turn_id)) is not None:
-                    return messages
-        return []
+        state = await find_next_state(self._contexts.load_context, context)
+        return [] if state is None else state.messages
 
 
 def _parameters(wanted: ExportFilter, after: UUID | None, limit: int) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from dataclasses import replace
 from temporalio import activity
 
 from activities.judging.messages import Closed, CloseSession
-from activities.judging.next_state_lookup import find_next_state
 from activities.judging.ports import ClosingStore, JudgingCounter, NoCounter, TurnContextStore
 from activities.judging.turn_results import TRAINED_LIMIT, main_turn_result, with_trained_turns
 from activities.training.notifier import TrainingNotifier
@@ -27,11 +26,13 @@ from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.heartbeat import heartbeating
 from clawloop.ids import TurnId
+from clawloop.judging.next_state_lookup import FoundState, look_for_next_state
 from clawloop.judging.records import ClosingSession, SessionTurn, TurnDecision
 from clawloop.judging.voting import direct_vote
 from clawloop.samples.fallback import FallbackSample, JudgedTurn, at_least_one
 
 NOT_IN_HISTORY = "answer not in later history"
+LOOKS_LIKE_CHORE = "looks like a summary request"
 NEVER_JUDGED = "could not be judged before the session closed"
 # The workflow judges them and closes again; a message of this many ids is small.
 TO_JUDGE_LIMIT = 50
@@ -102,20 +103,19 @@ class ClosingActivities:
         for turn in session.turns:
             if turn.outcome is not TurnOutcome.WAITING or (request.up_to is not None and turn.turn_id > request.up_to):
                 continue
-            if await self._can_be_judged(session, turn):
+            found = await self._look(turn)
+            if found.state is not None or (session.learns_by_outcome and turn.last and not turn.judged):
                 to_judge.append(turn.turn_id)
                 decisions[turn.turn_id] = TurnDecision(TurnOutcome.UNJUDGED, NEVER_JUDGED)
             else:
                 why = f"nothing followed: {request.why}" if turn.last else NOT_IN_HISTORY
+                why = LOOKS_LIKE_CHORE if found.withheld else why
                 decisions[turn.turn_id] = TurnDecision(TurnOutcome.NO_FEEDBACK, why)
         return decisions, to_judge
 
-    async def _can_be_judged(self, session: ClosingSession, turn: SessionTurn) -> bool:
-        if turn.followed_by:
-            context = await self._contexts.load_context(turn.turn_id)
-            if context is not None and await find_next_state(self._contexts, context) is not None:
-                return True
-        return session.learns_by_outcome and turn.last and not turn.judged
+    async def _look(self, turn: SessionTurn) -> FoundState:
+        context = await self._contexts.load_context(turn.turn_id) if turn.followed_by else None
+        return FoundState(None) if context is None else await look_for_next_state(self._contexts.load_context, context)
 
 
 def _results(session: ClosingSession, decisions: Mapping[TurnId, TurnDecision]) -> list[TurnResult]:

@@ -12,13 +12,13 @@ from typing import Protocol
 from temporalio import activity
 
 from activities.judging.evaluation import Case, count_answers
-from activities.judging.next_state_lookup import find_next_state
 from activities.judging.ports import Judge, JudgementStore, JudgingCounter, NoCounter
 from activities.judging.vote_collector import VoteCollector
 from clawloop.contracts.message import Message
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.heartbeat import heartbeating
 from clawloop.ids import EpisodeId, JudgementId, TurnId
+from clawloop.judging.next_state_lookup import find_next_state
 from clawloop.judging.voting import Verdict, majority
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class EpisodeJudgingActivities:
         context = await self._store.load_context(turn)
         if context is None or context.turn.outcome is not TurnOutcome.WAITING:
             return False
-        state = await find_next_state(self._store, context)
+        state = await find_next_state(self._store.load_context, context)
         if state is None:
             return False
         case = Case(context, state)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from activities.judging.evaluation import Case
-from activities.judging.next_state_lookup import find_next_state
 from activities.judging.ports import Judge, JudgementStore
 from activities.judging.vote_collector import VoteCollector
 from clawloop.ids import JudgementId, TurnId, new_judgement_id
+from clawloop.judging.next_state_lookup import find_next_state
 from clawloop.judging.parsing import Vote
 from clawloop.judging.prompts import JudgeReply
 from clawloop.judging.records import OpenJudgement, StoredAnswers, StoredHint, StoredVote
@@ -32,7 +32,7 @@ class StoredTurnJudge:
         context = await self._store.load_context(turn_id)
         if context is None or context.turn.record.response is None:
             return None
-        case = Case(context, await find_next_state(self._store, context))
+        case = Case(context, await find_next_state(self._store.load_context, context))
         if case.next_state is None and not case.texts:
             return None
         judgement = OpenJudgement(new_judgement_id(), recipe, {}, {})

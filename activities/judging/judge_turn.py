@@ -14,7 +14,6 @@ from temporalio import activity
 
 from activities.judging.evaluation import Case, Evaluator, count_answers
 from activities.judging.messages import CollectDirectVote, Judged, JudgeTurn, JudgeTurns
-from activities.judging.next_state_lookup import find_next_state, judgeable_by
 from activities.judging.ports import Judge, JudgementStore, JudgingCounter, NoCounter, Renderer
 from activities.judging.turn_results import TRAINED_LIMIT, main_turn_result, unknown_turn_result, with_trained_turns
 from activities.judging.vote_collector import VoteCollector
@@ -25,6 +24,7 @@ from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import ClawloopError, PermanentError
 from clawloop.heartbeat import heartbeating
 from clawloop.ids import TurnId
+from clawloop.judging.next_state_lookup import find_next_state, judgeable_by
 from clawloop.judging.plan import Action, JudgingPlan, plan_judging
 from clawloop.judging.records import FinalizedJudgement, JudgingContext, OpenJudgement, Relation, TurnContext
 from clawloop.samples.holdout import is_held_out
@@ -102,7 +102,7 @@ class JudgingActivities:
             context = await self._store.load_context(request.turn_id)
             if context is None or context.turn.outcome is TurnOutcome.ERASED:
                 return
-            state = await find_next_state(self._store, context)
+            state = await find_next_state(self._store.load_context, context)
             case = Case(context, state)
             collector = self._collector(case, await self._store.revise(*case.key))
             vote = await collector.direct_vote()
@@ -114,8 +114,8 @@ class JudgingActivities:
 
     async def _find(self, request: JudgeTurn, loaded: JudgingContext) -> list[tuple[TurnContext, NextState | None]]:
         if request.itself or request.feedback_id is not None or request.revision is not None:
-            return [(loaded.turn, await find_next_state(self._store, loaded.turn))]
-        return [*await judgeable_by(self._store, loaded.turn, loaded.before)]
+            return [(loaded.turn, await find_next_state(self._store.load_context, loaded.turn))]
+        return [*await judgeable_by(self._store.load_context, loaded.turn, loaded.before)]
 
     async def _judge_one(self, request: JudgeTurn, context: TurnContext, state: NextState | None) -> TurnResult | None:
         """The turn's result; None if there is nothing to judge it by yet.
@@ -134,7 +134,7 @@ class JudgingActivities:
                 reloaded = await self._store.load_context(turn_id)
                 if reloaded is None:
                     return unknown_turn_result(turn_id)
-                context, state = reloaded, await find_next_state(self._store, reloaded)
+                context, state = reloaded, await find_next_state(self._store.load_context, reloaded)
             return await self._judge_now(request, context, state)
 
     async def _judge_now(self, request: JudgeTurn, context: TurnContext, state: NextState | None) -> TurnResult | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import TurnOutcome
+from clawloop.turns.explain import FOUND_BY
 
 _UNITS = ((86400 * 7, "week"), (86400, "day"), (3600, "hour"), (60, "minute"))
 _VERDICTS = {1: "praised", 0: "neutral", -1: "blamed"}
@@ -108,6 +109,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "moment": moment,
     "verdict": verdict,
     "tone": tone,
+    "found_by": FOUND_BY.__getitem__,
     "figure": figure,
     "outcome": outcome,
     "sample": sample,

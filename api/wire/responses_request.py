@@ -14,6 +14,7 @@ from clawloop.contracts.turns import Message
 from clawloop.errors import RequestRejected
 
 _SAME_NAME = (
+    "client_metadata",
     "metadata",
     "model",
     "parallel_tool_calls",

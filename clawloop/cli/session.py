@@ -158,6 +158,7 @@ def _session_row(session: SessionView) -> dict[str, str]:
 def _turn_facts(turn: TurnView) -> dict[str, str]:
     """The turn's fields by their label; fields without a value are left out."""
     from clawloop.judging.voting import signed
+    from clawloop.turns.explain import FOUND_BY
 
     facts = {
         "outcome": turn.outcome,
@@ -166,6 +167,7 @@ def _turn_facts(turn: TurnView) -> dict[str, str]:
         "session": str(turn.session_id),
         "response": turn.response_id,
         "kind": f"{turn.kind}: {turn.kind_reason}",
+        "follows": None if turn.matched_by is None else f"{turn.parent_turn_id}, {FOUND_BY[turn.matched_by]}",
         "status": turn.status if turn.error is None else f"{turn.status}: {turn.error}",
         "version": str(turn.version),
         "verdict": None if turn.verdict is None else signed(turn.verdict),

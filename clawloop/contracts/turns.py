@@ -55,11 +55,22 @@ class TurnOutcome(StrEnum):
     ERASED = "erased"
 
 
+class MatchedBy(StrEnum):
+    """How the turn that a request follows was found."""
+
+    CONTEXT = "context"  # the conversation up to and including its reply is equal
+    PLACE = "place"  # its reply stands, in the client's words, right after what it alone was asked
+    REPLY = "reply"  # its reply is there, after other messages
+
+
 class SessionSource(StrEnum):
     """What identified a session, in order of precedence."""
 
     HEADER = "x-session-id"
     AFFINITY = "x-session-affinity"
+    THREAD = "thread-id"
+    CODEX_SESSION = "session-id"
+    CLAUDE_CODE = "x-claude-code-session-id"
     CACHE_KEY = "prompt_cache_key"
     BODY = "session_id"
     METADATA = "metadata.session_id"
@@ -177,6 +188,7 @@ class StoredTurn:
         record: exactly as it was inserted.
         outcome_detail: reason of the outcome; None without one.
         announced_at: when its session's workflow was notified; None if it was not.
+        matched_by: how the parent was found; None without one.
     """
 
     record: TurnRecord
@@ -185,3 +197,4 @@ class StoredTurn:
     outcome: TurnOutcome
     outcome_detail: str | None
     announced_at: datetime | None
+    matched_by: MatchedBy | None = None

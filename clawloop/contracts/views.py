@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, computed_field
 
 from clawloop.contracts.sessions import FeedbackEffect, SessionState
 from clawloop.contracts.training import SampleState
-from clawloop.contracts.turns import Message, TurnKind, TurnOutcome, TurnStatus
+from clawloop.contracts.turns import MatchedBy, Message, TurnKind, TurnOutcome, TurnStatus
 from clawloop.ids import ApiKeyId, EpisodeId, FeedbackId, SampleId, SessionId, TurnId, response_id
 
 
@@ -123,6 +123,7 @@ class TurnView(View):
     Args:
         short_id: the shortest beginning of `id` that no other turn has; every route and command takes it.
         number: its position among the session's main turns, from 1; None for a side turn.
+        matched_by: how the turn that it follows was found; None if it follows none.
         why: reason of its outcome, or what it waits for.
         votes: number of valid votes.
         step: the newest committed step that trained it; None if none did.
@@ -136,6 +137,7 @@ class TurnView(View):
     short_id: str
     session_id: SessionId
     parent_turn_id: TurnId | None
+    matched_by: MatchedBy | None = None
     number: int | None
     kind: TurnKind
     kind_reason: str

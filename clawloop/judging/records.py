@@ -16,6 +16,7 @@ from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.voting import Verdict
 from clawloop.recipes.recipe import Recipe
 from clawloop.turns.parents import Candidate
+from clawloop.turns.places import PlacedReply
 
 VOTES = "sampled"  # kind of the votes that are sampled from a judge
 DIRECT = "direct"  # kind of a direct vote; the raw answer is the log-probs of the three choices
@@ -56,6 +57,7 @@ class TurnContext:
         current: the newest decided judgement; None if there is none.
         task_outcome: whether the session's task succeeded, 1 or −1; None if not known.
         feedback: all feedback on the turn, oldest first.
+        placed: replies in the turn's request that were found by their place.
     """
 
     turn: StoredTurn
@@ -68,6 +70,7 @@ class TurnContext:
     current: CurrentJudgement | None
     task_outcome: int | None = None
     feedback: Sequence[GivenFeedback] = ()
+    placed: Sequence[PlacedReply] = ()
 
 
 @dataclass(frozen=True, slots=True)

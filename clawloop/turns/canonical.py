@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from hashlib import blake2b
 
 import orjson
@@ -67,7 +68,7 @@ def canonical(message: Message) -> Message:
     if calls:
         plain["tool_calls"] = [_call(call) for call in calls] if isinstance(calls, list) else calls
     if message.get("tool_call_id") is not None:
-        plain["tool_call_id"] = _call_id(message["tool_call_id"])
+        plain["tool_call_id"] = call_id(message["tool_call_id"])
     if role == "user" and message.get("name"):  # two people in one conversation; clients drop other roles' names
         plain["name"] = message["name"]
     return plain
@@ -76,6 +77,55 @@ def canonical(message: Message) -> Message:
 def seed_digest(key: ApiKeyId, narrowing: tuple[str, ...]) -> bytes:
     """The digest that all prefixes of one key's conversations extend; other keys and narrowings share no prefix."""
     return _digest(encode([_FORM, key.hex, *narrowing]))
+
+
+class History:
+    """The messages of a request with their digests, each computed once.
+
+    Args:
+        seed: begins the prefix digests of the request's key.
+    """
+
+    def __init__(self, seed: bytes, messages: Sequence[Message]) -> None:
+        self.seed = seed
+        self.messages = messages
+        self.prefixes: list[bytes] = []  # entry i is the digest of messages[:i + 1]
+        self.alone: dict[int, bytes] = {}  # by place: of each assistant message alone
+        digest = seed
+        for place, message in enumerate(messages):
+            if is_volatile(message):
+                self.prefixes.append(digest)
+                continue
+            encoded = encode(canonical(message))
+            digest = _digest(digest + encoded)
+            self.prefixes.append(digest)
+            if message.get("role") == "assistant":
+                self.alone[place] = _digest(encoded)
+
+    def before(self, place: int) -> bytes:
+        """The digest of the messages before this one."""
+        return self.prefixes[place - 1] if place else self.seed
+
+    @property
+    def whole(self) -> bytes:
+        """The digest of all messages."""
+        return self.prefixes[-1] if self.prefixes else self.seed
+
+    @cached_property
+    def replies(self) -> list[bytes]:
+        """Prefix digests right after each assistant message, oldest first."""
+        return [self.prefixes[place] for place in self.alone]
+
+    @cached_property
+    def asked(self) -> list[bytes]:
+        """Prefix digests right before each assistant message, oldest first."""
+        return [self.before(place) for place in self.alone]
+
+    @cached_property
+    def root(self) -> bytes:
+        """The digest up to the first user message, which all requests of a conversation share."""
+        users = (message.get("role") == "user" and not is_volatile(message) for message in self.messages)
+        return next((digest for digest, is_user in zip(self.prefixes, users, strict=True) if is_user), self.whole)
 
 
 def prefix_digests(seed: bytes, messages: Sequence[Message]) -> list[bytes]:
@@ -147,18 +197,18 @@ def _call(call: JsonValue) -> JsonValue:
     if not isinstance(call, dict) or not isinstance(function, dict):
         return call
     return {
-        "id": _call_id(call.get("id")),
-        "function": {"name": function.get("name"), "arguments": _arguments(function.get("arguments"))},
+        "id": call_id(call.get("id")),
+        "function": {"name": function.get("name"), "arguments": arguments_of(function.get("arguments"))},
     }
 
 
-def _call_id(value: JsonValue) -> JsonValue:
+def call_id(value: JsonValue) -> JsonValue:
     if value is None:
         return ""
     return _NOT_ALPHANUMERIC.sub("", value)[:_CALL_ID_LENGTH] if isinstance(value, str) else value
 
 
-def _arguments(arguments: JsonValue) -> JsonValue:
+def arguments_of(arguments: JsonValue) -> JsonValue:
     """Arguments as JSON. Clients write no arguments as an empty string, null or {}."""
     if arguments is None:
         return {}

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from clawloop.contracts.turns import Message
 from clawloop.ids import SessionId, TurnId
-from clawloop.turns.canonical import is_volatile, prefix_digests
-
-
-@dataclass(frozen=True, slots=True)
-class ConversationLookup:
-    """Digests to look up for a request.
-
-    Args:
-        replies: prefix digests right after each assistant message, oldest first.
-        whole: digest of the whole request.
-        root: digest up to the first user message, which all requests of a conversation share.
-        has_assistant: the request holds an assistant message.
-    """
-
-    replies: list[bytes]
-    whole: bytes
-    root: bytes
-    has_assistant: bool
+from clawloop.turns.canonical import History
+from clawloop.turns.places import is_said
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +26,14 @@ class KnownPrefix:
     completed: bool
 
 
-def lookup(seed: bytes, messages: Sequence[Message]) -> ConversationLookup:
-    """The digests under which a conversation that these messages continue may be stored."""
-    digests = prefix_digests(seed, messages)
-    replies = [digest for digest, message in zip(digests, messages, strict=True) if message.get("role") == "assistant"]
-    whole = digests[-1] if digests else seed
-    users = (message.get("role") == "user" and not is_volatile(message) for message in messages)
-    root = next((digest for digest, is_user in zip(digests, users, strict=True) if is_user), whole)
-    return ConversationLookup(replies, whole, root, bool(replies))
-
-
-def choose_session(lookup: ConversationLookup, known: Sequence[KnownPrefix]) -> SessionId | None:
+def choose_session(history: History, known: Sequence[KnownPrefix]) -> SessionId | None:
     """The session the request continues; None if it starts one.
 
     The deepest known reply in the request decides, of equals that of the newest turn: so an edited history continues
     its session as a branch. Where no reply is known, the request starts a session, unless it repeats a whole request
     whose newest reply never completed.
     """
-    depth = {digest: place for place, digest in enumerate(lookup.replies)}
+    depth = {digest: place for place, digest in enumerate(history.replies)}
     reply = max(
         (prefix for prefix in known if prefix.is_reply and prefix.digest in depth),
         key=lambda prefix: (depth[prefix.digest], prefix.turn_id),
@@ -68,8 +42,25 @@ def choose_session(lookup: ConversationLookup, known: Sequence[KnownPrefix]) -> 
     if reply is not None:
         return reply.session_id
     repeated = max(
-        (prefix for prefix in known if not prefix.is_reply and prefix.digest == lookup.whole),
+        (prefix for prefix in known if not prefix.is_reply and prefix.digest == history.whole),
         key=lambda prefix: prefix.turn_id,
         default=None,
     )
     return repeated.session_id if repeated is not None and not repeated.completed else None
+
+
+def choose_session_by_place(
+    history: History, asked: Mapping[bytes, Sequence[tuple[SessionId, Message]]]
+) -> SessionId | None:
+    """The session of the deepest reply that stands, in other words, right after what one turn alone was asked.
+
+    Args:
+        asked: by the digest of what they were asked, the turns of the key that replied: their session and reply.
+    """
+    for place in reversed(history.alone):
+        turns = asked.get(history.before(place), ())
+        if len(turns) == 1:
+            session, reply = turns[0]
+            if is_said(reply, history.messages[place:]):
+                return session
+    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clawloop.contracts.turns import TurnOutcome, TurnStatus
+from clawloop.contracts.turns import MatchedBy, TurnOutcome, TurnStatus
 
 _MEANINGS = {
     TurnOutcome.SIDE: "a side turn: recorded, never trained",
@@ -20,6 +20,14 @@ _MEANINGS = {
     TurnOutcome.ROLLED_BACK: "the version that was trained on it was rolled back",
     TurnOutcome.ERASED: "its content was erased",
 }
+
+
+FOUND_BY = {
+    MatchedBy.CONTEXT: "found by the whole conversation",
+    MatchedBy.PLACE: "found by the place of its reply, which came back in other words",
+    MatchedBy.REPLY: "found by its reply alone: what stood before it came back changed",
+}
+"""How the turn that a turn follows was found, in words."""
 
 
 @dataclass(frozen=True, slots=True)

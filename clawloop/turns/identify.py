@@ -18,19 +18,24 @@ from clawloop.ids import ApiKeyId, SessionId, TurnId
 from clawloop.turns.canonical import is_volatile, text_parts
 
 # The same value in two places names one session only within a family: a client that moves the value to another place,
-# or begins to send OpenClaw's affinity header, continues its session.
+# or begins to send OpenClaw's affinity header, or whose proxy drops headers, continues its session.
 _FAMILIES = {
     SessionSource.HEADER: "client",
     SessionSource.BODY: "client",
     SessionSource.METADATA: "client",
-    SessionSource.AFFINITY: "openclaw",
-    SessionSource.CACHE_KEY: "openclaw",
-    SessionSource.OPENCLAW: "openclaw",
+    SessionSource.CLAUDE_CODE: "client",
+    SessionSource.AFFINITY: "agent",
+    SessionSource.THREAD: "agent",
+    SessionSource.CODEX_SESSION: "agent",
+    SessionSource.CACHE_KEY: "agent",
+    SessionSource.OPENCLAW: "agent",
 }
 
 _MAX_VALUE = 256  # characters; fits an index, and known clients send far less
 _AFFINITY = re.compile(r"(?P<id>.+):[0-9]{1,6}", re.DOTALL)  # <id>:<N>, N counts OpenClaw's compactions
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+# As Codex has named them, the newest first.
+_CODEX_SESSIONS = ("session-id", "conversation_id", "session_id")
 _OPENCLAW_ID = 60  # OpenClaw cuts `<id>:<N>` and the bare id at 64; for N < 1000 both hold this much of the id
 
 # OpenClaw's line has some hundred; two million fields held a gateway for 0.65 s.
@@ -49,10 +54,17 @@ def identify(headers: Mapping[str, str], body: Mapping[str, JsonValue]) -> Sessi
         headers: names in lower case.
     """
     metadata = body.get("metadata")
+    codex = body.get("client_metadata")
+    said = codex if isinstance(codex, dict) else {}
+    codex_session = next((headers[name] for name in _CODEX_SESSIONS if headers.get(name)), said.get("session_id"))
     values = (
         (SessionSource.HEADER, headers.get("x-session-id")),
         (SessionSource.AFFINITY, _affinity(headers)),
-        (SessionSource.CACHE_KEY, _uuid_of(body.get("prompt_cache_key"))),
+        # Codex's sub-agents have a thread of their own, and their parent's session and cache key.
+        (SessionSource.THREAD, _any_uuid(headers.get("thread-id") or said.get("thread_id"))),
+        (SessionSource.CODEX_SESSION, _any_uuid(codex_session)),
+        (SessionSource.CLAUDE_CODE, headers.get("x-claude-code-session-id")),
+        (SessionSource.CACHE_KEY, _any_uuid(body.get("prompt_cache_key"))),
         (SessionSource.BODY, body.get("session_id")),
         (SessionSource.METADATA, metadata.get("session_id") if isinstance(metadata, dict) else None),
         (SessionSource.OPENCLAW, _openclaw_line(body.get("messages"))),
@@ -123,6 +135,11 @@ def _uuid_of(value: JsonValue) -> str | None:
     """The UUID in `<uuid>:<N>`; None for any other form."""
     counted = _AFFINITY.fullmatch(value.strip()) if isinstance(value, str) else None
     return counted["id"].lower() if counted and _UUID.fullmatch(counted["id"]) else None
+
+
+def _any_uuid(value: JsonValue) -> str | None:
+    """The UUID in `<uuid>` or `<uuid>:<N>`; None for any other form."""
+    return _uuid_of(f"{value.strip()}:0") or _uuid_of(value) if isinstance(value, str) else None
 
 
 def _openclaw_line(messages: JsonValue) -> str | None:

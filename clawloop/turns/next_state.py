@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from clawloop.contracts.turns import Message, TurnKind
 from clawloop.ids import TurnId
-from clawloop.turns.canonical import is_volatile
-from clawloop.turns.classify import is_side_prompt
+from clawloop.turns.canonical import History, canonical, is_volatile
+from clawloop.turns.classify import is_side_prompt, looks_like_chore
 from clawloop.turns.parents import Candidate, find_speakers
+from clawloop.turns.places import PlacedReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +30,35 @@ class NextState:
     messages: list[Message]
 
 
-def next_states(seed: bytes, messages: Sequence[Message], turns: Sequence[Candidate]) -> dict[TurnId, list[Message]]:
+def next_states(
+    seed: bytes, messages: Sequence[Message], turns: Sequence[Candidate], placed: Sequence[PlacedReply] = ()
+) -> dict[TurnId, list[Message]]:
     """For each main turn whose response the main request holds, the messages that follow; none without any.
 
     The first main request that holds a turn's next state decides it; later requests repeat it.
 
     Args:
         turns: the session's recorded turns that are older than the request, main and side.
+        placed: replies in the request that were found by their place.
     """
     states: dict[TurnId, list[Message]] = {}
     following: list[Message] = []  # belongs to no turn before the first answer
     after_side = False
     may_be_prompt = False  # the last message of `following` may turn out to prompt a side turn
-    for message, speaker in zip(messages, find_speakers(seed, messages, turns), strict=True):
-        if is_volatile(message):
-            continue
+    answering: TurnId | None = None  # of whose reply `following` comes after
+    for message, speaker in zip(messages, find_speakers(History(seed, messages), turns, placed), strict=True):
+        if is_volatile(message) or (speaker is not None and speaker.turn_id == answering):
+            continue  # the latter is a further piece of one reply
         if speaker is not None and speaker.kind is TurnKind.SIDE:
+            answering = speaker.turn_id
             if may_be_prompt:
                 following.pop()
             after_side, may_be_prompt = True, False
         elif message.get("role") == "assistant":
             following = []
+            answering = None
             if speaker is not None:
+                answering = speaker.turn_id
                 states[speaker.turn_id] = following
             after_side = may_be_prompt = False
         elif is_side_prompt(message) or (after_side and message.get("role") == "tool"):
@@ -59,3 +67,32 @@ def next_states(seed: bytes, messages: Sequence[Message], turns: Sequence[Candid
             following.append(message)
             after_side, may_be_prompt = False, message.get("role") == "user"
     return {turn_id: state for turn_id, state in states.items() if state}
+
+
+def is_doubtful(messages: Sequence[Message], state: Sequence[Message]) -> bool:
+    """True if a next state is only what this request asks, and that looks like a client's chore."""
+    last = next((message for message in reversed(messages) if not is_volatile(message)), None)
+    return last is not None and last is state[-1] and looks_like_chore(state)
+
+
+def holds_exchange(
+    seed: bytes,
+    messages: Sequence[Message],
+    turns: Sequence[Candidate],
+    placed: Sequence[PlacedReply],
+    asked: Sequence[Message],
+    turn_id: TurnId,
+) -> bool:
+    """True if these messages hold a turn's reply right after the last message that it was asked.
+
+    A summary that a person asked for stays in the conversation; a client that summarises for itself keeps only the
+    summary.
+    """
+    prompt = next((message for message in reversed(asked) if not is_volatile(message)), None)
+    before: Message | None = None
+    for message, speaker in zip(messages, find_speakers(History(seed, messages), turns, placed), strict=True):
+        if speaker is not None and speaker.turn_id == turn_id:
+            return prompt is not None and before is not None and canonical(before) == canonical(prompt)
+        if not is_volatile(message):
+            before = message
+    return False

@@ -1,9 +1,10 @@
 """Finds the recorded turn that wrote each assistant message of a request, and so the turn the request follows.
 
-A message belongs to a turn if it is the turn's reply in the same context (the prefix digests are equal), or if the
-answer alone is equal and not empty. The second rule is needed because clients rewrite what came before (compaction,
-pruned tool results, a new system prompt). It is ambiguous because short answers ("ok") occur twice. A history is in the
-order in which it happened, so its turns get older towards its beginning: that resolves most ambiguities.
+A message belongs to a turn if it is the turn's reply in the same context (the prefix digests are equal), if it stands
+where that reply was given (see `places`), or if the answer alone is equal and not empty. The last rule is needed as
+clients rewrite what came before (compaction, pruned tool results, a new system prompt). It is ambiguous because short
+answers ("ok") occur twice. A history is in the order in which it happened, so its turns get older towards its
+beginning: that resolves most ambiguities.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from clawloop.contracts.turns import Message, TurnKind
+from clawloop.contracts.turns import MatchedBy, TurnKind
 from clawloop.ids import TurnId
-from clawloop.turns.canonical import EMPTY_RESPONSE, prefix_digests, response_digest
+from clawloop.turns.canonical import EMPTY_RESPONSE, History
+from clawloop.turns.places import PlacedReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,40 +34,66 @@ class Candidate:
     reply_digest: bytes
 
 
-def find_parent(seed: bytes, messages: Sequence[Message], candidates: Sequence[Candidate]) -> TurnId | None:
-    """The turn a request follows: the one that wrote the last message whose speaker is known."""
-    speakers = find_speakers(seed, messages, candidates)
-    return next((speaker.turn_id for speaker in reversed(speakers) if speaker is not None), None)
+def find_parent(
+    history: History, candidates: Sequence[Candidate], placed: Sequence[PlacedReply] = ()
+) -> tuple[TurnId, MatchedBy] | None:
+    """The turn a request follows, and how it was found: the one that wrote the last message whose speaker is known."""
+    speakers = find_speakers(history, candidates, placed)
+    for place in range(len(speakers) - 1, -1, -1):
+        if (speaker := speakers[place]) is not None:
+            if speaker.reply_digest == history.prefixes[place]:
+                return speaker.turn_id, MatchedBy.CONTEXT
+            is_placed = any(place in reply.places for reply in placed)
+            return speaker.turn_id, MatchedBy.PLACE if is_placed else MatchedBy.REPLY
+    return None
 
 
-def find_speakers(seed: bytes, messages: Sequence[Message], candidates: Sequence[Candidate]) -> list[Candidate | None]:
+def may_be_placed(history: History, candidates: Sequence[Candidate]) -> bool:
+    """True if the last reply of a request is not a candidate's in its context: it may be one in other words.
+
+    A reply at the very end is one that the client began itself.
+    """
+    last = next((place for place in reversed(history.alone) if place < len(history.messages) - 1), None)
+    if last is None:
+        return False
+    return all(candidate.reply_digest != history.prefixes[last] for candidate in candidates)
+
+
+def find_speakers(
+    history: History, candidates: Sequence[Candidate], placed: Sequence[PlacedReply] = ()
+) -> list[Candidate | None]:
     """For each message the turn that wrote it; None for messages of others, and where the turn is not known.
 
-    No turn writes two messages, and along the messages turns get newer. A message belongs to the turn whose reply it is
-    in context, the newest of several (a retry with the same answer). Other messages go to a turn with the same
-    response, if it is not empty: the newest that fits in time and has no message in context. Takes time linear in
-    messages and candidates.
+    No turn writes two messages, but for the pieces of one reply, and along the messages turns get newer. A message
+    belongs to the turn whose reply it is in context, the newest of several (a retry with the same answer); else to the
+    one whose reply was found by its place. Other messages go to a turn with the same response, if it is not empty: the
+    newest that fits in time and has no message yet. Takes time linear in messages and candidates.
 
     Args:
         candidates: all older than the request.
+        placed: replies that were found by their place, of the same session.
     """
-    prefixes = prefix_digests(seed, messages)
-    is_answer = [message.get("role") == "assistant" for message in messages]
+    prefixes = history.prefixes
+    is_answer = [place in history.alone for place in range(len(prefixes))]
     in_context = _newest_last(candidates, lambda turn: turn.reply_digest)
     matched = {prefix for prefix, answer in zip(prefixes, is_answer, strict=True) if answer} & in_context.keys()
+    by_place = {place: Candidate(reply.turn_id, reply.kind, b"", b"") for reply in placed for place in reply.places}
+    taken = {reply.turn_id for reply in placed}
     alone = _newest_last(
-        [turn for turn in candidates if turn.reply_digest not in matched and turn.response_digest != EMPTY_RESPONSE],
+        [
+            turn
+            for turn in candidates
+            if turn.reply_digest not in matched and turn.response_digest != EMPTY_RESPONSE and turn.turn_id not in taken
+        ],
         lambda turn: turn.response_digest,
     )
     floors = _floors(prefixes, is_answer, in_context)
-    speakers: list[Candidate | None] = [None] * len(messages)
+    speakers: list[Candidate | None] = [None] * len(prefixes)
     ceiling: TurnId | None = None
-    for place in range(len(messages) - 1, -1, -1):
-        if not is_answer[place]:
-            continue
-        speaker = _newest_below(in_context.get(prefixes[place], []), ceiling)
+    for place in reversed(history.alone):
+        speaker = _newest_below(in_context.get(prefixes[place], []), ceiling) or by_place.get(place)
         if speaker is None:
-            speaker = _newest_between(alone.get(response_digest(messages[place]), []), floors[place], ceiling)
+            speaker = _newest_between(alone.get(history.alone[place], []), floors[place], ceiling)
         if speaker is not None:
             speakers[place] = speaker
             ceiling = speaker.turn_id if ceiling is None else min(ceiling, speaker.turn_id)

@@ -74,6 +74,7 @@ SEALED_TABLES = (
             "logprobs": Form.BYTES,
             "response_digest": Form.DIGEST,
             "reply_digest": Form.DIGEST,
+            "asked_digest": Form.DIGEST,
         },
     ),
     SealedTable(
@@ -103,7 +104,8 @@ SEALED_TABLES = (
 PLAIN_COLUMNS: Mapping[str, str] = {
     # Names that people and clients give; a session is found by its name, and its id follows from it.
     "sessions": "external_id identified_by policy state closed_why guarantee",
-    "turns": "alias engine_id evidence finish_reason kind kind_reason outcome outcome_detail status tools_sha256",
+    "turns": "alias engine_id evidence finish_reason kind kind_reason matched_by outcome outcome_detail status"
+    " tools_sha256",
     # Clawloop's own reasons, which quote nobody.
     "judgements": "recipe_hash verdict_why hint_why not_trainable outcome why",
     "comparisons": "signal_hash judge why",

@@ -14,16 +14,17 @@ from psycopg.rows import dict_row
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.turns import TurnOutcome
+from clawloop.contracts.turns import MatchedBy, TurnOutcome
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId
 from clawloop.judging.records import CurrentJudgement, GivenFeedback, TurnContext
+from clawloop.turns.parents import may_be_placed
 from db.content import content_of
 from db.database import raw_connection
 from db.tables import FeedbackRow, TurnRow
 from db.turns.conversation_cache import ConversationCache
 from db.turns.prepared_turn import Request
 from db.turns.read import stored_turn
-from db.turns.session_lookup import candidates_of_many
+from db.turns.session_lookup import candidates_of_many, find_places_in
 
 # The nearest main turn above; side turns between do not count.
 _ABOVE = """(
@@ -92,6 +93,12 @@ async def read_contexts(
         first = record.group_id or record.turn_id
         requests.append((turn.session_id, Request(record.api_key_id, record.evidence, record.messages, first)))
     candidates = await candidates_of_many(raw, content_of(connection), requests)
+    placed = [
+        (await find_places_in(connection, session, request)).replies
+        if turn.matched_by is not MatchedBy.CONTEXT and may_be_placed(request.history, found)
+        else []
+        for turn, (session, request), found in zip(turns, requests, candidates, strict=True)
+    ]
     return {
         turn.record.turn_id: (
             TurnContext(
@@ -105,10 +112,11 @@ async def read_contexts(
                 current=_current_judgement(row),
                 task_outcome=row["task_outcome"],
                 feedback=await _feedback(connection, turn.record.turn_id) if row["rated"] else [],
+                placed=by_place,
             ),
             row["session_trained"],
         )
-        for row, turn, (_, request), found in zip(rows, turns, requests, candidates, strict=True)
+        for row, turn, (_, request), found, by_place in zip(rows, turns, requests, candidates, placed, strict=True)
     }
 
 

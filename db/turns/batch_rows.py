@@ -30,9 +30,17 @@ _TURN_COLUMNS = (
     *("id", "group_id", "choice", "kind", "kind_reason", "status", "error", "outcome", "outcome_detail", "alias"),
     *("version", "engine_id", "evidence", "response", "sampling", "finish_reason", "ends_session", "started_at"),
     *("finished_at", "session_id", "parent_turn_id", "messages_kept", "messages_added", "prompt_shared"),
-    *("episode_id", "stored_bytes"),
+    *("episode_id", "stored_bytes", "matched_by"),
 )
-_BINARY_COLUMNS = ("tools_sha256", "response_digest", "reply_digest", "response_ids", "logprobs", "prompt_ids")
+_BINARY_COLUMNS = (
+    "tools_sha256",
+    "response_digest",
+    "reply_digest",
+    "asked_digest",
+    "response_ids",
+    "logprobs",
+    "prompt_ids",
+)
 _INSERT_TURN = """
     INSERT INTO turns ({columns}) VALUES ({values}) ON CONFLICT DO NOTHING
 """.format(
@@ -129,11 +137,11 @@ async def insert_erased(connection: AsyncConnection, entry: Entry) -> InsertedTu
 def _prefixes(entry: Entry) -> list[tuple[Any, ...]]:
     """Rows of `session_prefixes`: hashes by which later turns find this one's session."""
     prepared, roles = entry.prepared, dict[bytes, PrefixRole]()
-    lookup = prepared.request.lookup
+    history = prepared.request.history
     if entry.unmatched and entry.parent is None and prepared.record.evidence.source is SessionSource.CONVERSATION:
         # The request holds replies of turns that are not inserted yet; they find this session when they are.
-        roles = dict.fromkeys(lookup.replies, PrefixRole.EXPECTED)
-    roles[lookup.whole] = PrefixRole.REQUEST
+        roles = dict.fromkeys(history.replies, PrefixRole.EXPECTED)
+    roles[history.whole] = PrefixRole.REQUEST
     if prepared.reply_digest is not None:
         roles[prepared.reply_digest] = PrefixRole.REPLY
     record, content = prepared.record, prepared.content
@@ -148,8 +156,18 @@ def _turn_values(entry: Entry) -> dict[str, Any]:
     return record_columns(prepared) | {
         "session_id": entry.session,
         "parent_turn_id": entry.parent,
+        "matched_by": None if entry.matched_by is None else entry.matched_by.value,
+        "asked_digest": prepared.content.write_digest(_asked_digest(entry)),
         **delta_columns(stored, prepared.content, prepared.record.turn_id),
     }
+
+
+def _asked_digest(entry: Entry) -> bytes | None:
+    """Digest of the request as matched; None if no reply can stand right after it."""
+    prepared = entry.prepared
+    if prepared.response_digest is None or prepared.goes_on:
+        return None
+    return prepared.request.history.whole if entry.asked is None else entry.asked
 
 
 def delta_columns(stored: Delta, content: ContentCodec, turn_id: TurnId) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from clawloop.contracts.turns import SessionSource, TurnStatus
+from clawloop.contracts.turns import MatchedBy, SessionSource, TurnStatus
 from clawloop.ids import SessionId, TurnId
 from clawloop.turns.conversation import KnownPrefix, choose_session
 from clawloop.turns.identify import conversation_session_id, named_session_id
@@ -17,6 +17,7 @@ from db.database import Raw
 from db.tables import PrefixRole
 from db.turns.deltas import Conversation
 from db.turns.prepared_turn import PreparedTurn
+from db.turns.session_lookup import find_session_by_place
 
 # A batch waits this long for a row that another transaction holds; then its turns are inserted one by one, and only the
 # one that needs the row waits on.
@@ -55,6 +56,7 @@ class Entry:
         n: place in the batch.
         unmatched: neither a name nor an earlier turn identified the session.
         opens_session: the session's row was inserted with this turn.
+        asked: digest of the request as matched; None where that is as received.
     """
 
     n: int
@@ -66,6 +68,8 @@ class Entry:
     special: set[str] = field(default_factory=set)
     candidates: list[Candidate] = field(default_factory=list)
     parent: TurnId | None = None
+    matched_by: MatchedBy | None = None
+    asked: bytes | None = None
     parent_conversation: Conversation | None = None
 
     @property
@@ -85,7 +89,7 @@ async def assign_sessions(raw: Raw, turns: Sequence[PreparedTurn]) -> list[Entry
             if len(turns) > 1:
                 await raw.execute(_LIMIT_LOCK_WAIT)
             if nameless:
-                locks = {int.from_bytes(turn.request.lookup.root[:8], signed=True) for _, turn in nameless}
+                locks = {int.from_bytes(turn.request.history.root[:8], signed=True) for _, turn in nameless}
                 await raw.execute(_LOCK_CONVERSATIONS, [sorted(locks)])
                 rows = await raw.execute(_KNOWN_PREFIXES, _prefix_parameters(nameless, digests))
         if rows is not None:
@@ -102,7 +106,11 @@ async def assign_sessions(raw: Raw, turns: Sequence[PreparedTurn]) -> list[Entry
         request = turn.request
         if request.evidence.source is not SessionSource.CONVERSATION:
             entries.append(Entry(n, turn, named_session_id(request.key, request.evidence), unmatched=False))
-        elif (session := choose_session(request.lookup, known[n])) is not None:
+            continue
+        session = choose_session(request.history, known[n])
+        if session is None:
+            session = await find_session_by_place(raw, turn.content, request)
+        if session is not None:
             entries.append(Entry(n, turn, session, unmatched=False))
         else:
             # A late turn is expected: the turns after it are here already.
@@ -116,7 +124,7 @@ def _prefix_parameters(nameless: Sequence[tuple[int, PreparedTurn]], digests: di
     hashes: list[tuple[Any, ...]] = []
     replies: list[tuple[Any, ...]] = []
     for n, turn in nameless:
-        found = turn.content.find_digests((*turn.request.lookup.replies, turn.request.lookup.whole))
+        found = turn.content.find_digests((*turn.request.history.replies, turn.request.history.whole))
         digests |= found
         hashes += [(n, turn.request.key, stored, turn.first_choice) for stored in found]
         if turn.reply_digest is not None:

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.sessions import FeedbackEffect
 from clawloop.contracts.training import SampleState
-from clawloop.contracts.turns import Message, TurnRecord
+from clawloop.contracts.turns import MatchedBy, Message, TurnRecord
 from clawloop.contracts.views import (
     Exchange,
     FeedbackView,
@@ -38,7 +38,7 @@ from db.turns.conversation_cache import ConversationCache
 from db.turns.read import read_turn
 
 _ADDED = text("""
-    SELECT t.id, t.messages_kept, t.messages_added, t.response, p.response_digest AS parent_digest,
+    SELECT t.id, t.matched_by, t.messages_kept, t.messages_added, t.response, p.response_digest AS parent_digest,
         p.id AS parent, p.messages_kept AS parent_kept, p.messages_added AS parent_added
     FROM turns t LEFT JOIN turns p ON p.id = t.parent_turn_id
     WHERE t.id = ANY(:turns) ORDER BY t.id
@@ -140,6 +140,10 @@ def _exchange(row: Any, judged: Judged, content: ContentCodec) -> Exchange:
         if row.messages_kept <= row.parent_kept + len(parent_added):
             # A client sends a reply back in other words than the engine's JSON, so it is stored once more.
             begin = _after_reply(added, row.parent_digest, content)
+            if not begin and row.matched_by == MatchedBy.PLACE:
+                begin = 1 + max(
+                    (n for n, message in enumerate(added) if message.get("role") == "assistant"), default=-1
+                )
     response = content.read_json(row.response, "turns.response", row.id)
     return Exchange(
         turn_id=TurnId(row.id),

@@ -84,9 +84,9 @@ class PostgresTurnStore:
     async def _version_of_parent(self, connection: AsyncConnection, request: Request) -> int | None:
         if (session := await find_session(connection, request)) is None:
             return None
-        if (parent := await find_parent_turn(connection, session, request)) is None:
+        if (found := await find_parent_turn(connection, session, request)) is None:
             return None
-        version: int | None = await connection.scalar(select(TurnRow.version).where(TurnRow.id == parent))
+        version: int | None = await connection.scalar(select(TurnRow.version).where(TurnRow.id == found[0]))
         return version
 
     async def _insert_separably(self, turns: Sequence[PreparedTurn]) -> Sequence[InsertedTurn | Exception | None]:

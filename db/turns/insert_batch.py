@@ -19,7 +19,8 @@ from clawloop.contracts.sessions import SessionState
 from clawloop.contracts.turns import InsertedTurn
 from clawloop.errors import ContentUnreadable
 from clawloop.ids import SessionId, TurnId
-from clawloop.turns.parents import find_parent
+from clawloop.turns.parents import find_parent, may_be_placed
+from clawloop.turns.places import PlacedReply
 from db.content import ContentCodec, content_of
 from db.database import Raw, raw_connection
 from db.exact_json import storable
@@ -28,7 +29,7 @@ from db.turns.batch_sessions import ERASED, Entry, assign_sessions, columns_of
 from db.turns.conversation_cache import ConversationCache
 from db.turns.prepared_turn import PreparedTurn
 from db.turns.reparent import reparent_late_turns
-from db.turns.session_lookup import CANDIDATES, CandidateQuery
+from db.turns.session_lookup import CANDIDATES, CandidateQuery, find_places_in
 
 log = logging.getLogger(__name__)
 
@@ -157,10 +158,10 @@ def _session_parameters(entries: Sequence[Entry]) -> list[list[Any]]:
 
 def _special_parameters(entries: Sequence[Entry]) -> list[list[Any]]:
     hashes = [
-        (entry.n, record.api_key_id, stored, digest == lookup.whole, entry.session, record.started_at)
+        (entry.n, record.api_key_id, stored, digest == history.whole, entry.session, record.started_at)
         for entry in entries
-        for record, lookup in ((entry.prepared.record, entry.prepared.request.lookup),)
-        for stored, digest in entry.prepared.content.find_digests((*lookup.replies, lookup.whole)).items()
+        for record, history in ((entry.prepared.record, entry.prepared.request.history),)
+        for stored, digest in entry.prepared.content.find_digests((*history.replies, history.whole)).items()
     ]
     turns = [(entry.n, entry.prepared.record.turn_id, entry.session) for entry in entries]
     late = [turn for turn, entry in zip(turns, entries, strict=True) if entry.prepared.response_digest is not None]
@@ -178,9 +179,12 @@ async def _read_stored(raw: Raw, entries: Sequence[Entry]) -> list[InsertedTurn]
 
 
 async def _find_parent(connection: AsyncConnection, conversations: ConversationCache, entry: Entry) -> None:
-    if entry.candidates:
-        request = entry.prepared.request
-        entry.parent = find_parent(request.seed, request.messages, entry.candidates)
+    history, placed = entry.prepared.request.history, list[PlacedReply]()
+    if not entry.opens_session and may_be_placed(history, entry.candidates):
+        found = await find_places_in(connection, entry.session, entry.prepared.request)
+        placed, entry.asked = found.replies, found.whole
+    if (match := find_parent(history, entry.candidates, placed)) is not None:
+        entry.parent, entry.matched_by = match
     if entry.parent is not None:
         try:
             entry.parent_conversation = await conversations.load(connection, entry.parent)

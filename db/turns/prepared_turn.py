@@ -10,9 +10,8 @@ from functools import cached_property
 from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind, TurnOutcome, TurnRecord
 from clawloop.errors import RecordUnusable
 from clawloop.ids import ApiKeyId, TurnId
-from clawloop.turns.canonical import extend_digest, response_digest, seed_digest
+from clawloop.turns.canonical import History, extend_digest, response_digest, seed_digest
 from clawloop.turns.continued import whole_reply
-from clawloop.turns.conversation import ConversationLookup, lookup
 from clawloop.turns.files import ContentFile, take_files
 from clawloop.turns.identify import named_session_id
 from db.arrays import ids_to_bytes
@@ -39,14 +38,13 @@ class Request:
         return seed_digest(self.key, self.evidence.narrowing)
 
     @cached_property
-    def lookup(self) -> ConversationLookup:
-        return lookup(self.seed, self.messages)
+    def history(self) -> History:
+        return History(self.seed, self.messages)
 
     @cached_property
     def answers(self) -> list[tuple[bytes, bytes]]:
         """Of each assistant message among these messages: the digest of all up to it, and the digest of it alone."""
-        alone = [response_digest(message) for message in self.messages if message.get("role") == "assistant"]
-        return list(zip(self.lookup.replies, alone, strict=True))
+        return list(zip(self.history.replies, self.history.alone.values(), strict=True))
 
     @cached_property
     def replies(self) -> set[bytes]:
@@ -87,10 +85,10 @@ class PreparedTurn:
     @cached_property
     def marks(self) -> frozenset[bytes]:
         """Two turns of one conversation share one of these, as far as their records tell."""
-        record, lookup = self.record, self.request.lookup
+        record, history = self.record, self.request.history
         if record.evidence.source is not SessionSource.CONVERSATION:
             return frozenset({named_session_id(record.api_key_id, record.evidence).bytes})
-        digests = {*lookup.replies, lookup.whole, self.reply_digest}
+        digests = {*history.replies, *history.asked, history.whole, self.reply_digest}
         return frozenset(digest for digest in digests if digest is not None)
 
     @cached_property
@@ -135,10 +133,15 @@ class PreparedTurn:
         if self._whole_reply is None:
             return None
         before, reply = self._whole_reply
-        whole = self.request.lookup.whole
+        whole = self.request.history.whole
         if len(before) < len(self.record.messages):
-            whole = lookup(self.request.seed, before).whole
+            whole = self.request.history.before(len(before))
         return extend_digest(whole, reply)
+
+    @property
+    def goes_on(self) -> bool:
+        """The client began the reply, so that its place is not behind the request."""
+        return self._whole_reply is not None and len(self._whole_reply[0]) < len(self.record.messages)
 
     @cached_property
     def _whole_reply(self) -> tuple[Sequence[Message], Message] | None:

@@ -9,6 +9,7 @@ from sqlalchemy import RowMapping, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.turns import (
+    MatchedBy,
     SessionEvidence,
     SessionSource,
     StoredTurn,
@@ -54,6 +55,7 @@ def stored_turn(row: RowMapping | Mapping[str, Any], conversation: Conversation,
         outcome=TurnOutcome(row["outcome"]),
         outcome_detail=row["outcome_detail"],
         announced_at=row["announced_at"],
+        matched_by=None if row["matched_by"] is None else MatchedBy(row["matched_by"]),
     )
 
 

@@ -49,13 +49,21 @@ async def reparent_late_turns(
             messages=conversation.request(),
             before=TurnId(row.group_id or row.id),
         )
-        if prepared.response_digest not in request.replies:
+        if (
+            prepared.response_digest not in request.replies
+            and prepared.request.history.whole not in request.history.asked
+        ):
             continue
-        if await find_parent_turn(connection, session, request) != parent:
+        found = await find_parent_turn(connection, session, request)
+        if found is None or found[0] != parent:
             continue
         stored = delta(conversation, prepared.conversation)
         await connection.execute(
             update(TurnRow)
             .where(TurnRow.id == row.id)
-            .values(parent_turn_id=parent, **delta_columns(stored, prepared.content, TurnId(row.id)))
+            .values(
+                parent_turn_id=parent,
+                matched_by=found[1].value,
+                **delta_columns(stored, prepared.content, TurnId(row.id)),
+            )
         )

@@ -5,6 +5,7 @@ Reads only: a result stays right while the caller holds the lock on the session'
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
@@ -12,11 +13,12 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.turns import SessionSource, TurnKind, TurnStatus
+from clawloop.contracts.turns import MatchedBy, Message, SessionSource, TurnKind, TurnStatus
 from clawloop.ids import SessionId, TurnId
-from clawloop.turns.conversation import KnownPrefix, choose_session
+from clawloop.turns.conversation import KnownPrefix, choose_session, choose_session_by_place
 from clawloop.turns.identify import named_session_id
-from clawloop.turns.parents import Candidate, find_parent
+from clawloop.turns.parents import Candidate, find_parent, may_be_placed
+from clawloop.turns.places import AskedTurn, Placed, PlacedReply, find_places
 from db.content import ContentCodec, content_of
 from db.database import Raw, raw_connection
 from db.tables import PrefixRole
@@ -61,6 +63,27 @@ CANDIDATES = f"""
         WHERE NOT EXISTS (SELECT FROM in_context c WHERE c.n = a.n AND c.prefix = a.reply_digest)) r
     CROSS JOIN LATERAL ({_NEWEST.format(digest="response_digest")}) found
 """
+# What the newest turns with a reply were asked: only where the last reply of a request is not found as it was given.
+# Bounded in bytes as well, which PostgreSQL knows without reading the replies.
+MOST_ASKED = 512
+MOST_ASKED_BYTES = 4 * 2**20
+_ASKED = """
+    SELECT id, kind, asked_digest, response FROM (
+        SELECT *, sum(pg_column_size(response)) OVER (ORDER BY id DESC) AS bytes FROM (
+            SELECT id, kind, asked_digest, response FROM turns
+            WHERE session_id = %b AND id < %b AND asked_digest IS NOT NULL AND response IS NOT NULL
+            ORDER BY id DESC LIMIT %b) newest) measured
+    WHERE bytes <= %b ORDER BY id DESC
+"""
+# Of each digest two turns are enough to know that it is ambiguous.
+_ASKED_BY_ANY = """
+    SELECT asked.hash, found.id, found.session_id, found.response
+    FROM unnest(%b::bytea[]) AS asked(hash) CROSS JOIN LATERAL (
+        SELECT t.id, t.session_id, t.response FROM session_prefixes p JOIN turns t ON t.id = p.turn_id
+        WHERE p.api_key_id = %b AND p.prefix_hash = asked.hash AND p.role = 'request' AND p.turn_id < %b
+            AND t.asked_digest IS NOT NULL AND t.response IS NOT NULL
+        LIMIT 2) found
+"""
 # Newer than every turn.
 _NOW = UUID(int=2**128 - 1)
 
@@ -69,7 +92,7 @@ async def find_session(connection: AsyncConnection, request: Request) -> Session
     """The session a request names or whose messages it continues; None if there is none."""
     if request.evidence.source is not SessionSource.CONVERSATION:
         return named_session_id(request.key, request.evidence)
-    digests = content_of(connection).find_digests((*request.lookup.replies, request.lookup.whole))
+    digests = content_of(connection).find_digests((*request.history.replies, request.history.whole))
     parameters = {"hashes": list(digests), "key": request.key, "before": request.before}
     rows = await connection.execute(_KNOWN_PREFIXES, parameters)
     prefixes = [
@@ -82,14 +105,46 @@ async def find_session(connection: AsyncConnection, request: Request) -> Session
         )
         for row in rows
     ]
-    return choose_session(request.lookup, prefixes)
+    if (session := choose_session(request.history, prefixes)) is not None:
+        return session
+    return await find_session_by_place(await raw_connection(connection), content_of(connection), request)
 
 
-async def find_parent_turn(connection: AsyncConnection, session: SessionId, request: Request) -> TurnId | None:
-    """The turn of this session that the request continues."""
+async def find_session_by_place(raw: Raw, content: ContentCodec, request: Request) -> SessionId | None:
+    """The session of the turn whose reply stands in the request in other words; asks nothing without a reply."""
+    if not request.history.alone:
+        return None
+    digests = content.find_digests(request.history.asked)
+    rows = await raw.execute(_ASKED_BY_ANY, [list(digests), request.key, request.before or _NOW])
+    asked: dict[bytes, list[tuple[SessionId, Message]]] = defaultdict(list)
+    for stored, turn_id, session, response in await rows.fetchall():
+        reply = content.read_json(response, "turns.response", turn_id)
+        asked[digests[stored]].append((SessionId(session), reply))
+    return choose_session_by_place(request.history, asked)
+
+
+async def find_places_in(connection: AsyncConnection, session: SessionId, request: Request) -> Placed:
+    """The replies of this session that stand in the request in other words."""
+    content = content_of(connection)
+    raw = await raw_connection(connection)
+    rows = await raw.execute(_ASKED, [session, request.before or _NOW, MOST_ASKED, MOST_ASKED_BYTES])
+    turns = [
+        AskedTurn(TurnId(turn_id), TurnKind(kind), asked, content.read_json(response, "turns.response", turn_id))
+        for turn_id, kind, asked, response in await rows.fetchall()
+    ]
+    return find_places(request.history, turns, lambda digest: content.find_digests([digest]))
+
+
+async def find_parent_turn(
+    connection: AsyncConnection, session: SessionId, request: Request
+) -> tuple[TurnId, MatchedBy] | None:
+    """The turn of this session that the request continues, and how it was found."""
     raw = await raw_connection(connection)
     (candidates,) = await candidates_of_many(raw, content_of(connection), [(session, request)])
-    return find_parent(request.seed, request.messages, candidates) if candidates else None
+    placed: Sequence[PlacedReply] = ()
+    if may_be_placed(request.history, candidates):
+        placed = (await find_places_in(connection, session, request)).replies
+    return find_parent(request.history, candidates, placed)
 
 
 async def candidates_of_many(

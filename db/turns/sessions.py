@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.sessions import SessionState
 from clawloop.contracts.training import SampleState
-from clawloop.contracts.turns import Message, TurnKind, TurnOutcome, TurnStatus
+from clawloop.contracts.turns import MatchedBy, Message, TurnKind, TurnOutcome, TurnStatus
 from clawloop.contracts.views import Exchange, SessionFilter, SessionView, TurnDetail, TurnView
 from clawloop.encryption.key_file import SETTING
 from clawloop.errors import ContentUnreadable, EncryptionKeyMissing, StateConflict
@@ -93,7 +93,8 @@ _TURNS = f"""
             SELECT id, count(*) FILTER (WHERE kind = 'main') OVER (ORDER BY id) AS number FROM turns
             WHERE session_id = {{session}}) numbered
         {{chosen}})
-    SELECT t.id, t.session_id, t.parent_turn_id, t.kind, t.kind_reason, t.status, t.error, t.version, t.outcome,
+    SELECT t.id, t.session_id, t.parent_turn_id, t.matched_by, t.kind, t.kind_reason, t.status, t.error, t.version,
+        t.outcome,
         t.outcome_detail, t.started_at, t.announced_at, t.episode_id, j.id AS judgement, j.verdict, j.expected, j.hint,
         s.state AS sample_state, s.reward, chosen.number, c.state AS session_state,
         {plain_length("t.response_ids")} / 4 AS tokens,
@@ -229,6 +230,7 @@ def _turn_view(row: Any, content: ContentCodec) -> TurnView:
         short_id=short_form(row.id, row.id_before, row.id_after),
         session_id=SessionId(row.session_id),
         parent_turn_id=None if row.parent_turn_id is None else TurnId(row.parent_turn_id),
+        matched_by=None if row.matched_by is None else MatchedBy(row.matched_by),
         number=row.number if row.kind == TurnKind.MAIN else None,
         kind=TurnKind(row.kind),
         kind_reason=row.kind_reason,

@@ -11,7 +11,7 @@ from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from clawloop.contracts.sessions import SessionState
-from clawloop.contracts.turns import TurnKind, TurnOutcome, TurnStatus
+from clawloop.contracts.turns import MatchedBy, TurnKind, TurnOutcome, TurnStatus
 from db.content import SEALED_REST, plain_length
 from db.declarative import Base, one_of
 from db.exact_json import ExactJson
@@ -95,6 +95,7 @@ class TurnRow(Base):
         one_of("kind", TurnKind),
         one_of("status", TurnStatus),
         one_of("outcome", TurnOutcome),
+        one_of("matched_by", MatchedBy),
         CheckConstraint("parent_turn_id < id", name="parent_is_older"),  # chains of parents end
         CheckConstraint("parent_turn_id IS NOT NULL OR messages_kept = 0", name="kept_of_parent"),
         CheckConstraint("parent_turn_id IS NOT NULL OR prompt_shared = 0", name="shared_with_parent"),
@@ -130,6 +131,7 @@ class TurnRow(Base):
     id: Mapped[UUID] = mapped_column(primary_key=True)
     session_id: Mapped[UUID] = mapped_column(ForeignKey("sessions.id"))
     parent_turn_id: Mapped[UUID | None] = mapped_column(ForeignKey("turns.id"))
+    matched_by: Mapped[str | None]  # how the parent was found
     group_id: Mapped[UUID | None]  # first turn of an n > 1 request
     choice: Mapped[int]
     kind: Mapped[str]
@@ -148,6 +150,7 @@ class TurnRow(Base):
     response: Mapped[Any | None] = mapped_column(ExactJson)
     response_digest: Mapped[bytes | None]  # of the reply alone, normalised: finds parents
     reply_digest: Mapped[bytes | None]  # of the conversation up to and including the reply
+    asked_digest: Mapped[bytes | None]  # of the request as matched: finds replies in other words by their place
     prompt_shared: Mapped[int | None]
     prompt_ids: Mapped[bytes | None]  # encoded by db.arrays
     response_ids: Mapped[bytes | None]

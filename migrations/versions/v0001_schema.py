@@ -229,6 +229,7 @@ CREATE TABLE turns (
     id uuid PRIMARY KEY,
     session_id uuid NOT NULL REFERENCES sessions,
     parent_turn_id uuid REFERENCES turns,
+    matched_by text,
     group_id uuid,
     choice integer NOT NULL,
     kind text NOT NULL,
@@ -247,6 +248,7 @@ CREATE TABLE turns (
     response json,
     response_digest bytea,
     reply_digest bytea,
+    asked_digest bytea,
     prompt_shared integer,
     prompt_ids bytea,
     response_ids bytea,
@@ -265,6 +267,7 @@ CREATE TABLE turns (
     CONSTRAINT turns_prompt_known_check CHECK ((prompt_shared IS NULL) = (prompt_ids IS NULL)),
     CONSTRAINT turns_status_check CHECK (status IN ('complete', 'length', 'aborted', 'error')),
     CONSTRAINT turns_kind_check CHECK (kind IN ('main', 'side')),
+    CONSTRAINT turns_matched_by_check CHECK (matched_by IN ('context', 'place', 'reply')),
     CONSTRAINT turns_outcome_check CHECK (outcome IN (
         'waiting', 'side', 'no_feedback', 'not_trainable', 'unjudged', 'undecided', 'sampled', 'held_out', 'trained',
         'expired', 'quarantined', 'rolled_back', 'erased'
@@ -545,6 +548,7 @@ _SEALED = {
         "logprobs": _PLAIN_BYTES,
         "response_digest": _PLAIN_DIGEST,
         "reply_digest": _PLAIN_DIGEST,
+        "asked_digest": _PLAIN_DIGEST,
     },
     "session_prefixes": {"prefix_hash": _PLAIN_DIGEST},
     "tool_lists": {"tools": _PLAIN_JSON, "sha256": _PLAIN_DIGEST},

@@ -82,7 +82,7 @@ async def test_claude_code_works_in_one_session(gateway: Gateway, tmp_path: Path
     main = [turn for turn in turns if turn.record.kind is TurnKind.MAIN]
     assert len({turn.session_id for turn in main}) == 1
     assert {turn.record.evidence.value for turn in main} == {SESSION}
-    assert {turn.record.evidence.source for turn in main} == {SessionSource.METADATA}
+    assert {turn.record.evidence.source for turn in main} == {SessionSource.CLAUDE_CODE}
     assert [turn.record.finish_reason for turn in main] == ["tool_calls", "tool_calls", "stop", "stop"]
     assert [turn.parent_turn_id for turn in main] == [None, *(turn.record.turn_id for turn in main[:-1])]
     for turn in main:
@@ -92,6 +92,50 @@ async def test_claude_code_works_in_one_session(gateway: Gateway, tmp_path: Path
         assert record.logprobs == [-token / 100 for token in record.response_ids]
     results = [message for message in main[-1].record.messages if message["role"] == "tool"]
     assert GREETING in str(results[1]["content"])
+
+
+async def test_compact_is_a_chore_of_the_same_session(gateway: Gateway, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    session = "0b6c1d2e-1111-4222-8333-444455557777"
+    gateway.engine.script = lambda body: Reply(
+        "<summary>Time was asked for.</summary>" if compacts(body) else "It is ten."
+    )
+    await run(gateway, project, "What time is it?", "--session-id", session)
+    await run(gateway, project, "/compact", "--resume", session)
+    await run(gateway, project, "No, that was wrong.", "--resume", session)
+    turns = [await stored(gateway, record.turn_id) for record in await gateway.recorded(3)]
+    assert len({turn.session_id for turn in turns}) == 1
+    assert [turn.record.kind for turn in (turns[0], turns[-1])] == [TurnKind.MAIN, TurnKind.MAIN]
+    assert {turn.record.kind_reason for turn in turns[1:-1]} == {"known side prompt: compaction"}
+    assert turns[-1].parent_turn_id is None  # its history begins anew, with the summary
+
+
+async def test_a_sub_agent_is_a_chore_of_its_session(gateway: Gateway, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    session = "0b6c1d2e-1111-4222-8333-444455558888"
+
+    def delegating(body: dict[str, Any]) -> Reply:
+        names = {tool["function"]["name"] for tool in body.get("tools") or ()}
+        said = [message for message in body["messages"] if message["role"] != "system"]
+        if "Agent" in names and "Look around" in str(said[-1]):
+            call = {"description": "look", "prompt": "Name the files.", "subagent_type": "general-purpose"}
+            return Reply("I delegate.", [("Agent", call)])
+        return Reply("There is nothing.")
+
+    gateway.engine.script = delegating
+    await run(gateway, project, "Look around.", "--session-id", session, "--allowedTools", "Agent")
+    turns = [await stored(gateway, record.turn_id) for record in await gateway.recorded(3)]
+    assert len({turn.session_id for turn in turns}) == 1
+    assert "sub-agent of Claude Code" in {turn.record.kind_reason for turn in turns}
+    of_agent = [turn for turn in turns if "I delegate." not in str(turn.record.messages)][1:]
+    assert of_agent
+    assert {turn.record.kind for turn in of_agent} == {TurnKind.SIDE}
+
+
+def compacts(body: dict[str, Any]) -> bool:
+    return "Respond with TEXT ONLY" in str(body["messages"][-1])
 
 
 async def stored(gateway: Gateway, turn: Any) -> StoredTurn:

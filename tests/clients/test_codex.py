@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts.turns import SessionSource, TurnStatus
+from clawloop.contracts.turns import MatchedBy, SessionSource, TurnKind, TurnStatus
 from tests.api.conftest import Gateway, gateway, shared_gateway
 from tests.clients.packages import codex
 from tests.fakes.engine import PROMPT_IDS
@@ -34,6 +34,8 @@ base_url = "{url}/v1"
 env_key = "CLAWLOOP_KEY"
 wire_api = "responses"
 """
+# Codex summarises the conversation before a request, once the one before it had this many tokens.
+LIMIT = 20_000
 
 
 def script(body: dict[str, Any]) -> Reply:
@@ -43,10 +45,10 @@ def script(body: dict[str, Any]) -> Reply:
     return Reply("I write it.", [("exec_command", {"cmd": f"echo {GREETING} > hello.txt; cat hello.txt"})])
 
 
-async def run(gateway: Gateway, home: Path, *arguments: str) -> str:
+async def run(gateway: Gateway, home: Path, *arguments: str, provider: str = PROVIDER) -> str:
     """The last thing that Codex says."""
     program = await asyncio.to_thread(codex)
-    (home / "config.toml").write_text(PROVIDER.format(url=gateway.url))
+    (home / "config.toml").write_text(provider.format(url=gateway.url))
     options = ("--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
     process = await asyncio.create_subprocess_exec(
         *(str(program), "exec", *arguments[:-1], *options, arguments[-1]),
@@ -72,7 +74,7 @@ async def test_codex_works_in_one_session(gateway: Gateway, tmp_path: Path) -> N
     turns = [await gateway.turns.load(record.turn_id) for record in gateway.turns.records]
     stored = [turn for turn in turns if turn is not None]
     assert len({turn.session_id for turn in stored}) == 1
-    assert {turn.record.evidence.source for turn in stored} == {SessionSource.CONVERSATION}
+    assert {turn.record.evidence.source for turn in stored} == {SessionSource.THREAD}
     assert [turn.record.finish_reason for turn in stored] == ["tool_calls", "stop", "stop"]
     assert [turn.parent_turn_id for turn in stored] == [None, *(turn.record.turn_id for turn in stored[:-1])]
     for turn in stored:
@@ -81,3 +83,21 @@ async def test_codex_works_in_one_session(gateway: Gateway, tmp_path: Path) -> N
         assert record.logprobs == [-token / 100 for token in record.response_ids or ()]
     [result] = [message for message in stored[-1].record.messages if message["role"] == "tool"]
     assert GREETING in str(result["content"])
+
+
+async def test_a_compaction_is_a_chore_of_the_same_session(gateway: Gateway, tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    asked = iter(
+        [Reply("It is ten.", prompt_tokens=LIMIT + 1), Reply("Time was asked for."), Reply("Sorry."), Reply("Bye.")]
+    )
+    gateway.engine.script = lambda body: next(asked)
+    small = f"model_auto_compact_token_limit = {LIMIT}\n{PROVIDER}"
+    for number, said in enumerate(("What time is it?", "No, that was wrong.", "Thank you.")):
+        again = ("resume", "--last") if number else ()
+        await run(gateway, tmp_path, *again, said, provider=small)
+    stored = [turn for record in await gateway.recorded(4) if (turn := await gateway.turns.load(record.turn_id))]
+    assert len({turn.session_id for turn in stored}) == 1
+    assert [turn.record.kind for turn in stored] == [TurnKind.MAIN, TurnKind.SIDE, TurnKind.MAIN, TurnKind.MAIN]
+    assert stored[1].record.kind_reason == "header x-codex-turn-metadata: request_kind=compaction"
+    assert [turn.matched_by for turn in stored] == [None, MatchedBy.CONTEXT, None, MatchedBy.CONTEXT]
+    assert all("It is ten." not in str(turn.record.messages) for turn in stored[2:])

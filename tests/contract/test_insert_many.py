@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnRecord
 from clawloop.errors import ContentUnreadable, RecordUnusable, StoreTimedOut
 from clawloop.ids import TurnId, new_api_key_id
-from clawloop.turns.conversation import ConversationLookup, lookup
+from clawloop.turns.canonical import History
 from db.database import CHAT_LIMIT, Database
 from db.turns import prepared_turn
 from db.turns.insert import PostgresTurnStore
@@ -80,12 +80,12 @@ async def test_a_turn_that_our_code_cannot_read_costs_no_other(stores: Stores, m
     good = conversation(stores, f"{stores.key} good", 1, BY_MESSAGES)[0]
     bad = conversation(stores, f"{stores.key} bad", 1, BY_MESSAGES)[0]
 
-    def broken(seed: bytes, messages: Sequence[Message]) -> ConversationLookup:
+    def broken(seed: bytes, messages: Sequence[Message]) -> History:
         if messages == bad.messages:
             raise KeyError("a bug")
-        return lookup(seed, messages)
+        return History(seed, messages)
 
-    monkeypatch.setattr(prepared_turn, "lookup", broken)
+    monkeypatch.setattr(prepared_turn, "History", broken)
     failed, inserted = await stores.turns.insert_many([bad, good])
     assert isinstance(failed, RecordUnusable)
     assert str(failed) == "KeyError in our own code while the turn was read"

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from activities.judging.evaluation import Case, Evaluator
-from activities.judging.next_state_lookup import find_next_state
 from activities.judging.ports import JudgementStore, NoCounter
 from activities.judging.vote_collector import VoteCollector
 from clawloop.contracts.turns import Message, TurnRecord
 from clawloop.errors import StoreUnavailable
+from clawloop.judging.next_state_lookup import find_next_state
 from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt
 from clawloop.judging.records import HINTS, FinalizedJudgement, OpenJudgement, StoredAnswers
@@ -89,7 +89,7 @@ async def opened_by_two(ledger: Ledger) -> tuple[JudgeWorker, JudgeWorker]:
     await ledger.insert(first, second)
     context = await ledger.judgements.load_context(first.turn_id)
     assert context is not None
-    case = Case(context, await find_next_state(ledger.judgements, context))
+    case = Case(context, await find_next_state(ledger.judgements.load_context, context))
 
     async def worker(vote: Vote) -> JudgeWorker:
         opened = await ledger.judgements.open(*case.key)

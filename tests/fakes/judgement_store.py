@@ -87,6 +87,7 @@ class FakeJudgementStore:
             current=judged,
             task_outcome=self._outcomes.get(stored.session_id),
             feedback=self._feedback(turn_id),
+            placed=self._turns.placed(stored.session_id, request).replies,
         )
 
     async def load_judging(self, turn_id: TurnId, trained_limit: int) -> JudgingContext | None:

@@ -113,6 +113,7 @@ class FakeSessionStore:
                 short_id=short_form(turn.record.turn_id, *(one for one in everything if one != turn.record.turn_id)),
                 session_id=turn.session_id,
                 parent_turn_id=turn.parent_turn_id,
+                matched_by=turn.matched_by,
                 number=main.index(turn.record.turn_id) + 1 if turn.record.turn_id in main else None,
                 kind=turn.record.kind,
                 kind_reason=turn.record.kind_reason,

@@ -11,6 +11,7 @@ from typing import cast
 
 from clawloop.contracts.turns import (
     InsertedTurn,
+    MatchedBy,
     Message,
     SessionEvidence,
     SessionSource,
@@ -21,10 +22,11 @@ from clawloop.contracts.turns import (
 )
 from clawloop.errors import StoreUnavailable
 from clawloop.ids import ApiKeyId, SessionId, TurnId
-from clawloop.turns.conversation import KnownPrefix, choose_session
+from clawloop.turns.conversation import KnownPrefix, choose_session, choose_session_by_place
 from clawloop.turns.files import take_files
 from clawloop.turns.identify import conversation_session_id, named_session_id
 from clawloop.turns.parents import Candidate, find_parent
+from clawloop.turns.places import AskedTurn, Placed, find_places
 from db.turns.prepared_turn import PreparedTurn, Request
 
 
@@ -34,6 +36,7 @@ class FakeTurnStore:
         available: False makes every call raise StoreUnavailable.
         records: the inserted records, in order of insertion; tests may clear the list.
         announced: when each turn's workflow was notified.
+        matched: how each turn's parent was found.
         fates: outcomes of turns that changed after insertion.
         erased: when sessions and turns were erased.
     """
@@ -47,6 +50,8 @@ class FakeTurnStore:
         self.fates: dict[TurnId, tuple[TurnOutcome, str | None]] = {}
         self.erased: dict[SessionId | TurnId, datetime] = {}
         self._prefixes: dict[TurnId, tuple[bytes, bytes | None]] = {}  # they outlive an erasure
+        self._asked: dict[TurnId, bytes] = {}  # digests of what turns were asked, as matched
+        self.matched: dict[TurnId, MatchedBy] = {}
         self._expecting: dict[tuple[ApiKeyId, bytes], SessionId] = {}
 
     async def insert(self, record: TurnRecord) -> InsertedTurn:
@@ -57,9 +62,13 @@ class FakeTurnStore:
         if (inserted := self._inserted.get(record.turn_id)) is not None:
             return InsertedTurn(inserted.turn_id, inserted.session_id, inserted.parent_turn_id, duplicate=True)
         session, unknown_before = self._session(prepared)
-        parent = self._parent(session, prepared.request)
+        match = self._match(session, prepared.request)
+        parent = None if match is None else match[0]
+        self._asked[record.turn_id] = self.placed(session, prepared.request).whole
+        if match is not None:
+            self.matched[record.turn_id] = match[1]
         if unknown_before and parent is None and record.evidence.source is SessionSource.CONVERSATION:
-            for digest in prepared.request.lookup.replies:
+            for digest in prepared.request.history.replies:
                 self._expecting.setdefault((record.api_key_id, digest), session)
         if self._was_erased(prepared, session):
             prepared, parent = PreparedTurn(bare(record)), None
@@ -67,7 +76,7 @@ class FakeTurnStore:
             self.fates[record.turn_id] = (TurnOutcome.ERASED, "erased")
             self.announced[record.turn_id] = datetime.now(UTC)
         else:
-            self._prefixes[record.turn_id] = (prepared.request.lookup.whole, prepared.reply_digest)
+            self._prefixes[record.turn_id] = (prepared.request.history.whole, prepared.reply_digest)
         self.records.append(record)
         self._prepared[record.turn_id] = prepared
         gone = record.turn_id in self.fates
@@ -92,11 +101,11 @@ class FakeTurnStore:
 
     def _was_erased(self, prepared: PreparedTurn, session: SessionId) -> bool:
         """Whether a turn holds content erased since it began."""
-        lookup, began = prepared.request.lookup, prepared.record.started_at
+        history, began = prepared.request.history, prepared.record.started_at
         holds: set[SessionId | TurnId] = {session}
         for turn_id, (request_hash, reply_hash) in self._prefixes.items():
             if self._inserted[turn_id].session_id == session and (
-                request_hash == lookup.whole or reply_hash in lookup.replies
+                request_hash == history.whole or reply_hash in history.replies
             ):
                 holds.add(turn_id)
         return any(began <= self.erased[key] for key in holds & self.erased.keys())
@@ -107,8 +116,8 @@ class FakeTurnStore:
         self._require_available()
         request = Request(key, evidence, take_files(messages)[0])
         session = self._known_session(request)
-        parent = None if session is None else self._parent(session, request)
-        return None if parent is None else self._prepared[parent].record.version
+        match = None if session is None else self._match(session, request)
+        return None if match is None else self._prepared[match[0]].record.version
 
     async def load(self, turn_id: TurnId) -> StoredTurn | None:
         self._require_available()
@@ -116,8 +125,15 @@ class FakeTurnStore:
             return None
         inserted = self._inserted[turn_id]
         outcome, detail = self.fates.get(turn_id, prepared.outcome)
+        matched = None if inserted.parent_turn_id is None else self.matched.get(turn_id)
         return StoredTurn(
-            prepared.record, inserted.session_id, inserted.parent_turn_id, outcome, detail, self.announced.get(turn_id)
+            prepared.record,
+            inserted.session_id,
+            inserted.parent_turn_id,
+            outcome,
+            detail,
+            self.announced.get(turn_id),
+            matched,
         )
 
     async def read(self, sha256: str) -> bytes | None:
@@ -177,10 +193,26 @@ class FakeTurnStore:
             known.append(KnownPrefix(request_hash, turn_id, session, False, completed))
             if reply_hash is not None:
                 known.append(KnownPrefix(reply_hash, turn_id, session, True, completed))
-        return choose_session(request.lookup, known)
+        if (chosen := choose_session(request.history, known)) is not None:
+            return chosen
+        asked: dict[bytes, list[tuple[SessionId, Message]]] = {}
+        for turn_id, prepared in self._before(request.before):
+            if prepared.record.api_key_id == request.key and prepared.record.response and turn_id in self._prefixes:
+                said = (self._inserted[turn_id].session_id, prepared.record.response)
+                asked.setdefault(self._prefixes[turn_id][0], []).append(said)
+        return choose_session_by_place(request.history, asked)
 
-    def _parent(self, session: SessionId, request: Request) -> TurnId | None:
-        return find_parent(request.seed, request.messages, self.candidates(session, request))
+    def _match(self, session: SessionId, request: Request) -> tuple[TurnId, MatchedBy] | None:
+        return find_parent(request.history, self.candidates(session, request), self.placed(session, request).replies)
+
+    def placed(self, session: SessionId, request: Request) -> Placed:
+        """The replies of this session that stand in the request in other words."""
+        turns = [
+            AskedTurn(turn_id, prepared.record.kind, self._asked[turn_id], prepared.record.response)
+            for turn_id, prepared in self._before(request.before)
+            if self._inserted[turn_id].session_id == session and prepared.record.response and not prepared.goes_on
+        ]
+        return find_places(request.history, turns)
 
     def candidates(self, session: SessionId, request: Request) -> list[Candidate]:
         """The turns of this session, older than the request, that replied."""
@@ -201,7 +233,9 @@ class FakeTurnStore:
                 continue
             if inserted.session_id != session or turn_id <= late or (parent is not None and parent >= late):
                 continue
-            if self._parent(session, self._prepared[turn_id].request) == late:
+            match = self._match(session, self._prepared[turn_id].request)
+            if match is not None and match[0] == late:
+                self.matched[turn_id] = match[1]
                 self._inserted[turn_id] = replace(inserted, parent_turn_id=late)
 
 

@@ -7,8 +7,9 @@ from hypothesis import given
 from pydantic import JsonValue
 
 from clawloop.contracts.turns import Message, TurnKind
-from clawloop.turns.classify import classify, is_side_prompt
-from tests.chats import VOLATILE, assistant, calls, json_values, system, tool, user
+from clawloop.turns.classify import classify, is_side_prompt, looks_like_chore
+from clawloop.turns.next_state import next_states
+from tests.chats import SEED, VOLATILE, Recorder, assistant, calls, json_values, system, tool, user
 from tests.openclaw_chats import (
     AFTER_HEARTBEATS,
     COMPACTED,
@@ -131,3 +132,154 @@ def test_a_side_prompt_is_known_in_the_history_too() -> None:
 def test_no_body_raises(turn_type: JsonValue, messages: JsonValue, content: JsonValue) -> None:
     classify({}, {"turn_type": turn_type, "messages": messages}, side_alias=False)
     classify({}, {"messages": [messages, {"role": "user", "content": content}]}, side_alias=False)
+
+
+COMPACT_CLAUDE = "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools.\n\n- You already have all the context."
+COMPACT_CODEX = "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff summary for another LLM."
+CODEX = "x-codex-turn-metadata"
+TALK = [user("What time is it?"), assistant("Ten.")]
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ({CODEX: '{"request_kind":"compaction"}'}, "header x-codex-turn-metadata: request_kind=compaction"),
+        ({CODEX: '{"request_kind":"memory"}'}, "header x-codex-turn-metadata: request_kind=memory"),
+        ({CODEX: '{"request_kind":"turn","thread_source":"subagent"}'}, "sub-agent of Codex: spawned"),
+        ({CODEX: '{"request_kind":"turn","subagent_kind":"review"}'}, "sub-agent of Codex: review"),
+        ({"x-openai-subagent": "collab_spawn"}, "sub-agent of Codex: collab_spawn"),
+        ({"x-openai-memgen-request": "true"}, "header x-openai-memgen-request: memory of Codex"),
+        ({"x-codex-guardian": "review"}, "header x-codex-guardian: review"),
+        ({"x-claude-code-agent-id": "ad2c"}, "sub-agent of Claude Code"),
+        ({"x-claude-code-request-class": "auxiliary"}, "header x-claude-code-request-class: auxiliary"),
+        ({"x-claude-code-compaction": "auto"}, "header x-claude-code-compaction: auto"),
+    ],
+)
+def test_a_client_says_what_its_chores_are(headers: dict[str, str], reason: str) -> None:
+    body: dict[str, JsonValue] = {"messages": [*TALK, user("Go on.")], "tools": TOOLS}
+    decision = classify(headers, body, side_alias=False)
+    assert (decision.kind, decision.reason) == (SIDE, reason)
+    assert classify({**headers, "x-turn-type": "main"}, body, side_alias=False).kind is MAIN
+    assert classify(headers, body, side_alias=False, patterns=False).kind is MAIN
+
+
+def test_codex_says_the_same_in_the_body() -> None:
+    said: dict[str, JsonValue] = {CODEX: '{"request_kind":"compaction"}'}
+    decision = classify({}, {"messages": [user("x")], "client_metadata": said}, side_alias=False)
+    assert decision.reason == "header x-codex-turn-metadata: request_kind=compaction"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {CODEX: '{"request_kind":"turn","thread_source":"user"}'},
+        {CODEX: "no JSON"},
+        {CODEX: "[1]"},
+        {CODEX: '{"request_kind":5}'},
+        {"x-claude-code-request-class": "main"},
+        {"x-claude-code-agent-id": " "},
+        {"x-claude-code-context-compacted": "auto"},  # of the first turn after a compaction, a person's
+        {"x-openai-subagent": ""},
+    ],
+)
+def test_a_persons_turn_in_such_a_client_is_main(headers: dict[str, str]) -> None:
+    assert classify(headers, {"messages": [*TALK, user("Go on.")]}, side_alias=False).kind is MAIN
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ({"messages": [*TALK, user(COMPACT_CLAUDE)], "tools": TOOLS}, "compaction"),
+        ({"messages": [*TALK, user(COMPACT_CODEX)]}, "compaction"),
+        ({"messages": [*TALK, user("The user stepped away and is coming back. Recap in under 40 words.")]}, "recap"),
+        (
+            {"messages": [*TALK, user("[SUGGESTION MODE: Suggest what the user might naturally type next]")]},
+            "suggestion",
+        ),
+        ({"messages": [system("Analyze if this message indicates a new conversation topic. If"), user("hi")]}, "topic"),
+        (
+            {
+                "messages": [
+                    system("You are Claude Code.\nGenerate a concise, sentence-case title (3-7 words)"),
+                    user("x"),
+                ]
+            },
+            "title",
+        ),
+        ({"messages": [user("quota")], "max_tokens": 1}, "probe"),
+        ({"messages": [user("Test")], "max_completion_tokens": 1}, "probe"),
+        ({"messages": [system("You are a title generator. You output ONLY a thread title."), user("x")]}, "title"),
+        (
+            {"messages": [system("You are the component that summarizes internal chat history into"), *TALK]},
+            "compaction",
+        ),
+        (
+            {"messages": [*TALK, user('<explicit_instructions type="summarize_task">\nNow')], "tools": TOOLS},
+            "compaction",
+        ),
+        (
+            {"messages": [system("*Briefly* summarize this partial conversation about programming."), user("x")]},
+            "compaction",
+        ),
+    ],
+)
+def test_the_chores_of_named_clients_are_known_by_their_text(body: dict[str, JsonValue], name: str) -> None:
+    decision = classify({}, body, side_alias=False)
+    assert (decision.kind, decision.reason) == (SIDE, f"known side prompt: {name}")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [user("quota")]},
+        {"messages": [user("What is my quota?")], "max_tokens": 1},
+        {"messages": [*TALK, user("test")], "max_tokens": 1},
+        {"messages": [user("test")], "max_tokens": 1, "tools": TOOLS},
+        {"messages": [user("Why does it say: CRITICAL: Respond with TEXT ONLY?")]},
+    ],
+)
+def test_what_people_ask_is_no_probe(body: dict[str, JsonValue]) -> None:
+    assert classify({}, body, side_alias=False).kind is MAIN
+
+
+@pytest.mark.parametrize(
+    ("text", "looks"),
+    [
+        ("Summarize our conversation so far.", True),
+        ("Please provide a detailed summary of the above discussion, so that another model can go on.", True),
+        ("Generate a short title for this chat. Reply with the title only.", True),
+        ("Compress the history into a handoff note.", True),
+        ("Suggest three follow-up questions for this conversation.", True),
+        ("No, that was wrong.", False),
+        ("Give the function a better name.", False),
+        ("Write a test for the parser.", False),
+        ("Thanks!", False),
+    ],
+)
+def test_a_request_may_look_like_a_chore_and_stays_main(text: str, looks: bool) -> None:
+    decision = classify({}, {"messages": [*TALK, user(text)]}, side_alias=False)
+    assert decision.kind is MAIN
+    assert decision.reason.startswith("looks like a summary request") is looks
+    assert looks_like_chore([*TALK, user(text), VOLATILE]) is looks
+    assert not looks_like_chore([*TALK, user(text), calls("exec"), tool("exec", "x")])
+
+
+@given(json_values)
+def test_any_metadata_is_read(value: JsonValue) -> None:
+    classify({CODEX: str(value)}, {"messages": value, "client_metadata": {CODEX: value}}, side_alias=False)
+    classify({}, {"messages": [user("x")], "client_metadata": value, "max_tokens": value}, side_alias=False)
+
+
+def test_a_clients_notification_is_answered_in_a_main_turn_and_is_no_reaction() -> None:
+    note = user("<system-reminder>\n[SYSTEM NOTIFICATION - NOT USER INPUT]\nThe agent is done.\n</system-reminder>")
+    assert is_side_prompt(note)
+    assert classify({}, {"messages": [*TALK, note], "tools": TOOLS}, side_alias=False).kind is MAIN
+    recorder = Recorder()
+    asked = [user("Look around.")]
+    first = recorder.record(asked, assistant("The agent looks."))
+    noted = [*asked, assistant("The agent looks."), note]
+    second = recorder.record(noted, assistant("It found nothing."))
+    later = [*noted, assistant("It found nothing."), user("No.")]
+    assert next_states(SEED, noted, recorder.turns[:1]) == {}
+    assert next_states(SEED, later, recorder.turns) == {second: [user("No.")]}
+    assert first != second

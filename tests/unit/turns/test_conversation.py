@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from clawloop.contracts.turns import Message
 from clawloop.ids import SessionId
-from clawloop.turns.canonical import extend_digest, prefix_digests, seed_digest
-from clawloop.turns.conversation import KnownPrefix, choose_session, lookup
+from clawloop.turns.canonical import History, extend_digest, prefix_digests, seed_digest
+from clawloop.turns.conversation import KnownPrefix, choose_session
 from clawloop.turns.identify import conversation_session_id
 from tests.chats import (
     KEY,
@@ -37,7 +37,7 @@ class Ledger:
     def insert(
         self, messages: list[Message], response: Message, *, completed: bool = True, seed: bytes = SEED
     ) -> SessionId:
-        found = lookup(seed, messages)
+        found = History(seed, messages)
         digests = {*found.replies, found.whole}
         chosen = choose_session(found, [prefix for prefix in self.known if prefix.digest in digests])
         self._turns += 1
@@ -56,12 +56,12 @@ LATER: list[Message] = [*OPENING, assistant("hello"), user("how are you")]
 def test_a_lookup_has_each_reply_and_the_whole_request() -> None:
     messages = [*LATER, calls("exec"), tool("exec", "x"), VOLATILE]
     digests = prefix_digests(SEED, messages)
-    found = lookup(SEED, messages)
+    found = History(SEED, messages)
     assert found.replies == [digests[2], digests[4]]
     assert found.whole == digests[-1] == digests[-2]
-    assert found.has_assistant
-    assert not lookup(SEED, OPENING).has_assistant
-    assert lookup(SEED, []).whole == SEED
+    assert found.alone
+    assert not History(SEED, OPENING).alone
+    assert History(SEED, []).whole == SEED
 
 
 def test_a_conversation_continues_its_session() -> None:
@@ -138,7 +138,7 @@ def test_an_edited_history_is_a_branch_of_its_session_while_a_reply_of_it_is_kno
 
 
 def test_the_deepest_known_reply_wins_over_a_newer_shallow_one() -> None:
-    found = lookup(SEED, [*LATER, assistant("fine"), user("bye")])
+    found = History(SEED, [*LATER, assistant("fine"), user("bye")])
     old, new = (conversation_session_id(turn(n)) for n in (1, 2))
     shallow, deep = found.replies
     known = [

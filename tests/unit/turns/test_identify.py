@@ -125,7 +125,7 @@ def test_cache_keys_of_another_form_only_narrow() -> None:
     assert evidence == SessionEvidence(
         SessionSource.CONVERSATION, None, ("user=u", "safety_identifier=s", "prompt_cache_key=tenant:1")
     )
-    assert identify({}, {"prompt_cache_key": UUID_ID}).source is SessionSource.CONVERSATION
+    assert identify({}, {"prompt_cache_key": "66b452d0"}).source is SessionSource.CONVERSATION
 
 
 def test_one_value_in_header_body_and_metadata_is_one_session_but_not_openclaws() -> None:
@@ -227,3 +227,39 @@ def test_two_keys_never_share_a_session_and_no_body_raises(headers: Headers, bod
     if evidence.value is not None:
         assert named_session_id(KEY, evidence) == named_session_id(KEY, evidence)
         assert named_session_id(KEY, evidence) != named_session_id(OTHER_KEY, evidence)
+
+
+THREAD = "01a21fa2-c872-7043-8735-df825e1c7ad0"
+PARENT = "01a21fa2-c74c-7b03-bb3e-b467ddadbb84"
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "source", "value"),
+    [
+        ({"thread-id": THREAD, "session-id": PARENT}, {"prompt_cache_key": PARENT}, SessionSource.THREAD, THREAD),
+        ({"session-id": THREAD}, {}, SessionSource.CODEX_SESSION, THREAD),
+        ({"conversation_id": THREAD, "session_id": THREAD}, {}, SessionSource.CODEX_SESSION, THREAD),
+        ({}, {"client_metadata": {"thread_id": THREAD, "session_id": PARENT}}, SessionSource.THREAD, THREAD),
+        ({}, {"prompt_cache_key": THREAD.upper()}, SessionSource.CACHE_KEY, THREAD),
+        ({"x-claude-code-session-id": PARENT}, {}, SessionSource.CLAUDE_CODE, PARENT),
+        ({"x-session-id": "own", "thread-id": THREAD}, {}, SessionSource.HEADER, "own"),
+    ],
+)
+def test_codex_and_claude_code_name_their_conversations(
+    headers: dict[str, str], body: dict[str, JsonValue], source: SessionSource, value: str
+) -> None:
+    assert identify(headers, body) == SessionEvidence(source, value)
+
+
+def test_a_proxy_that_drops_headers_moves_no_conversation() -> None:
+    with_headers = identify({"thread-id": THREAD, "session-id": THREAD}, {"prompt_cache_key": THREAD})
+    without = identify({}, {"prompt_cache_key": THREAD})
+    assert named_session_id(KEY, with_headers) == named_session_id(KEY, without)
+    claude = identify({"x-claude-code-session-id": PARENT}, {})
+    assert named_session_id(KEY, claude) == named_session_id(KEY, identify({}, {"metadata": {"session_id": PARENT}}))
+
+
+@pytest.mark.parametrize("value", ["default", "", "1", "a b"])
+def test_headers_of_these_names_that_hold_no_uuid_name_nothing(value: str) -> None:
+    headers = {"thread-id": value, "session-id": value, "conversation_id": value}
+    assert identify(headers, {}).source is SessionSource.CONVERSATION

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from clawloop.contracts.turns import Message, TurnKind
 from clawloop.ids import TurnId
+from clawloop.turns.canonical import History
 from clawloop.turns.parents import Candidate, find_parent, find_speakers
 from tests.chats import (
     SEED,
@@ -28,11 +29,12 @@ S = system("s")
 
 
 def parent(recorder: Recorder, *messages: Message) -> TurnId | None:
-    return find_parent(recorder.seed, messages, recorder.turns)
+    found = find_parent(History(recorder.seed, messages), recorder.turns)
+    return None if found is None else found[0]
 
 
 def speakers(recorder: Recorder, *messages: Message) -> list[TurnId | None]:
-    found = find_speakers(recorder.seed, messages, recorder.turns)
+    found = find_speakers(History(recorder.seed, messages), recorder.turns)
     return [speaker.turn_id if speaker else None for speaker in found]
 
 
@@ -228,7 +230,7 @@ def test_time_is_linear_where_one_answer_was_given_thousands_of_times() -> None:
     template = record.turns[0]
     turns = [Candidate(turn(n), TurnKind.MAIN, template.response_digest, n.to_bytes(16)) for n in range(2, 20_000)]
     begun = time.process_time()
-    found = find_speakers(SEED, [user("rewritten"), *answers], [template, *turns])
+    found = find_speakers(History(SEED, [user("rewritten"), *answers]), [template, *turns])
     assert time.process_time() - begun < 5  # about 0.3 s; quadratic would be minutes
     assert found[-1] is not None
     assert found[-1].turn_id == turn(19_999)

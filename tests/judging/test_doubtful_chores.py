@@ -1,0 +1,64 @@
+"""A request that only looks like a client's chore is feedback once a later request holds it with its reply."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from clawloop.contracts.turns import Message, TurnOutcome
+from clawloop.ids import new_turn_id
+from tests.judging.conftest import Bench
+
+CHORE = "Summarize our conversation so far in a few sentences."
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+async def test_a_summary_that_a_client_asks_for_itself_is_no_feedback(binary_bench: Bench) -> None:
+    bench = binary_bench
+    first, chore = bench.conversation("Add in Python.", CHORE)
+    session = await bench.insert(first, chore)
+    assert await bench.judge_turn(session, chore) == []
+    summary = user("Summary of what was before: they added.")
+    after = replace(first, turn_id=new_turn_id(), messages=[summary, user("Now subtract.")])
+    await bench.insert(after)
+    assert await bench.judge_turn(session, after) == []
+    await bench.close(session)
+    stored = await bench.turn(first.turn_id)
+    assert (stored.outcome, stored.outcome_detail) == (TurnOutcome.NO_FEEDBACK, "looks like a summary request")
+    assert bench.judge.requests == []
+
+
+async def test_what_follows_the_turn_instead_is_its_feedback(binary_bench: Bench) -> None:
+    bench = binary_bench
+    first, chore = bench.conversation("Add in Python.", CHORE)
+    _, after = bench.conversation("Add in Python.", "That was wrong.")
+    session = await bench.insert(first, chore, after)
+    (result,) = await bench.judge_turn(session, after)
+    assert result.turn_id == first.turn_id
+    assert all("That was wrong." in str(request) for request in bench.judge.requests)
+
+
+async def test_a_person_who_asks_for_a_summary_gives_feedback(binary_bench: Bench) -> None:
+    bench = binary_bench
+    first, asked, after = bench.conversation("Add in Python.", CHORE, "Thanks.")
+    session = await bench.insert(first, asked)
+    assert await bench.judge_turn(session, asked) == []
+    await bench.insert(after)
+    results = await bench.judge_turn(session, after)
+    assert {result.turn_id for result in results} == {first.turn_id, asked.turn_id}
+
+
+async def test_a_summary_kept_as_an_assistants_message_is_still_a_chore(binary_bench: Bench) -> None:
+    bench = binary_bench
+    first, chore = bench.conversation("Add in Python.", CHORE)
+    session = await bench.insert(first, chore)
+    assert chore.response is not None
+    kept = [user("Go on from this."), chore.response, user("Now subtract.")]
+    after = replace(first, turn_id=new_turn_id(), messages=kept)
+    await bench.insert(after)
+    results = await bench.judge_turn(session, after)
+    assert {result.turn_id for result in results} == {chore.turn_id}
+    await bench.close(session)
+    assert (await bench.turn(first.turn_id)).outcome_detail == "looks like a summary request"
