@@ -73,7 +73,7 @@ def flat_model_path(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="session")
 def strict_model_path(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model with a template that takes one system message, at the beginning."""
-    folder = tmp_path_factory.mktemp("strict") / "model"
+    folder = tmp_path_factory.mktemp("strict") / tiny_model_path.name
     shutil.copytree(tiny_model_path, folder)
     template = Path(__file__).parents[1] / "unit" / "families" / "templates" / "strict.jinja"
     shutil.copy(template, folder / "chat_template.jinja")

@@ -44,7 +44,7 @@ async def test_what_was_sent_is_recorded_and_rendered_again(
     fits = 4096 - len(turn.prompt_ids)
     assert answer.headers["x-clawloop-changed"] == f"roles, max_tokens={fits}"
     # As a teacher's prompt is rendered: no template mismatch.
-    async with EngineRenderer(lambda policy: [Endpoint(strict_engine_url, "tiny")]) as renderer:
+    async with EngineRenderer(lambda policy: [Endpoint(strict_engine_url, "tiny-random")]) as renderer:
         assert await renderer.render(turn, turn.messages) == turn.prompt_ids
 
 
