@@ -59,7 +59,8 @@ async def test_reasoning_that_a_client_does_not_want_is_recorded_with_its_tokens
         assert turn.response_ids
         assert turn.logprobs
         assert len(turn.response_ids) == len(turn.logprobs)
-        assert '"reasoning' not in answer.text
+        assert '"reasoning":' not in answer.text
+        assert '"reasoning_content":' not in answer.text
         if not stream:
             assert len(turn.response_ids) == answer.json()["usage"]["completion_tokens"]
 
