@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from http import HTTPStatus
 
@@ -85,10 +86,21 @@ _UNSUPPORTED = {
     "/v1/score": "Scoring",
 }
 # vLLM's code is the HTTP status as a number; clients look for OpenAI's code.
+CONTEXT_OVERFLOW = "context_length_exceeded"
+_NO_PARSER = "--enable-auto-tool-choice"
 _CONTEXT_OVERFLOW = (
     "maximum context length",
     "cannot be greater than max_model_len",
     "longer than the maximum model length",
+)
+# What the engine says of a prompt that is too long: tokens, or characters that are at least so many.
+_TOO_LONG = (
+    re.compile(r"context length is (?P<most>\d+) tokens\b.*?contains (?:at least )?(?P<tokens>\d+) input tokens"),
+    re.compile(
+        r"context length is (?P<most>\d+) tokens\b.*?contains (?P<given>\d+) characters \(more than (?P<bound>\d+)"
+    ),
+    re.compile(r"[Ll]ength (?:of )?\(?(?P<tokens>\d+)\)?.*?(?:context length|model length of) ?\(?(?P<most>\d+)"),
+    re.compile(r"context length is (?P<most>\d+) tokens"),
 )
 # Pydantic puts the member of a union that it tried into the field's name.
 _UNION_MEMBER = re.compile(r"(?:constrained|function)-|(?:literal|list|dict)\[")
@@ -104,6 +116,7 @@ class Problem:
         field: the field at fault; None if it is not one field.
         kind: OpenAI's error type; None takes the status's.
         retry_after: value of the Retry-After header; None sends none.
+        too_long: tokens of the prompt, at least so many, and the most that the model takes.
     """
 
     def __init__(
@@ -115,7 +128,9 @@ class Problem:
         field: str | None = None,
         kind: str | None = None,
         retry_after: str | None = None,
+        too_long: tuple[int, int] | None = None,
     ) -> None:
+        self.too_long = too_long
         self.status = status
         self.message = message
         self.code = code
@@ -130,7 +145,11 @@ class Problem:
 
     def anthropic(self) -> bytes:
         kind = _ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
-        return orjson.dumps({"type": "error", "error": {"type": kind, "message": self.message}})
+        message = self.message
+        if self.too_long is not None:
+            # Anthropic's words, by which clients know that they have to compact the conversation, and by how much.
+            message = "prompt is too long: {} tokens > {} maximum".format(*self.too_long)
+        return orjson.dumps({"type": "error", "error": {"type": kind, "message": message}})
 
     def response(self, path: str, *, anthropic: bool = False) -> Response:
         """The error in the form of its path.
@@ -205,8 +224,16 @@ def _from_engine(error: EngineRejected) -> Problem:
         message = f"The model server failed ({error.status}): {message.rstrip('.')}. Send the request again."
         return Problem(502, message, "engine_broke")
     code = error.error.get("code")
+    too_long: tuple[int, int] | None = None
     if error.status == 400 and any(phrase in message for phrase in _CONTEXT_OVERFLOW):
-        code = "context_length_exceeded"
+        code = CONTEXT_OVERFLOW
+        too_long = _lengths(message)
+    if error.status == 400 and _NO_PARSER in message:
+        message = (
+            "This model's engine was started without a parser of tool calls, so it takes no `tools`. Leave them out, "
+            "or have its operator start it with one (`clawloop up --tool-call-parser NAME`)."
+        )
+        return Problem(400, message, "unsupported_parameter", field="tools")
     field = error.error.get("param")
     kind = error.error.get("type")
     return Problem(
@@ -216,7 +243,20 @@ def _from_engine(error: EngineRejected) -> Problem:
         field=field if isinstance(field, str) else None,
         kind=_TYPES.get(error.status) or (kind if isinstance(kind, str) else None),
         retry_after=error.retry_after,
+        too_long=too_long,
     )
+
+
+def _lengths(message: str) -> tuple[int, int] | None:
+    """Tokens of the prompt, at least so many, and of the context."""
+    for form in _TOO_LONG:
+        if found := form.search(message):
+            most, said = int(found["most"]), found.groupdict()
+            tokens = int(said.get("tokens") or 0)
+            if said.get("given"):
+                tokens = math.ceil(int(said["given"]) / max(int(said["bound"]), 1) * most)
+            return max(tokens, most + 1), most
+    return None
 
 
 def first_invalid_field(error: ValidationError) -> tuple[str, str]:

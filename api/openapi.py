@@ -61,7 +61,13 @@ _BODIES: tuple[type[BaseModel], ...] = (
 _CHAT = "/v1/chat/completions"
 _CHAT_ANSWER = {
     "description": "The reply: one object, or with `stream` its chunks as server-sent events, then `[DONE]`.",
-    "headers": {"X-Clawloop-Ignored": {"description": "fields that were dropped", "schema": {"type": "string"}}},
+    "headers": {
+        "X-Clawloop-Ignored": {"description": "fields that were dropped", "schema": {"type": "string"}},
+        "X-Clawloop-Changed": {
+            "description": "what was changed for the model: `roles`, `max_tokens=N`",
+            "schema": {"type": "string"},
+        },
+    },
     "content": {
         "application/json": {"schema": {"$ref": "#/components/schemas/ChatCompletion"}},
         "text/event-stream": {"schema": {"$ref": "#/components/schemas/ChatCompletionChunk"}},

@@ -18,7 +18,7 @@ from clawloop.contracts.browsing import (
     StoredKey,
     TrainedReply,
 )
-from clawloop.contracts.serving import ApiKey, KeyLimits, KeyUse, RouteKey, Scope
+from clawloop.contracts.serving import ApiKey, KeyLimits, KeyUse, RouteKey, Scope, ServedModel
 from clawloop.contracts.sessions import (
     FeedbackAnswer,
     FeedbackEffect,
@@ -95,7 +95,7 @@ class Engines(Protocol):
     def open_chat(
         self,
         route: RouteKey,
-        body: bytes,
+        body: bytes | Callable[[ServedModel], bytes],
         path: str = "/v1/chat/completions",
         trace: Mapping[str, str] | None = None,
         sending: Callable[[str], Awaitable[None]] | None = None,
@@ -105,6 +105,7 @@ class Engines(Protocol):
         Waits, for a limited time, while no such engine is healthy. Tries another engine if one cannot be reached.
 
         Args:
+            body: or what makes it for the model of the engine that was chosen.
             path: the engine's route.
             trace: headers by which traces are joined.
             sending: awaited with the id of each engine that was found, before the request is sent to it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import orjson
@@ -12,6 +13,15 @@ from api.dependencies import Limits
 from api.json_depth import DEPTH_LIMIT, is_too_deep
 from clawloop.errors import RequestRejected
 
+# Half a character: a surrogate that is none of a pair, or one written as UTF-8. Each begins with what is sought fast.
+_HALF = re.compile(
+    rb"""\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])
+    |(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})""",
+    re.VERBOSE,
+)
+_HALF_UTF8 = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
+_UNREADABLE = "\ufffd".encode()
+_MASK = b"\0"
 # A body over the limit is read and discarded up to this, so that the client is there to read the answer.
 _DISCARD_BYTES = 128 * 1024 * 1024
 
@@ -31,7 +41,7 @@ async def read_json(request: Request, limits: Limits, *, optional: bool = False)
         return {}
     _require_simple(raw, limits.chat.json_values)
     try:
-        body = orjson.loads(raw)
+        body = _parsed(raw)
     except orjson.JSONDecodeError as error:
         raise RequestRejected(
             f"The body is not JSON: {error.msg} at byte {error.pos}. Send a JSON object in UTF-8.",
@@ -46,6 +56,25 @@ async def read_json(request: Request, limits: Limits, *, optional: bool = False)
             code="invalid_json",
         )
     return body
+
+
+def _parsed(raw: bytes) -> Any:
+    """The JSON; halves of a character become the sign for one that cannot be read, as clients cut texts within one.
+
+    Raises:
+        orjson.JSONDecodeError
+    """
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        if _MASK in raw:  # which JSON does not have
+            raise
+        # Escaped backslashes are masked, so that one before `u` begins an escape.
+        whole = _HALF.sub(_UNREADABLE, raw.replace(rb"\\", _MASK)).replace(_MASK, rb"\\")
+        whole = _HALF_UTF8.sub(_UNREADABLE, whole)
+        if whole == raw:
+            raise
+        return orjson.loads(whole)
 
 
 def _require_simple(raw: bytes, most: int) -> None:

@@ -46,7 +46,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 PATIENT_FOLDERS = {"api", "local", "training", "workflows"}
 
 # Fixtures that are the URL of an engine which tests share (tests/e2e/conftest.py).
-ENGINE_FIXTURES = {"engine_url", "careless_engine_url", "toy_engine_url"}
+ENGINE_FIXTURES = {"engine_url", "careless_engine_url", "toy_engine_url", "strict_engine_url"}
 
 # `make test` runs two workers, each with a PostgreSQL and a Temporal of its own, as session fixtures are per worker. A
 # worker takes a whole file at a time, so that the file's fixtures are made once. All files that share an engine are one

@@ -119,6 +119,19 @@ class ChoiceCapture:
         """The turn status for the finish reason; call it after the choice ended."""
         return _ENDS.get(self.finish_reason or "", TurnStatus.COMPLETE)
 
+    def require_tokens(self, missing: int = 0) -> None:
+        """A reply that ended has tokens, if only that of its end, and all of them: a part is not what was sampled.
+
+        Args:
+            missing: how many the engine counted and did not send.
+        """
+        if self.response_ids is None or _ENDS.get(self.finish_reason or "") in (TurnStatus.ABORTED, TurnStatus.ERROR):
+            return
+        if missing > 0:
+            self._discard_tokens(f"the engine counted {missing} tokens more than it sent token ids")
+        elif not self.response_ids:
+            self._discard_tokens("the engine sent no token ids")
+
     def _take_tool_call(self, delta: dict[str, Any]) -> None:
         index = delta.get("index", 0)
         if not isinstance(index, int):
@@ -146,11 +159,13 @@ class Capture:
         choices: how many the client asked for.
         keep_logprobs: the client asked for log-probs.
         keep_ids: the client asked for token ids.
+        keep_reasoning: the client did not ask for replies without it.
     """
 
-    def __init__(self, *, choices: int, keep_logprobs: bool, keep_ids: bool) -> None:
+    def __init__(self, *, choices: int, keep_logprobs: bool, keep_ids: bool, keep_reasoning: bool = True) -> None:
         self.choices = [ChoiceCapture(index) for index in range(choices)]
         self.prompt_ids: list[int] | None = None
+        self._keep_reasoning = keep_reasoning
         self._keep_logprobs = keep_logprobs
         self._keep_ids = keep_ids
 
@@ -168,9 +183,11 @@ class Capture:
         for choice in chunk["choices"]:
             captured = self._choice(choice["index"])
             has_content = captured.take_delta(choice["delta"])
+            self._strip_reasoning(choice["delta"])
             self._take_tokens(choice, captured, has_content=has_content)
             if choice.get("finish_reason") is not None:
                 captured.finish_reason = _finish_reason(choice["finish_reason"])
+                captured.require_tokens()
                 ended.append(captured)
         return ended
 
@@ -192,10 +209,21 @@ class Capture:
             captured.whole = {name: value for name, value in message.items() if value not in (None, [])}
             captured.whole.setdefault("content", None if captured.whole.get("tool_calls") else "")
             captured.finish_reason = _finish_reason(choice["finish_reason"])
+            self._strip_reasoning(message)
             self._take_tokens(choice, captured, has_content=bool(message.get("content")))
         if len(body["choices"]) != len(self.choices):
             raise IndexError(f"{len(body['choices'])} choices for n = {len(self.choices)}")
+        usage = body.get("usage")
+        counted = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        sent = sum(len(captured.response_ids or ()) for captured in self.choices)
+        for captured in self.choices:
+            captured.require_tokens(counted - sent if isinstance(counted, int) else 0)
         return self.choices
+
+    def _strip_reasoning(self, part: Chunk) -> None:
+        if not self._keep_reasoning:
+            part.pop("reasoning", None)
+            part.pop("reasoning_content", None)
 
     def _choice(self, index: object) -> ChoiceCapture:
         if not isinstance(index, int) or not 0 <= index < len(self.choices):

@@ -28,7 +28,6 @@ _ENGINE_FIELDS = frozenset(
         "guided_json",
         "guided_regex",
         "ignore_eos",
-        "include_reasoning",
         "include_stop_str_in_output",
         "length_penalty",
         "logit_bias",
@@ -67,6 +66,11 @@ _ENGINE_FIELDS = frozenset(
         "user",
     }
 )
+# What the engine is asked for besides the tokens is ours, and what the client sees is filtered here: an engine that
+# leaves reasoning out leaves out its token ids as well.
+_OUR_FIELDS = frozenset({"include_reasoning"})
+# Read to find the session, or to keep equal conversations of different users apart.
+_IDENTIFYING = frozenset({"metadata", "prompt_cache_key", "safety_identifier"})
 # Those that reach into the engine: its queue and caches, its extensions, the files it reads, or the prompt that is
 # recorded. `prompt_logprobs` and beams cost a multiple of a chat, and the recorded tokens would not be a sample. `echo`
 # puts the prompt before the reply, in a completion with its log-probs.
@@ -124,9 +128,17 @@ def sort_fields(body: dict[str, Any], also_to_engine: Iterable[str] = ()) -> Sor
     """
     refuse_internal(body, also_to_engine)
     known = _ENGINE_FIELDS.union(also_to_engine)
-    ignored = sorted(name for name in body if name not in known and name not in CLAWLOOP_FIELDS)
+    read = known | CLAWLOOP_FIELDS | _OUR_FIELDS | _IDENTIFYING
+    ignored = sorted([*(name for name in body if name not in read and body[name] is not None), *_of_metadata(body)])
     printable = tuple(name for name in ignored if name.isascii() and name.isprintable() and len(name) <= 64)
     return SortedFields({name: value for name, value in body.items() if name in known}, printable[:NAMED_LIMIT])
+
+
+def _of_metadata(body: dict[str, Any]) -> list[str]:
+    metadata = body.get("metadata")
+    if not isinstance(metadata, dict) or "session_id" not in metadata:
+        return [] if metadata is None else ["metadata"]
+    return [f"metadata.{name}" for name in metadata if name != "session_id"]
 
 
 def refuse_internal(body: dict[str, Any], allowed: Iterable[str]) -> None:

@@ -11,12 +11,14 @@ import orjson
 from pydantic import JsonValue
 from starlette.datastructures import Headers
 
+from api.chat.as_meant import take_as_meant
 from api.chat.bounds import check_bounds, forced_forms
 from api.chat.episodes import trainable_fields
 from api.chat.fields import NAMED_LIMIT, sort_fields
 from api.chat.forced_tools import tools_for_engine
 from api.chat.models import resolve_model
 from api.chat.schemas import ChatRequest, parse_chat_request
+from api.chat.sent import Sent
 from api.dependencies import Limits, Services
 from clawloop.contracts.serving import ApiKey, Policy, RouteKey
 from clawloop.contracts.turns import KindDecision, Message, SessionEvidence, SessionSource
@@ -27,21 +29,6 @@ from clawloop.turns.identify import ends_session, identify
 
 # Recorded beside the sampling settings, so that `previous_response_id` can replace them.
 INSTRUCTIONS = "instructions_length"
-# Not sampling settings of the turn: recorded elsewhere, or about the client and not the tokens.
-_NOT_SAMPLING = frozenset(
-    {
-        "messages",
-        "prompt",
-        "tools",
-        "model",
-        "stream",
-        "stream_options",
-        "user",
-        "return_token_ids",
-        "logprobs",
-        "top_logprobs",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +37,7 @@ class PreparedChat:
 
     Args:
         request: the checked request.
-        body: the engine's request body, without `model`.
+        body: the engine's request body, without `model`, before it is changed for an engine's model.
         version: the version that is to answer.
         pinned: the client named the version, so no other may answer.
         affinity: requests with the same value go to the same engine.
@@ -83,12 +70,10 @@ class PreparedChat:
     instructions: int = 0
     cache_salt: str | None = None
 
-    @property
-    def sampling(self) -> dict[str, JsonValue]:
+    def sampling(self, sent: Sent) -> dict[str, JsonValue]:
         """Every setting that shaped the tokens, as sent to the engine; `asked` has what a client asked for instead."""
-        sent = {name: value for name, value in self.body.items() if name not in _NOT_SAMPLING}
-        sent |= {INSTRUCTIONS: self.instructions} if self.instructions else {}
-        return sent | {"asked": self.asked} if self.asked else sent
+        settings = sent.sampling | ({INSTRUCTIONS: self.instructions} if self.instructions else {})
+        return settings | {"asked": self.asked} if self.asked else settings
 
     def route(self, version: int) -> RouteKey:
         model = version_name(self.policy.id, version, self.policy.base_model)
@@ -99,13 +84,13 @@ class PreparedChat:
         """Whose turn it is when requests wait for an engine: a key's, or that of all episodes of a policy."""
         return _owner(self.key, self.policy)
 
-    def engine_body(self, version: int) -> bytes:
+    def engine_body(self, version: int, sent: Sent) -> bytes:
         own: dict[str, JsonValue] = {"model": self.route(version).model}
         if self.cache_salt is not None:
             own["cache_salt"] = self.cache_salt
-        if "tools" in self.body:
-            own["tools"] = tools_for_engine(self.body)
-        return orjson.dumps(self.body | own)
+        if "tools" in sent.body:
+            own["tools"] = tools_for_engine(sent.body)
+        return orjson.dumps(sent.body | own)
 
 
 async def prepare(
@@ -128,6 +113,7 @@ async def prepare(
         StoreUnavailable: the directory lacks the key's policy or cannot be refreshed.
     """
     services.recorder.require_room()
+    take_as_meant(body)
     request = parse_chat_request(body)
     check_bounds(body, services.limits.chat)
     policy, choice = await resolve_model(request.model, key, services.directory)

@@ -48,7 +48,8 @@ async def responses(request: Request) -> ChatExchange:
     except RequestRejected as error:
         raise translated.blame(error) from None
     name, described, now = responses_id(chat.turn_ids[0]), describe(body, translated.body), time.time()
-    return ChatExchange(chat, services, lambda: ResponsesReply(name, described, now))
+    origins = translated.origins
+    return ChatExchange(chat, services, lambda: ResponsesReply(name, described, now, origins))
 
 
 @router.post("/v1/responses/input_tokens", openapi_extra=_BODY)

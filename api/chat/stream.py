@@ -27,12 +27,14 @@ from api.chat.client_reading import ClientReading
 from api.chat.engine_chunk import ReadingAnswer, parse_chunk
 from api.chat.grammar_slots import GrammarSlot
 from api.chat.request import PreparedChat
+from api.chat.sent import sent_to, tokens_left
 from api.chat.token_meter import TokenMeter
 from api.dependencies import Services
-from api.errors import Problem, to_problem
+from api.errors import CONTEXT_OVERFLOW, Problem, to_problem
 from api.ports import Answer
 from api.request_identity import request_id_of, trace_headers
 from api.wire.reply import ChatReply, ReplyFormat, TokenCounts
+from clawloop.contracts.serving import ServedModel
 from clawloop.contracts.turns import TurnRecord, TurnStatus
 from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import (
@@ -59,6 +61,7 @@ STOP_RETRY_SECONDS = 2
 # A request whose engine dies before the client got a byte is sent once more.
 ATTEMPTS = 2
 
+_EVENTS = b"text/event-stream; charset=utf-8"
 _READING_CHUNK = ReadingAnswer("a chunk is not a chat chunk")
 _PASSING_CHUNK = ReadingAnswer("a chunk cannot be passed on")
 _READING_BODY = ReadingAnswer("the body is not a chat completion")
@@ -87,6 +90,9 @@ class ChatExchange(Response):
         evidence = chat.evidence
         self._session = None if evidence.value is None else named_session_id(chat.key.id, evidence)
         self._engine_id: str | None = None
+        self._sent = sent_to(ServedModel(), chat.body)
+        self._sent_bytes = 0
+        self._tokens_left: int | None = None  # by an engine that refused more
         self._capture = self._new_capture()
         most = chat.body.get("max_completion_tokens") or chat.body.get("max_tokens")
         self._meter = TokenMeter(len(chat.turn_ids), most)
@@ -193,11 +199,10 @@ class ChatExchange(Response):
                     if self._chat.has_grammar:
                         slots = self._services.grammar_slots
                         grammar = await slot.enter_async_context(slots.slot(self._chat.key.id))
-                    body, path = self._chat.engine_body(self._version), self._chat.engine_path
-                    sending = partial(self._before_sending, grammar, len(body))
+                    path, sending = self._chat.engine_path, partial(self._before_sending, grammar)
                     with span("engine", "client", version=self._version, attempt=attempt) as traced:
-                        trace = traced.headers() or self._trace
-                        async with self._services.engines.open_chat(route, body, path, trace, sending) as answer:
+                        trace, engines = traced.headers() or self._trace, self._services.engines
+                        async with engines.open_chat(route, self._body_for, path, trace, sending) as answer:
                             self._engine_id = answer.engine_id
                             traced.set(engine=answer.engine_id)
                             if self._chat.request.stream:
@@ -207,6 +212,9 @@ class ChatExchange(Response):
                 return
             except EngineRejected as error:
                 self._engine_id = error.engine_id
+                if self._tokens_left is None and (left := tokens_left(error)) is not None and attempt < ATTEMPTS:
+                    self._tokens_left = left
+                    continue
                 # The engine no longer has this version: try the active one.
                 if error.status != 404 or self._chat.pinned or self._version == 0:
                     raise
@@ -221,10 +229,17 @@ class ChatExchange(Response):
                 if self._headers_sent or attempt == ATTEMPTS:
                     raise
 
-    async def _before_sending(self, grammar: GrammarSlot | None, body_bytes: int, engine: str) -> None:
+    def _body_for(self, model: ServedModel) -> bytes:
+        """The request for the engine that was chosen."""
+        self._sent = sent_to(model, self._chat.body, self._tokens_left)
+        body = self._chat.engine_body(self._version, self._sent)
+        self._sent_bytes = len(body)
+        return body
+
+    async def _before_sending(self, grammar: GrammarSlot | None, engine: str) -> None:
         if grammar is not None:
             await grammar.on(engine)
-        self._meter.sending(body_bytes)
+        self._meter.sending(self._sent_bytes)
 
     async def _send_stream(self, answer: Answer, send: Send, grammar_slot: AsyncExitStack) -> None:
         async for arrived in answer.events():
@@ -260,7 +275,7 @@ class ChatExchange(Response):
         if waiting:
             events = b"".join(waiting)
             waiting.clear()
-            await self._send_headers(send, b"text/event-stream; charset=utf-8")
+            await self._send_headers(send, _EVENTS)
             await send(_body_event(events, more=True))
             crash_point(CrashPoint.MID_STREAM)
 
@@ -286,8 +301,10 @@ class ChatExchange(Response):
             headers.append((b"x-clawloop-session", str(self._session).encode()))
         for name, value in self._services.key_limits.headers(self._chat.key).items():
             headers.append((name.encode(), value.encode()))
-        if self._chat.ignored:
-            headers.append((b"x-clawloop-ignored", ", ".join(self._chat.ignored).encode()))
+        if ignored := (*self._chat.ignored, *self._sent.ignored):
+            headers.append((b"x-clawloop-ignored", ", ".join(ignored).encode()))
+        if changed := self._sent.changed(self._token_counts().prompt):
+            headers.append((b"x-clawloop-changed", ", ".join(changed).encode()))
         if length is None:
             # Otherwise nginx would buffer the stream.
             headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
@@ -298,6 +315,10 @@ class ChatExchange(Response):
     async def _send_problem(self, send: Send, problem: Problem) -> None:
         if self._headers_sent:
             # The status was sent already.
+            await send(_body_event(self._reply.failure(problem), more=False))
+            return
+        if problem.code == CONTEXT_OVERFLOW and self._chat.request.stream and self._reply.streams_overflow:
+            await self._send_headers(send, _EVENTS)
             await send(_body_event(self._reply.failure(problem), more=False))
             return
         response = problem.response(self._path)
@@ -328,10 +349,13 @@ class ChatExchange(Response):
         if choice.index in self._recorded:
             return
         self._recorded.add(choice.index)
+        if choice.unusable is not None:
+            self._services.metrics.turns_without_tokens.inc()
         chat = self._chat
+        sampling = chat.sampling(self._sent)
         response = choice.message()
         if response is not None:
-            _, whole = whole_reply(chat.messages, response, chat.sampling)
+            _, whole = whole_reply(chat.messages, response, sampling)
             self._services.versions.remember(chat.key.id, whole, self._version)
         prompt_ids = self._capture.prompt_ids
         has_tokens = prompt_ids is not None and (response is not None or bool(choice.response_ids))
@@ -350,12 +374,12 @@ class ChatExchange(Response):
             version=self._version,
             engine_id=self._engine_id,
             messages=chat.messages,
-            tools=chat.body.get("tools"),
+            tools=self._sent.body.get("tools"),
             response=response,
             prompt_ids=prompt_ids,
             response_ids=choice.response_ids if has_tokens else None,
             logprobs=choice.logprobs if has_tokens else None,
-            sampling=chat.sampling,
+            sampling=sampling,
             finish_reason=choice.finish_reason,
             ends_session=chat.ends_session,
             started_at=chat.started_at,
@@ -374,6 +398,7 @@ class ChatExchange(Response):
             choices=len(self._chat.turn_ids),
             keep_logprobs=bool(request.logprobs),
             keep_ids=bool(request.return_token_ids),
+            keep_reasoning=request.include_reasoning is not False,
         )
 
     def _log_fields(self) -> dict[str, object]:

@@ -13,6 +13,7 @@ import orjson
 from api.chat.bounds import check_bounds, check_counted
 from api.chat.forced_tools import tools_for_engine
 from api.chat.models import resolve_model
+from api.chat.sent import sent_to
 from api.dependencies import Services
 from clawloop.contracts.serving import ApiKey, RouteKey
 from clawloop.errors import EngineAnswerUnusable, RequestRejected
@@ -37,16 +38,18 @@ async def count_tokens(services: Services, key: ApiKey, chat: dict[str, Any]) ->
         )
     policy, _ = await resolve_model(chat["model"], key, services.directory)
     # Adapters do not change the template, so the base model counts for all versions.
-    body = {name: chat[name] for name in _PROMPT_FIELDS if name in chat} | {"model": policy.base_model}
-    if "tools" in body:
-        body["tools"] = tools_for_engine(chat)
+    prompt: dict[str, Any] = {name: chat[name] for name in _PROMPT_FIELDS if name in chat}
+    if "tools" in prompt:
+        prompt["tools"] = tools_for_engine(chat)
     if (effort := chat.get("reasoning_effort")) is not None:
         # As vLLM fills it in for a chat.
-        body["chat_template_kwargs"] = {"reasoning_effort": effort, "enable_thinking": effort != "none"} | (own or {})
+        prompt["chat_template_kwargs"] = {"reasoning_effort": effort, "enable_thinking": effort != "none"} | (own or {})
     route = RouteKey(policy.id, 0, policy.base_model, affinity=str(key.id))
     async with (
         services.key_limits.admit_count(key),
-        services.engines.open_chat(route, orjson.dumps(body), "/tokenize") as answer,
+        services.engines.open_chat(
+            route, lambda model: orjson.dumps(sent_to(model, prompt).body | {"model": policy.base_model}), "/tokenize"
+        ) as answer,
     ):
         raw = await answer.body()
     try:

@@ -18,6 +18,8 @@ class CompletionReply:
         keep_ids: the client asked for token ids.
     """
 
+    streams_overflow = False
+
     def __init__(self, completion_id: str, *, keep_logprobs: bool, keep_ids: bool) -> None:
         self._id = completion_id
         self._keep_logprobs = keep_logprobs

@@ -25,6 +25,8 @@ class MessagesReply:
         model: the name that the client asked for, where the engine gives none.
     """
 
+    streams_overflow = False
+
     def __init__(self, message_id: str, model: str) -> None:
         self._id = message_id
         self._model = model

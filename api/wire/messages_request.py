@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import orjson
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import Headers
 
 from api.json_lists import Objects, Texts
-from api.wire.reading import PASSED_ON, Translated, named, objects, parse, text, unused, wrong
+from api.wire.reading import PASSED_ON, Translated, kept, named, objects, parse, text, unused, wrong
 from clawloop.contracts.turns import Message
 from clawloop.errors import RequestRejected
 from clawloop.turns.continued import CONTINUES
@@ -97,10 +97,11 @@ def translate(body: dict[str, Any], also: Iterable[str], schema: type[BaseModel]
     ignored = unused(body, _USED | passed)
     chat: dict[str, Any] = {name: body[name] for name in passed if body.get(name) is not None}
     chat |= {name: body[name] for name in _SAME_NAME if body.get(name) is not None}
-    chat["messages"] = [*_system(body.get("system")), *_messages(body["messages"], ignored)]
+    loaded = _Loaded()
+    chat["messages"] = [*_system(body.get("system"), loaded), *_messages(body["messages"], ignored, loaded)]
     if body.get("stop_sequences"):
         chat["stop"] = body["stop_sequences"]
-    _add_tools(chat, body, ignored)
+    _add_tools(chat, body, ignored, loaded)
     _add_thinking(chat, body.get("thinking") or {}, ignored)
     _add_output_config(chat, body.get("output_config") or {}, ignored)
     _add_metadata(chat, body.get("metadata") or {}, ignored)
@@ -115,36 +116,84 @@ def translate(body: dict[str, Any], also: Iterable[str], schema: type[BaseModel]
     return Translated(chat, named(ignored), _NAMES)
 
 
-def _system(system: Any) -> list[Message]:
+class _Loaded:
+    """Names of deferred tools that the history loaded, in order, and those that it took away."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+        self.removed: set[str] = set()
+
+    def add(self, name: Any) -> str:
+        """Returns what the model reads of it."""
+        self.names[str(name)] = None
+        self.removed.discard(str(name))
+        return f"[tool loaded: {name}]"
+
+    def remove(self, name: Any) -> str:
+        self.names.pop(str(name), None)
+        self.removed.add(str(name))
+        return f"[tool removed: {name}]"
+
+
+def _system(system: Any, loaded: _Loaded) -> list[Message]:
     if system is None:
         return []
     if isinstance(system, str):
         texts = [system]
     else:
-        texts = [_text_block(block, place) for block, place in objects(system, "system")]
+        texts = [_system_text(block, place, loaded) for block, place in objects(system, "system")]
     texts = [part for part in texts if part and not part.startswith(_BILLING)]
     return [{"role": "system", "content": "\n".join(texts)}] if texts else []
 
 
-def _text_block(block: dict[str, Any], place: str) -> str:
-    if block.get("type") != "text":
-        raise _unknown_block(block, place, ("text",))
-    return text(block.get("text"), f"{place}.text")
+def _system_text(block: dict[str, Any], place: str, loaded: _Loaded) -> str:
+    if block.get("type") == "text":
+        return text(block.get("text"), f"{place}.text")
+    return _kept(block, place, loaded)
 
 
-def _messages(messages: list[Any], ignored: list[str]) -> list[Message]:
+def _kept(block: dict[str, Any], place: str, loaded: _Loaded) -> str:
+    """What a chat request has no word for, as text, and the tools that it loads."""
+    match block:
+        case {"type": "tool_reference", "tool_name": name} | {"type": "tool_reference", "name": name}:
+            return loaded.add(name)
+        case {"type": "tool_addition", "tool": {"name": name, **tool}}:
+            return loaded.add(_tool_name(name, tool))
+        case {"type": "tool_removal", "tool": {"name": name, **tool}}:
+            return loaded.remove(_tool_name(name, tool))
+        case {"type": "tool_search_tool_result", "content": {"tool_references": list(references)}}:
+            names = [found.get("tool_name") for found in references if isinstance(found, dict)]
+            return "\n".join(loaded.add(name) for name in names if name is not None)
+        case {"type": "search_result"}:
+            said = [block.get("title"), block.get("source")]
+            said += [part.get("text") for part in block.get("content") or () if isinstance(part, dict)]
+            return "\n".join(part for part in said if isinstance(part, str) and part)
+        case {"type": "compaction", "content": str(summary)}:
+            return summary
+        case {"type": str()}:
+            return kept(block, place)
+    raise wrong(f"{place}.type", "input should be a string")
+
+
+def _tool_name(name: Any, tool: Mapping[Any, Any]) -> str:
+    """The name by which a model calls a tool; of an MCP server's, with the server's."""
+    server = tool.get("server_name")
+    return f"mcp__{server}__{name}" if isinstance(server, str) else str(name)
+
+
+def _messages(messages: list[Any], ignored: list[str], loaded: _Loaded) -> list[Message]:
     translated: list[Message] = []
     calls: set[str] = set()
     for message, place in objects(messages, "messages"):
         content = message.get("content")
         match message.get("role"):
             case "user":
-                translated += _user(content, f"{place}.content", calls, ignored)
+                translated += _user(content, f"{place}.content", calls, ignored, loaded)
             case "assistant":
-                translated.append(_assistant(content, f"{place}.content", calls))
+                translated.append(_assistant(content, f"{place}.content", calls, loaded))
             case "system":
                 blocks = _blocks(content, f"{place}.content")
-                texts = [_text_block(block, at) for block, at in blocks]
+                texts = [_system_text(block, at, loaded) for block, at in blocks]
                 translated.append({"role": "system", "content": "\n".join(texts)})
             case role:
                 raise wrong(f"{place}.role", f"{str(role)[:40]!r} is not one of user, assistant, system")
@@ -155,7 +204,7 @@ def _blocks(content: Any, place: str) -> list[tuple[dict[str, Any], str]]:
     return [({"type": "text", "text": content}, place)] if isinstance(content, str) else list(objects(content, place))
 
 
-def _user(content: Any, place: str, calls: set[str], ignored: list[str]) -> list[Message]:
+def _user(content: Any, place: str, calls: set[str], ignored: list[str], loaded: _Loaded) -> list[Message]:
     """A user message: the results of tools as messages of their own, in order."""
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
@@ -170,18 +219,18 @@ def _user(content: Any, place: str, calls: set[str], ignored: list[str]) -> list
     for block, at in _blocks(content, place):
         if block.get("type") == "tool_result":
             close_message()
-            translated.append(_tool_result(block, at, calls))
+            translated.append(_tool_result(block, at, calls, loaded))
             if block.get("is_error"):
                 ignored.append("tool_result.is_error")
         else:
-            parts.extend(_user_parts(block, at))
+            parts.extend(_user_parts(block, at, loaded))
     close_message()
     if not translated:
         raise wrong(place, "it is empty")
     return translated
 
 
-def _user_parts(block: dict[str, Any], place: str) -> list[dict[str, Any]]:
+def _user_parts(block: dict[str, Any], place: str, loaded: _Loaded) -> list[dict[str, Any]]:
     source = block.get("source")
     match block.get("type"):
         case "text":
@@ -189,11 +238,11 @@ def _user_parts(block: dict[str, Any], place: str) -> list[dict[str, Any]]:
         case "image":
             return [{"type": "image_url", "image_url": {"url": _image(source, f"{place}.source")}}]
         case "document":
-            return _document(block, place)
-    raise _unknown_block(block, place, ("text", "image", "document", "tool_result"))
+            return _document(block, place, loaded)
+    return [{"type": "text", "text": _kept(block, place, loaded)}]
 
 
-def _document(block: dict[str, Any], place: str) -> list[dict[str, Any]]:
+def _document(block: dict[str, Any], place: str, loaded: _Loaded) -> list[dict[str, Any]]:
     """Its title and context, then its text, or the blocks that it is made of."""
     heading = [text(block[name], f"{place}.{name}") for name in ("title", "context") if block.get(name) is not None]
     parts = [{"type": "text", "text": "\n".join(heading)}] if heading else []
@@ -202,9 +251,9 @@ def _document(block: dict[str, Any], place: str) -> list[dict[str, Any]]:
             return [*parts, {"type": "text", "text": text(said.get("data"), f"{place}.source.data")}]
         case {"type": "content", "content": given}:
             for inner, at in _blocks(given, f"{place}.source.content"):
-                if inner.get("type") not in ("text", "image"):
-                    raise _unknown_block(inner, at, ("text", "image"))
-                parts += _user_parts(inner, at)
+                if inner.get("type") == "document":
+                    raise wrong(f"{at}.type", "a document holds text and images, no document")
+                parts += _user_parts(inner, at, loaded)
             return parts
     raise wrong(
         f"{place}.source",
@@ -222,7 +271,7 @@ def _image(source: Any, place: str) -> str:
     raise wrong(place, "an image is `base64` with `media_type` and `data`, or `url` with `url`")
 
 
-def _tool_result(block: dict[str, Any], place: str, calls: set[str]) -> Message:
+def _tool_result(block: dict[str, Any], place: str, calls: set[str], loaded: _Loaded) -> Message:
     call = text(block.get("tool_use_id"), f"{place}.tool_use_id")
     if call not in calls:
         raise wrong(
@@ -232,7 +281,7 @@ def _tool_result(block: dict[str, Any], place: str, calls: set[str]) -> Message:
     content = block.get("content")
     if content is None or isinstance(content, str):
         return {"role": "tool", "tool_call_id": call, "content": content or ""}
-    parts = [part for inner, at in objects(content, f"{place}.content") for part in _user_parts(inner, at)]
+    parts = [part for inner, at in objects(content, f"{place}.content") for part in _user_parts(inner, at, loaded)]
     return {"role": "tool", "tool_call_id": call, "content": _plain(parts) if parts else ""}
 
 
@@ -240,23 +289,24 @@ def _plain(parts: list[Any]) -> Any:
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else list(parts)
 
 
-def _assistant(content: Any, place: str, calls: set[str]) -> Message:
+def _assistant(content: Any, place: str, calls: set[str], loaded: _Loaded) -> Message:
     texts: list[str] = []
     thinking: list[str] = []
     tool_calls: list[Any] = []
-    for block, at in _blocks(content, place):
+    for block, at in _blocks(content or "", place):
         match block.get("type"):
             case "text":
                 texts.append(text(block.get("text"), f"{at}.text"))
             case "thinking":
                 thinking.append(text(block.get("thinking"), f"{at}.thinking"))
-            case "redacted_thinking":
-                pass  # encrypted by whoever made it
+            case "redacted_thinking" | "fallback":
+                pass  # encrypted by whoever made it, or about which model wrote it
             case "tool_use":
                 tool_calls.append(_tool_use(block, at))
                 calls.add(tool_calls[-1]["id"])
             case _:
-                raise _unknown_block(block, at, ("text", "thinking", "tool_use"))
+                # Run by a server of Anthropic's: a line of its own, as no call of this conversation.
+                texts.append(f"\n{_kept(block, at, loaded)}\n")
     message: Message = {"role": "assistant", "content": "".join(texts) if texts or not tool_calls else None}
     if thinking:
         message["reasoning_content"] = "".join(thinking)
@@ -276,27 +326,32 @@ def _tool_use(block: dict[str, Any], place: str) -> dict[str, Any]:
     return {"id": text(block.get("id"), f"{place}.id"), "type": "function", "function": function}
 
 
-def _unknown_block(block: dict[str, Any], place: str, known: tuple[str, ...]) -> RequestRejected:
-    found = str(block.get("type"))[:60]
-    return wrong(f"{place}.type", f"{found!r} is not supported here; these are: {', '.join(known)}")
-
-
-def _add_tools(chat: dict[str, Any], body: dict[str, Any], ignored: list[str]) -> None:
-    tools: list[dict[str, Any]] = []
+def _add_tools(chat: dict[str, Any], body: dict[str, Any], ignored: list[str], loaded: _Loaded) -> None:
+    shown: dict[str, dict[str, Any]] = {}
+    deferred: dict[str, dict[str, Any]] = {}
+    searched_elsewhere = False
     for tool, place in objects(body.get("tools") or [], "tools"):
         if tool.get("type") not in (None, "custom"):
             # Run or defined by Anthropic's servers.
             ignored.append(f"{place}.{tool['type']}")
+            searched_elsewhere |= str(tool["type"]).startswith("tool_search_tool")
             continue
         function = {"name": text(tool.get("name"), f"{place}.name")}
         if not isinstance(tool.get("input_schema"), dict):
             raise wrong(f"{place}.input_schema", "input should be an object")
         function |= {"parameters": tool["input_schema"]}
         function |= {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
-        tools.append({"type": "function", "function": function})
+        (deferred if tool.get("defer_loading") else shown)[function["name"]] = function
+    choice = body.get("tool_choice") or {}
+    if searched_elsewhere:
+        # Without that server's search none of them could ever be found.
+        shown |= deferred
+    # Last, so that the tools before them stay where they are in the prompt.
+    shown |= {name: deferred[name] for name in (*loaded.names, choice.get("name")) if name in deferred}
+    tools = [{"type": "function", "function": tool} for name, tool in shown.items() if name not in loaded.removed]
     if tools:
         chat["tools"] = tools
-    if (choice := body.get("tool_choice")) is not None:
+    if choice:
         _add_tool_choice(chat, choice)
 
 

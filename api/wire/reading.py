@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
 from pydantic import BaseModel, ValidationError
 
 from api.chat.fields import CLAWLOOP_FIELDS
@@ -25,12 +26,14 @@ class Translated:
         ignored: the client's fields that were dropped, in its own spelling.
         names: the chat field of an error, as the client spells it where that differs.
         instructions: how many characters at the beginning of the system message are `instructions`.
+        origins: the client's tools that are no plain functions, by the name of the function that stands for each.
     """
 
     body: dict[str, Any]
     ignored: tuple[str, ...]
     names: Mapping[str, str] = field(default_factory=dict)
     instructions: int = 0
+    origins: Mapping[str, Any] = field(default_factory=dict)
 
     def blame(self, error: RequestRejected) -> RequestRejected:
         """The same error, naming the client's field."""
@@ -84,3 +87,44 @@ def unused(value: Mapping[str, Any], used: Collection[str], within: str = "") ->
 def named(fields: Iterable[str]) -> tuple[str, ...]:
     """Names that a header can carry, sorted, each once."""
     return tuple(sorted({name for name in fields if name.isascii() and name.isprintable() and len(name) <= 64}))
+
+
+# Of no use to a model: ids, what others encrypted or signed, and bytes.
+_UNREADABLE = frozenset(
+    {
+        "id",
+        "call_id",
+        "tool_use_id",
+        "status",
+        "caller",
+        "cache_control",
+        "encrypted_content",
+        "encrypted_index",
+        "encrypted_stdout",
+        "signature",
+        "fingerprint",
+        "data",
+        "file_data",
+        "result",
+        "screenshot",
+    }
+)
+
+
+def kept(entry: Mapping[str, Any], place: str) -> str:
+    """An entry of a history that chat requests have no word for, as text that a model can read: its type, then JSON.
+
+    Raises:
+        RequestRejected: it has a type and nothing else.
+    """
+    if not entry.keys() - {"type", "role"}:
+        raise wrong(f"{place}.type", f"{str(entry.get('type'))[:60]!r} is not known here, and nothing is said with it")
+    rest = {name: _readable(value) for name, value in entry.items() if name not in (*_UNREADABLE, "type", "role")}
+    said = orjson.dumps({name: value for name, value in rest.items() if value is not None}).decode()
+    return f"[{str(entry.get('type'))[:64]}]" + (f" {said}" if said != "{}" else "")
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _readable(inner) for name, inner in value.items() if name not in _UNREADABLE}
+    return [_readable(inner) for inner in value] if isinstance(value, list) else value

@@ -21,7 +21,14 @@ class TokenCounts(NamedTuple):
 
 
 class ReplyFormat(Protocol):
-    """Writes one reply. Holds the state of one stream: a retry takes a new one."""
+    """Writes one reply. Holds the state of one stream: a retry takes a new one.
+
+    Attributes:
+        streams_overflow: a prompt that is too long is told in a stream, if one was asked for, as its clients read it
+            there alone.
+    """
+
+    streams_overflow: bool
 
     def as_chat(self, chunk: Chunk) -> Chunk:
         """The engine's answer as a chat completion, for capture."""
@@ -41,6 +48,8 @@ class ReplyFormat(Protocol):
 
 class ChatReply:
     """OpenAI's chat completions, as vLLM has them."""
+
+    streams_overflow = False
 
     def __init__(self, response_id: str) -> None:
         self._id = response_id

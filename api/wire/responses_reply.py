@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from api.errors import Problem
+from api.errors import CONTEXT_OVERFLOW, Problem
 from api.wire.reply import Chunk, TokenCounts, event, usage_of
+from api.wire.responses_tools import Origin, arguments_of, input_of
 from clawloop.errors import EngineAnswerUnusable
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _GAVE_UP = ("abort", "error")
+_OTHER_CALLS = ("custom_tool_call", "tool_search_call")
 
 
 class ResponsesReply:
@@ -18,9 +21,16 @@ class ResponsesReply:
     Args:
         response_id: of the response; the ids of its items are made from it.
         described: what the response repeats of its request, see `describe`.
+        origins: tools that are no plain functions, by the name of the function that stands for each.
     """
 
-    def __init__(self, response_id: str, described: Chunk, created_at: float) -> None:
+    streams_overflow = True
+
+    def __init__(
+        self, response_id: str, described: Chunk, created_at: float, origins: Mapping[str, Origin] | None = None
+    ) -> None:
+        self._origins = origins or {}
+        self._arguments = ""  # of a call that is no function's, until it is whole
         self._id = response_id
         self._described = described
         self._created_at = int(created_at)
@@ -47,7 +57,7 @@ class ResponsesReply:
             self._add_item("message", message["content"])
         for call in message.get("tool_calls") or ():
             item = self._new_call(call["id"], call["function"]["name"])
-            item |= {"arguments": call["function"].get("arguments") or ""}
+            _set_arguments(item, call["function"].get("arguments") or "")
             self._items.append(item)
         for item in self._items:
             self._finish_item(item)
@@ -83,7 +93,10 @@ class ResponsesReply:
         told = self._event("error", code=str(problem.code), message=problem.message, param=problem.field)
         response = self._response(None) | {
             "status": "failed",
-            "error": {"code": "server_error", "message": problem.message},
+            "error": {
+                "code": problem.code if problem.code == CONTEXT_OVERFLOW else "server_error",
+                "message": problem.message,
+            },
         }
         return told + self._event("response.failed", response=response)
 
@@ -152,12 +165,16 @@ class ResponsesReply:
             written += self._close()
             self._open = kind
             self._call_items.add(index)
+            self._arguments = ""
             self._items.append(self._new_call(call.get("id"), function.get("name") or ""))
             begun = dict(self._items[-1])
             written.append(self._event("response.output_item.added", output_index=self._last, item=begun))
         elif function.get("name"):
             self._items[-1]["name"] += function["name"]
         if arguments := function.get("arguments"):
+            if self._items[-1]["type"] != "function_call":
+                self._arguments += arguments  # text within JSON is whole at its end
+                return written
             self._items[-1]["arguments"] += arguments
             written.append(self._item_event("response.function_call_arguments.delta", delta=arguments))
         return written
@@ -178,6 +195,12 @@ class ResponsesReply:
                     "response.function_call_arguments.done", name=item["name"], arguments=item["arguments"]
                 )
             ]
+        elif item["type"] in _OTHER_CALLS:
+            _set_arguments(item, self._arguments)
+            done = []
+            if item["type"] == "custom_tool_call":
+                done.append(self._item_event("response.custom_tool_call_input.delta", delta=item["input"]))
+                done.append(self._item_event("response.custom_tool_call_input.done", input=item["input"]))
         else:
             done = [self._text_event("done", text=item["content"][0]["text"])]
             done.append(self._part_event("response.content_part.done"))
@@ -205,14 +228,14 @@ class ResponsesReply:
 
     def _new_call(self, call_id: str | None, name: str) -> Chunk:
         place = f"{self._id.removeprefix('resp_')}{len(self._items)}"
-        return {
-            "id": f"fc_{place}",
-            "type": "function_call",
-            "call_id": call_id or f"call{place}",
-            "name": name,
-            "arguments": "",
-            "status": "in_progress",
-        }
+        origin = self._origins.get(name) or Origin("function", name)
+        shared = {"call_id": call_id or f"call{place}", "status": "in_progress"}
+        if origin.kind == "search":
+            return {"id": f"ts_{place}", "type": "tool_search_call", "execution": "client", "arguments": {}} | shared
+        named = {"name": origin.name} | ({} if origin.namespace is None else {"namespace": origin.namespace})
+        if origin.kind == "custom":
+            return {"id": f"ctc_{place}", "type": "custom_tool_call", "input": ""} | shared | named
+        return {"id": f"fc_{place}", "type": "function_call", "arguments": ""} | shared | named
 
     def _text_event(self, what: str, **fields: Any) -> bytes:
         if self._items[-1]["type"] == "reasoning":
@@ -228,6 +251,16 @@ class ResponsesReply:
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._number += 1
         return event({"type": kind, "sequence_number": self._number - 1, **fields})
+
+
+def _set_arguments(item: Chunk, arguments: str) -> None:
+    match item["type"]:
+        case "custom_tool_call":
+            item["input"] = input_of(arguments)
+        case "tool_search_call":
+            item["arguments"] = arguments_of(arguments)
+        case _:
+            item["arguments"] = arguments
 
 
 def _detail(usage: object, group: str, name: str) -> int:
@@ -258,11 +291,20 @@ def describe(body: Chunk, chat: Chunk) -> Chunk:
         "temperature": body.get("temperature"),
         "text": {"format": (body.get("text") or {}).get("format") or {"type": "text"}},
         "tool_choice": body.get("tool_choice") or "auto",
-        "tools": tools_of(chat.get("tools") or []),
+        "tools": _described_tools(body.get("tools"), chat.get("tools") or []),
         "top_p": body.get("top_p"),
         "truncation": "disabled",
         "user": body.get("user"),
     }
+
+
+def _described_tools(given: Any, tools: list[Any]) -> list[Chunk]:
+    """Functions as the engine gets them; what stands for another tool, as it was given."""
+    others = [tool for tool in given or () if tool.get("type") in ("namespace", "custom", "tool_search")]
+    if not others:
+        return tools_of(tools)
+    plain = {tool.get("name") for tool in given if tool.get("type") == "function"}
+    return [tool for tool in tools_of(tools) if tool["name"] in plain] + others
 
 
 def tools_of(tools: list[Any]) -> list[Chunk]:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.json_lists import Objects, Texts
 from api.wire.reading import PASSED_ON, Translated, named, objects, parse, text, unused, wrong
 from api.wire.responses_items import messages_of
+from api.wire.responses_tools import ResponsesTools
 from clawloop.contracts.turns import Message
 from clawloop.errors import RequestRejected
 
@@ -111,12 +112,12 @@ def translate(body: dict[str, Any], also: Iterable[str], before: list[Message], 
     ignored += ["truncation"] if body.get("truncation") not in (None, "disabled") else []
     chat: dict[str, Any] = {name: body[name] for name in passed if body.get(name) is not None}
     chat |= {name: body[name] for name in _SAME_NAME if body.get(name) is not None}
-    chat["messages"], instructions = _conversation(body, before, instructions)
+    tools = ResponsesTools()
+    tools.declare(body.get("tools") or [], "tools", ignored)
+    chat["messages"], instructions = _conversation(body, before, instructions, tools, ignored)
     if body.get("max_output_tokens") is not None:
         chat["max_completion_tokens"] = body["max_output_tokens"]
-    _add_tools(chat, body.get("tools") or [], ignored)
-    if body.get("tool_choice") is not None:
-        _add_tool_choice(chat, body["tool_choice"])
+    _add_tools(chat, tools, body.get("tool_choice"))
     _add_text(chat, body.get("text") or {}, ignored)
     reasoning = body.get("reasoning") or {}
     ignored += unused(reasoning, ("effort",), "reasoning")
@@ -124,10 +125,12 @@ def translate(body: dict[str, Any], also: Iterable[str], before: list[Message], 
         chat["reasoning_effort"] = text(reasoning["effort"], "reasoning.effort")
     if body.get("stream"):
         chat["stream_options"] = {"include_usage": True}
-    return Translated(chat, named(ignored), _NAMES, instructions)
+    return Translated(chat, named(ignored), _NAMES, instructions, tools.origins)
 
 
-def _conversation(body: dict[str, Any], before: list[Message], instructions: int) -> tuple[list[Message], int]:
+def _conversation(
+    body: dict[str, Any], before: list[Message], instructions: int, tools: ResponsesTools, ignored: list[str]
+) -> tuple[list[Message], int]:
     """The messages, and how many characters at their beginning are instructions.
 
     New instructions replace those of the conversation before, and nothing else: what else its system message has came
@@ -141,7 +144,7 @@ def _conversation(body: dict[str, Any], before: list[Message], instructions: int
     said = body.get("input") or []
     if isinstance(said, str):
         said = [{"role": "user", "content": said}]
-    messages += messages_of(said, _calls_of(before))
+    messages += messages_of(said, _calls_of(before), tools, ignored)
     # Instructions and a developer's message are one system message: many chat templates know but one.
     while len(messages) > 1 and messages[0].get("role") == messages[1].get("role") == "system":
         first, second = messages[0].get("content"), messages[1].get("content")
@@ -167,45 +170,36 @@ def _calls_of(messages: Iterable[Message]) -> set[str]:
     return found
 
 
-def _add_tools(chat: dict[str, Any], given: Any, ignored: list[str]) -> None:
-    tools: list[dict[str, Any]] = []
-    for tool, place in objects(given, "tools"):
-        if tool.get("type") != "function":
-            # Run by OpenAI's servers, or with arguments that are no JSON.
-            ignored.append(f"{place}.{tool.get('type')}")
-            continue
-        function: dict[str, Any] = {"name": text(tool.get("name"), f"{place}.name")}
-        function |= {name: tool[name] for name in ("description", "parameters") if tool.get(name) is not None}
-        if tool.get("strict"):
-            function["strict"] = True
-        tools.append({"type": "function", "function": function})
-    if tools:
-        chat["tools"] = tools
-
-
-def _add_tool_choice(chat: dict[str, Any], choice: Any) -> None:
+def _add_tools(chat: dict[str, Any], tools: ResponsesTools, choice: Any) -> None:
     match choice:
+        case None:
+            pass
         case "auto" | "none" | "required":
-            if "tools" in chat:
+            if tools.functions():
                 chat["tool_choice"] = choice
             elif choice == "required":
                 raise wrong("tool_choice", "`required` needs `tools` of the type function")
-        case {"type": "function", "name": str(name)}:
-            _require_tool(chat, name)
-            chat["tool_choice"] = {"type": "function", "function": {"name": name}}
+        case {"type": "function" | "custom", "name": str(name)}:
+            chat["tool_choice"] = {"type": "function", "function": {"name": _required(tools, choice, name)}}
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:
-            names = {text(tool.get("name"), f"{place}.name") for tool, place in objects(allowed, "tool_choice.tools")}
-            chat["tools"] = [tool for tool in chat.get("tools", ()) if tool["function"]["name"] in names]
+            names = [
+                tools.named(text(tool.get("name"), f"{place}.name"), tool.get("namespace"))
+                for tool, place in objects(allowed, "tool_choice.tools")
+            ]
+            chat["tools"] = tools.functions([name for name in names if name is not None])
             if not chat["tools"]:
                 raise wrong("tool_choice.tools", "none of them is a function in `tools`")
             chat["tool_choice"] = mode
         case _:
             raise wrong("tool_choice", "it is auto, none, required, a `function` by `name`, or `allowed_tools`")
+    if "tools" not in chat and (functions := tools.functions()):
+        chat["tools"] = functions
 
 
-def _require_tool(chat: dict[str, Any], name: str) -> None:
-    if name not in {tool["function"]["name"] for tool in chat.get("tools", ())}:
+def _required(tools: ResponsesTools, choice: dict[str, Any], name: str) -> str:
+    if (function := tools.named(name, choice.get("namespace"))) is None:
         raise wrong("tool_choice.name", f"`tools` has no function {name[:64]!r}")
+    return function
 
 
 def _add_text(chat: dict[str, Any], config: dict[str, Any], ignored: list[str]) -> None:

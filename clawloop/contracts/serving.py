@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from pydantic import JsonValue
 
+from clawloop.families.orders import Rule
 from clawloop.ids import ApiKeyId, EpisodeId
 
 
@@ -131,6 +132,19 @@ class Engine:
     versions: dict[str, frozenset[int]]
     draining: bool
     problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What an engine's model takes.
+
+    Args:
+        context: tokens of a prompt and its reply; None: not known.
+        rules: of the chat template, by which messages are brought into an order that it takes (families/orders.py).
+    """
+
+    context: int | None = None
+    rules: frozenset[Rule] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

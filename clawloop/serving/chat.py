@@ -15,13 +15,14 @@ from functools import partial
 import aiohttp
 import orjson
 
-from clawloop.contracts.serving import Engine, RouteKey
+from clawloop.contracts.serving import Engine, RouteKey, ServedModel
 from clawloop.errors import EngineBroke, EngineRejected, EngineUnavailable
 from clawloop.serving.connections import connector
 from clawloop.serving.endpoints import bearer
 from clawloop.serving.engine_secret import Secret, no_secret
 from clawloop.serving.events import event_data
 from clawloop.serving.rotation import Rotation
+from clawloop.serving.served_model import read_model
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,9 @@ ATTEMPTS = 3
 PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 # A CPU engine that reads a long prompt may leave a probe unanswered; after this many in a row it hangs.
 MAX_SILENT_PROBES = 12
+# An engine that did not say what its model takes is asked again after so long; it gets requests meanwhile.
+ASK_AGAIN_SECONDS = 30.0
+_UNKNOWN = ServedModel()
 
 
 _DONE = b"[DONE]"
@@ -104,6 +108,8 @@ class ChatEngines:
         self._probe_loop: asyncio.Task[None] | None = None
         self._silent_probes: Counter[str] = Counter()
         self._probes: dict[str, asyncio.Task[None]] = {}
+        self._models: dict[str, ServedModel] = {}  # by address
+        self._ask_again: dict[str, float] = {}
 
     async def __aenter__(self) -> ChatEngines:
         self._client = aiohttp.ClientSession(
@@ -138,7 +144,7 @@ class ChatEngines:
     async def open_chat(
         self,
         route: RouteKey,
-        body: bytes,
+        body: bytes | Callable[[ServedModel], bytes],
         path: str = "/v1/chat/completions",
         trace: Mapping[str, str] | None = None,
         sending: Callable[[str], Awaitable[None]] | None = None,
@@ -167,7 +173,7 @@ class ChatEngines:
     async def _open(
         self,
         route: RouteKey,
-        body: bytes,
+        body: bytes | Callable[[ServedModel], bytes],
         path: str,
         headers: Mapping[str, str],
         sending: Callable[[str], Awaitable[None]] | None,
@@ -178,13 +184,15 @@ class ChatEngines:
                 route.policy, route.version, route.affinity, failed, owner=route.owner, choices=route.choices
             )
             try:
+                content = body if isinstance(body, bytes) else body(self._models.get(engine.url, _UNKNOWN))
                 if sending is not None:
                     await sending(engine.id)
-                return engine, await self._post(engine, body, path, headers)
+                return engine, await self._post(engine, content, path, headers)
             except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
                 # No byte came back: the request can go to another engine, or wait until this one is up again.
                 failed = engine.id
                 self._rotation.mark(engine.id, healthy=False)
+                self._forget(engine)
                 self._rotation.release(engine, owner=route.owner, choices=route.choices)
                 log.warning(
                     "engine unreachable",
@@ -228,12 +236,38 @@ class ChatEngines:
         except TimeoutError:
             self._silent_probes[engine.id] += 1
             healthy = was_healthy and self._silent_probes[engine.id] < MAX_SILENT_PROBES
+        if healthy:
+            await self._learn(engine)
+        else:
+            # It may come back with another model.
+            self._forget(engine)
         if healthy != was_healthy:
             log.info(
                 "engine in rotation" if healthy else "engine out of rotation",
                 extra={"engine_id": engine.id},
             )
         self._rotation.mark(engine.id, healthy=healthy)
+
+    async def _learn(self, engine: Engine) -> None:
+        """Ask once what the engine's model takes, before it gets requests."""
+        now = asyncio.get_running_loop().time()
+        if engine.url in self._models or self._ask_again.get(engine.url, now) > now:
+            return
+        assert self._client is not None, "used outside its context"
+        found = await read_model(self._client, engine.url, bearer(self._secret()))
+        if found is None:
+            self._ask_again[engine.url] = asyncio.get_running_loop().time() + ASK_AGAIN_SECONDS
+            return
+        self._models[engine.url] = found
+        if found.rules:
+            log.info(
+                "the chat template does not take every order of roles, so messages are changed for it",
+                extra={"engine_id": engine.id, "rules": sorted(found.rules)},
+            )
+
+    def _forget(self, engine: Engine) -> None:
+        self._models.pop(engine.url, None)
+        self._ask_again.pop(engine.url, None)
 
     async def _is_gone(self, engine: Engine) -> bool:
         try:

@@ -5,16 +5,22 @@ Greedy, so that two versions differ by their weights alone; without thinking whe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import aiohttp
+
 from clawloop.contracts.probes import ProbeAnswer, ProbeContent
-from clawloop.contracts.serving import Directory
+from clawloop.contracts.serving import Directory, ServedModel
+from clawloop.contracts.turns import Message
 from clawloop.errors import EngineRejected, EngineUnavailable
+from clawloop.families.orders import Rule, as_sent
 from clawloop.families.thinking import switched
 from clawloop.ids import version_name
-from clawloop.serving.endpoints import BEFORE_CHATS, Endpoint, JsonClient, NoReply
+from clawloop.serving.connections import connector
+from clawloop.serving.endpoints import BEFORE_CHATS, Endpoint, JsonClient, NoReply, bearer
 from clawloop.serving.engine_secret import Secret
+from clawloop.serving.served_model import read_model
 
 # A busy CPU engine answers a prompt of 4,096 tokens within this.
 ANSWER_SECONDS = 110.0
@@ -34,6 +40,7 @@ class ProbeClient:
         self._directory = directory
         self._secret = secret
         self._client = JsonClient(seconds)
+        self._models: dict[str, ServedModel] = {}  # by address
 
     async def __aenter__(self) -> ProbeClient:
         await self._client.__aenter__()
@@ -49,8 +56,11 @@ class ProbeClient:
             EngineUnavailable: no engine has the version, or it did not answer; retry.
             EngineRejected: the engine will never take this probe.
         """
+        engines = self._engines(policy, version)
+        if not engines:
+            raise EngineUnavailable(f"no engine has version {version} of {policy}")
         body: dict[str, Any] = {
-            "messages": list(content.messages),
+            "messages": list(await self._as_sent(content.messages, engines[0])),
             "temperature": 0.0,
             "max_tokens": max_tokens,
             "chat_template_kwargs": switched(False),
@@ -58,9 +68,6 @@ class ProbeClient:
         }
         if content.tools:
             body["tools"] = [dict(tool) for tool in content.tools]
-        engines = self._engines(policy, version)
-        if not engines:
-            raise EngineUnavailable(f"no engine has version {version} of {policy}")
         try:
             reply = await self._client.post(engines, "/v1/chat/completions", body)
         except NoReply as error:
@@ -70,6 +77,22 @@ class ProbeClient:
         if reply.status != 200:
             raise EngineRejected(reply.status, {"message": "the engine refused a probe"})
         return _read(reply.body)
+
+    async def _as_sent(self, messages: Sequence[Message], engine: Endpoint) -> Sequence[Message]:
+        """In an order that the model's template takes, as a gateway sends them.
+
+        Raises:
+            EngineUnavailable: the engine did not say what it takes.
+        """
+        if as_sent(messages, frozenset(Rule)) is messages:
+            return messages  # every template takes it
+        if (model := self._models.get(engine.url)) is None:
+            async with aiohttp.ClientSession(connector=connector()) as session:
+                model = await read_model(session, engine.url, bearer(engine.api_key))
+            if model is None:
+                raise EngineUnavailable("an engine did not say which messages its model takes")
+            self._models[engine.url] = model
+        return as_sent(messages, model.rules)
 
     def _engines(self, policy: str, version: int) -> list[Endpoint]:
         now = self._directory()

@@ -10,6 +10,7 @@ from typing import Any
 
 from clawloop.contracts.turns import Message, TurnRecord
 from clawloop.errors import EngineRejected, EngineUnavailable, PromptTooLong
+from clawloop.families.orders import SENT_BY, as_sent
 from clawloop.serving.endpoints import Endpoints, JsonClient, NoReply
 
 # Rendering takes milliseconds; a busy engine's event loop, some seconds.
@@ -33,14 +34,16 @@ class EngineRenderer:
         await self._client.__aexit__(None, None, None)
 
     async def render(self, turn: TurnRecord, messages: Sequence[Message]) -> list[int]:
-        """The ids of the turn's prompt with these messages in place of its own.
+        """The ids of the turn's prompt with these messages in place of its own, in the order that they are sent in.
 
         Raises:
             EngineUnavailable: try again later.
             EngineRejected: the engine cannot render these messages.
             PromptTooLong: the prompt and the turn's reply do not fit into the engine's context.
         """
-        body: dict[str, Any] = {"messages": list(messages), "add_generation_prompt": True}
+        rules = turn.sampling.get(SENT_BY)
+        sent = as_sent(messages, rules if isinstance(rules, list) else ())  # type: ignore[arg-type]
+        body: dict[str, Any] = {"messages": list(sent), "add_generation_prompt": True}
         body |= {name: turn.sampling[name] for name in _PROMPT_FIELDS if name in turn.sampling}
         # vLLM puts tools into the prompt whatever `tool_choice` is, unless it was started to leave them out.
         if turn.tools is not None:

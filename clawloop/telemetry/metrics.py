@@ -63,6 +63,11 @@ class GatewayMetrics:
             ["kind", "status", "place"],
             registry=self.registry,
         )
+        self.turns_without_tokens = Counter(
+            "clawloop_gateway_turns_without_tokens_total",
+            "Turns recorded without token ids or log-probs, as the engine's disagreed or it sent none",
+            registry=self.registry,
+        )
         self.tokens = Counter(
             "clawloop_gateway_response_tokens_total", "Sampled tokens recorded", registry=self.registry
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -223,6 +223,10 @@ async def running_gateway(
             yield created[0]
 
     async with serving(create_app(services), http=BoundedHttpProtocol) as url:
+        if any(engine.healthy for engine in engines):
+            # It is asked what its model takes first, and only two requests may wait for that.
+            with suppress(TimeoutError):
+                await until(created[0].engines.healthy, seconds=5)
         yield Gateway(
             url,
             turns,

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from api.chat.as_meant import take_as_meant
 from api.chat.schemas import parse_chat_request
 from api.wire.messages_reply import MessagesReply
 from api.wire.messages_request import translate as from_messages
@@ -17,6 +18,9 @@ from api.wire.reply import TokenCounts
 from api.wire.responses_request import check
 from api.wire.responses_request import translate as from_responses
 from clawloop.errors import EngineAnswerUnusable, RequestRejected
+from clawloop.families.orders import Rule, as_sent
+from tests.api.test_published_schemas import BLOCKS as BLOCKS_DECIDED
+from tests.api.test_published_schemas import ITEMS as ITEMS_DECIDED
 
 SCALARS: st.SearchStrategy[Any] = st.none() | st.booleans() | st.integers(-3, 9) | st.text(max_size=5)
 VALUES = st.recursive(
@@ -24,8 +28,9 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-BLOCK_TYPES = ("text", "image", "document", "thinking", "redacted_thinking", "tool_use", "tool_result", "search_result")
-ITEM_TYPES = ("message", "reasoning", "function_call", "function_call_output", "item_reference", "web_search_call")
+BLOCK_TYPES = (*BLOCKS_DECIDED, "hologram")
+ITEM_TYPES = (*ITEMS_DECIDED, "hologram", "hologram_output", "hologram_call")
+TOOL_TYPES = ("function", "namespace", "custom", "tool_search", "web_search", "tool_search_tool_regex_20251119")
 PART_TYPES = ("input_text", "output_text", "refusal", "input_image", "input_file", "reasoning_text")
 ROLES = ("user", "assistant", "system", "developer", "tool")
 
@@ -47,6 +52,9 @@ BLOCKS = st.lists(
             "name": SCALARS,
             "input": VALUES,
             "content": VALUES,
+            "tool": VALUES | st.fixed_dictionaries({"name": SCALARS}, optional={"server_name": SCALARS}),
+            "tool_name": SCALARS,
+            "title": SCALARS,
         },
     ),
     max_size=3,
@@ -57,6 +65,12 @@ MESSAGES = st.lists(
 PARTS = st.lists(
     st.fixed_dictionaries({"type": one_of(PART_TYPES)}, optional={"text": SCALARS, "image_url": SCALARS}), max_size=3
 )
+TOOL = st.fixed_dictionaries(
+    {"type": one_of(TOOL_TYPES), "name": st.sampled_from(("f", "g"))},
+    optional={"parameters": VALUES, "description": SCALARS, "defer_loading": st.booleans(), "format": VALUES}
+    | {"execution": st.sampled_from(("client", "server")), "input_schema": VALUES},
+)
+TOOLS = st.lists(TOOL | st.fixed_dictionaries({"type": st.just("namespace"), "name": SCALARS, "tools": st.lists(TOOL)}))
 ITEMS = st.lists(
     st.fixed_dictionaries(
         {},
@@ -67,15 +81,30 @@ ITEMS = st.lists(
             "summary": PARTS | VALUES,
             "call_id": IDS,
             "name": SCALARS,
-            "arguments": SCALARS,
+            "arguments": VALUES,
             "output": PARTS | VALUES,
+            "namespace": SCALARS,
+            "input": SCALARS,
+            "action": VALUES,
+            "queries": VALUES,
+            "results": VALUES,
+            "code": SCALARS,
+            "id": IDS,
+            "tools": TOOLS | VALUES,
         },
     ),
     max_size=4,
 )
+CALLS = st.lists(
+    st.fixed_dictionaries(
+        {"id": IDS}, optional={"function": st.fixed_dictionaries({"name": SCALARS, "arguments": VALUES})}
+    )
+    | VALUES,
+    max_size=2,
+)
 OPTIONS = {
-    "tools": st.lists(st.fixed_dictionaries({}, optional={"type": SCALARS, "name": SCALARS, "input_schema": VALUES})),
-    "tool_choice": VALUES,
+    "tools": TOOLS | st.lists(st.fixed_dictionaries({}, optional={"type": SCALARS, "name": SCALARS})),
+    "tool_choice": VALUES | st.fixed_dictionaries({"type": one_of(("function", "tool", "custom")), "name": SCALARS}),
     "metadata": VALUES,
     "stream": st.booleans(),
 }
@@ -97,8 +126,15 @@ def _check(translate: Callable[[dict[str, Any]], dict[str, Any]], body: dict[str
     except RequestRejected as error:
         refused = error
     else:
+        take_as_meant(chat)
         parse_chat_request(chat)
         orjson.dumps(chat)
+        # What a chat was made of is sent in an order that any template takes.
+        rules = frozenset(Rule)
+        sent = as_sent(chat["messages"], rules)
+        orjson.dumps(list(sent))
+        assert all(message["role"] in ("user", "assistant") for message in sent)
+        assert list(as_sent(sent, rules)) == list(sent)
     assert refused is None or (refused.status == 400 and refused.field)
 
 
@@ -117,6 +153,29 @@ def test_messages_of_any_shape(messages: Any, options: dict[str, Any]) -> None:
 @settings(max_examples=400, deadline=None, derandomize=True)
 def test_responses_of_any_shape(items: Any, options: dict[str, Any]) -> None:
     _check(_of_responses, {"model": "policy", "input": items} | options)
+
+
+@given(
+    messages=st.lists(
+        st.fixed_dictionaries({"role": one_of(ROLES)}, optional={"content": VALUES, "tool_calls": CALLS | VALUES})
+        | SCALARS,
+        max_size=4,
+    )
+    | VALUES,
+    options=st.fixed_dictionaries({}, optional={"tools": st.just([]) | VALUES, "tool_choice": VALUES}),
+)
+@settings(max_examples=400, deadline=None, derandomize=True)
+def test_careless_chats_of_any_shape(messages: Any, options: dict[str, Any]) -> None:
+    body = {"model": "policy", "messages": messages} | options
+    refused: RequestRejected | None = None
+    try:
+        take_as_meant(body)
+        parse_chat_request(body)
+    except RequestRejected as error:
+        refused = error
+    else:
+        orjson.dumps(list(as_sent(body["messages"], frozenset(Rule))))
+    assert refused is None or (refused.status == 400 and refused.field)
 
 
 @pytest.mark.parametrize("arguments", ["true", "[1]", '{"command": "l', '"x"'])

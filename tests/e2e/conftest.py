@@ -33,6 +33,7 @@ _MODELS = {
     "engine_url": "tiny_model_path",
     "careless_engine_url": "flat_model_path",
     "toy_engine_url": "toy_model_path",
+    "strict_engine_url": "strict_model_path",
 }
 
 
@@ -67,6 +68,16 @@ def flat_model_path(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFact
     weights["model.norm.weight"] *= 0.1
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     return target
+
+
+@pytest.fixture(scope="session")
+def strict_model_path(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a template that takes one system message, at the beginning."""
+    folder = tmp_path_factory.mktemp("strict") / tiny_model_path.name
+    shutil.copytree(tiny_model_path, folder)
+    template = Path(__file__).parents[1] / "unit" / "families" / "templates" / "strict.jinja"
+    shutil.copy(template, folder / "chat_template.jinja")
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -109,6 +120,12 @@ def toy_engine_url(engines: Engines) -> str:
     return engines.start("toy_engine_url").ready()
 
 
+@pytest.fixture(scope="session")
+def strict_engine_url(engines: Engines) -> str:
+    """A vLLM whose model's template takes few orders of roles."""
+    return engines.start("strict_engine_url").ready()
+
+
 class Engines:
     """The engines of this test session, by the name of the fixture that returns their URL."""
 
@@ -123,7 +140,7 @@ class Engines:
         if name not in self._started:
             port = choose_port("vLLM", "127.0.0.1", 0, "")
             folder: Path = self._request.getfixturevalue(_MODELS[name])
-            if name == "engine_url":
+            if name in ("engine_url", "strict_engine_url"):
                 options = engine_options(folder, port)
             elif name == "toy_engine_url":
                 options = engine_options(folder, port, max_model_len=CONTEXT_TOKENS)

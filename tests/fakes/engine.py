@@ -6,6 +6,7 @@ The last word of the last message selects the behaviour, so that tests can make 
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import json
 import re
@@ -15,11 +16,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import jinja2
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.fakes.replies import Reply
 
@@ -27,6 +30,8 @@ from tests.fakes.replies import Reply
 SALT = re.compile(r"[^@/\\\0]{1,128}")
 WORDS = ["Hello", " there", ",", " friend", "."]
 PROMPT_IDS = [1, 2, 3]
+# What gateways ask `/tokenize` of a template.
+PROBE = re.compile(r"(red|blue) \d")
 
 
 @dataclass
@@ -44,6 +49,10 @@ class FakeEngine:
         hold: requests are answered once it is set; None: at once.
         verbatim: the body of every answer but those of `/health` and `/v1/models`; None: a proper one.
         script: what chat requests are answered; None: by their last word.
+        template: refuses chats as a model's does; None: takes every order of roles.
+        context: tokens; a larger limit of the reply is refused.
+        prompts: what the template rendered for each chat.
+        probes: renderings that gateways asked for to learn what the template takes.
     """
 
     url: str = ""
@@ -59,6 +68,10 @@ class FakeEngine:
     hold: asyncio.Event | None = None
     verbatim: bytes | None = None
     script: Callable[[dict[str, Any]], Reply] | None = None
+    template: str | None = None
+    context: int | None = None
+    prompts: list[str] = field(default_factory=list)
+    probes: int = 0
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def reset(self) -> None:
@@ -109,17 +122,29 @@ class FakeEngine:
     def _refusal(self, body: dict[str, Any]) -> Response | None:
         if self.models is not None and body["model"] not in self.models:
             return _error(404, f"The model `{body['model']}` does not exist.", "NotFoundError", "model")
+        if self.context is not None:
+            for name in ("max_completion_tokens", "max_tokens"):
+                if (body.get(name) or 0) > self.context:
+                    said = f"{name}={body[name]} cannot be greater than max_model_len={self.context}. "
+                    return _error(400, said + "Please request fewer output tokens.", "BadRequestError", name)
+        if self.template is not None:
+            try:
+                self.prompts.append(self._rendered(body))
+            except (jinja2.TemplateError, TypeError) as error:
+                return _error(400, str(error), "BadRequestError", None)
         if not SALT.fullmatch(body.get("cache_salt", "none")):
             return _error(400, "Parameter 'cache_salt' must not contain '@', '/'.", "BadRequestError", "cache_salt")
         return None
 
     def _scripted(self, body: dict[str, Any], reply: Reply) -> Response:
+        if reply.refused is not None:
+            return _error(400, reply.refused, "BadRequestError", None)
         number = next(self._numbers)
         deltas = reply.deltas(number)
         usage = _usage() if reply.prompt_tokens is None else _usage(reply.prompt_tokens, len(deltas))
         if not body.get("stream"):
             ids = [token for _, tokens in deltas for token in tokens]
-            choice = _chunk(body, 0, {}, ids, reply.finish)["choices"][0]
+            choice = _chunk(body, 0, {}, ids if reply.has_ids else None, reply.finish)["choices"][0]
             del choice["delta"]
             choice["message"] = reply.message(number)
             return JSONResponse(_completion(body, "") | {"choices": [choice], "usage": usage})
@@ -129,7 +154,7 @@ class FakeEngine:
             for position, (delta, ids) in enumerate(deltas):
                 await self._make_token(position)
                 finish = reply.finish if position == len(deltas) - 1 else None
-                yield _event(_chunk(body, 0, delta, ids, finish))
+                yield _event(_chunk(body, 0, delta, ids if reply.has_ids else None, finish))
             if (body.get("stream_options") or {}).get("include_usage"):
                 yield _event({**_chunk(body, 0, {}), "choices": [], "usage": usage})
             yield b"data: [DONE]\n\n"
@@ -168,7 +193,7 @@ class FakeEngine:
             while True:
                 yield _event(_chunk(body, 0, {"content": "x" * 65_536}, [7], None, word))
                 await asyncio.sleep(0)
-        deltas = _deltas(word)
+        deltas = _deltas(word, body.get("include_reasoning") is False)
         for position, (delta, ids) in enumerate(deltas):
             await self._make_token(position)
             if word == "BREAK" and position == 2:
@@ -219,8 +244,32 @@ class FakeEngine:
 
         return StreamingResponse(stream(), media_type="text/event-stream")
 
+    def _rendered(self, body: dict[str, Any]) -> str:
+        """As transformers renders it; with the parts as they are where no template was set.
+
+        Raises:
+            jinja2.TemplateError, TypeError: the template refuses it.
+        """
+        if self.template is None:
+            return json.dumps([body["messages"], body.get("tools")])
+        messages = copy.deepcopy(body["messages"])
+        for message in messages:
+            message["content"] = message.get("content") or ""
+            for call in message.get("tool_calls") or ():
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        (prompt,), _ = render_jinja_template(
+            [messages], tools=body.get("tools"), chat_template=self.template, add_generation_prompt=True
+        )
+        return str(prompt)
+
     async def tokenize(self, request: Request) -> Response:
         body = json.loads(await request.body())
+        if any(PROBE.fullmatch(str(message.get("content"))) for message in body["messages"]):
+            self.probes += 1
+            try:
+                return JSONResponse({"count": 1, "max_model_len": 4096, "tokens": list(self._rendered(body).encode())})
+            except (jinja2.TemplateError, TypeError) as error:
+                return _error(400, str(error), "BadRequestError", None)
         self.requests.append(body)
         if self.hold is not None:
             await self.hold.wait()
@@ -231,7 +280,8 @@ class FakeEngine:
 
     async def list_models(self, request: Request) -> Response:
         names = sorted(self.models or {"tiny"})
-        return JSONResponse({"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
+        shared = {"object": "model"} | ({} if self.context is None else {"max_model_len": self.context})
+        return JSONResponse({"object": "list", "data": [{"id": name, **shared} for name in names]})
 
     async def health(self, request: Request) -> Response:
         return Response(status_code=200 if self.healthy else 503)
@@ -244,7 +294,7 @@ def _first_event(body: dict[str, Any], index: int) -> bytes:
     return _event(first)
 
 
-def _deltas(word: str) -> list[tuple[dict[str, Any], list[int]]]:
+def _deltas(word: str, hides: bool = False) -> list[tuple[dict[str, Any], list[int]]]:
     if word == "TOOL":
         call = {
             "index": 0,
@@ -259,6 +309,8 @@ def _deltas(word: str) -> list[tuple[dict[str, Any], list[int]]]:
             ({"tool_calls": [{"index": 0, "function": {"arguments": '"ls"}'}}]}, [23]),
             ({}, [24]),
         ]
+    if word == "THINK" and hides:
+        return [({"content": "Yes."}, [31]), ({}, [2])]  # vLLM hides the ids with the text
     if word == "THINK":
         return [({"reasoning": "Let me see."}, [30]), ({"content": "Yes."}, [31]), ({}, [2])]
     return [({"content": text}, [10 + index]) for index, text in enumerate(WORDS)] + [({}, [2])]
@@ -289,10 +341,15 @@ def _chunk(
 
 
 def _completion(body: dict[str, Any], word: str) -> dict[str, Any]:
-    choices = []
+    choices, counted = [], 0
     for index in range(body.get("n") or 1):
         message: dict[str, Any] = {"role": "assistant", "content": "".join(WORDS), "refusal": None, "tool_calls": []}
-        ids = [token for _, tokens in _deltas(word) for token in tokens]
+        ids: list[int] | None = [token for _, tokens in _deltas(word) for token in tokens]
+        counted += len(ids or ())
+        if word == "THINK" and body.get("include_reasoning", True):
+            message |= {"reasoning": "Let me see.", "content": "Yes."}
+        elif word == "THINK":
+            ids = None
         if word == "TOOL":
             function = {"name": "exec", "arguments": '{"command": "ls"}'}
             message |= {"content": None, "tool_calls": [{"id": "t1", "type": "function", "function": function}]}
@@ -305,7 +362,7 @@ def _completion(body: dict[str, Any], word: str) -> dict[str, Any]:
         "created": 1,
         "model": body["model"],
         "choices": choices,
-        "usage": _usage(),
+        "usage": _usage(3, counted),
         "prompt_token_ids": PROMPT_IDS if body.get("return_token_ids") else None,
         "prompt_text": None,
     }

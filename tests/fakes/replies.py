@@ -17,11 +17,15 @@ class Reply:
     Args:
         calls: names and arguments of the tools it calls.
         prompt_tokens: how long the prompt is said to be; None: as the engine always says.
+        has_ids: its tokens' ids and log-probs are sent.
+        refused: the request is refused with these words.
     """
 
     text: str = ""
     calls: Sequence[tuple[str, dict[str, Any]]] = ()
     prompt_tokens: int | None = None
+    has_ids: bool = True
+    refused: str | None = None
 
     @property
     def finish(self) -> str:

@@ -42,6 +42,8 @@ def text(name: str) -> str:
         ("minimax_m2", ALWAYS, "minimax_m2", "minimax_m2"),
         ("granite_4", NEVER, "granite4", None),
         ("lfm2_v2", NEVER, "lfm2", None),
+        ("smollm2", NEVER, None, None),
+        ("strict", ALWAYS, "qwen3_coder", "deepseek_r1"),
     ],
 )
 def test_a_family_is_known_by_its_template(

@@ -8,6 +8,8 @@ import pytest
 
 from clawloop.contracts.turns import TurnRecord
 from clawloop.errors import PromptTooLong
+from clawloop.families.orders import SENT_BY, Rule, as_sent
+from clawloop.judging.hints import with_hint
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.rendering import EngineRenderer
 from tests.fakes.judge import FakeJudge, fake_judge
@@ -32,6 +34,24 @@ async def test_a_prompt_is_rendered_with_its_turns_tools_and_template_settings(e
     turn = turn_record(tools=TOOLS, sampling={"temperature": 0.6, **settings})
     assert await rendered(engine, turn) == engine.prompt_ids
     assert engine.tokenized == [{"model": "tiny", "messages": turn.messages, "tools": TOOLS, **settings}]
+
+
+async def test_a_prompt_is_rendered_in_the_order_that_it_was_sent_in(engine: FakeJudge) -> None:
+    late = {"role": "system", "content": "late"}
+    rules = sorted([Rule.DEVELOPER, Rule.LEADING, Rule.LATE])
+    plain = turn_record(sampling={"temperature": 0.6})
+    turn = turn_record(messages=[*plain.messages, late], sampling={"temperature": 0.6, SENT_BY: rules})
+    await rendered(engine, turn)
+    assert engine.tokenized[-1]["messages"] == as_sent(turn.messages, rules)
+    assert engine.tokenized[-1]["messages"][-1]["role"] == "user"
+    # And with a hint in it, so that both prompts differ by the hint alone.
+    hinted = with_hint(turn.messages, "be brief")
+    assert hinted is not None
+    async with EngineRenderer(lambda policy: [Endpoint(engine.url, "tiny")]) as renderer:
+        await renderer.render(turn, hinted)
+    assert [each["role"] for each in engine.tokenized[-1]["messages"]] == [
+        each["role"] for each in engine.tokenized[-2]["messages"]
+    ]
 
 
 async def test_tools_that_must_not_be_called_are_in_the_prompt_all_the_same(engine: FakeJudge) -> None:

@@ -1,0 +1,118 @@
+"""One request as an engine gets it, and what was changed for that engine's model."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import JsonValue
+
+from clawloop.contracts.serving import ServedModel
+from clawloop.errors import EngineRejected
+from clawloop.families.orders import SENT_BY, Rule, as_sent
+
+# Not sampling settings of the turn: recorded elsewhere, or about the client and not the tokens.
+_NOT_SAMPLING = frozenset(
+    {
+        "messages",
+        "prompt",
+        "tools",
+        "model",
+        "stream",
+        "stream_options",
+        "user",
+        "return_token_ids",
+        "logprobs",
+        "top_logprobs",
+    }
+)
+_LIMITS = ("max_completion_tokens", "max_tokens")
+_OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
+# What vLLM says of a limit beyond the context: this version, and earlier ones, which want room for prompt and reply.
+_LIMIT_TOO_LARGE = (
+    re.compile(r"tokens=\d+ cannot be greater than max_model_len ?= ?(?P<context>\d+)"),
+    re.compile(r"maximum context length is (?P<context>\d+) tokens\b.*?requested \d+ tokens \((?P<prompt>\d+) in the"),
+    re.compile(r"maximum context length is (?P<context>\d+) tokens and your request has (?P<prompt>\d+) input tokens"),
+    re.compile(
+        r"maximum context length is (?P<context>\d+) tokens\b.*?requested \d+ output tokens and your prompt contains "
+        r"(?:at least )?(?P<prompt>\d+)"
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """
+    Args:
+        body: the engine's request, without `model`.
+        rules: those by which messages were changed; empty if they went as they came.
+        ignored: the client's fields that the model knows nothing of.
+        limit: tokens of a reply, as the client asked; None: as many as fit.
+        context: of the model; None: not known.
+    """
+
+    body: dict[str, Any]
+    rules: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    limit: int | None = None
+    context: int | None = None
+
+    @property
+    def sampling(self) -> dict[str, JsonValue]:
+        """Every setting that shaped the tokens."""
+        sent = {name: value for name, value in self.body.items() if name not in _NOT_SAMPLING}
+        return sent | ({SENT_BY: list(self.rules)} if self.rules else {})
+
+    def changed(self, prompt: int | None) -> tuple[str, ...]:
+        """What differs from what the client asked, as a header says it.
+
+        Args:
+            prompt: its tokens; None: not known.
+        """
+        changes = ("roles",) if self.rules else ()
+        if self.limit is None or self.context is None:
+            return changes
+        fits = self.context - (prompt or 0)
+        return (*changes, f"max_tokens={fits}") if self.limit > fits else changes
+
+
+def sent_to(model: ServedModel, body: dict[str, Any], most: int | None = None) -> Sent:
+    """The request for an engine with this model.
+
+    A limit of the reply that exceeds the context is cut to it, and vLLM cuts it to what the prompt leaves; only a limit
+    beyond the context is an error there. So no request has to be counted first.
+
+    Args:
+        body: what the client asked, without `model`.
+        most: tokens that a reply may have, by an engine that refused more; None: not known.
+    """
+    sent = body
+    context = model.context if most is None else most
+    limits = [body[name] for name in _LIMITS if isinstance(body.get(name), int)]
+    if context is not None and any(limit > context for limit in limits):
+        sent = sent | {name: min(body[name], context) for name in _LIMITS if isinstance(body.get(name), int)}
+    ignored: tuple[str, ...] = ()
+    if Rule.TOOLS in model.rules and "tools" in body and body.get("tool_choice") in (None, "auto", "none"):
+        sent = {name: value for name, value in sent.items() if name not in _OF_TOOLS}
+        ignored = ("tools",)
+    rules: tuple[str, ...] = ()
+    if model.rules and isinstance(messages := body.get("messages"), list):
+        ordered = as_sent(messages, model.rules)
+        if ordered is not messages:
+            sent, rules = sent | {"messages": list(ordered)}, tuple(sorted(model.rules))
+    return Sent(sent, rules, ignored, limits[0] if limits else None, context)
+
+
+def tokens_left(error: EngineRejected) -> int | None:
+    """How many tokens a reply may have, by an engine that refused more; None if it refused something else.
+
+    For engines that did not say their context, and those that want room for the prompt as well.
+    """
+    if error.status != 400:
+        return None
+    for form in _LIMIT_TOO_LARGE:
+        if found := form.search(str(error.error.get("message"))):
+            left = int(found["context"]) - int(found.groupdict().get("prompt") or 0)
+            return left if left > 0 else None
+    return None
