@@ -1,4 +1,4 @@
-"""What follows from a layout for the command lines of engines and trainer, and for their environment."""
+"""Command-line arguments and environment variables of engines and trainer, derived from a layout."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def engine_environment(gpus: tuple[int, ...]) -> dict[str, str]:
 
 
 def trainer_environment(gpus: tuple[int, ...]) -> dict[str, str]:
-    """What keeps freed memory usable: samples differ in length, so the next one's tensors have other sizes."""
+    """Variables that keep freed memory usable although the tensors of each sample have other sizes."""
     if gpus:
         return engine_environment(gpus) | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     return {

@@ -1,4 +1,4 @@
-"""What one vLLM holds on each of its GPUs, or in the machine's memory.
+"""Memory of one vLLM on each of its GPUs, or in the machine's memory.
 
 Letters as in `clawloop.layout.trainer`. References are to vllm 0.32.0.
 """
@@ -28,7 +28,7 @@ UTILIZATION = 0.92
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How much an engine does at once.
+    """Limits on the work of one engine step.
 
     Args:
         seqs: requests, its `--max-num-seqs`.
@@ -42,14 +42,14 @@ class Serving:
 
 
 LARGE_GPU = Serving(seqs=256, batched_tokens=8192)
-"""What vLLM takes for GPUs of 70 GiB by itself, but for the number of requests, 1024."""
+"""vLLM's defaults for GPUs of 70 GiB and more, except that its number of requests is 1024."""
 LARGE_FROM = 40 * GIB
 SMALL_GPU = Serving(seqs=64, batched_tokens=2048)
-"""What vLLM takes for smaller GPUs, and fewer requests, since each needs room for the vocabulary."""
+"""vLLM's default tokens for smaller GPUs, and fewer requests, since each needs memory for the vocabulary's logits."""
 
 
 CHATS_LEAVE = 8
-"""Of so many sequences chats leave one free: judgements of a few turns at once, the gate's and probes' questions."""
+"""Chats leave one of this many sequences free for judgements and for questions of the gate and of probes."""
 GRAMMARS = 4
 """Grammars of clients that an engine may compile before a judge's, each for 10 s at most."""
 
@@ -94,7 +94,7 @@ def weight_bytes(model: ModelShape, number_bytes: int, gpus: int = 1) -> int:
 
 
 def weight_words(request: Request) -> str:
-    """How many there are, and in what."""
+    """Number of weights and their data type, for people."""
     quantised = "" if request.model.quantised is None else f"{request.model.quantised} and "
     return f"{request.model.parameters:,} in {quantised}{request.dtype}"
 
@@ -176,7 +176,7 @@ def _sizes(largest: int) -> int:
 
 
 def parts_beside_cache(request: Request, serving: Serving, gpus: int, *, with_lora: bool = True) -> tuple[Part, ...]:
-    """What an engine needs on each GPU beside its KV cache."""
+    """Memory that an engine needs on each GPU beside its KV cache."""
     model, limits, b = request.model, request.limits, request.number_bytes
     cut = f" / {gpus} GPUs" if gpus > 1 else ""
     parts = [Part(PartName.WEIGHTS, weight_bytes(model, b, gpus), f"{weight_words(request)}{cut}")]

@@ -20,7 +20,7 @@ MOST_PARALLEL = 8
 
 
 def on_gpus(request: Request) -> Layout | Shortage:
-    """Who goes where.
+    """The layout on the request's GPUs, or the shortage if no split of the GPUs fits.
 
     Raises:
         SetupError: the sets of GPUs overlap, name one that is not there, or leave none.

@@ -51,7 +51,7 @@ class Tensor:
 
 
 def stored_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """What the engine keeps of them; speculative heads are not loaded."""
+    """Bytes of the tensors that the engine loads: all but the speculative heads."""
     return sum(t.numbers * _BYTES.get(t.dtype, 1) for name, t in tensors.items() if not name.startswith("mtp."))
 
 

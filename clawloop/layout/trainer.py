@@ -1,4 +1,4 @@
-"""What one rank of the trainer holds at its fullest moment: the backward pass over the largest micro-batch.
+"""Peak memory of one rank of the trainer: the backward pass over the largest micro-batch.
 
 Letters: S tokens of a micro-batch, N response positions, L layers, D the model's width, I the MLP's, Q and K features
 of queries and keys, H a head's, V vocabulary, r the adapter's rank, b bytes of a number (2 or 4). The counts were

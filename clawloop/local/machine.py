@@ -1,4 +1,4 @@
-"""What this machine has for models: the device of its environment, GPUs, memory."""
+"""This machine's resources for models: the device of its environment, GPUs, memory."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class _Exchange(Protocol):
 
 
 class _Connection(Protocol):
-    """What `BoundedHttpProtocol` has."""
+    """The attributes of `BoundedHttpProtocol` that draining uses."""
 
     transport: Transport
     cycle: _Exchange | None
@@ -139,7 +139,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def _is_busy(connection: _Connection) -> bool:
-    """Whether a request is being answered, or has begun to arrive."""
+    """True if a request is being answered, or has begun to arrive."""
     return connection.is_in_head or (connection.cycle is not None and not connection.cycle.response_complete)
 
 

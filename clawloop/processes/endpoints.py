@@ -88,5 +88,5 @@ def engine_secret(settings: Settings) -> Secret:
 
 
 def engine_secret_file(data: Path) -> Path:
-    """Where `clawloop up` keeps the secrets of the engines that it starts."""
+    """Path of the file in which `clawloop up` keeps the secrets of the engines that it starts."""
     return data / "engine-secret"

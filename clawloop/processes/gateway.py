@@ -208,7 +208,7 @@ def _collect_less_garbage() -> None:
 
 
 def server_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
-    """How uvicorn serves the application."""
+    """uvicorn's configuration for the application."""
     return uvicorn.Config(
         app,
         ws="none",

@@ -1,4 +1,4 @@
-"""What a gateway notifies in Temporal, and asks of it."""
+"""The gateway's Temporal clients: they notify workflows and ask which environments have workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from clawloop.temporal.training_notifier import TemporalTrainingNotifier
 def notifiers_of(
     client: Client | None, settings: Settings
 ) -> tuple[TemporalSessionNotifier | None, OperatorNotifier, RolloutsNotifier, EnvironmentWorkers]:
-    """
+    """Notifiers of sessions, training and rollouts, and the view of environment workers.
+
     Args:
         client: None: no Temporal is configured.
     """

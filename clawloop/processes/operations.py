@@ -41,7 +41,7 @@ class Operations:
 
 
 class NoTemporal:
-    """Where no Temporal is configured.
+    """Stand-in for Temporal if none is configured: each call raises SignalFailed.
 
     Satisfies `OperatorNotifier`, `SessionWorkflows`, `RolloutsNotifier` and `EnvironmentWorkers`.
     """

@@ -64,7 +64,7 @@ def _reseal_files(data: Path, sealer: Sealer, decrypt: bool) -> tuple[int, list[
 
 
 def _resealing(data: Path, sealer: Sealer, decrypt: bool) -> Iterator[Callable[[], bool]]:
-    """What to do for each file; true if it was changed."""
+    """One function for each file, which re-encrypts it and returns True if it changed."""
     spool = data / "spool"
     for path in chain(rejected_turns(spool), waiting_turns(spool)):
         yield lambda path=path: reseal_turn(path, sealer, decrypt=decrypt)  # type: ignore[misc]

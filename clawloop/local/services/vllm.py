@@ -52,7 +52,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How one engine is started.
+    """Options of one engine's start.
 
     Args:
         planned: arguments that its layout gives: dtype, lengths, adapters, size of its cache, parsers.
@@ -111,7 +111,7 @@ def launch(model: ModelFacts, options: EngineOptions, environment: Mapping[str, 
 
 
 def max_num_seqs(options: EngineOptions) -> int:
-    """How many sequences the engine computes at once: its last `--max-num-seqs`, which a person may have given.
+    """The number of sequences that the engine computes at once: its last `--max-num-seqs`, which an operator may set.
 
     vLLM takes underscores for dashes in the names of its options.
 
