@@ -1,4 +1,4 @@
-"""What judging does with a turn: one decision, from what is stored and what was asked for."""
+"""The plan of a turn's judgement: one decision, from stored data and the request to judge."""
 
 from __future__ import annotations
 

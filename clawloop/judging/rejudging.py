@@ -1,4 +1,4 @@
-"""Whether an operator may have a turn judged again.
+"""Conditions under which an operator may have a turn judged again.
 
 A sample that a step has used stays as it was: then only explicit feedback makes a further sample.
 """
@@ -41,7 +41,7 @@ class RejudgeFacts:
 
 
 def why_not_rejudged(turn: RejudgeFacts) -> str | None:
-    """Why a turn cannot be judged again, for people; None if it can."""
+    """The reason, for people, that a turn cannot be judged again; None if it can."""
     if turn.kind is TurnKind.SIDE:
         return "it is a side turn: those are never judged"
     if (why := _FINAL.get(turn.outcome)) is not None:

@@ -1,8 +1,9 @@
-"""What the attempts at a step found out about memory, in a file beside the versions: a killed process tells nobody.
+"""Memory limits that the attempts at a step found, in a file beside the versions, since a killed process reports none.
 
 Ranks that divide the base model (FSDP) cannot agree on less when one of them runs out of memory, because the others
-wait for it in a collective: all of them end, and are started again. The kernel ends a process that has no memory left
-without a word. In both cases the next attempt finds the record of one that did not end by itself, and takes less.
+wait for it in a collective: all of them end, and are started again. The kernel kills a process that runs out of memory
+without an error. In both cases the next attempt finds the record of an attempt that did not end by itself, and takes
+smaller micro-batches.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ _RAN_OUT: Final = "a rank ran out of memory"
 
 
 class Attempt(BaseModel):
-    """What an attempt at a step takes at once.
+    """Sizes of an attempt at a step.
 
     Args:
         batch: hash of the step's number and samples; the record of another batch says nothing about this one.
         budget_tokens: of its micro-batches.
         left_out: samples, with the reason.
-        deaths: earlier attempts at this batch that ended for want of memory.
-        oom_kills: programs that the kernel had killed when it began, see `oom_kills`.
-        under_way: False once it has ended by itself.
-        before: why the attempt before it ended, if for want of memory.
+        deaths: earlier attempts at this batch that ended because memory ran out.
+        oom_kills: number of programs that the kernel had killed before the attempt began, see `oom_kills`.
+        under_way: False once the attempt has ended by itself.
+        before: why the previous attempt ended, if memory ran out.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -116,7 +117,7 @@ class AttemptRecord:
             self._forget()
 
     def _end(self, error: Exception) -> None:
-        """What a stopped attempt found out stays true; after a failure the memory may be there again."""
+        """Keep the limits of a stopped attempt; forget them after a failure, since memory may be free again."""
         last = self._read()
         is_stopped = isinstance(error, TrainerUnavailable | AdapterUnreadable) and not isinstance(error, TrainerFailed)
         if is_stopped and last is not None:
@@ -134,7 +135,7 @@ class AttemptRecord:
         return attempt
 
     def ending(self) -> str | None:
-        """Why the attempt that has just ended did so, if it was for want of memory."""
+        """The reason that the latest attempt ended, if that was a lack of memory."""
         last = self._read()
         return None if last is None else self._ending(last)
 
@@ -149,13 +150,13 @@ class AttemptRecord:
             self._file.unlink(missing_ok=True)
 
     def _ending(self, last: Attempt) -> str | None:
-        """Why an attempt ended, if it was for want of memory."""
+        """The reason that an attempt ended, if that was a lack of memory."""
         if not last.under_way:
             return None
         if self._ran_out.exists():
             return _RAN_OUT
         now = oom_kills()
-        # Unknown: what ends a process without a word is most often this, and less at once does no harm.
+        # Unknown: a process that ends without an error was most often killed for memory; smaller batches do no harm.
         if now is None or last.oom_kills is None or now > last.oom_kills:
             return _KILLED
         return None

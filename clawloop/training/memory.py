@@ -1,4 +1,4 @@
-"""What a step does when memory runs out: smaller micro-batches, then the longest sample is left out."""
+"""Reaction of a step to a lack of memory: smaller micro-batches, then the longest sample is left out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHARE_LEFT_OUT = 0.5
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device could not allocate: CUDA's error has a type, the CPU allocator's is known by its words."""
+    """True if a device could not allocate: CUDA's error has a type, the CPU allocator's is known by its text."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
