@@ -1,4 +1,4 @@
-"""What operators do to engines: list them with their health, add, drain and remove them."""
+"""Operators' changes to engines: list them with their health, add, drain and remove them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EngineStore(Protocol):
 
 class EngineProbe(Protocol):
     async def healthy(self, engine: Engine) -> bool:
-        """Whether it answers."""
+        """True if the engine answers."""
 
     async def check(self, url: str) -> list[str]:
         """Lines about an engine that could not be compared with the policies.
@@ -41,7 +41,7 @@ class EngineProbe(Protocol):
         """
 
     async def answers_strangers(self, url: str) -> bool:
-        """Whether it answers requests without a secret."""
+        """True if the engine answers requests without a secret."""
 
 
 class EngineOperations:

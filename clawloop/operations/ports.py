@@ -1,4 +1,4 @@
-"""What operations need. Every store call raises StoreUnavailable when PostgreSQL does not answer in time."""
+"""Ports of operations. Every store call raises StoreUnavailable when PostgreSQL does not answer in time."""
 
 from __future__ import annotations
 
@@ -150,10 +150,10 @@ class ErasureStore(Protocol):
 
 
 class ErasedArtifacts(Protocol):
-    """What agents left, by its digest."""
+    """Artifacts that agents left, by digest."""
 
     async def delete(self, digest: str) -> None:
-        """Delete it, if it is kept here. Idempotent."""
+        """Delete the artifact, if it is kept here. Idempotent."""
 
 
 class SessionWorkflows(Protocol):
@@ -198,10 +198,10 @@ class RolloutsNotifier(Protocol):
 
 
 class EnvironmentWorkers(Protocol):
-    """Which environments have a worker. Every call raises SignalFailed when Temporal does not answer."""
+    """View of environments' workers. Every call raises SignalFailed when Temporal does not answer."""
 
     async def asks_for_work(self, environment: str) -> bool:
-        """Whether a worker asked for the environment's episodes in the last minutes. A busy one does not ask."""
+        """True if a worker asked for the environment's episodes in the last minutes. A busy worker does not ask."""
 
     async def has_work(self, groups: Sequence[RolloutGroupId]) -> bool:
-        """Whether a worker runs an agent, or a verifier, of one of these groups."""
+        """True if a worker runs an agent, or a verifier, of one of these groups."""

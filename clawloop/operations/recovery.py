@@ -94,7 +94,7 @@ class RecoveryWorkflows(Protocol):
         """Start a sweep now."""
 
     def sessions(self) -> AsyncIterator[ToldTurns]:
-        """What each run of a session's workflow was told, open or closed. A session may have several runs."""
+        """The turns signalled to each run of a session's workflow, open or closed. A session may have several runs."""
 
 
 class AdapterDirectories(Protocol):
@@ -106,10 +106,10 @@ class SpooledTurns(Protocol):
     """Every call raises SetupError when this user may not read or change the spool."""
 
     async def keys(self) -> dict[KeyOfTurns, int]:
-        """How many turns of each key wait on this machine's disk, or were set aside as never to be stored."""
+        """Number of each key's turns that wait on this machine's disk, or were set aside as impossible to store."""
 
     async def put_back_rejected(self, keys: Collection[ApiKeyId]) -> int:
-        """Have the turns of these keys that were set aside be stored by a gateway after all; how many."""
+        """Return the set-aside turns of these keys to the spool, so that a gateway stores them; their number."""
 
 
 @dataclass(frozen=True, slots=True)

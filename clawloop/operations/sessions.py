@@ -1,4 +1,4 @@
-"""What operators do to sessions: have turns judged again, and erase content."""
+"""Operators' changes to sessions: have turns judged again, and erase content."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ async def _run(command: list[str], task: BoxTask, uid: int | None) -> BoxResult:
 
 
 async def _read(process: asyncio.subprocess.Process, limits: Limits) -> tuple[bytes, bytes]:
-    """What it wrote until its end."""
+    """Standard output and error of the process, read until it ends."""
     assert process.stdout is not None
     assert process.stderr is not None
     limit = limits.artifact_bytes + limits.output_bytes + 64 * 1024

@@ -64,7 +64,7 @@ def abandoned_folders(root: Path, prefix: str) -> Iterator[Path]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether the process that made the folder lives, or is another user's, who alone can know."""
+    """True if the process that made the folder lives, or belongs to another user, so that this cannot be checked."""
     try:
         lock = os.open(folder / _LOCK, os.O_RDWR)
     except PermissionError:

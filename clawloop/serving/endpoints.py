@@ -103,7 +103,7 @@ def bearer(secret: str | None) -> dict[str, str]:
 
 
 class AnswerTimes:
-    """How long the answers of the last minutes took, which tells when the next is overdue."""
+    """Durations of the answers of the last minutes, from which follows when the next one is overdue."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -95,7 +95,7 @@ class LogFilter:
         return f"{head} {WITHHELD}" if head else WITHHELD
 
     def _passing(self, record: re.Match[str] | None, text: str) -> str | None:
-        """What may be written of a line's text; None: nothing."""
+        """The part of a line's text that may be written; None: nothing."""
         if not text.strip():
             return text
         if _FRAME.fullmatch(text):

@@ -36,7 +36,7 @@ class Places:
         self._arrived = 0
 
     def is_free(self, engine: str, amount: int) -> bool:
-        """Whether a request may take its places at once: there are enough, and nobody waits."""
+        """True if a request may take its places at once: enough are free, and no other request waits."""
         return not self._waiting and self._has_room(engine, amount)
 
     def take(self, engine: str, owner: str, amount: int) -> None:

@@ -1,4 +1,4 @@
-"""Which engine gets a request: a healthy one that has the version and is not draining.
+"""Choice of the engine for a request: a healthy one that has the version and is not draining.
 
 A session stays on the engine whose prefix cache has it, unless that engine has more than `AFFINITY_SLACK` requests
 more than the least busy one. Where chats may take only so many places of an engine, the rest stays free for judges, the
