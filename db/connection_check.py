@@ -87,7 +87,7 @@ async def ask(connection: psycopg.AsyncConnection[Any]) -> None:
 
 
 def _has_input(pgconn: Any) -> bool:
-    """Whether something arrived on a connection that waits for nothing: a notice, or its end."""
+    """True if a notice or the end of the connection arrived on an idle connection."""
     if pgconn.status != 0:  # closed by this side
         return True
     poll = select.poll()

@@ -53,7 +53,7 @@ class ContentCodec:
 
     @property
     def head(self) -> bytes:
-        """What bytes begin with that are sealed now; empty if none are."""
+        """First bytes of the values sealed now; empty if values are not sealed."""
         return b"" if self._sealer is None else self._sealer.head
 
     def write_text(self, text: Text, column: str, row: object) -> Text:
@@ -160,7 +160,7 @@ def plain_length(column: str) -> str:
 
 
 def base64_head(head: bytes) -> str:
-    """What base64 of a sealed value begins with."""
+    """The first characters of a sealed value in base64."""
     assert len(head) == HEAD_BYTES
     return base64.b64encode(head).decode()
 

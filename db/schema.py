@@ -106,7 +106,7 @@ def _require_known(revision: str | None) -> None:
 
 
 async def is_current(database: Database) -> bool:
-    """Whether the database has exactly this code's schema.
+    """True if the database has exactly this code's schema.
 
     Raises:
         StoreUnavailable

@@ -26,13 +26,13 @@ class StoredKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFilter:
-    """Which sessions a list shows: those with a turn that fits everything that is not None.
+    """Filter of a list of sessions: it shows those with a turn that fits every field that is not None.
 
     Args:
         text: in a message that the turn added, or in its reply; upper and lower case are the same.
         verdict: −1, 0 or 1 of the newest judgement.
         judged: False: the turn has no verdict.
-        version: that answered.
+        version: the version that answered.
     """
 
     policy: str | None = None
@@ -241,7 +241,7 @@ class ReplyFigures:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What there is of a policy.
+    """Numbers of a policy's sessions, turns and quarantined samples.
 
     Args:
         outcomes: number of turns by outcome; the newest 100,000 turns are counted.

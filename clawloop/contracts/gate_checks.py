@@ -20,7 +20,7 @@ class CheckName(StrEnum):
 
 
 class CheckResult(StrEnum):
-    """What a check of the gate found."""
+    """Result of a check of the gate."""
 
     PASSED = "passed"
     NOT_ENOUGH = "not_enough"  # too little to decide by; the version is not rejected for it
@@ -29,7 +29,7 @@ class CheckResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GateCheck:
-    """What one check of the gate found about a version.
+    """Result of one check of the gate for a version, with reason and figures.
 
     Args:
         reason: for people: what was compared, or what is wrong.
@@ -51,6 +51,6 @@ class GateCheck:
 
 
 def gate_seconds(checks: Sequence[GateCheck]) -> float | None:
-    """How long the checks of a version took, without the waiting between them; None if that is not known."""
+    """Seconds that the checks of a version took, without the waiting between them; None if unknown."""
     known = [seconds for check in checks if (seconds := check.figures.get(SECONDS)) is not None]
     return sum(known) if known else None

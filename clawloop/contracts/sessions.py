@@ -158,10 +158,10 @@ class RepeatableRequest:
 
 @dataclass(frozen=True, slots=True)
 class FeedbackAnswer:
-    """What a repeatable request to give feedback was answered.
+    """The stored answer to a repeatable feedback request.
 
     Args:
-        body_sha256: of that request.
+        body_sha256: of the request's body.
         feedback_id: None for the outcome of a session's task.
     """
 

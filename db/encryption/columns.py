@@ -1,4 +1,4 @@
-"""Which columns hold content, in which form, and what identifies their rows; which other columns stay as they are.
+"""The columns that hold content, with their form and the key of their rows, and the columns that stay plain.
 
 A test compares both lists with the schema: a new column of text, JSON or bytes has to be in one of them.
 """

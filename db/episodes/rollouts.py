@@ -186,7 +186,7 @@ async def _pause(connection: AsyncConnection, policy: str, reason: str) -> None:
 
 
 async def _barren(connection: AsyncConnection, row: Any) -> str | None:
-    """Why rollouts stop: the newest groups since they were started gave no sample.
+    """The reason that rollouts pause, if none of the newest groups since their start gave a sample; else None.
 
     A curriculum can change that all succeed or all fail, so it first gets the groups that it needs to move every kind.
     """

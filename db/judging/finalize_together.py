@@ -79,7 +79,7 @@ class Finalizing:
 
     @property
     def is_ordinary(self) -> bool:
-        """Whether it may be finalized together with others, as far as the arguments tell."""
+        """True if the arguments allow the judgement to be finalized together with others."""
         return self.finalized.relation in (Relation.NONE, Relation.MEAN) and not self.feedback_ids
 
 

@@ -120,7 +120,7 @@ class FeedbackRequestRow(Base):
 
 
 class ComparisonRow(Base):
-    """What another judge or recipe says of a turn that has a verdict; changes nothing by itself."""
+    """Verdict of another judge or recipe on a turn that has a verdict; it changes nothing by itself."""
 
     __tablename__ = "comparisons"
     __table_args__ = (CheckConstraint("before BETWEEN -1 AND 1 AND after BETWEEN -1 AND 1", name="verdicts"),)

@@ -135,7 +135,7 @@ async def _query_answers(
 def _read_answers(
     content: ContentCodec, votes: Sequence[tuple[Any, ...]], hints: Sequence[tuple[Any, ...]]
 ) -> dict[UUID, StoredAnswers]:
-    """What is stored of each judgement, from the rows of _STORED_VOTES and _STORED_HINTS."""
+    """The stored answers of each judgement, from the rows of _STORED_VOTES and _STORED_HINTS."""
     read: dict[UUID, StoredAnswers] = {}
     for judgement, decided_at, kind, index, score, raw in votes:
         known = read.setdefault(judgement, StoredAnswers({}, {}, None, decided_at))

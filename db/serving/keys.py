@@ -145,7 +145,7 @@ class PostgresKeyStore:
 
     @transaction
     async def any_keys(self, connection: AsyncConnection) -> bool:
-        """Whether there is a valid key; without one the gateway listens on loopback only."""
+        """True if a valid key exists; without one the gateway listens on loopback only."""
         of_people = select(ApiKeyRow.id).where(ApiKeyRow.revoked_at.is_(None), ApiKeyRow.episode_id.is_(None))
         return await connection.scalar(of_people.where(_alive()).limit(1)) is not None
 

@@ -72,7 +72,7 @@ async def _decode(connection: AsyncConnection, conversations: ConversationCache,
 
 
 def sample_fault(row: Any, prompt_tokens: int, sampling: Mapping[str, Any]) -> str | None:
-    """Why a sample cannot be trained; None if it can.
+    """The reason that a sample cannot be trained; None if it can.
 
     Args:
         row: with `SAMPLE_COLUMNS`.
@@ -104,5 +104,5 @@ def _fault(row: Any, prompt_tokens: int, sampling: Mapping[str, Any]) -> str | N
 
 
 def needs_version(recipe: Train, version: int, parent: int) -> bool:
-    """Whether a step from `parent` needs this version's files, to score hinted samples that the version answered."""
+    """True if a step from `parent` needs this version's files to score hinted samples that the version answered."""
     return bool(recipe.versions_read(version) - {0, parent})

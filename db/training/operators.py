@@ -305,7 +305,7 @@ async def _require_files(connection: AsyncConnection, policy: str, version: int)
 
 
 def version_place(n: int, head: int, path: list[int], state: StepState | None, reason: str | None) -> str:
-    """Where a version stands: on the path to the head or beside it, or why it was never accepted.
+    """Place of a version: on the path to the head or beside it, or the reason that it was never accepted.
 
     Args:
         state, reason: of its step; None if no step made it.

@@ -35,7 +35,7 @@ def closed_by_canary(canary: int | None, pinned: int | None) -> Closed | None:
 
 
 async def read_closed(connection: AsyncConnection, policy: str, recipe: Recipe) -> Closed | None:
-    """Why the policy's schedule lets no batch be claimed now; None if it does."""
+    """The reason that the policy's schedule lets no batch be claimed now; None if it lets one."""
     schedule = recipe.train.schedule
     if schedule is None:
         return None

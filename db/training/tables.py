@@ -115,7 +115,7 @@ class StepSampleRow(Base):
 
 
 class GateCheckRow(Base):
-    """What one check of the gate found about a version."""
+    """Result of one check of the gate for a version."""
 
     __tablename__ = "gate_checks"
     __table_args__ = (

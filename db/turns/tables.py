@@ -18,7 +18,7 @@ from db.exact_json import ExactJson
 
 
 class PrefixRole(StrEnum):
-    """Which part of a conversation a stored hash covers."""
+    """The part of a conversation that a stored hash covers."""
 
     REQUEST = "request"  # all messages of the turn's request
     REPLY = "reply"  # all messages and the turn's reply
