@@ -121,9 +121,9 @@ class KeyRing:
             self._cache.popitem(last=False)
 
     def _signed_key(self, secret: str) -> ApiKey | None:
-        """What a genuine key of an episode that has not expired says; None for any other key.
+        """The policy and episode of a genuine episode key that has not expired; None for any other key.
 
-        That its episode ended early only PostgreSQL knows.
+        Only PostgreSQL knows if the episode ended early.
         """
         signed = None if self._signing_secret is None else verify(secret, self._signing_secret)
         if signed is None:

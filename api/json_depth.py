@@ -1,4 +1,4 @@
-"""How deeply JSON may be nested that goes on to engines and PostgreSQL, which read it by recursion."""
+"""Limit on the nesting of JSON for engines and PostgreSQL, which read it by recursion."""
 
 from __future__ import annotations
 

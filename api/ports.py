@@ -64,7 +64,7 @@ class KeyStore(Protocol):
 
 class Readiness(Protocol):
     async def problems(self) -> list[str]:
-        """Why this gateway should get no traffic, one line each; empty if it should."""
+        """The reasons that this gateway should get no traffic, one line each; empty if it is ready."""
 
 
 class MetricsPages(Protocol):
@@ -127,7 +127,7 @@ class Engines(Protocol):
         """Send the engine no request for this version until it may have loaded it again."""
 
     def has_version(self, policy: str, version: int) -> bool:
-        """Whether an engine that takes requests has this version."""
+        """True if an engine that takes requests has this version."""
 
     def healthy(self) -> frozenset[str]:
         """The ids of the engines that answer."""
@@ -269,7 +269,7 @@ class FeedbackStore(Protocol):
         """
 
     async def answer_to(self, key: ApiKeyId, request: RepeatableRequest) -> FeedbackAnswer | None:
-        """What this key's request with the same Idempotency-Key was answered; None if there was none, or it was
+        """The answer to this key's request with the same Idempotency-Key; None if there was none, or it was
         forgotten."""
 
     async def given_on(self, key: ApiKeyId, turn: TurnId) -> list[FeedbackView] | None:
@@ -306,7 +306,7 @@ class StoredByteCounts(Protocol):
     """Called by api/chat/stored_bytes.py."""
 
     async def stored_bytes(self, keys: Sequence[ApiKeyId]) -> dict[ApiKeyId, int]:
-        """What these keys store, those that store something.
+        """Stored bytes of these keys, without the keys that store nothing.
 
         Raises:
             StoreUnavailable
@@ -330,7 +330,7 @@ class SessionBrowser(Protocol):
         """A turn, and the key whose it is; None if there is no such turn."""
 
     async def position(self, session: SessionId, turn: TurnId) -> int:
-        """How many turns of the session are older than this one."""
+        """Number of turns of the session that are older than this one."""
 
     async def session_named(self, key: ApiKeyId, name: str) -> SessionId | None:
         """The newest session of this key that the client gave this name."""
@@ -343,13 +343,13 @@ class TrainingBrowser(Protocol):
         """The samples of a step with their replies, in the batch's order."""
 
     async def events(self, policy: str, limit: int) -> list[PolicyEvent]:
-        """What was done to a policy, newest first."""
+        """Events of a policy, newest first."""
 
     async def replies(self, policy: str, limit: int) -> list[ReplyFigures]:
         """The newest main turns with a reply, oldest first."""
 
     async def counts(self, policy: str) -> Counts:
-        """What there is of a policy.
+        """Numbers of a policy's sessions, turns and quarantined samples.
 
         Raises:
             NotFound: there is no such policy.

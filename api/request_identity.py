@@ -1,4 +1,4 @@
-"""What a request is called: its id, in every answer and log line, and the trace it belongs to."""
+"""Identity of a request: its id, in every answer and log line, and the trace it belongs to."""
 
 from __future__ import annotations
 

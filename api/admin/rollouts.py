@@ -31,7 +31,7 @@ PageSize = Annotated[int, Query(ge=1, le=500)]
 
 class StartRollouts(RequestBody):
     environment: Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S")]
-    """Where the tasks come from, as its worker calls it."""
+    """Name of the environment that gives the tasks, as its worker calls it."""
     size: Annotated[int, Field(ge=2, le=1024)] = 8
     """Episodes of a group, which are compared."""
     groups: Annotated[int, Field(ge=1, le=1024)] = 2

@@ -156,7 +156,7 @@ async def show_version(
 async def list_events(
     request: Request, policy: str, limit: Annotated[int, Query(ge=1, le=MOST_EVENTS)] = 50
 ) -> EventList:
-    """What operators and Clawloop did to a policy, newest first: roll-backs, pauses, recipes, rejected versions."""
+    """A policy's events, by operators and Clawloop, newest first: roll-backs, pauses, recipes, rejected versions."""
     services = await admin_services(request)
     await services.training.status(policy)  # a policy that does not exist is an error, not one without events
     return EventList(events=await services.training_browser.events(policy, limit))

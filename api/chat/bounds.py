@@ -86,7 +86,7 @@ def _is_file(part: Any) -> bool:
 
 
 def forced_forms(body: dict[str, Any]) -> list[tuple[str, Any]]:
-    """What the engine compiles into a grammar, each with the name of its field."""
+    """The schemas that the engine compiles into a grammar, each with the name of its field."""
     forms: list[tuple[str, Any]] = []
     response_format = body.get("response_format")
     if isinstance(response_format, dict) and response_format.get("type") not in ("text", "json_object"):
@@ -115,7 +115,7 @@ def _check_arguments(messages: list[dict[str, Any]]) -> None:
 
 
 def _check_texts(name: str, form: Any) -> None:
-    """What is no JSON here might be some for the engine, and would be compiled without bounds."""
+    """Refuse text that is not JSON here: the engine might read it as JSON, and compile it without bounds."""
     for key in _JSON_TEXTS:
         text = form.get(key) if isinstance(form, dict) else None
         if not isinstance(text, str):

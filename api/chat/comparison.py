@@ -85,7 +85,7 @@ async def compare(
 
 
 def _request_of(reply: TrainedReply) -> str | None:
-    """What a person asked last before this reply; None if nobody said anything in words."""
+    """The user's last question before this reply; None if no user message has text."""
     for message in reversed(reply.added):
         if message.get("role") == "user" and not is_volatile(message) and (words := plain_text(message).strip()):
             return words[:PROMPT_CHARACTERS]

@@ -1,4 +1,4 @@
-"""Which fields of a chat request go to the engine, which are dropped, and which are refused."""
+"""The fields of a chat request that go to the engine, those that are dropped, and those that are refused."""
 
 from __future__ import annotations
 

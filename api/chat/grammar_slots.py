@@ -1,4 +1,4 @@
-"""How many requests of one key, and of all keys, may wait for their grammar at once."""
+"""Limits on the requests of one key, and of all keys, that wait for their grammar at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each key may use, by leaky buckets in this process: requests and tokens a minute, chats at once, stored bytes.
+"""Limits of each key, by leaky buckets in this process: requests and tokens a minute, chats at once, stored bytes.
 
 Each of several gateways that know each other counts by itself and grants its share, so that no chat waits for another
 process. Connections are spread evenly over them by the kernel, so a busy key gets about its limit, and one that sends
@@ -57,7 +57,7 @@ class Bucket:
 
 
 class Pace:
-    """How many tokens a second a reply had lately, the time before its first one included."""
+    """Tokens a second of recent replies, the time before the first token included."""
 
     # Of the newest reply: the last ten or so count.
     _SHARE = 0.1

@@ -1,7 +1,7 @@
-"""What the keys with a bound on it store, asked of PostgreSQL every few seconds, so that no chat waits for the answer.
+"""Stored bytes of the keys with a limit on them, read from PostgreSQL every few seconds, so that no chat waits.
 
-A key may go over its bound by what it stores within one interval. While PostgreSQL does not answer, the last answer
-stands; the spool has a bound of its own.
+A key may exceed its limit by the bytes that it stores within one interval. While PostgreSQL does not answer, the last
+answer counts; the spool has a limit of its own.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Changes:
     async def unless_away(
         self, work: Coroutine[Any, Any, Answer], reads_store: Callable[[], bool], *, goes_on: bool = False
     ) -> Answer:
-        """What `work` returns.
+        """The result of `work`, unless PostgreSQL falls silent meanwhile.
 
         Pages read with the patience of background work, half a minute: a busy server needs it. A server that fell
         silent in the second before is not known to be away when a page begins to read; so the page asks again while it

@@ -1,4 +1,4 @@
-"""What the words and figures of versions mean, for people who read them for the first time."""
+"""Meanings of the words and figures of versions, for people who read them for the first time."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def words_of(states: Iterable[str]) -> dict[str, str]:
 
 
 def meaning_of(state: str) -> str:
-    """What a version's state means, in one line."""
+    """Meaning of a version's state, in one line."""
     return "; ".join(f"{word}: {meaning}" for word, meaning in words_of([state]).items())
 
 

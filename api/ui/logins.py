@@ -36,12 +36,12 @@ _REJECTED = "This is no key that may see the page: it needs the scope `admin`, o
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Who looks at the page.
+    """A logged-in viewer of the page.
 
     Args:
         key: the key that was logged in with.
         may_write: the key has the scope `admin`.
-        csrf: what a form must send back.
+        csrf: token that a form must send back.
         expires: as `time.time`.
     """
 

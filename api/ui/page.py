@@ -1,4 +1,4 @@
-"""What all parts of the page share: the login a request needs, the templates, the headers, and errors as HTML."""
+"""Shared by all parts of the page: the login a request needs, the templates, the headers, and errors as HTML."""
 
 from __future__ import annotations
 
