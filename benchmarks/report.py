@@ -1,4 +1,4 @@
-"""What a benchmark found, on which machine and with which versions, as JSON and as a table."""
+"""Results of a benchmark, with the machine and the versions, as JSON and as a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Host headers a server answers to.
+"""The Host headers that a server accepts.
 
 A web page could otherwise reach a server on loopback, or in its reader's network, through a host name of its own (DNS
 rebinding). IP addresses cannot be rebound, so they need no allowance.

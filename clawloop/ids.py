@@ -128,7 +128,7 @@ def ids_beginning(prefix: str) -> tuple[UUID, UUID] | None:
 
 
 def _shared(left: str, right: str) -> int:
-    """How many characters two texts have in common from their beginning."""
+    """Length of the common prefix of two texts."""
     return next((n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
 
 

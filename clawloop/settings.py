@@ -31,7 +31,7 @@ ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class WhenStorageIsFull(StrEnum):
-    """What happens to a chat while its turn would be recorded nowhere: PostgreSQL, disk and memory are full or away."""
+    """Treatment of chats while turns cannot be recorded: PostgreSQL, disk and memory are full or unreachable."""
 
     ANSWER = "answer"
     REFUSE = "refuse"
@@ -232,7 +232,7 @@ class Settings(BaseSettings):
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What no log may hold: passwords and secrets, as they were given."""
+        """Passwords and secrets as they were given, which no log may contain."""
         given = [self.engine_secret, self.judge_api_key]
         secrets = [secret.get_secret_value() for secret in given if secret is not None]
         addresses = [self.database_url, self.judge_url, *self.engines]

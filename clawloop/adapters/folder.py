@@ -25,7 +25,7 @@ class AdapterFolder:
         self._path = path.resolve()
 
     async def are_here(self) -> bool:
-        """Whether the folder exists on this machine; if not, another machine has it."""
+        """True if the folder exists on this machine; if not, another machine has it."""
         return await asyncio.to_thread(self._path.is_dir)
 
     async def free_bytes(self) -> int:

@@ -92,7 +92,7 @@ def add_key(path: Path) -> int:
 
 
 def key_id(key: bytes) -> bytes:
-    """What names a key in each value that it encrypts, and in the comment of its line."""
+    """Id of a key, written in each value that it encrypts, and in the comment of the key's line."""
     return blake2b(key, digest_size=KEY_ID_BYTES, person=b"clawloop-key-id").digest()
 
 

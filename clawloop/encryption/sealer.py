@@ -55,7 +55,7 @@ class Sealer:
 
     @property
     def head(self) -> bytes:
-        """What each value begins with that is sealed now."""
+        """First bytes of each value that is sealed now."""
         return self._first()[0]
 
     def seal(self, content: bytes, place: str) -> bytes:
@@ -118,7 +118,7 @@ class Sealer:
 
 
 def is_sealed(content: bytes) -> bool:
-    """Whether some key may have sealed this."""
+    """True if some key may have sealed this content."""
     return len(content) >= OVERHEAD and content.startswith(_VERSION)
 
 

@@ -1,7 +1,7 @@
-"""Which tasks a policy practises: how often each kind is drawn, and how hard it is (RLAnything, arXiv 2602.02488).
+"""Choice of a policy's tasks: the weight of each kind, and its difficulty (RLAnything, arXiv 2602.02488).
 
-Equal rewards teach nothing, so tasks should neither all fail nor all succeed. Only what is counted decides: the same
-counts give the same tasks.
+Equal rewards teach nothing, so tasks should neither all fail nor all succeed. Only counts decide: the same counts give
+the same tasks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long episodes may take: what asks for more is refused where it is loaded, since nobody would hear of it later."""
+"""Time limits of episodes. A task that asks for more is refused when it is loaded, since no error would show later."""
 
 from __future__ import annotations
 

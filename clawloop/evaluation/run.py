@@ -42,7 +42,7 @@ class Models:
         return {"policy": self.policy.cut, "persona": self.persona.cut, "grader": self.grader.cut}
 
     def cut_lines(self) -> list[str]:
-        """What to say of them, if any were."""
+        """A warning for each client whose answers were cut."""
         return [
             f"{client.cut} answers of {client.name} were cut at {client.answer_tokens:,} tokens: raise --answer-tokens"
             for client in (self.policy, self.persona, self.grader)

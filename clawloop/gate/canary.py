@@ -46,10 +46,10 @@ class CanaryDecision:
 def decide_canary(
     canary: Sequence[float], others: Sequence[float], hours: float, limit_hours: float
 ) -> CanaryDecision | None:
-    """What the sessions since its beginning say; None while they say nothing and there is time left.
+    """The decision by the sessions since the canary began; None while they decide nothing and time is left.
 
     Args:
-        canary, others: mean verdict of each session, −1 to 1, of the canary and of the version before.
+        canary, others: mean verdict of each session, −1 to 1, of the canary and of the previous version.
         hours: since the canary began.
     """
     counts: dict[str, float | None] = {"sessions": len(canary), "other_sessions": len(others), "hours": hours}
@@ -79,7 +79,7 @@ def decide_canary(
 
 
 def traffic(canary: int, others: int) -> str:
-    """How many judged sessions there are of a canary and of the version before, and whether that is too few."""
+    """Text with the judged sessions of a canary and of the previous version, and whether they are too few."""
     counts = f"{canary} judged sessions of the canary and {others} of the version before"
     if min(canary, others) >= MIN_SESSIONS:
         return counts

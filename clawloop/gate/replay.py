@@ -66,7 +66,7 @@ def _means_of_units(scores: Sequence[HeldOutScore]) -> list[float]:
 
 
 def _factor(praised: Sequence[float], blamed: Sequence[float], change: float, seed: str) -> float:
-    """How many standard errors above the change its one-sided 95 % bound lies."""
+    """Distance of the one-sided 95 % bound above the change, in standard errors."""
     rng = random.Random(seed)
     drawn = []
     for _ in range(_DRAWS):

@@ -173,7 +173,7 @@ class Run:
         return await while_served(measuring, is_served, _POLL_SECONDS)
 
     async def _totals(self) -> Totals:
-        """What became of the run's episodes, once all have ended."""
+        """Totals of the run's episodes and groups, once all have ended."""
         deadline = time.monotonic() + _END_SECONDS
         while time.monotonic() < deadline:
             if not (await self.admin.rollouts(self.policy)).in_flight:
@@ -197,7 +197,7 @@ class Run:
 
 
 def none_completed(episodes: Sequence[EpisodeSummary]) -> str | None:
-    """Why there is nothing to learn from, e.g. because an engine refuses what the gateway sends; None if there is."""
+    """A message if no episode was completed, e.g. because an engine refuses the gateway's requests; else None."""
     endings = Counter(episode.ending for episode in episodes if episode.ending is not None)
     if endings.total() < _HOPELESS or endings[Ending.COMPLETED]:
         return None

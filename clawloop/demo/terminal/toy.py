@@ -90,7 +90,7 @@ def _filled(template: str, given: Sequence[str]) -> str:
 
 
 def output_of(command: str, task: HarborTask) -> str:
-    """What the shell prints: nothing, unless a file is not there."""
+    """The shell's output: empty, unless a file is missing."""
     program, first, *_ = command.split()
     if program in ("cp", "mv") and first not in task.start:
         return f"{program}: cannot stat '{first}': No such file or directory"
