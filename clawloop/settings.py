@@ -121,12 +121,12 @@ class Settings(BaseSettings):
     """Temporal's `host:port`. None: `clawloop up` runs its own."""
 
     temporal_ui: str | None = None
-    """Where people find Temporal's UI, e.g. `http://127.0.0.1:8233`, for links to workflows. None: that of `clawloop
-    up`, if it started one, else no links."""
+    """Address of Temporal's UI for people, e.g. `http://127.0.0.1:8233`, for links to workflows. None: the UI that
+    `clawloop up` started, else no links."""
 
     page: str | None = None
-    """Where people find the page, e.g. `http://127.0.0.1:30000/ui`: Temporal's UI links to it from each workflow that
-    is started from then on. None: it names the page's path alone."""
+    """Address of the page for people, e.g. `http://127.0.0.1:30000/ui`: Temporal's UI links to it from each workflow
+    that is started from then on. None: it names the page's path alone."""
 
     engines: Annotated[tuple[str, ...], NoDecode] = ()
     """URLs of vLLM servers, separated by commas. Empty: `clawloop up` runs one."""
@@ -166,7 +166,7 @@ class Settings(BaseSettings):
     """A session without a new turn for this long is closed; the next turn reopens it."""
 
     artifact_days: Annotated[float, Field(ge=2)] = 14.0
-    """What agents of episodes left is deleted after this many days; 2 at least, since a rollout group has a day to be
+    """Days after which the artifacts of episodes' agents are deleted; 2 at least, since a rollout group has a day to be
     verified."""
 
     judge_url: str | None = None
