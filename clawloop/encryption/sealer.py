@@ -88,7 +88,7 @@ class Sealer:
             ) from None
 
     def digest(self, plain: bytes) -> bytes:
-        """A keyed digest: without the file nobody finds what it is of by trying."""
+        """A digest keyed by the key file's `digests` line, so that content cannot be guessed from its hash."""
         return blake2b(plain, key=self._digests, digest_size=KEYED_BYTES).digest()
 
     def _use(self, keys: Keys) -> None:
@@ -96,7 +96,7 @@ class Sealer:
         self._ciphers = {_head_of(key): AESGCM(key) for key in keys.keys}  # the first key's first
 
     def _first(self) -> tuple[bytes, AESGCM]:
-        """The first key of the file, as it is now or was a moment ago."""
+        """The file's first key; the file is read again if the last look is older than LOOK_SECONDS."""
         now = time.monotonic()
         if now - self._looked_at > LOOK_SECONDS:
             self._looked_at = now

@@ -60,14 +60,14 @@ class EngineOperations:
         """Let gateways send requests to one more engine.
 
         Args:
-            require_guard: refuse an engine that answers to anyone.
+            require_guard: refuse an engine that does not require authentication.
 
         Raises:
             SetupError: the URL is not an http address, it serves another model, or it is not guarded.
         """
         warnings = await self._probe.check(url)
         if await self._probe.answers_strangers(url):
-            unguarded = f"{url} answers to anyone who can reach it: start it with the engine guard"
+            unguarded = f"{url} does not require authentication: start it with the engine guard"
             if require_guard:
                 raise SetupError(f"{unguarded}, or leave out --require-guard")
             warnings.append(f"{unguarded} (docs/operating.md, Access).")

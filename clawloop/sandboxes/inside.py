@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def become_init() -> None:
-    """Go on in a child, while this process waits for whatever ends: what nobody waits for counts as a process."""
+    """Continue in a child, while this process reaps all that end: zombies count towards the process limit."""
     child = os.fork()
     while child:
         ended, status = os.wait()

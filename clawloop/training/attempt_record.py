@@ -26,7 +26,7 @@ from clawloop.training.packing.sequences import Limits
 from clawloop.training.ranks.collectives import Ranks
 
 MOST_DEATHS = 5
-"""Attempts at a step that may end for want of memory; as many as may fail with an error."""
+"""Attempts at a step that may run out of memory; as many as may fail with an error."""
 _KILLED: Final = "the kernel killed the trainer or a rank, as it does when memory runs out"
 _RAN_OUT: Final = "a rank ran out of memory"
 
@@ -62,9 +62,9 @@ class Attempt(BaseModel):
 
 
 def oom_kills() -> int | None:
-    """Processes that the kernel has killed for want of memory, of the machine or of one container, since it started.
+    """Processes killed by the kernel's OOM killer, of the machine or of one container, since the machine started.
 
-    None where it does not say. It counts for all containers of a machine, and goes on when one of them is replaced.
+    None if the kernel does not tell. The count covers all containers of a machine, also after one of them is replaced.
     """
     with suppress(OSError):
         found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(encoding="ascii"), re.MULTILINE)
@@ -107,7 +107,7 @@ class AttemptRecord:
                 with suppress(OSError):
                     self._ran_out.touch()  # by whichever rank it was
             elif ranks.world_size == 1:
-                self._forget()  # of several ranks another may have died, perhaps for want of memory
+                self._forget()  # with several ranks another one may have died, perhaps of a lack of memory
             raise
         except Exception as error:
             if ranks.is_first:
