@@ -30,7 +30,7 @@ STALE_SECONDS = 5.0
 # How long a request with an uncached key waits for PostgreSQL, which in a burst on a busy machine is only late.
 RETRY_SECONDS = 5.0
 _RETRY_INTERVAL_SECONDS = 0.2
-# Look-ups of keys that are not cached, at once: whoever tries made-up keys must leave connections to the chats.
+# Most look-ups of uncached keys at once: clients that try made-up keys must leave connections to the chats.
 _LOOKUPS = 4
 # A cached key stays valid while PostgreSQL is away; this bounds the memory, not the time.
 CACHE_SIZE = 10_000

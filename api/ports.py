@@ -356,4 +356,4 @@ class TrainingBrowser(Protocol):
         """
 
     async def mark(self) -> str:
-        """A value that is another one once something changed that the page shows."""
+        """A value that changes whenever something that the page shows changes."""

@@ -195,7 +195,7 @@ class Settings(BaseSettings):
 
     key_stored_mib: PositiveInt | None = None
     """MiB of turns and comments that a key may store, if it has no limit of its own (`clawloop key limit`). None: no
-    limit, since a history should not end at a number that nobody chose."""
+    limit, since a history should not end at a limit that no operator chose."""
 
     when_storage_is_full: WhenStorageIsFull = WhenStorageIsFull.ANSWER
     """A chat whose turn could be stored neither in PostgreSQL nor on the gateway's disk nor in its memory: `answer` it
@@ -210,9 +210,9 @@ class Settings(BaseSettings):
     them."""
 
     prefix_cache: Literal["key", "all"] = "key"
-    """Beginnings of prompts that engines keep to answer sooner: `key`: each key finds its own alone. `all`: all keys
-    share them, which saves memory and time where many keys send one long system prompt, and lets a key measure whether
-    another one sent a text."""
+    """Sharing of the engines' prefix cache. `key`: each key uses only the prompts that it sent itself. `all`: all keys
+    share the cache, which saves memory and time if many keys send one long system prompt, and lets a key measure
+    whether another key sent a text."""
 
     guarded_pages: Annotated[tuple[Literal["metrics", "openapi"], ...], NoDecode] = ()
     """Pages of the gateway, separated by commas, that need a key with the scope `read` or `admin`: `metrics`,

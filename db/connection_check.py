@@ -57,7 +57,7 @@ def _check(connection: Any, record: Any, _: object) -> None:
 async def ask(connection: psycopg.AsyncConnection[Any]) -> None:
     """Wait for the server's answer to an empty statement.
 
-    Not by psycopg's `execute`: where that is given up, psycopg asks the server to cancel the statement, and waits up to
+    Not by psycopg's `execute`: when that is cancelled, psycopg asks the server to cancel the statement, and waits up to
     10 s for a server that is gone.
 
     Raises:

@@ -194,7 +194,7 @@ async def violations(database: Database) -> list[Violation]:
 
 
 async def committed_versions(database: Database) -> list[VersionRef]:
-    """The versions of committed steps, of the own policy or another one, whose files were not removed.
+    """The versions of committed steps, of the own policy or another policy, whose files were not removed.
 
     Raises:
         StoreUnavailable

@@ -55,11 +55,11 @@ class TemporalServerStore:
             The work that the sweep signals again, if this call noted a different server; else None.
 
         Raises:
-            SetupError: another server did so less than a minute ago.
+            SetupError: another server noted the same less than a minute ago.
         """
         holder = await _locked_holder(connection, namespace_id)
         is_other = holder.namespace_id not in (namespace_id, formerly)
-        # In the future where the clock was set back: that is stale as well, or nobody could hold it until then.
+        # `seen_at` is in the future if the clock was set back: stale too, or the database could not be held until then.
         if is_other and abs(holder.seconds) < HELD_FOR.total_seconds():
             raise SetupError(
                 f"another Temporal server runs this database's workflows (namespace {holder.namespace_id}, seen"
@@ -76,7 +76,7 @@ class TemporalServerStore:
 
     @transaction
     async def take(self, connection: AsyncConnection, namespace_id: str) -> WaitingWork | None:
-        """As `hold`, whoever did so before: an operator knows that it is gone."""
+        """As `hold`, without regard to the former server: an operator knows that it is gone."""
         holder = await _locked_holder(connection, namespace_id)
         return await _change_holder(connection, holder.namespace_id, namespace_id)
 

@@ -1,4 +1,4 @@
-"""The same prompts answered by a version and by its parent, as side turns, which nobody judges."""
+"""The same prompts answered by a version and by its parent, as side turns, which are not judged."""
 
 from __future__ import annotations
 

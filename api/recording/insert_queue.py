@@ -96,7 +96,7 @@ class InsertQueue:
         try:
             await self._insert_while_turns_wait()
         finally:
-            # At once: a turn that arrives now must see that nobody will come for it.
+            # At once: a turn that arrives now must see that this task will not insert it.
             task = asyncio.current_task()
             assert task is not None
             self._running.discard(task)

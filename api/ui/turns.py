@@ -43,7 +43,7 @@ async def give_feedback(request: Request, turn: TurnId) -> Response:
     stored = None
     if found is not None:
         require_no_episode(found[0].in_episode)
-        # In the name of the key whose turn it is: nobody else's feedback is taken for it.
+        # As the key that owns the turn: feedback of other keys is not accepted for it.
         stored = await services.feedback.give(found[1], turn, rating, comment or None)
     if stored is None:
         raise _missing(turn)

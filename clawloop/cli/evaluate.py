@@ -98,7 +98,7 @@ async def check_policy(url: str, admin_key: str | None, policy: str) -> None:
     """Ask for the policy's training once, so that a mistake is not found after hours of sessions.
 
     Raises:
-        SetupError: the key or the policy is another one, or the gateway does not answer.
+        SetupError: the key or the policy is wrong, or the gateway does not answer.
     """
     if admin_key is None:
         return

@@ -172,7 +172,7 @@ class TemporalProbe:
     async def problem(self) -> str | None:
         from clawloop.processes.endpoints import temporal_address
 
-        # On a machine that knows the database alone nobody says where Temporal is.
+        # A machine that is configured for the database only has no address of Temporal.
         if (address := temporal_address(self._settings)) is None:
             return None
         try:

@@ -285,7 +285,7 @@ class RolloutsView:
         settled, dropped: finished groups.
         recent_reward: mean reward of the last 20 groups that have one.
         curriculum: by kind; empty without one.
-        no_worker: that no worker serves the environment, and how to start one; empty if one does, or nobody can say.
+        no_worker: that no worker serves the environment, and how to start one; empty if one does, or if unknown.
     """
 
     policy: str

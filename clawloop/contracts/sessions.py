@@ -43,7 +43,7 @@ class TurnRecorded:
     """Notifies a session's workflow of a stored main turn.
 
     Args:
-        opens_session: the session began with it, so that it makes no turn judgeable. False where that is not known.
+        opens_session: the session began with this turn, so it makes no earlier turn judgeable. False if unknown.
     """
 
     turn_id: TurnId

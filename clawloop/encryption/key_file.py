@@ -21,7 +21,7 @@ SETTING = "CLAWLOOP_ENCRYPTION_KEY_FILE"
 KEY_ID_BYTES = 5
 _KEY_BYTES = 32
 _DIGESTS, _KEY = "digests", "key"
-_TITLE = "# Clawloop's encryption keys. Without this file nobody can read the conversations: keep a copy elsewhere."
+_TITLE = "# Clawloop's encryption keys. Without this file the conversations cannot be read: keep a copy elsewhere."
 
 
 @dataclass(frozen=True, slots=True)

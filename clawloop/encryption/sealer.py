@@ -109,7 +109,7 @@ class Sealer:
             return
         try:
             keys = read_keys(self._path)
-        except SetupError as error:  # somebody is editing it; the keys of before still serve
+        except SetupError as error:  # the file is being edited; the old keys still serve
             log.warning("file of encryption keys not read again", extra={"why": str(error)})
             return
         self._read_at = changed_at

@@ -119,7 +119,7 @@ async def evaluate(
 
     Args:
         chats: the task of each session.
-        learned: returns once what happened is learned; raises SetupError if nobody can say.
+        learned: returns once the sessions so far are learned; raises SetupError if that cannot be found out.
         report: gets a line of progress.
 
     Raises:

@@ -45,7 +45,7 @@ def read_template(folder: Path, given: Path | None = None) -> str:
         _environment().parse(text)
     except TemplateSyntaxError as error:
         raise SetupError(
-            f"the chat template {path} has an error in line {error.lineno}, {error.message}: give another one:"
+            f"the chat template {path} has an error in line {error.lineno}, {error.message}: give another template:"
             " --chat-template FILE"
         ) from error
     return text
@@ -99,7 +99,7 @@ def _read(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise SetupError(f"the chat template {path} cannot be read: {error}") from error
     if not text.strip():
-        raise SetupError(f"the chat template {path} is empty: give another one, --chat-template FILE")
+        raise SetupError(f"the chat template {path} is empty: give another template, --chat-template FILE")
     return text
 
 

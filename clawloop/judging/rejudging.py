@@ -49,7 +49,7 @@ def why_not_rejudged(turn: RejudgeFacts) -> str | None:
     if not turn.replied:
         return "it has no reply to judge"
     if not turn.has_follow_up:
-        return "nothing has followed it yet, and nobody has given feedback on it"
+        return "no message has followed it yet, and it has no feedback"
     if turn.sample is SampleState.CLAIMED:
         return "a training step is using its sample now"
     # An expired sample was never used: e.g. the recipe was changed while it waited.

@@ -71,9 +71,9 @@ def probes_at_once(seqs: int) -> int:
 def grammars_of_gateway(cores: int, gateways: int) -> int:
     """Grammars that each of so many gateways may have an engine compile at once.
 
-    vLLM 0.32 compiles on half of the machine's cores, first come first served, judges' grammars too: one thread stays
-    free where there are five. On fewer, `GRAMMARS` in all: a gateway sees by the first token, or by the whole reply
-    where that is not streamed, that a grammar is compiled, so ordinary requests would wait for each other's replies.
+    vLLM 0.32 compiles on half of the machine's cores, first come first served, judges' grammars too: one of five or
+    more threads stays free. On fewer threads, `GRAMMARS` in all: a gateway learns that a grammar is compiled only by
+    the first token, or by the whole reply if it is not streamed, so requests would wait for each other's replies.
 
     Args:
         cores: of the engine's machine.

@@ -11,7 +11,7 @@ from clawloop.recipes.recipe import Recipe, require_decoupled
 from clawloop.training.model.families import Quantisation
 
 LONGEST_CONTEXT_TOKENS = 32768
-"""Of an engine nobody gave a limit: enough for an agent's prompt with its tools; more costs memory."""
+"""Longest context of an engine without an option for it: enough for an agent's prompt with tools; more costs memory."""
 ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM's `--max-lora-rank` accepts (`vllm.config.lora.MaxLoRARanks`)."""
 VERSIONS_OF_POLICY = 2

@@ -57,14 +57,14 @@ class RecoveryStore(Protocol):
         """Those of the turns that are stored."""
 
     async def known_steps(self, policies: Collection[str]) -> frozenset[tuple[str, int]]:
-        """The steps of these policies, whatever became of them."""
+        """The steps of these policies, in any state."""
 
     async def lost_keys(self, keys: Collection[KeyOfTurns]) -> frozenset[KeyOfTurns]:
         """Those of the keys that are not stored."""
 
     async def add_lost_keys(self, keys: Collection[KeyOfTurns]) -> frozenset[ApiKeyId]:
-        """Store those that are not stored as revoked, with a secret that nobody has, so that their turns can be stored;
-        those of policies that are not stored are left out. Returns those that were added, now or before."""
+        """Store the missing keys as revoked, with a secret that no client has, so that their turns can be stored; keys
+        of policies that are not stored are left out. Returns the keys that were added, now or before."""
 
     async def skip_numbers(self, policy: str, lost: int) -> None:
         """Number the policy's next step above `lost`; an open step up to there that has made no version is abandoned,

@@ -94,7 +94,7 @@ class Images:
             return self._ready[name]
 
     async def forget_if_gone(self, image: Image) -> None:
-        """Have it looked for, and pulled, anew by whoever needs it next, if it was removed from the machine."""
+        """If the image was removed from the machine, have the next user look for it, and pull it, again."""
         try:
             there = await asyncio.to_thread(self._engine.has_image, image.id)
         except (OSError, subprocess.SubprocessError):

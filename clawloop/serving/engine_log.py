@@ -140,7 +140,7 @@ def _filter_output() -> None:
             # It ends when the last process of the engine has closed its output.
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
-            # By a command line of its own, so that nobody takes it for the engine.
+            # With a command line of its own, so that it is not taken for the engine.
             os.execv(sys.executable, [sys.executable, __file__, _FILTER])
         os._exit(0)
     os.waitpid(child, 0)

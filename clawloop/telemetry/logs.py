@@ -1,7 +1,7 @@
 """Logging as JSON lines, which hold ids and never the content of a message, a key or a password.
 
 Errors of libraries quote what they were given: pydantic a request's values, PostgreSQL a row, asyncio the error of a
-task. So of an error that is not Clawloop's own the log has its type and where it was raised, whoever logs it.
+task. So of an error that is not Clawloop's own the log has only its type and where it was raised.
 """
 
 from __future__ import annotations
@@ -167,4 +167,4 @@ def _log_thread_end(ended: threading.ExceptHookArgs) -> None:
 
 def _log_unraisable(raised: Any) -> None:
     if raised.exc_value is not None:
-        logging.getLogger("clawloop").error("an error nobody can catch", exc_info=raised.exc_value)
+        logging.getLogger("clawloop").error("an error that could not be raised", exc_info=raised.exc_value)

@@ -104,7 +104,7 @@ PLAIN_COLUMNS: Mapping[str, str] = {
     # Names that people and clients give; a session is found by its name, and its id follows from it.
     "sessions": "external_id identified_by policy state closed_why guarantee",
     "turns": "alias engine_id evidence finish_reason kind kind_reason outcome outcome_detail status tools_sha256",
-    # Clawloop's own reasons, which quote nobody.
+    # Clawloop's own reasons, which quote no conversation.
     "judgements": "recipe_hash verdict_why hint_why not_trainable outcome why",
     "comparisons": "signal_hash judge why",
     "samples": "policy state reason",
@@ -119,7 +119,7 @@ PLAIN_COLUMNS: Mapping[str, str] = {
     "votes": "kind",
     "hints": "kind",
     "feedback": "effect",
-    # Digests of what clients make up, and of a body after it: nobody finds a short comment by trying.
+    # Digests of a client's random Idempotency-Key, and of the body after it: so a short comment cannot be guessed.
     "feedback_requests": "key_sha256 body_sha256 effect",
     "session_prefixes": "role",
     "tool_lists": "sha256",

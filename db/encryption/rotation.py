@@ -59,7 +59,7 @@ _SHORTEN_REASONS = f"""
 _TURNS = next(table for table in SEALED_TABLES if table.name == "turns")
 
 
-# Without keys nobody makes a keyed digest, and files are found by theirs.
+# Files are found by their digest, and without keys no process can compute a keyed digest.
 _NAME_PLAIN_FILES = text(f"""
     UPDATE files f SET digest = named.digest
     FROM (

@@ -74,7 +74,7 @@ async def end_episode(connection: AsyncConnection, end: EpisodeEnd) -> str | Non
         await _abandon(connection, end.id, end.reason, end.ending)
         await _note_artifact(connection, end)
         return None
-    # First, as whoever ends all of a policy's groups has it before their episodes.
+    # Locked first, in the same order as when all groups of a policy are ended: rollouts, then their episodes.
     policy = await lock_rollouts_of(connection, end.id)
     running = update(EpisodeRow).where(EpisodeRow.id == end.id, EpisodeRow.state == EpisodeState.RUNNING)
     values = {

@@ -44,7 +44,7 @@ _COUNTS = text("""
             ORDER BY finished_at DESC LIMIT 20) n) AS recent_reward
     FROM rollout_groups WHERE policy = :policy
 """)
-# A mistyped environment, or one whose worker is gone: nobody has begun anything in these.
+# Groups of a mistyped environment, or of one whose worker is gone: no episode of theirs has ended or has a turn.
 _UNTOUCHED = text("""
     SELECT g.id FROM rollout_groups g
     WHERE g.policy = :policy AND g.state = 'open' AND g.environment <> :environment AND NOT EXISTS (
@@ -108,7 +108,7 @@ class PostgresRolloutStore:
     @transaction
     async def start(self, connection: AsyncConnection, policy: str, plan: RolloutsPlan) -> RolloutsView:
         if (await _require_policy(connection, policy)).retired_at is not None:
-            message = f"The policy {policy!r} was retired: start rollouts of another one."
+            message = f"The policy {policy!r} was retired: start rollouts of another policy."
             raise StateConflict(message, code="policy_retired", field="policy")
         values = {
             "environment": storable(plan.environment),

@@ -113,7 +113,7 @@ class FeedbackRequestRow(Base):
 
     api_key_id: Mapped[UUID] = mapped_column(ForeignKey("api_keys.id"), primary_key=True)
     key_sha256: Mapped[bytes] = mapped_column(primary_key=True)
-    body_sha256: Mapped[bytes]  # of the body after the Idempotency-Key, so that nobody finds a short comment by trying
+    body_sha256: Mapped[bytes]  # of the body after the Idempotency-Key, so that a short comment cannot be guessed
     feedback_id: Mapped[UUID | None]  # None: an outcome. An erasure may have deleted the feedback.
     effect: Mapped[str]
     received_at: Mapped[datetime] = mapped_column(server_default=sql("now()"))

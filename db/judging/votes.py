@@ -60,7 +60,7 @@ _INSERT_HINTS = """
     ORDER BY j.id FOR KEY SHARE OF j ON CONFLICT DO NOTHING
 """
 
-# Statements of their own: they see what was committed while an insert waited for the row of another one.
+# Separate statements: they see rows committed while an insert waited for another transaction's row.
 _STORED_VOTES = """
     SELECT j.id, j.decided_at, v.kind, v.index, v.score, CASE WHEN v.kind = 'direct' THEN v.raw END
     FROM judgements j LEFT JOIN votes v ON v.judgement_id = j.id WHERE j.id = ANY(%b::uuid[])

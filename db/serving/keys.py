@@ -33,7 +33,7 @@ _FORM = re.compile(r"(cl-[0-9a-f]{8})-[A-Za-z0-9_-]{43}")
 
 
 def secretless_key(key: ApiKeyId, policy: str, name: str) -> dict[str, Any]:
-    """The row of a key that nobody can use, for turns whose key is not known here."""
+    """The row of a key without a known secret, for turns whose key is not known here."""
     return {
         "id": key,
         "policy": policy,

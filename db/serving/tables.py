@@ -45,7 +45,7 @@ class PolicyRow(Base):
 class VersionRow(Base):
     """An adapter that a step made; version 0 is the base model itself.
 
-    A policy that begins from another one's version has that version's files as its version 1.
+    A policy that begins from another policy's version has that version's files as its version 1.
     """
 
     __tablename__ = "versions"

@@ -22,7 +22,7 @@ _RETIRED = "the policy is retired"
 async def create_policy(
     connection: AsyncConnection, name: str, like: PolicyRow, recipe: Recipe | None, version: int = 0
 ) -> None:
-    """Insert a policy with the base model, aliases, sampling and trainers of another one, and its version 0.
+    """Insert a policy with the base model, aliases, sampling and trainers of another policy, and its version 0.
 
     Args:
         recipe: None takes that of `like`.

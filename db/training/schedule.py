@@ -29,7 +29,7 @@ def closed_by_canary(canary: int | None, pinned: int | None) -> Closed | None:
     if canary is None:
         return None
     if pinned is not None:
-        why = f"version {canary} is a canary that nobody gets while version {pinned} is pinned"
+        why = f"version {canary} is a canary that no conversation gets while version {pinned} is pinned"
         return Closed(f"{why}; `clawloop policy pin --none` goes on with it", _RECHECK_SECONDS)
     return Closed(f"version {canary} is a canary, and its verdicts have not decided yet", _RECHECK_SECONDS)
 

@@ -145,8 +145,8 @@ def _environment(given: Mapping[str, str]) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",  # the model is a folder; no look-up on the hub
     }
-    # What its processes tell each other by is open to whoever reaches it, and they are all on this machine. By default
-    # Gloo and NCCL listen on the address that the machine's name stands for.
+    # The ports between the engine's processes are open to every client that reaches them, and all processes are on this
+    # machine. By default Gloo and NCCL listen on the address that the machine's name resolves to.
     for variable, value in (("VLLM_HOST_IP", HOST), ("GLOO_SOCKET_IFNAME", "lo"), ("NCCL_SOCKET_IFNAME", "lo")):
         environment.setdefault(variable, value)
     if "OMP_NUM_THREADS" in environment:
