@@ -179,7 +179,7 @@ def require_no_episode(in_episode: bool) -> None:
         RequestRejected: 409; the environment's verifier alone decides what an episode is worth.
     """
     if in_episode:
-        message = "This turn is an episode's: only its environment's verifier decides its reward, so it cannot be rated."
+        message = "This turn is an episode's: its environment's verifier alone decides its reward, it cannot be rated."
         raise RequestRejected(message, status=409, code="rated_by_verifier")
 
 

@@ -115,8 +115,8 @@ class PostgresEpisodeStore:
             raise EpisodeUnusable(f"episode {episode} does not run")
         if await connection.scalar(select(TurnRow.id).where(TurnRow.episode_id == episode).limit(1)) is not None:
             raise EpisodeUnusable(f"episode {episode} has turns already: another agent ran")
-        # The episode may have waited for hours until a worker had a place. An agent whose key expires under it would fail,
-        # and the failure would count as the agent's own.
+        # The episode may have waited for hours until a worker had a place. An agent whose key expires while it runs
+        # would fail, and the failure would count as the agent's own.
         ends = row.expires_at
         if ends < row.now + KEY_LEAST_LEFT:
             ends = (row.now + KEY_LIFETIME).replace(microsecond=0)
