@@ -38,7 +38,7 @@ async def start(request: Request, policy: str | None = None) -> Response:
 
 @router.post("/ui/keys")
 async def make_key(request: Request, policy: str | None = None) -> Response:
-    """Make a key for an agent; its secret is shown this once."""
+    """Make a key for an agent; its secret is shown only once."""
     login = await operator(request)
     services = services_of(request)
     chosen = policy_of(services, login, policy)

@@ -47,7 +47,7 @@ async def test_a_trained_reply_shows_its_tokens_by_their_advantage(page: Page) -
         page.engine.healthy = False
         while page.services[0].engines.healthy():
             await asyncio.sleep(0.05)
-        assert "No engine told the texts" in await visitor.get(path)
+        assert "No engine gave the texts" in await visitor.get(path)
         await visitor.post(f"/ui/turns/{turn}/erase")
         assert (await visitor.client.get(path)).status_code == 404
     assert await page.learning.rows("SELECT FROM step_samples WHERE advantages IS NOT NULL OR moves IS NOT NULL") == []
