@@ -53,7 +53,7 @@ def add_engine(
 @engine_app.command("renew-secret")
 def renew_secret(
     finish: Annotated[
-        bool, typer.Option("--finish", help="Remove the old ones, which engines accepted until now.")
+        bool, typer.Option("--finish", help="Remove the old secrets, which engines accepted until now.")
     ] = False,
     data: Data = None,
 ) -> None:

@@ -59,9 +59,9 @@ def compare_history(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Recipe that judges; the policy's own by default."),
     ] = None,
-    policy: Annotated[str, typer.Option(help="Its turns are judged.")] = "default",
+    policy: Annotated[str, typer.Option(help="Policy of the turns.")] = "default",
     apply: Annotated[
-        bool, typer.Option("--apply", help="Then have those turns judged again on which the verdicts differ.")
+        bool, typer.Option("--apply", help="Then have the turns with differing verdicts judged again.")
     ] = False,
     turns: Annotated[int | None, typer.Option(min=1, help="Judge at most this many further turns.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="With --apply: do not ask.")] = False,
@@ -93,9 +93,11 @@ def compare_history(
 
 @judge_app.command("precision")
 def show_precision(
-    policy: Annotated[str, typer.Option(help="Whose episodes.")] = "default", data: Data = None, as_json: AsJson = False
+    policy: Annotated[str, typer.Option(help="Policy of the episodes.")] = "default",
+    data: Data = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Show how far votes on turns of episodes agree with their rewards, by how many votes a verdict is made of."""
+    """Show the agreement of votes on episodes' turns with rewards, by the number of votes in a verdict."""
     from clawloop.operations.precision import judge_precision
     from db.judging.precision import PostgresVoteReader
 

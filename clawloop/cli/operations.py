@@ -164,7 +164,7 @@ class _TemporalOnDemand:
 
 
 class TemporalProbe:
-    """Satisfies `clawloop.operations.overview.TemporalHealth`: whether something listens where Temporal should."""
+    """Satisfies `clawloop.operations.overview.TemporalHealth`: whether a server listens at Temporal's address."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -183,7 +183,7 @@ class TemporalProbe:
 
 
 async def connect_temporal(settings: Settings) -> Client:
-    """A lazy client, if something listens at Temporal's address.
+    """A lazy client, if a server listens at Temporal's address.
 
     The connection is tried before the client is imported, which takes a second or two.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def recover_command(data: Data = None, as_json: AsJson = False) -> None:
-    """Start workflows anew by what PostgreSQL says, and name what PostgreSQL lost. Nothing is trained twice.
+    """Restart workflows from PostgreSQL's data, and list what PostgreSQL lost. Nothing is trained twice.
 
     It may be run again, also where it ended half-way.
     """

@@ -51,7 +51,7 @@ def list_sessions(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """List sessions, the one with the newest turn first. One turn has to fit all that is said of turns."""
+    """List sessions, the one with the newest turn first. One of its turns must match all filters on turns."""
     from clawloop.contracts.browsing import SessionFilter
     from clawloop.contracts.sessions import SessionState
     from clawloop.contracts.turns import TurnKind, TurnOutcome
@@ -129,7 +129,7 @@ def show_session(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a session as a conversation, with what became of each reply and why."""
+    """Show a session as a conversation, with the outcome of each reply and its reason."""
     from clawloop.cli.conversation import conversation_lines
 
     detail = with_reading(data, lambda reading: reading.session(session, limit=500 if more else limit, content=True))

@@ -33,7 +33,7 @@ def show_json(answer: object) -> None:
 
 
 def show_table(rows: Sequence[dict[str, str]], none: str = "nothing yet") -> None:
-    """Print rows with the same keys, or `none`; the last column takes what room is left."""
+    """Print rows with the same keys, or `none`; the last column takes the remaining width."""
     if not rows:
         typer.echo(none)
         return

@@ -183,7 +183,7 @@ async def test_a_version_shows_what_it_learned_from_and_its_gate(page: Page) -> 
     await reject(page.learning, 2, reason="it moved too far")
     async with page.visitor() as visitor:
         shown = html.unescape(await visitor.get("/ui/versions/1"))
-        meanings = ("how hard the batch pulled at the model", "<dt>Head</dt><dd>training goes on from it")
+        meanings = ("size of the gradient before clipping", "<dt>Head</dt><dd>training goes on from it")
         for words in ("Explain first", "A long answer. (1)", HINT, f"#turn-{first}", "grad norm", *meanings):
             assert words in shown, words
         rejected = html.unescape(await visitor.get("/ui/versions/2"))
