@@ -220,10 +220,10 @@ class FileReader(Protocol):
     """Files of recorded messages; each call raises StoreUnavailable when PostgreSQL does not answer."""
 
     async def read(self, sha256: str) -> bytes | None:
-        """None if no turn has the file any more."""
+        """Content of the file; None if no turn has it any more."""
 
     async def of_session(self, session: SessionId, sha256s: Collection[str]) -> dict[str, bytes]:
-        """Those of these files that turns of the session have."""
+        """Contents of these files, as far as turns of the session have them."""
 
 
 # Called by api/feedback.py and api/recording/
@@ -296,7 +296,7 @@ class KeyUses(Protocol):
     """Limits and use of keys. Every call raises StoreUnavailable when PostgreSQL does not answer."""
 
     async def use_of(self, prefix: str) -> KeyUse | None:
-        """None if there is no such key of a person or program."""
+        """Use and limits of the key; None if no person or program has such a key."""
 
     async def set_limits(self, prefix: str, limits: KeyLimits) -> KeyUse | None:
         """Replace a key's limits; gateways follow within 30 s. None if there is no such key."""

@@ -1,4 +1,4 @@
-"""From feedback to a version that answers: what it takes beyond the step's own computing, by the samples of a step.
+"""Time from feedback to a version that answers, beyond the step's own computing, by the samples of a step.
 
 A version answers once PostgreSQL names it as the active one; a chat that is sent then, and not measured, shows it.
 
@@ -142,7 +142,7 @@ async def _measure(
     ):
 
         async def reply(text: str) -> tuple[str, str]:
-            """Its id, and the version that answered."""
+            """The reply's id, and the version that answered."""
             body = {
                 "model": "policy",
                 "messages": [{"role": "user", "content": text}],

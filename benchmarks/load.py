@@ -116,7 +116,7 @@ class Chats:
         return self.conversations * self.turns
 
     def tokens(self, turn: int) -> int:
-        """Of the request of a turn, counted from 0."""
+        """Prompt tokens of a turn's request; turns count from 0."""
         return self.prompt_tokens + round((turn - (self.turns - 1) / 2) * self.growth_tokens)
 
 

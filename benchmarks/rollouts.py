@@ -341,7 +341,7 @@ def _running_in(folder: Path) -> int:
 
 
 def _services_cpu() -> dict[str, float]:
-    """Of children of this process: Temporal's development server, and all of PostgreSQL's processes."""
+    """CPU seconds of this process's children: Temporal's development server, and all PostgreSQL processes."""
     import psutil
 
     found = {"Temporal": 0.0, "PostgreSQL": 0.0}

@@ -25,7 +25,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """For one process at a time: of two that change a file in it at once, neither must lose what the other wrote.
+    """Hold a folder's lock: of two processes that change a file in it, neither must lose the other's change.
 
     Raises:
         OSError: the folder cannot be opened.

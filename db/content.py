@@ -31,7 +31,7 @@ _WORDLESS_TEXTS = ("erased",)
 _WORDLESS_JSON = ("[]", "{}")
 
 SEALED_REST = OVERHEAD % 4
-"""Of the length of sealed bytes, divided by 4."""
+"""Remainder of the length of sealed bytes, divided by 4."""
 
 Text = TypeVar("Text", str, str | None)
 Bytes = TypeVar("Bytes", bytes, bytes | None)
@@ -96,7 +96,7 @@ class ContentCodec:
         return json.loads(self._from_base64(value, column, row)) if isinstance(value, str) else value
 
     def json_text(self, stored: Text, column: str, row: object) -> Text:
-        """As `read_json`, from and to text, so that nothing of it changes."""
+        """The stored JSON decrypted, as text, so that not even its spelling changes."""
         if not stored or not stored.startswith('"'):
             return stored
         return self._from_base64(json.loads(stored), column, row).decode()

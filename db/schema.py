@@ -116,7 +116,7 @@ async def is_current(database: Database) -> bool:
 
 @cache
 def revisions() -> tuple[str, ...]:
-    """Those of this code, the newest first."""
+    """The migrations of this code, the newest first."""
     return tuple(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())
 
 

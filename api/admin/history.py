@@ -19,7 +19,7 @@ router = APIRouter(prefix="/admin/v1", tags=["judging"])
 
 class CompareHistory(RequestBody):
     recipe: dict[str, Any] | None = None
-    """It judges the turns; the policy's own if left out."""
+    """Recipe that judges the turns; the policy's own if left out."""
     turns: Annotated[int, Field(ge=0, le=MOST_TURNS)] = 20
     """Number of further turns that this call judges."""
     apply: bool = False

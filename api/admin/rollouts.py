@@ -44,7 +44,7 @@ class StartRollouts(RequestBody):
 
 class PauseRollouts(RequestBody):
     reason: Annotated[str, Field(min_length=1, max_length=REASON_CHARACTERS, pattern=r"\S")]
-    """For people; shown with the state of the rollouts."""
+    """The reason, for people; shown with the state of the rollouts."""
 
 
 @router.get("/rollouts")

@@ -114,7 +114,7 @@ class _KeySlots:
                     limit.reschedule(None)
 
     def get_engine(self) -> None:
-        """It has one, or waits no longer."""
+        """Note that one more request has an engine, or has stopped waiting for one."""
         self._without_engine -= 1
         if self._without_engine == 0:
             now = asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""From an HTTP request to a `PreparedChat`: the policy, version, session and kind, and the body for the engine."""
+"""Turns an HTTP request into a `PreparedChat`: the policy, version, session and kind, and the body for the engine."""
 
 from __future__ import annotations
 

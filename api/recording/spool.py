@@ -301,12 +301,12 @@ def _remove_partial(folder: Path) -> None:
 
 
 def _subfolders(folder: Path) -> Iterator[Path]:
-    """Those of gateways; a file beside them, such as somebody's archive of one, is left alone."""
+    """The gateways' sub-folders; a file beside them, e.g. an archive of one, is left alone."""
     return (path for path in folder.glob("gateway-*") if path.is_dir())
 
 
 def _total_size(folders: Iterable[Path]) -> int:
-    """Of the turns directly in these folders."""
+    """Bytes of the turns directly in these folders."""
     total = 0
     for folder in folders:
         for path in folder.glob(f"*{_SUFFIX}"):

@@ -76,7 +76,7 @@ def meaning_of(state: str) -> str:
 
 
 def explained(figures: Iterable[str]) -> dict[str, str]:
-    """These figures with what they mean, without those that say so by themselves."""
+    """Meanings of these figures, without the self-explanatory ones."""
     return {name: FIGURES[name] for name in figures if name in FIGURES}
 
 

@@ -29,7 +29,7 @@ class AdapterFolder:
         return await asyncio.to_thread(self._path.is_dir)
 
     async def free_bytes(self) -> int:
-        """Of the disk that the folder is on."""
+        """Free bytes of the folder's disk."""
         return await asyncio.to_thread(lambda: shutil.disk_usage(self._path).free)
 
     async def directories(self) -> list[AdapterDirectory]:

@@ -191,7 +191,7 @@ class AdminClient:
         )
 
     async def accepted_versions(self, policy: str) -> list[AcceptedVersion]:
-        """Those after version 0 whose files are there, in order."""
+        """Accepted versions after version 0 that have files, in order."""
         body = await self._get(f"/admin/v1/policies/{policy}/versions", {})
         found = [
             AcceptedVersion(version["n"], datetime.fromisoformat(version["created_at"]))

@@ -31,7 +31,7 @@ OVERHEAD = HEAD_BYTES + _NONCE_BYTES + _TAG_BYTES
 """34: not a multiple of 4, by which sealed token ids are told from plain ones."""
 
 LOOK_SECONDS = 1.0
-"""So late a running process seals by a key that was put first."""
+"""Longest time after which a running process encrypts with a new first key."""
 
 KEYED_BYTES = 33
 """Length of a keyed digest: of no plain one, by which they are told apart."""
@@ -123,7 +123,7 @@ def is_sealed(content: bytes) -> bool:
 
 
 def _changed_at(path: Path) -> int:
-    """In nanoseconds; 0 if that cannot be known."""
+    """The file's time of change in nanoseconds; 0 if it cannot be read."""
     try:
         return path.stat().st_mtime_ns
     except OSError:

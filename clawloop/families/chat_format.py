@@ -104,7 +104,7 @@ class ChatFormat:
 
     @property
     def engine_arguments(self) -> tuple[str, ...]:
-        """Of vLLM's `api_server`."""
+        """Arguments of vLLM's `api_server`."""
         arguments: list[str] = []
         if self.template is not None:
             arguments += ["--chat-template", str(self.template)]

@@ -85,7 +85,7 @@ def render(template: str, switches: Mapping[str, bool]) -> str | None:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """With the extensions that transformers and vLLM render templates with."""
+    """Jinja's environment, with the extensions that transformers and vLLM render templates with."""
     return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
 
 

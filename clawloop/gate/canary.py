@@ -16,9 +16,9 @@ from enum import StrEnum
 from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
 
 MIN_SESSIONS = 8
-"""Of each side; the spread of fewer is not known."""
+"""Fewest sessions of the canary and of the others; the spread of fewer is unknown."""
 MARGIN = 0.2
-"""As good: worse by less than this mean verdict, which is one complaint more in ten turns."""
+"""A canary is as good if its mean verdict is worse by less than this: one complaint more in ten turns."""
 _ALPHA = 0.05
 # The difference that the test is best at: one complaint more in four turns.
 _TAU = 0.5
@@ -111,6 +111,6 @@ def _difference(canary: Sequence[float], others: Sequence[float]) -> tuple[float
 
 
 def _variance(values: Sequence[float]) -> float:
-    """With one more observation that is 1 off, so that sessions that agree by chance do not seem certain."""
+    """Variance with one more observation that is 1 off, so that sessions that agree by chance do not seem certain."""
     mean = sum(values) / len(values)
     return (1 + sum((value - mean) ** 2 for value in values)) / len(values)

@@ -18,7 +18,7 @@ from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
 from clawloop.contracts.probes import ProbeAnswer, ProbeContent
 
 MIN_COMPARED = 10
-"""With fewer pairs the judge's preference decides nothing: its votes are noisy, and ties are common."""
+"""Fewest pairs by which the judge's preference decides: its votes are noisy, and ties are common."""
 _ALPHA = 0.05
 _GRAM = 4
 _PARENT = "its parent"

@@ -39,7 +39,7 @@ class PartName(StrEnum):
     """A projection of a base model in 4 bits, and what comes of it on the way."""
     ACTIVATIONS = "activations"
     LOGITS = "logits"
-    """Of one chunk of positions, as far as they are more than the layer whose memory they take over."""
+    """Logits of one chunk of positions, less the memory of the layer that they reuse."""
     SLACK = "allocator"
     """Memory that torch's allocator holds but cannot use (fragmentation)."""
 
@@ -82,7 +82,7 @@ class Process:
 
     @property
     def bytes(self) -> int:
-        """On each device."""
+        """Bytes on each device."""
         return sum(part.bytes for part in self.parts)
 
     def part(self, name: PartName) -> int:

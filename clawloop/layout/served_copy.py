@@ -74,7 +74,7 @@ def _differences(
 
 
 def _token_ids(folder: Path) -> object:
-    """Of all tokens; None where the folder has no `tokenizer.json`.
+    """Ids of all tokens; None if the folder has no `tokenizer.json`.
 
     Raises:
         SetupError: it cannot be read.

@@ -31,7 +31,7 @@ def adapter_bytes(model: ModelShape, needs: TrainingNeeds) -> int:
 
 
 def version_bytes(model: ModelShape, needs: TrainingNeeds) -> int:
-    """On disk: float32 LoRA weights, and both moments to resume from (`training.checkpoint`): 12 bytes a parameter."""
+    """Bytes on disk: float32 LoRA weights and both moments to resume from (`training.checkpoint`): 12 a parameter."""
     return 12 * model.lora.parameters(needs.rank)
 
 

@@ -156,7 +156,7 @@ def _require_free(layout: Layout, gpus: tuple[Gpu, ...]) -> None:
 
 
 def _named(process: Process, gpus: tuple[Gpu, ...]) -> Process:
-    """With the GPUs as CUDA knows them, where not all of the machine's are visible."""
+    """The process with its GPUs' names for CUDA, if not all GPUs of the machine are visible."""
     if not process.gpus:
         return process
     visible = ",".join(gpus[index].name for index in process.gpus)

@@ -55,8 +55,8 @@ class PlannedModels:
 
     @property
     def trainer_waits(self) -> bool:
-        """On a GPU that they share the engine takes its memory first; vLLM would not start if the trainer had more
-        than its part at that moment."""
+        """True if trainer and engine share a GPU: the engine takes its memory first, since vLLM would not start if the
+        trainer held more than its part at that moment."""
         return self.layout.kind == "cuda" and self.trainer is not None and len(self.layout.on(self.trainer.gpus[0])) > 1
 
 

@@ -97,7 +97,7 @@ class ExportStore(Protocol):
         """
 
     async def files(self, session: SessionId, sha256s: Collection[str]) -> dict[str, bytes]:
-        """Those of these files that turns of the session have."""
+        """Contents of these files, as far as turns of the session have them."""
 
     async def samples(self, wanted: ExportFilter, after: UUID | None, limit: int) -> list[Record]: ...
 

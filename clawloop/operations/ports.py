@@ -124,7 +124,7 @@ class OperatorNotifier(Protocol):
 
 class RejudgeStore(Protocol):
     async def rejudge_facts(self, turn_id: TurnId) -> RejudgeFacts | None:
-        """None if there is no such turn."""
+        """Facts that decide whether the turn can be judged again; None if there is no such turn."""
 
     async def of_session(self, session: SessionId) -> list[RejudgeFacts]:
         """The session's main turns in their order; empty if there is no such session."""

@@ -51,16 +51,16 @@ class RecoveryStore(Protocol):
         """Each policy's newest version."""
 
     async def known_sessions(self, sessions: Sequence[SessionId]) -> frozenset[SessionId]:
-        """Those of the sessions that are stored."""
+        """The ones of these sessions that PostgreSQL has."""
 
     async def known_turns(self, turns: Sequence[TurnId]) -> frozenset[TurnId]:
-        """Those of the turns that are stored."""
+        """The ones of these turns that PostgreSQL has."""
 
     async def known_steps(self, policies: Collection[str]) -> frozenset[tuple[str, int]]:
         """The steps of these policies, in any state."""
 
     async def lost_keys(self, keys: Collection[KeyOfTurns]) -> frozenset[KeyOfTurns]:
-        """Those of the keys that are not stored."""
+        """The ones of these keys that PostgreSQL lacks."""
 
     async def add_lost_keys(self, keys: Collection[KeyOfTurns]) -> frozenset[ApiKeyId]:
         """Store the missing keys as revoked, with a secret that no client has, so that their turns can be stored; keys

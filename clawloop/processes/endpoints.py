@@ -40,8 +40,7 @@ def temporal_address(settings: Settings) -> str | None:
 
 
 def required_temporal_address(settings: Settings) -> str:
-    """As `temporal_address`.
-
+    """Temporal's address, as from `temporal_address`.
     Raises:
         SetupError: no Temporal is configured.
     """

@@ -107,7 +107,7 @@ class Holding:
                 log.warning("the database is not released", extra={"why": str(error)})
 
     async def _hold_if_postgres_answers(self, holding: Awaitable[None]) -> None:
-        """Without PostgreSQL the workflows do nothing, but the server is prepared all the same; a renewal decides."""
+        """Await `holding`; without PostgreSQL continue all the same, since workflows do nothing and renewals follow."""
         try:
             await holding
         except StoreUnavailable as error:

@@ -245,7 +245,7 @@ class Recipe(Table):
     """One recipe; `signal.hash` and `train.hash` identify its tables, `hash` the whole."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-    """For people; mostly the file's name without `.toml`: lower-case letters, digits and `_`, a letter first; 250
+    """A name for people, mostly the file's without `.toml`: lower-case letters, digits and `_`, a letter first; 250
     characters at most in a new recipe."""
     signal: Signal = Signal()
     train: Train = Train()

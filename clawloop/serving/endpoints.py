@@ -68,8 +68,7 @@ class Endpoint:
 
 
 BEFORE_CHATS = {"priority": -1}
-"""In a request to an engine of ours: it precedes those of chats, which have 0 and may not say otherwise.
-
+"""Priority of a request to our own engine before chats, which have 0 and may not set another priority.
 Engines that were started without `--scheduling-policy priority` ignore it (vllm 0.32)."""
 
 Endpoints = Callable[[str], Sequence[Endpoint]]

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def no_secret() -> None:
-    """For engines that need none."""
+    """No secret, for engines that need none."""
     return
 
 

@@ -23,7 +23,7 @@ _INTRODUCTION = (
 
 class PictureReader(Protocol):
     async def of_turn(self, turn: TurnId, sha256s: Collection[str]) -> Mapping[str, bytes]:
-        """Those of the files that the turn's session has, by SHA-256.
+        """Contents of these files by SHA-256, as far as the turn's session has them.
 
         Raises:
             StoreUnavailable

@@ -110,7 +110,7 @@ def describe(error: BaseException) -> str:
 
 
 def describe_chain(error: BaseException | None) -> str:
-    """As `traceback.format_exception`, without the messages that may quote something."""
+    """The error as `traceback.format_exception` writes it, without messages that may quote content."""
     parts: list[str] = []
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

@@ -84,7 +84,7 @@ class AttemptRecord:
         self._ran_out = adapters / f".attempt-{policy}.out-of-memory"
 
     def begin(self, step: StepBatch, samples: Sequence[BatchSample], limits: Limits) -> Attempt:
-        """On the first rank: what this attempt takes at once, less than one that memory ended before it."""
+        """On the first rank: sizes of this attempt, smaller than those of an attempt that ran out of memory."""
         batch = _digest(step)
         last = self._read()
         attempt = Attempt(batch=batch, budget_tokens=limits.budget_tokens)

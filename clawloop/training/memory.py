@@ -80,5 +80,5 @@ def left_out_reason(sample: BatchSample) -> str:
 
 
 def tokens_of(sample: BatchSample) -> int:
-    """Of its longer document."""
+    """Number of tokens of the sample's longer document."""
     return max(len(sample.prompt_ids), len(sample.hinted_prompt_ids or ())) + len(sample.response_ids)

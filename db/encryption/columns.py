@@ -57,7 +57,7 @@ def _answer(row: Mapping[str, Any]) -> object:
 _ANSWER_KEY = ("judgement_id", "kind", "index")
 
 TOOL_LISTS = SealedTable("tool_lists", ("sha256",), lambda row: row["sha256"].hex(), {"tools": Form.JSON})
-"""Its key is a digest as well, to which turns refer."""
+"""The table's key is itself a digest, to which turns refer."""
 
 SEALED_TABLES = (
     SealedTable(

@@ -246,7 +246,7 @@ async def _rotate_tool_lists(database: Database, done: Rotated) -> None:
 
 
 async def _patiently(database: Database, work: Any) -> Any:
-    """As `Database.run`, again where another transaction won a deadlock."""
+    """Run the work as `Database.run` does, again if another transaction won a deadlock."""
     for _ in range(_ATTEMPTS - 1):
         try:
             return await database.run(work)

@@ -42,7 +42,7 @@ async def lock_group(connection: AsyncConnection, group: RolloutGroupId) -> Any:
 async def begin_places(
     connection: AsyncConnection, row: Any, places: Sequence[int], attempt: int, lifetime: timedelta
 ) -> list[EpisodeBegun]:
-    """For each place what `activities.episodes.ports.EpisodeStore.begin_episode` says.
+    """Begin an episode at each place, as `activities.episodes.ports.EpisodeStore.begin_episode` describes.
 
     Args:
         row: the group's, locked.
@@ -165,7 +165,7 @@ async def _abandon(connection: AsyncConnection, episode: EpisodeId, reason: str,
 
 
 async def _note_artifact(connection: AsyncConnection, end: EpisodeEnd) -> None:
-    """Of an episode that was given up, too, so that what its agent left is erased with its session."""
+    """Note an episode's artifact, also of an abandoned episode, so that the artifact is erased with the session."""
     if end.artifact_sha256 is not None:
         unknown = update(EpisodeRow).where(EpisodeRow.id == end.id, EpisodeRow.artifact_sha256.is_(None))
         await connection.execute(unknown.values(artifact_sha256=bytes.fromhex(end.artifact_sha256)))

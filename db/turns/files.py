@@ -59,7 +59,7 @@ class PostgresFileStore:
         return await self._read(_READ_OF_SESSION, sha256s, {"session": session})
 
     async def of_turn(self, turn: TurnId, sha256s: Collection[str]) -> dict[str, bytes]:
-        """Those that the turn's session has."""
+        """Contents of these files, as far as the turn's session has them."""
         return await self._read(_READ_OF_TURN, sha256s, {"turn": turn})
 
     @transaction

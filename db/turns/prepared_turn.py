@@ -44,7 +44,7 @@ class Request:
 
     @cached_property
     def answers(self) -> list[tuple[bytes, bytes]]:
-        """Of each assistant message among these messages: the digest of all up to it, and the digest of it alone."""
+        """For each assistant message: the digest of all messages up to it, and the digest of the message alone."""
         alone = [response_digest(message) for message in self.messages if message.get("role") == "assistant"]
         return list(zip(self.lookup.replies, alone, strict=True))
 

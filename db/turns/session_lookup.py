@@ -95,7 +95,7 @@ async def find_parent_turn(connection: AsyncConnection, session: SessionId, requ
 async def candidates_of_many(
     raw: Raw, content: ContentCodec, requests: Sequence[tuple[SessionId, Request]]
 ) -> list[list[Candidate]]:
-    """For each request the turns of its session, older than it, that may have written one of its replies."""
+    """For each request the older turns of its session that may have written one of its replies."""
     candidates: list[list[Candidate]] = [[] for _ in requests]
     asked = CandidateQuery(content, [(n, session, request) for n, (session, request) in enumerate(requests)])
     if asked.parameters:

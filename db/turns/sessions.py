@@ -30,7 +30,7 @@ SESSION_NEIGHBOURS = """
     (SELECT o.id FROM sessions o WHERE o.id < s.id ORDER BY o.id DESC LIMIT 1) AS id_before,
     (SELECT o.id FROM sessions o WHERE o.id > s.id ORDER BY o.id LIMIT 1) AS id_after
 """
-"""By which a session's short id is found."""
+"""Columns from which a session's short id follows: the neighbouring ids."""
 _MATCHING = """
     FROM sessions
     WHERE (CAST(:policy AS text) IS NULL OR policy = :policy) AND (CAST(:state AS text) IS NULL OR state = :state)

@@ -156,7 +156,7 @@ class Run:
         )
 
     async def _held_out(self, version: int) -> HeldOut | None:
-        """None if no engine has the version."""
+        """The version's result on held-out tasks; None if no engine has the version."""
         model = version_name(self.policy, version, self.base_model)
 
         async def is_served() -> bool:

@@ -106,7 +106,7 @@ class Simulation(Protocol[State]):
         """Results of the tool's call in each of the states; the calls change the states."""
 
     def rewards(self, states: Sequence[State], replies: Sequence[str]) -> list[float]:
-        """Of finished attempts; their last replies called nothing."""
+        """Rewards of finished attempts, whose last replies have no tool call."""
 
 
 def call(name: str, arguments: dict[str, str]) -> Message:

@@ -41,7 +41,7 @@ class Supervisor:
 
     @property
     def names(self) -> list[str]:
-        """Of all parts started so far."""
+        """Names of all parts started so far."""
         return list(self._runs)
 
     def start(self, part: Part) -> None:
