@@ -97,7 +97,7 @@ class ChatBounds(BaseModel):
     """Requests of one key that may wait for their grammar at once. The engine compiles on half of its cores."""
 
     structured_requests_together: PositiveInt = 4
-    """Structured requests of all keys at once on one engine. Judges wait behind them for up to 10 s each, for any number of keys."""
+    """Structured requests of all keys at once on one engine; judges wait behind them for up to 10 s each."""
 
     blocked_seconds: Annotated[float, Field(gt=0)] = 120.0
     """Seconds in all that a reply may wait for its client to read it; meanwhile it keeps its places on the engine. A
