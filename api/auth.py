@@ -23,11 +23,11 @@ from clawloop.ids import ApiKeyId
 
 log = logging.getLogger(__name__)
 
-# How long a revoked key may still be accepted.
+# Longest time for which a revoked key is still accepted.
 FRESH_SECONDS = 30.0
 # After a failed look-up a cached key is used this long without another look-up.
 STALE_SECONDS = 5.0
-# How long a request with an uncached key waits for PostgreSQL, which in a burst on a busy machine is only late.
+# A request with an uncached key waits this long for PostgreSQL, which is only slow in a burst on a busy machine.
 RETRY_SECONDS = 5.0
 _RETRY_INTERVAL_SECONDS = 0.2
 # Most look-ups of uncached keys at once: clients that try made-up keys must leave connections to the chats.

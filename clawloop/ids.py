@@ -23,7 +23,7 @@ EpisodeId = NewType("EpisodeId", UUID)
 ProbeId = NewType("ProbeId", UUID)
 FileId = NewType("FileId", UUID)
 
-# What the id of a reply begins with: chat completions, completions, Anthropic's Messages, OpenAI's Responses.
+# Prefixes of a reply's id: chat completions, completions, Anthropic's Messages, OpenAI's Responses.
 _CHAT, _COMPLETION, _MESSAGE, _RESPONSE = "chatcmpl-", "cmpl-", "msg_", "resp_"
 _SHORTEST_FORM = 8
 _SHORTEST_PREFIX = 4

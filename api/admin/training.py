@@ -30,7 +30,7 @@ router = APIRouter(prefix="/admin/v1", tags=["training"])
 
 # A year of daily pauses and roll-backs; a page of them is small.
 MOST_EVENTS = 500
-# What a PostgreSQL integer holds.
+# The largest PostgreSQL integer.
 _LARGEST = 2**31 - 1
 
 

@@ -20,13 +20,13 @@ from clawloop.settings import ChatBounds
 _COUNTED_LISTS = ("stop", "stop_token_ids", "bad_words")
 _GUIDED = ("guided_choice", "guided_grammar", "guided_json", "guided_regex")
 _EXPRESSIONS = ("regex", "pattern", "whitespace_pattern")
-# Where vLLM takes a schema as JSON text as well.
+# Fields in which vLLM accepts a schema as JSON text too.
 _JSON_TEXTS = ("json", "structural_tag")
 # A quantifier of a regular expression: optional, or with a number.
 _QUANTIFIER = re.compile(
     r"\\.|\[(?:\\.|[^\\\]])*\]|\(\?|(?P<optional>[?*])|\{(?P<least>[0-9]{0,9})(?:,(?P<most>[0-9]*))?\}", re.DOTALL
 )
-# As much as so many repetitions: in a row of them each may follow each before.
+# An optional item costs as much as this many repetitions: in a row of them, each may follow each earlier one.
 _OPTIONAL = 16
 # The engine writes out no more of one repetition.
 _WRITTEN_OUT = 256

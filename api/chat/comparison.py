@@ -36,7 +36,7 @@ LOAD_SECONDS = 60.0
 _LOOK_AGAIN_SECONDS = 0.5
 # Long enough to ask once more; engines have few slots for adapters.
 _WANTED = timedelta(minutes=2)
-# Of the requests that a version learned from, where no prompt is given.
+# Number of prompts taken from the requests that a version learned from, if no prompt is given.
 _OWN_PROMPTS = 3
 
 

@@ -10,7 +10,7 @@ from clawloop.errors import RequestRejected
 
 # Clawloop's own fields; the engine does not get them.
 CLAWLOOP_FIELDS = frozenset({"session_id", "session_done", "turn_type"})
-# What OpenAI's chat completions and vLLM 0.32 have for the prompt, the sampling and the form of an answer.
+# Fields of OpenAI's chat completions and of vLLM 0.32 for the prompt, the sampling and the form of an answer.
 _ENGINE_FIELDS = frozenset(
     {
         "add_generation_prompt",
@@ -67,7 +67,7 @@ _ENGINE_FIELDS = frozenset(
         "user",
     }
 )
-# Those that reach into the engine: its queue and caches, its extensions, the files it reads, or the prompt that is
+# Fields that reach into the engine: its queue and caches, its extensions, the files it reads, or the prompt that is
 # recorded. `prompt_logprobs` and beams cost a multiple of a chat, and the recorded tokens would not be a sample. `echo`
 # puts the prompt before the reply, in a completion with its log-probs.
 _REFUSED_FIELDS = frozenset(

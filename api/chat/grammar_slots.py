@@ -13,9 +13,9 @@ from clawloop.ids import ApiKeyId
 from clawloop.serving.places import Places
 from clawloop.settings import ChatBounds
 
-# What an engine takes for the largest grammar that the bounds let through, on one core.
+# Time in which an engine compiles the largest grammar that the bounds permit, on one core.
 COMPILE_SECONDS = 10.0
-# Three of them: then the client should know that it is too fast.
+# The time of three such grammars; after it the client should know that it is too fast.
 WAIT_SECONDS = 30.0
 # One semaphore is 100 bytes; keys that sent nothing for longest are forgotten.
 _KEYS = 10_000

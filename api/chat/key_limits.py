@@ -26,7 +26,7 @@ _MINUTE = 60.0
 _KEYS = 10_000
 # A chat ends within seconds or minutes: the client should look again soon, and not at once.
 _CONCURRENCY_RETRY_SECONDS = 2
-# How long a request to count tokens waits for those of its key before it; each takes a second or two at most.
+# A request to count tokens waits this long for its key's earlier ones; each takes a second or two at most.
 COUNT_SECONDS = 30.0
 
 
@@ -59,7 +59,7 @@ class Bucket:
 class Pace:
     """Tokens a second of recent replies, the time before the first token included."""
 
-    # Of the newest reply: the last ten or so count.
+    # Weight of the newest reply in the running mean: about the last ten replies count.
     _SHARE = 0.1
 
     def __init__(self) -> None:

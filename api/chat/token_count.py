@@ -41,7 +41,7 @@ async def count_tokens(services: Services, key: ApiKey, chat: dict[str, Any]) ->
     if "tools" in body:
         body["tools"] = tools_for_engine(chat)
     if (effort := chat.get("reasoning_effort")) is not None:
-        # As vLLM fills it in for a chat.
+        # The same default as vLLM's for a chat.
         body["chat_template_kwargs"] = {"reasoning_effort": effort, "enable_thinking": effort != "none"} | (own or {})
     route = RouteKey(policy.id, 0, policy.base_model, affinity=str(key.id))
     async with (

@@ -32,8 +32,8 @@ LONGEST_BATCH_TURNS = 32
 # While turns cannot be stored, and to look for turns of a gateway that died.
 RETRY_SECONDS = 1.0
 TAKE_OVER_SECONDS = 5.0
-# Of the files that the disk did not let go, so many are tried again in a round: a disk that became read-only may have
-# many thousands, and the turns that come meanwhile do not wait for them.
+# Files that could not be removed are tried again, at most this many in a round: a disk that became read-only may have
+# many thousands, and new turns must not wait for them.
 RETRIED_FILES = 1000
 
 

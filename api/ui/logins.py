@@ -24,7 +24,7 @@ from clawloop.errors import RequestRejected, StoreUnavailable
 COOKIE = "clawloop_page"
 # A working day; then the key is asked for again.
 LOGIN_SECONDS = 12 * 3600
-# How long a login may outlive its key, as for a request with the key itself.
+# Longest time for which a login outlives its key, the same as for a request with the key itself.
 FRESH_SECONDS = 30.0
 # Keys have 256 random bits, so this bounds the work for PostgreSQL, not the chance to guess one.
 FAILURES_PER_MINUTE = 10

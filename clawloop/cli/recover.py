@@ -26,7 +26,7 @@ def recover_command(data: Data = None, as_json: AsJson = False) -> None:
     """
 
     def name_lost(line: str) -> None:
-        # As soon as it is known. What reads JSON from standard output is not disturbed.
+        # Printed as soon as it is known, and not among the JSON on standard output.
         typer.echo(f"lost: {line}", err=as_json)
 
     async def recover(database: Database) -> Recovered:

@@ -36,7 +36,7 @@ def main() -> None:
     try:
         worker = worker_of(_parser().parse_args(), os.environ)
         configure_logging(secrets=[worker.key])
-        # It has two lines for each rollout, and may quote a task.
+        # Its log has two lines for each rollout, and may quote a task.
         logging.getLogger("verifiers").setLevel(logging.WARNING)
         asyncio.run(run_remote_worker(worker))
     except ClawloopError as error:

@@ -206,7 +206,7 @@ async def grade(setting: Setting, models: Models, tasks: Sequence[Task]) -> Grad
     try:
         rows = await asyncio.gather(*asked)
     finally:
-        # Else they would go on asking, with clients that are closed, after one of them failed.
+        # Otherwise the other questions would go on with closed clients after one of them failed.
         for question in asked:
             question.cancel()
         await asyncio.gather(*asked, return_exceptions=True)

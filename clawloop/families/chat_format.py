@@ -65,7 +65,7 @@ _REASONING: tuple[_Rule, ...] = (
 _REASONING_DEEPSEEK = "deepseek_v3"  # `<｜Assistant｜>` with a switch
 _REASONING_ALWAYS = "deepseek_r1"  # all text up to `</think>` is thinking, whatever a request switches
 _REASONING_OPTIONAL = "qwen3"
-# These take thinking to be off where a request does not say; all others take it to be on.
+# Parsers that assume thinking is off if a request does not set it; all other parsers assume that it is on.
 _OFF_BY_DEFAULT = frozenset({"gemma4", "deepseek_v3", "deepseek_v4", "granite"})
 
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 # The switches of chat templates: Qwen, GLM, Gemma and most others have the first, DeepSeek and Granite the second.
 # Templates ignore what they do not know.
 SWITCHES = ("enable_thinking", "thinking")
-# What opens and closes thinking in a rendered prompt.
+# Marks that open and close thinking in a rendered prompt.
 _BRACKETS = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),

@@ -161,7 +161,7 @@ def _beyond(checked: Sequence[ProbeScores], content_loss: float) -> list[str]:
     nothing more.
     """
     lost, gained = _lost_and_gained([(bool(each.right_parent), bool(each.right)) for each in checked])
-    # As many as make the allowance a probe at least: no version is rejected for one answer.
+    # Too few probes if the allowance is less than one probe: no version is rejected for one answer.
     if lost <= gained or len(checked) * content_loss < 1:
         return []
     # Where the parent is the base model, its answers are the parent's.

@@ -18,8 +18,8 @@ NCCL_BUFFERS = 2 * GIB
 # vLLM's log of 86 graphs of a Qwen3.5 says 0.73 GiB (vllm PR 39559).
 GRAPH_BYTES = 9 * MIB
 LARGEST_GRAPH = 512
-# Of each request and id of the vocabulary, while vLLM tries the sampler at its start: logits, sorted logits and their
-# int64 places, probabilities, log-probs (`v1/sample`). 256 requests over 152k ids are 1.45 GiB, as vLLM's logs say.
+# Bytes for each request and id of the vocabulary while vLLM tries the sampler at its start: logits, sorted logits and
+# their int64 places, probabilities, log-probs (`v1/sample`). 256 requests over 152k ids are 1.45 GiB by vLLM's logs.
 SAMPLER_BYTES = 40
 _MOST_TOKENS = 2**40
 UTILIZATION = 0.92

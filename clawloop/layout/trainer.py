@@ -20,7 +20,7 @@ LOGITS_AT_ONCE = 2**26
 CUDA_RUNTIME = 768 * MIB
 # Buffers of NCCL between GPUs of one machine.
 NCCL_BUFFERS = GIB
-# Of what comes and goes in a step, what torch's allocator holds in pieces that are too small for the next one: 8 %
+# Share of a step's temporary memory that torch's allocator holds in pieces too small for the next tensor: 8 %
 # on that H200, 9 % with NF4.
 CUDA_SLACK = 0.10
 

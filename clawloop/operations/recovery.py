@@ -17,7 +17,7 @@ from clawloop.ids import ApiKeyId, SessionId, TurnId
 
 # Ids in one query; more would make its text large for no gain.
 _CHUNK = 1000
-# Of the lost turns of one session: their ids say when the loss begins, and logs of clients may name them.
+# Most lost turns named for one session: their ids say when the loss begins, and logs of clients may name them.
 _NAMED = 5
 
 
@@ -177,7 +177,7 @@ class Recovery:
         for line in unknown:
             name_lost(line)
         for policy in newest:
-            # What they answered is stored with their numbers, also from now on, from a spool.
+            # Turns that these versions answered are stored with their numbers, also later, from a spool.
             if numbers := [version.n for version in lost_versions if version.policy == policy]:
                 await self._store.skip_numbers(policy, max(numbers))
         added = await self._store.add_lost_keys(keys)

@@ -81,7 +81,7 @@ class SessionOperations:
         applied = await self._notify(await self._erasures.erase_session(session))
         if applied is None:
             return None
-        # Of two erasures at the same moment whose agents left the same, each found that the other session kept it.
+        # Again: of two concurrent erasures with the same artifact, each found that the other session still had it.
         await self._delete_artifacts(session)
         turns = applied.result.turns + sum(copy.turns for copy in copies if copy is not None)
         return replace(applied, result=replace(applied.result, turns=turns))

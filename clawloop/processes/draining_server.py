@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 PAUSE_SECONDS = 0.001
 # When no file descriptor is free.
 ACCEPT_RETRY_SECONDS = 1.0
-# How long a connection must be silent before it is closed: a client that goes on chatting has sent its next request.
+# A connection is closed after this silence: a client that goes on chatting has sent its next request by then.
 SILENT_SECONDS = 1.0
 # SIGINT cuts replies after this and uvicorn's second, as `clawloop up` kills the gateway after 9 s.
 QUICK_SECONDS = 1.0

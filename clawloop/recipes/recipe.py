@@ -383,7 +383,7 @@ def _contradictions(recipe: Recipe) -> Iterator[RecipeRejected]:
 def _unsupported_settings(recipe: Recipe) -> Iterator[RecipeRejected]:
     """Settings that the trainer cannot follow, in new and in stored recipes."""
     if not recipe.train.train_thinking:
-        # It is not recorded which ids open and close a model's thinking.
+        # The ids that open and close a model's thinking are not recorded.
         yield RecipeRejected(
             "false is not supported: thinking tokens cannot be distinguished from others; set it to true or remove it",
             field="train.train_thinking",

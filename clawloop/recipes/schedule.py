@@ -15,7 +15,7 @@ from clawloop.recipes.table import Table, Weight
 
 # Chats of this long are looked at: long enough for a p95, short enough that training goes on soon after a busy time.
 CHAT_MINUTES = 5
-# How soon chats are looked at again.
+# Time after which the durations of chats are checked again.
 _CHAT_RECHECK_SECONDS = 60.0
 _DAY_MINUTES = 24 * 60
 _WINDOW = re.compile(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})")

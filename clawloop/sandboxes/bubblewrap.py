@@ -214,7 +214,7 @@ def _arguments(folder: Path, limits: Limits, folders: Mapping[str, Path]) -> lis
             "--tmpfs",
             "/artifact",
         ),
-        # Where the tasks of others look for things.
+        # Paths that tasks of other projects (Harbor) use.
         *("--symlink", "work", "/app", "--symlink", "task", "/tests", "--symlink", "task", "/solution"),
         *("--symlink", "tmp/logs", "/logs"),
         *("--ro-bind", str(folder / "box"), "/clawloop", "--ro-bind", str(folder / "task"), "/task"),

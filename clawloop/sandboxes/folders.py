@@ -20,7 +20,7 @@ from clawloop.sandboxes.owned_folders import abandoned_folders, is_locked, owned
 _PREFIX = "clawloop-box-"
 # An episode's id: each character more would be one less for the root.
 _LABEL_CHARACTERS = 36
-# What Linux takes as the path of a Unix socket, without the byte that ends it.
+# Longest path of a Unix socket on Linux, without the terminating byte.
 _SOCKET_BYTES = 107
 
 

@@ -18,7 +18,7 @@ from clawloop.sandboxes.container_engine import ContainerEngine
 
 log = logging.getLogger(__name__)
 
-# What images without a working folder of their own have their files in, as other tools assume.
+# Folder with the files of images that set no working folder, as other tools assume.
 DEFAULT_WORK = "/app"
 PULL_SECONDS = 600.0
 # An image that could not be used is not asked for again by each episode.

@@ -28,7 +28,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-# What gateways, judges and agents use. The others pause the engine, change its weights or its cache, or read files.
+# Routes of gateways, judges and agents. Other routes pause the engine, change its weights or its cache, or read files.
 _ROUTES = {
     ("GET", "/health"),
     ("GET", "/metrics"),

@@ -38,7 +38,7 @@ _LIFE = re.compile(
     r"|Invalid HTTP request received\.|Unsupported upgrade request\."
 )
 _SERVES = re.compile(r'Starting vLLM server on|Application startup complete|Uvicorn running on|" 200 OK$')
-# They log requests at INFO, if somebody asks vLLM to.
+# Files of vLLM that log requests at INFO, if an option asks for it.
 _QUOTING_FILES = frozenset({"request_logger.py", "log_response.py"})
 # Warnings and errors that quote nothing of a request.
 _PLAIN = re.compile(
@@ -59,7 +59,7 @@ _ERROR = re.compile(
     r"|jinja2|json|regex|zmq|msgspec|asyncio|anyio|transformers|tokenizers|safetensors|numpy)\.[\w.]*|[A-Z]\w*)"
     r"(?:Error|Exception|Exit|Interrupt|Group|Warning))(?::.*)?"
 )
-# What an operator has to know whole: memory, the device, and an engine that is dead.
+# Errors that an operator has to see whole: memory, the device, and a dead engine.
 _PLAIN_ERROR = re.compile(
     r"[\s|+]*(?:torch\.(?:\w+\.)*OutOfMemoryError|vllm\.v1\.engine\.exceptions\.EngineDeadError|MemoryError"
     r"|(?:RuntimeError|torch\.AcceleratorError): (?:CUDA|NCCL|HIP|CUBLAS|cuDNN)\b)(?::.*|.*)"
@@ -137,7 +137,7 @@ def _filter_output() -> None:
         if os.fork() == 0:
             os.dup2(reading, 0)
             os.close(writing)
-            # It ends when the last process of the engine has closed its output.
+            # The filter ends when the last process of the engine has closed its output.
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
             # With a command line of its own, so that it is not taken for the engine.

@@ -13,7 +13,7 @@ _SECONDS = 60.0
 _CHAT = [{"role": "user", "content": "Hello"}]
 _REFUSED = (400, 422)
 _NO_ROUTE = (404, 405)
-# How byte-level tokenizers write a space.
+# A space as byte-level tokenizers write it.
 _SPACE = "\u0120"
 
 

@@ -32,7 +32,7 @@ _PLAIN_ERRORS = (
     AssertionError,
     NotImplementedError,
 )
-# They quote what a caller named, to the caller.
+# Errors that quote the caller's own words to the caller.
 _QUOTING_ERRORS = (RequestRejected, ValueRejected, NotFound, AmbiguousId)
 # Clawloop's keys, those of other APIs, passwords in addresses, and headers that carry one.
 _SECRETS = re.compile(
@@ -42,9 +42,9 @@ _SECRETS = re.compile(
 )
 # A shorter one would be cut out of words.
 _SHORTEST_SECRET = 6
-# Of files that were read since the process began.
+# Secrets of files that were read since the process began.
 _known: set[str] = set()
-# What Clawloop's own modules log is ids and numbers; tests hold them to it.
+# Clawloop's own modules log only ids and numbers; tests hold them to it.
 _OWN = ("clawloop", "api", "db", "activities", "workflows", "migrations")
 
 

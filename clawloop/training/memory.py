@@ -15,7 +15,7 @@ from clawloop.ids import SampleId
 from clawloop.training.packing.sequences import Limits
 
 REMEDY = "lower --micro-batch-tokens or --max-tokens; `clawloop plan` says what fits"
-# Of a batch that loses more than half of its samples, the memory is at fault and not the samples.
+# If a batch loses more than this share of its samples, the memory is at fault and not the samples.
 SHARE_LEFT_OUT = 0.5
 
 

@@ -124,7 +124,7 @@ PLAIN_COLUMNS: Mapping[str, str] = {
     "session_prefixes": "role",
     "tool_lists": "sha256",
     "probes": "policy",
-    # What operators set, secrets and hashes of them, addresses, hashes of files.
+    # Values that operators set, secrets and hashes of them, addresses, hashes of files.
     "policies": "id base_model aliases sampling pool paused_reason recipe_hash",
     "versions": "policy path sha256 origin_policy",
     "recipes": "hash name signal_hash train_hash content",

@@ -63,10 +63,10 @@ class VoteRow(Base):
     raw: Mapped[str]
     score: Mapped[int | None]  # None: the answer cannot be parsed
     answered_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # Where a gateway recorded it: the first turn of the request, and which of its answers. It may be stored later.
+    # The gateway's record of the vote: the request's first turn and the answer's index. The turn may be stored later.
     asked_turn: Mapped[UUID | None]
     asked_choice: Mapped[int | None]
-    rewarded_at: Mapped[datetime | None]  # the judge was rewarded for it
+    rewarded_at: Mapped[datetime | None]  # when the judge was rewarded for the vote
 
 
 class HintRow(Base):

@@ -66,7 +66,7 @@ class VersionRow(Base):
     retired_at: Mapped[datetime | None]  # it stopped being the active version
     removed_at: Mapped[datetime | None]  # its files are gone
     wanted_until: Mapped[datetime | None]  # engines load it until then, as somebody wants to ask it something
-    # Of the version of another policy whose step made these files; None: a step of this policy made them.
+    # The version of another policy whose step made these files; None: a step of this policy made them.
     origin_policy: Mapped[str | None]
     origin_n: Mapped[int | None]
 

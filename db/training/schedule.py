@@ -43,7 +43,7 @@ async def read_closed(connection: AsyncConnection, policy: str, recipe: Recipe) 
     made, chat_p95 = 0, None
     if schedule.versions_a_day:
         today = VersionRow.created_at >= day_begin(schedule, now)
-        # What a policy began from is no version that it made.
+        # The version that a policy began from does not count as made by it.
         own = (VersionRow.policy == policy, VersionRow.n > 0, VersionRow.origin_policy.is_(None))
         count = select(func.count()).where(*own, today)
         made = (await connection.execute(count)).scalar_one()

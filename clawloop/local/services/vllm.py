@@ -150,6 +150,6 @@ def _environment(given: Mapping[str, str]) -> dict[str, str]:
     for variable, value in (("VLLM_HOST_IP", HOST), ("GLOO_SOCKET_IFNAME", "lo"), ("NCCL_SOCKET_IFNAME", "lo")):
         environment.setdefault(variable, value)
     if "OMP_NUM_THREADS" in environment:
-        # Else vLLM on a CPU binds its threads to the first cores, and two engines share them.
+        # Otherwise vLLM on a CPU binds its threads to the first cores, and two engines share them.
         environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     return environment
