@@ -63,7 +63,7 @@ class StoredBytes:
         self._seen[key.id] = time.monotonic()
         if self._stored.get(key.id, 0) >= most * _MIB:
             raise RequestRejected(
-                f"This key may store {most} MiB of conversations, and does. An operator makes room by"
+                f"This key has stored its limit of {most} MiB of conversations. An operator makes room by"
                 " `clawloop erase`, or raises the limit: `clawloop key limit --stored-mib`.",
                 status=429,
                 code="storage_limit_exceeded",

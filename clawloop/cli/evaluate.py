@@ -94,7 +94,7 @@ def evaluate_command(
         except OSError as error:
             raise SetupError(f"{out} cannot be written: {error}") from error
     if found.problem is not None:
-        raise SetupError(f"the evaluation is not whole: {found.problem}")
+        raise SetupError(f"the evaluation is incomplete: {found.problem}")
 
 
 async def check_policy(url: str, admin_key: str | None, policy: str) -> None:

@@ -151,7 +151,7 @@ async def _rejudge(operations: SessionOperations, turn: TurnId | None, session: 
     if turn is not None:
         result = await operations.rejudge_turn(turn)
         if result is None:
-            raise SetupError(f"turn {turn} is of an episode, whose rollout group alone decides")
+            raise SetupError(f"turn {turn} belongs to an episode: only its rollout group decides its reward")
         if result.refused is not None:
             raise SetupError(f"turn {result.turn_id} cannot be judged again: {result.refused}")
         return [result]

@@ -131,7 +131,7 @@ def _shape(
     if not queries or not _features(projections, "o_proj"):
         raise SetupError(
             f"{folder} is a {architecture}, whose attention has no q_proj and o_proj of its own: adapters and memory "
-            "of such a model are not known here"
+            "of such a model are unknown"
         )
     tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
     # A checkpoint may hold both names of one matrix.

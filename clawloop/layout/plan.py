@@ -58,14 +58,14 @@ def plan(request: Request) -> Layout:
 def _require_consistent(request: Request) -> None:
     if request.gpus is None and request.model.experts:
         raise SetupError(
-            f"{request.model.name} is a mixture of experts, and vLLM on a CPU ends as soon as one is to have adapters: "
+            f"{request.model.name} is a mixture of experts, and vLLM on a CPU crashes if such a model has adapters: "
             "it needs GPUs"
         )
     if request.gpus is None and request.model.architecture.startswith(_LINEAR_ATTENTION):
         raise SetupError(
-            f"{request.model.name} has layers of linear attention: vLLM on a CPU wants torchvision for it, of which "
-            "PyPI has CUDA builds alone, and reads its prompts in pieces, where a request's seed ends the engine: it "
-            "needs GPUs"
+            f"{request.model.name} has layers of linear attention: vLLM on a CPU needs torchvision for it, which "
+            "PyPI has only as CUDA builds, and reads its prompts in chunks, where a request's seed crashes the engine: "
+            "it needs GPUs"
         )
     if request.training is None:
         for option, given in (("--quantise", request.quantise), ("--serve-model", request.serve_model)):

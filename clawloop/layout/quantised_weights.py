@@ -99,5 +99,5 @@ def _bits(folder: Path, quantisation: Mapping[str, object], module: str) -> int:
         found.append(weights.get("num_bits") if isinstance(weights, dict) else None)
     bits = {number for number in found if isinstance(number, int) and number > 0}
     if len(bits) != 1:
-        raise SetupError(f"{folder} says not in how many bits {module} is kept: its memory is not computed")
+        raise SetupError(f"{folder} does not give the bits of {module}: its memory cannot be computed")
     return bits.pop()

@@ -54,7 +54,7 @@ def renew_engine_secret(path: Path, *, finish: bool) -> int:
         with locked_folder(path.parent):
             before = read_secrets(path)
             if not before:
-                raise SetupError(f"{path} holds no secret: put that of the engines into it, one a line")
+                raise SetupError(f"{path} holds no secret: put the engines' secrets into it, one a line")
             now = before[:1] if finish else [secrets.token_urlsafe(32), *before]
             replace_content(path, "".join(f"{secret}\n" for secret in now))
     except OSError as error:

@@ -45,13 +45,13 @@ def require_right_keys(stored: bytes, content: ContentCodec) -> None:
         SetupError: the codec cannot read what these keys encrypt, or makes other digests.
     """
     if not content.is_on:
-        raise SetupError(f"what is stored here is encrypted: set {SETTING} to its key file")
+        raise SetupError(f"this database is encrypted: set {SETTING} to its key file")
     try:
         known = content.read_bytes(stored, *_PLACE)
     except (ContentUnreadable, EncryptionKeyMissing):
-        raise SetupError(f"{SETTING}: the file lacks the key of what is stored here") from None
+        raise SetupError(f"{SETTING}: the file lacks the key of this database") from None
     if known != content.write_digest(_KNOWN) + _KNOWN[:3]:
-        raise SetupError(f"{SETTING}: the file's line `digests` is another one than that of what is stored here")
+        raise SetupError(f"{SETTING}: the file's line `digests` differs from the one this database was encrypted with")
 
 
 def check_value(content: ContentCodec) -> bytes:

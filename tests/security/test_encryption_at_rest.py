@@ -200,7 +200,7 @@ def test_a_command_and_a_gateway_without_the_keys_end_with_one_line(
         )
         assert ended.returncode == 1, (words, ended)
         assert ended.stderr.splitlines()[-1] == (
-            f"clawloop: what is stored here is encrypted: set {SETTING} to its key file"
+            f"clawloop: this database is encrypted: set {SETTING} to its key file"
         )
 
 
