@@ -52,7 +52,7 @@ def create_private(path: Path, content: str) -> None:
 
 
 def replace_content(path: Path, content: str) -> None:
-    """Replace a file's content atomically. Whoever could read the file still can, and nobody else.
+    """Replace a file's content atomically. The same users can read it as before.
 
     Raises:
         OSError: the file is not there, or cannot be written for its owner; then it is as before.

@@ -31,7 +31,7 @@ class GrammarSlots:
         slots: requests of one key at once.
         together: those of all keys, on one engine; keys get them in turn.
         wait_seconds: how long a request is held for a free slot.
-        compile_seconds: after this a slot is free whatever became of its request.
+        compile_seconds: after this a slot is free in any case.
     """
 
     def __init__(

@@ -80,7 +80,7 @@ class InsertQueue:
             raise StoreUnavailable(f"not stored within {LIMIT_SECONDS:g} s") from None
 
     def mark_present(self) -> None:
-        """PostgreSQL has answered somebody: turns are inserted again."""
+        """PostgreSQL has answered another caller: turns are inserted again."""
         self._away_until = 0.0
         self._answered_at = time.monotonic()
 

@@ -240,7 +240,7 @@ def put_back(folder: Path, paths: Iterable[Path]) -> int:
         for made in (subfolder, subfolder / "lock"):
             os.chown(made, owner.st_uid, owner.st_gid)
         for path in paths:
-            with suppress(FileNotFoundError):  # somebody deleted it meanwhile
+            with suppress(FileNotFoundError):  # the file was deleted meanwhile
                 path.rename(subfolder / path.name)
                 count += 1
     finally:

@@ -56,5 +56,7 @@ def _of_session(said: str | None, session: str | None, turn: int | None, outcome
     if outcome not in _OUTCOMES:
         raise typer.BadParameter("use succeeded or failed", param_hint="--outcome")
     if session is None or said is not None or turn is not None:
-        raise typer.BadParameter("an outcome belongs to a whole session: give it with --session only", param_hint="--outcome")
+        raise typer.BadParameter(
+            "an outcome belongs to a whole session: give it with --session only", param_hint="--outcome"
+        )
     return {"session_id": session, "outcome": _OUTCOMES[outcome]}

@@ -37,7 +37,7 @@ def rejudge(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have turns judged again: with the recipe of now, without the earlier votes."""
+    """Have turns judged again: with the current recipe, without the earlier votes."""
     if [turn is not None, session is not None, unjudged].count(True) != 1:
         raise typer.BadParameter("give one of ID, --session and --unjudged", param_hint="ID")
     found = with_reading(data, lambda reading: _find(reading, turn, session))

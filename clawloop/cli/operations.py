@@ -89,7 +89,7 @@ def with_keys(data: Path | None, work: Callable[[KeyOperations], Coroutine[Any, 
 
 
 def with_history(data: Path | None, work: Callable[[HistoryOperations], Coroutine[Any, Any, Result]]) -> Result:
-    """Run `work` with the judge of the settings and the engines of now."""
+    """Run `work` with the judge of the settings and the current engines."""
 
     async def run(database: Database) -> Result:
         from clawloop.processes.history import history_on

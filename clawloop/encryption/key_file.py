@@ -74,7 +74,7 @@ def make_keys(path: Path) -> None:
 
 
 def add_key(path: Path) -> int:
-    """Put a new key before the others, which stay; how many there are now. Whoever could read the file still can.
+    """Put a new key before the others, which stay; returns their number. The same users can read the file as before.
 
     Raises:
         SetupError: the file is none, or cannot be written.

@@ -1,7 +1,7 @@
 """Encrypts content, bound to the place where it is stored, by AES-256-GCM.
 
 A sealed value is `version, key id, nonce, ciphertext and tag`. Its place is authenticated with it: a value that
-somebody copies to another row or file does not open there. Lengths are not hidden: a sealed value is `OVERHEAD` bytes
+is copied to another row or file does not open there. Lengths are not hidden: a sealed value is `OVERHEAD` bytes
 longer.
 """
 

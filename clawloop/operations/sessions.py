@@ -26,7 +26,7 @@ class SessionOperations:
         self._workflows = workflows
 
     async def rejudge_turn(self, turn_id: TurnId) -> Rejudged | None:
-        """Have a turn judged again, with the recipe of now and without earlier votes; None: there is no such turn.
+        """Have a turn judged again, with the current recipe and without earlier votes; None: there is no such turn.
 
         Raises:
             SignalFailed, StoreUnavailable

@@ -58,7 +58,7 @@ def _reseal_files(data: Path, sealer: Sealer, decrypt: bool) -> tuple[int, list[
             changed += reseal()
         except (RecordUnusable, EncryptionKeyMissing) as error:
             unreadable.append(str(error))
-        except FileNotFoundError:  # pruned, or removed by somebody, meanwhile
+        except FileNotFoundError:  # pruned or removed meanwhile
             continue
     return changed, unreadable
 
