@@ -43,8 +43,8 @@ def ensure_engine_secret(data: Path) -> Path:
 
 
 def renew_engine_secret(path: Path, *, finish: bool) -> int:
-    """Put a new secret before the others, or remove all but the first; how many there are now. Whoever could read the
-    file still can.
+    """Put a new secret before the others, or remove all but the first; returns their number. The same users can
+    read the file as before.
 
     Raises:
         SetupError: the file cannot be read or written, everybody may read it, or it holds none.

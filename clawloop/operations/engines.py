@@ -131,8 +131,8 @@ def _require_another(engines: Sequence[Engine], engine: Engine, done: str) -> No
     if engine.draining or any(other.id != engine.id and not other.draining for other in engines):
         return
     raise StateConflict(
-        f"{engine.id} is the only engine that takes requests: once it is {done}, every chat gets 503. Add another engine"
-        " first, or force it.",
+        f"{engine.id} is the only engine that takes requests: once it is {done}, every chat gets 503. Add another "
+        "engine first, or force it.",
         code="last_engine",
         field="engine",
     )

@@ -117,7 +117,7 @@ async def _run(command: list[str], task: BoxTask, uid: int | None) -> BoxResult:
         return BoxResult(None, b"", b"", "the sandbox did not answer in time")
     finally:
         watching.cancel()
-        await _end(process)  # its output must be read until its end
+        await _end(process)  # while `reading` still reads the output
         reading.cancel()
         await asyncio.gather(reading, watching, return_exceptions=True)
     if process.returncode is not None and process.returncode < 0:
