@@ -29,7 +29,7 @@ def is_allowed(name: str | None, allowed: Set[str] = frozenset()) -> bool:
 
 
 def ip_address(name: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address; None for what is none."""
+    """The name as an IP address; None if it is none."""
     try:
         return ipaddress.ip_address(name or "")
     except ValueError:

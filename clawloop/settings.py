@@ -184,7 +184,7 @@ class Settings(BaseSettings):
     on Clawloop's engines, elsewhere `free`. A recipe's `signal.judge_form` comes first."""
 
     judge_images: bool = False
-    """The judge sees: it gets the images of conversations themselves, not only what they are."""
+    """The judge can see: it gets the images of conversations themselves, not only their descriptions."""
 
     judge_learns: bool = False
     """The judge at `judge_url` is a policy of this Clawloop, asked through its gateway, and learns: its votes on turns

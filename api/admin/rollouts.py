@@ -1,4 +1,4 @@
-"""`/admin/v1/rollouts`, `/rollout-groups` and `/episodes`: what a policy practises in sandboxes, and how it went.
+"""`/admin/v1/rollouts`, `/rollout-groups` and `/episodes`: a policy's practice in sandboxes, and its results.
 
 Needs a key with the scope `admin`. A change holds in PostgreSQL when the answer comes; a workflow that was not notified
 is started by the sweep.

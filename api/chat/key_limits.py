@@ -71,7 +71,7 @@ class Pace:
         self._tokens_a_second = newest if known is None else known + self._SHARE * (newest - known)
 
     def tokens_in(self, seconds: float) -> int:
-        """About how many tokens a reply has after so long; 0 until the first reply has ended."""
+        """Approximate number of tokens of a reply after `seconds`; 0 until the first reply has ended."""
         return int((self._tokens_a_second or 0.0) * seconds)
 
 
@@ -153,7 +153,7 @@ class KeyLimiter:
     def require_room(self, key: ApiKey) -> None:
         """
         Raises:
-            RequestRejected: 429; the key stores as much as it may.
+            RequestRejected: 429; the key has stored its limit.
         """
         if self._stored is not None:
             self._stored.require_room(key)
@@ -165,7 +165,7 @@ class KeyLimiter:
             state.tokens.take(tokens, self._clock())
 
     def headers(self, key: ApiKey) -> dict[str, str]:
-        """OpenAI's headers about what is left; empty for a key without limits a minute."""
+        """OpenAI's rate-limit headers; empty for a key without limits a minute."""
         state = self._state(key)
         found: dict[str, str] = {}
         for name, bucket in (("requests", state and state.requests), ("tokens", state and state.tokens)):

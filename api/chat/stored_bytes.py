@@ -53,7 +53,7 @@ class StoredBytes:
     def require_room(self, key: ApiKey) -> None:
         """
         Raises:
-            RequestRejected: 429; the key stores as much as it may, when it was last looked at.
+            RequestRejected: 429; the key had stored its limit when PostgreSQL was last asked.
         """
         most = key.limits.stored_mib or self._default_mib
         if most is None or key.episode is not None:

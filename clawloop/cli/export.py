@@ -1,4 +1,4 @@
-"""`clawloop export`: what was recorded, one JSON object a line. Heavy imports happen inside the verb."""
+"""`clawloop export`: recorded data, one JSON object a line. Heavy imports happen inside the verb."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 SECONDS = "seconds"
-"""The figure of a check that says how long it took."""
+"""The figure of a check that gives its duration in seconds."""
 
 
 class CheckName(StrEnum):
@@ -46,7 +46,7 @@ class GateCheck:
         return replace(self, reason=f"{self.reason}; {note}")
 
     def timed(self, seconds: float | None) -> GateCheck:
-        """The check with how long it took among its figures; None: that is not known."""
+        """The check with its duration among its figures; None: unknown."""
         return self if seconds is None else replace(self, figures={**self.figures, SECONDS: seconds})
 
 

@@ -126,7 +126,7 @@ def _engine(request: Request, gpus: Gpus, role: Role, number: int, group: tuple[
 def _engine_with(
     request: Request, gpus: Gpus, role: Role, number: int, group: tuple[int, ...], serving: Serving, device: Device
 ) -> Process:
-    """One engine; more than the device has if that is what it needs."""
+    """One engine; its memory may exceed the device's."""
     count, with_lora = len(group), role is Role.ENGINE
     beside = engine.parts_beside_cache(request, serving, count, with_lora=with_lora)
     rest = device.usable - sum(part.bytes for part in beside)

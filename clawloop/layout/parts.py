@@ -36,7 +36,7 @@ class PartName(StrEnum):
     GATHERED = "gathered weights"
     """The whole weights of a layer, which FSDP gathers while the layer is computed."""
     UNPACKED = "unpacked weights"
-    """A projection of a base model in 4 bits, and what comes of it on the way."""
+    """The unpacked copy of a 4-bit base model's projection, and the temporary tensors of unpacking it."""
     ACTIVATIONS = "activations"
     LOGITS = "logits"
     """Logits of one chunk of positions, less the memory of the layer that they reuse."""

@@ -1,4 +1,4 @@
-"""Exports what was recorded, one JSON object a line, in pages that can be continued after any of them."""
+"""Exports recorded data, one JSON object a line, in pages that can be continued after any of them."""
 
 from __future__ import annotations
 

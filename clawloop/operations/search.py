@@ -1,4 +1,4 @@
-"""Sessions found by what was said and decided in them, as lists without what was said."""
+"""Sessions found by their messages and verdicts, as lists without the messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SessionSearch(Protocol):
 async def search_page(
     sessions: SessionSearch, wanted: SessionFilter, *, after: SessionId | None, limit: int
 ) -> SessionPage:
-    """A page of the sessions that fit; how many there are in all is not counted."""
+    """A page of the sessions that fit; their total number is not counted."""
     # One more than the page holds shows whether there is another page.
     found = await sessions.search(wanted, after, limit + 1)
     page = [summary.view for summary in found[:limit]]

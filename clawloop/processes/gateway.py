@@ -201,7 +201,7 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
 
 
 def _collect_less_garbage() -> None:
-    """Leave what was imported out of each collection: it stays, and looking through it holds all streams up at once."""
+    """Exclude imported objects from garbage collection: they stay, and scanning them would pause all streams."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GARBAGE_OBJECTS)

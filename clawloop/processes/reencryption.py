@@ -1,4 +1,4 @@
-"""Encrypts what is stored by the first key of the file: the database, and what the data folder keeps."""
+"""Encrypts stored content by the file's first key: the database's, and the data folder's."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """No batch is claimed now.
+    """The schedule lets no batch be claimed now.
 
     Args:
         reason: for people; says until when, if that is known.

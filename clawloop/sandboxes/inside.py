@@ -1,4 +1,4 @@
-"""Runs inside a sandbox, as its first program: limits, the way to the gateway, the command, and what it left.
+"""Runs inside a sandbox, as its first program: limits, the way to the gateway, the command, and its artifact.
 
 Standard library only, for whatever Python the sandbox has; nothing of Clawloop can be imported here. Everything it
 writes comes from a process that the agent could have replaced, so its reader trusts none of it.

@@ -115,13 +115,13 @@ class AnswerTimes:
         self._slowest.append((self._clock(), seconds))
 
     def overdue_seconds(self, limit: float) -> float | None:
-        """After so many seconds without an answer a request is more likely lost than slow.
+        """Seconds without an answer after which a request is more likely lost than slow.
 
         Args:
             limit: seconds that an answer may take.
 
         Returns:
-            None: at no time, since answers take about as long as they may.
+            None: never, since answers take about as long as they may.
         """
         while self._slowest and self._slowest[0][0] < self._clock() - _REMEMBERED_SECONDS:
             self._slowest.popleft()

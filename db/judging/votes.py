@@ -74,7 +74,7 @@ Hints: TypeAlias = tuple[JudgementId, str, Sequence[StoredHint]]
 
 
 async def insert_votes(connection: AsyncConnection, votes: Sequence[Votes]) -> list[StoredAnswers]:
-    """Insert votes of any number of judgements; what is stored of each then.
+    """Insert votes of any number of judgements; returns the answers then stored of each.
 
     Idempotent: the first one of its kind and index counts.
     """
@@ -90,7 +90,7 @@ async def insert_votes(connection: AsyncConnection, votes: Sequence[Votes]) -> l
 
 
 async def insert_hints(connection: AsyncConnection, hints: Sequence[Hints]) -> list[StoredAnswers]:
-    """Insert hints of any number of judgements; what is stored of each then.
+    """Insert hints of any number of judgements; returns the answers then stored of each.
 
     Idempotent: the first one of its kind and index counts.
     """
@@ -109,7 +109,7 @@ async def insert_hints(connection: AsyncConnection, hints: Sequence[Hints]) -> l
 async def _insert(
     connection: AsyncConnection, statement: str, rows: Sequence[tuple[Any, ...]], judgements: Sequence[JudgementId]
 ) -> list[StoredAnswers]:
-    """Insert rows; what is stored of each judgement then.
+    """Insert rows; returns the answers then stored of each judgement.
 
     Args:
         statement: takes a list of each column of `rows`, of which the first is the judgement.
@@ -155,7 +155,7 @@ def _read_answers(
 async def insert_direct_vote(
     connection: AsyncConnection, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
 ) -> StoredAnswers:
-    """Insert a direct vote; the first one counts. Returns what is stored of the judgement then."""
+    """Insert a direct vote; the first one counts. Returns the answers then stored of the judgement."""
     (stored,) = await insert_votes(connection, [(judgement, DIRECT, [(0, direct_to_text(logprobs), vote)], {})])
     return stored
 

@@ -1,4 +1,4 @@
-"""Finds sessions by what was said and decided in them, and reads them as chats."""
+"""Finds sessions by their messages and verdicts, and reads them as chats."""
 
 from __future__ import annotations
 
