@@ -23,14 +23,14 @@ from clawloop.ids import ApiKeyId
 
 log = logging.getLogger(__name__)
 
-# How long a revoked key may still be accepted.
+# Longest time for which a revoked key is still accepted.
 FRESH_SECONDS = 30.0
 # After a failed look-up a cached key is used this long without another look-up.
 STALE_SECONDS = 5.0
-# How long a request with an uncached key waits for PostgreSQL, which in a burst on a busy machine is only late.
+# A request with an uncached key waits this long for PostgreSQL, which is only slow in a burst on a busy machine.
 RETRY_SECONDS = 5.0
 _RETRY_INTERVAL_SECONDS = 0.2
-# Look-ups of keys that are not cached, at once: whoever tries made-up keys must leave connections to the chats.
+# Most look-ups of uncached keys at once: clients that try made-up keys must leave connections to the chats.
 _LOOKUPS = 4
 # A cached key stays valid while PostgreSQL is away; this bounds the memory, not the time.
 CACHE_SIZE = 10_000
@@ -121,9 +121,9 @@ class KeyRing:
             self._cache.popitem(last=False)
 
     def _signed_key(self, secret: str) -> ApiKey | None:
-        """What a genuine key of an episode that has not expired says; None for any other key.
+        """The policy and episode of a genuine episode key that has not expired; None for any other key.
 
-        That its episode ended early only PostgreSQL knows.
+        Only PostgreSQL knows if the episode ended early.
         """
         signed = None if self._signing_secret is None else verify(secret, self._signing_secret)
         if signed is None:

@@ -73,9 +73,9 @@ class BodyRoom:
 
 
 def _client(headers: Headers) -> bytes:
-    """What tells clients apart; the secret itself is not kept.
+    """A hash that identifies the client; the secret itself is not kept.
 
-    The key alone, as it is read to authorize: one key can be written in many ways, beside a header that nobody reads.
+    Only of the key, as authorization reads it: one key can be written in many ways, beside headers that are not read.
     """
     try:
         secret = secret_of(headers)

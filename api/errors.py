@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 # An engine restarts within about a minute; PostgreSQL and Temporal within seconds.
 ENGINE_RETRY_SECONDS = 10
-# By then some of the replies that are being written have ended.
+# After this time some of the running replies have ended.
 BUSY_RETRY_SECONDS = 30
 STORE_RETRY_SECONDS = 2
 TEMPORAL_RETRY_SECONDS = 5
@@ -64,7 +64,7 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
 }
 _MESSAGES = "/v1/messages"
-# What OpenAI's and Anthropic's APIs have besides, by the beginning of its path.
+# Parts of OpenAI's and Anthropic's APIs that Clawloop does not have, by the beginning of their path.
 _UNSUPPORTED = {
     "/v1/embeddings": "Embeddings",
     "/v1/files": "Files",

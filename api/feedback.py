@@ -42,12 +42,12 @@ class FeedbackRequest(BaseModel):
     response_id: Annotated[str, Field(max_length=256)] | None = None
     session_id: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     turn: Annotated[int, Field(ge=1, le=LARGEST_TURN)] | Literal["last"] | None = None
-    """Which main turn of the session, from 1; `last` is its newest, or without `session_id` the key's newest."""
+    """Number of the session's main turn, from 1; `last` is its newest, or without `session_id` the key's newest."""
     rating: Literal["up", "down"] | None = None
     score: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)] | None = None
     text: Annotated[str, Field(min_length=1, max_length=20_000)] | None = None
     outcome: Annotated[Literal[-1, 1], BeforeValidator(_no_bool)] | None = None
-    """Whether the task of the whole session succeeded: with `session_id` and nothing else."""
+    """1 if the task of the whole session succeeded, -1 if not: with `session_id` and nothing else."""
 
 
 class FeedbackTaken(BaseModel):
@@ -156,10 +156,10 @@ def _repeatable(idempotency_key: str, feedback: FeedbackRequest) -> RepeatableRe
 async def _earlier_answer(
     services: Services, key: ApiKeyId, feedback: FeedbackRequest, request: RepeatableRequest
 ) -> FeedbackTaken | OutcomeTaken | None:
-    """What the same request was answered before; None if it is new.
+    """The answer that the same request got before; None if it is new.
 
     Raises:
-        RequestRejected: another request had this Idempotency-Key.
+        RequestRejected: a different request had this Idempotency-Key.
     """
     answer = await services.feedback.answer_to(key, request)
     if answer is None:

@@ -18,8 +18,9 @@ HEAD_BYTES = 64 * 1024
 HEAD_LINES = 128
 # A head is one or two packets; 30 s leave time for several losses on a bad line.
 HEAD_SECONDS = 30.0
-# Of an answer that waits. The kernel keeps some MB of it, so a client with less than some KB a second is cut off too.
-# Chats that nobody reads end sooner, by a setting.
+# Longest time an answer waits for its client. The kernel buffers some MB of it, so a client that reads less than some
+# KB a second is cut off too.
+# Chats whose client does not read end sooner, by a setting.
 STALLED_SECONDS = 600.0
 
 _TOO_LARGE = f"The request's line and headers exceed {HEAD_BYTES // 1024} KiB or {HEAD_LINES} headers. Send fewer."

@@ -1,4 +1,4 @@
-"""How deeply JSON may be nested that goes on to engines and PostgreSQL, which read it by recursion."""
+"""Limit on the nesting of JSON for engines and PostgreSQL, which read it by recursion."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def is_text_too_deep(text: str) -> bool:
 
 
 def _exhausts_parser(text: str) -> bool:
-    # What is no JSON for orjson, or too deep for it, may still be read by an engine, up to where it is wrong.
+    # An engine may still read text that is no JSON for orjson, or too deep for it, up to its first error.
     try:
         json.loads("[" * _KEPT_LEVELS + text)
     except RecursionError:

@@ -38,7 +38,7 @@ class HostAndOriginCheck:
 
     def _check(self, method: str, headers: Headers) -> None:
         if len(headers.getlist("host")) > 1:
-            # A proxy may have checked another one than is checked here.
+            # A proxy may have validated a different Host header than the one checked here.
             raise RequestRejected("The request has more than one Host header. Send one.", code="invalid_http")
         host = hostname(f"//{headers.get('host', '')}")
         if not is_answered(host, self._allowed):

@@ -57,7 +57,7 @@ class KeyStore(Protocol):
 
 class Readiness(Protocol):
     async def problems(self) -> list[str]:
-        """Why this gateway should get no traffic, one line each; empty if it should."""
+        """The reasons that this gateway should get no traffic, one line each; empty if it is ready."""
 
 
 class MetricsPages(Protocol):
@@ -121,7 +121,7 @@ class Engines(Protocol):
         """Send the engine no request for this version until it may have loaded it again."""
 
     def has_version(self, policy: str, version: int) -> bool:
-        """Whether an engine that takes requests has this version."""
+        """True if an engine that takes requests has this version."""
 
     def healthy(self) -> frozenset[str]:
         """The ids of the engines that answer."""
@@ -196,10 +196,10 @@ class FileReader(Protocol):
     """Files of recorded messages; each call raises StoreUnavailable when PostgreSQL does not answer."""
 
     async def read(self, sha256: str) -> bytes | None:
-        """None if no turn has the file any more."""
+        """Content of the file; None if no turn has it any more."""
 
     async def of_session(self, session: SessionId, sha256s: Collection[str]) -> dict[str, bytes]:
-        """Those of these files that turns of the session have."""
+        """Contents of these files, as far as turns of the session have them."""
 
 
 # Called by api/feedback.py and api/recording/
@@ -245,7 +245,7 @@ class FeedbackStore(Protocol):
         """
 
     async def answer_to(self, key: ApiKeyId, request: RepeatableRequest) -> FeedbackAnswer | None:
-        """What this key's request with the same Idempotency-Key was answered; None if there was none, or it was
+        """The answer to this key's request with the same Idempotency-Key; None if there was none, or it was
         forgotten."""
 
     async def given_on(self, key: ApiKeyId, turn: TurnId) -> list[FeedbackView] | None:
@@ -272,7 +272,7 @@ class KeyUses(Protocol):
     """Limits and use of keys. Every call raises StoreUnavailable when PostgreSQL does not answer."""
 
     async def use_of(self, prefix: str) -> KeyUse | None:
-        """None if there is no such key of a person or program."""
+        """Use and limits of the key; None if no person or program has such a key."""
 
     async def set_limits(self, prefix: str, limits: KeyLimits) -> KeyUse | None:
         """Replace a key's limits; gateways follow within 30 s. None if there is no such key."""
@@ -282,7 +282,7 @@ class StoredByteCounts(Protocol):
     """Called by api/chat/stored_bytes.py."""
 
     async def stored_bytes(self, keys: Sequence[ApiKeyId]) -> dict[ApiKeyId, int]:
-        """What these keys store, those that store something.
+        """Stored bytes of these keys, without the keys that store nothing.
 
         Raises:
             StoreUnavailable
@@ -296,17 +296,17 @@ class TrainingBrowser(Protocol):
         """The samples of a step with their replies, in the batch's order."""
 
     async def events(self, policy: str, limit: int) -> list[PolicyEvent]:
-        """What was done to a policy, newest first."""
+        """Events of a policy, newest first."""
 
     async def replies(self, policy: str, limit: int) -> list[ReplyFigures]:
         """The newest main turns with a reply, oldest first."""
 
     async def counts(self, policy: str) -> Counts:
-        """What there is of a policy.
+        """Numbers of a policy's sessions, turns and quarantined samples.
 
         Raises:
             NotFound: there is no such policy.
         """
 
     async def mark(self) -> str:
-        """A value that is another one once something changed that the page shows."""
+        """A value that changes whenever something that the page shows changes."""

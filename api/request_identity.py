@@ -1,4 +1,4 @@
-"""What a request is called: its id, in every answer and log line, and the trace it belongs to."""
+"""Identity of a request: its id, in every answer and log line, and the trace it belongs to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uuid import uuid4
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# What a log line and a header can carry. A longer one is no id.
+# Characters that a log line and a header can carry. A longer text is no id.
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 # The bound that W3C's Trace Context asks of everyone to pass on.

@@ -138,7 +138,7 @@ def _commit(arguments: Sequence[str], console: Console) -> int:
 
 
 def medians(runs: Sequence[Mapping[str, Ratio]]) -> dict[str, dict[str, float | str]]:
-    """Of each ratio that all runs have: a single run may be lucky, and all later ones would look worse."""
+    """Medians of each ratio that all runs have: a single run may be lucky, and all later runs would look worse."""
     first, *others = runs
     return {
         name: {"value": round(median(found[name].value for found in runs), 3), "better": ratio.better}

@@ -157,7 +157,7 @@ def as_json(
 
 
 def late(outcomes: Sequence[Outcome]) -> dict[str, int]:
-    """How many of the faults after which no engine had to start recovered later than they should."""
+    """Number of late recoveries from faults after which no engine had to start."""
     counted = [one for one in outcomes if one.number > 0 and one.reached and one.kind != ENGINE_STARTS]
     steps = [one.training_seconds for one in counted if one.training_seconds is not None]
     return {

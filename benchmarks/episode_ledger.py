@@ -1,4 +1,4 @@
-"""What PostgreSQL says of the episodes of rollout groups since a moment: what was lost or done twice."""
+"""Episodes of rollout groups since a moment, read from PostgreSQL: losses and work done twice."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ def scored_since(connection: psycopg.Connection[Any], since: datetime) -> list[S
 
 
 def turns_lost(scored: Sequence[Scored], replies: Mapping[str, int]) -> int:
-    """How many replies that agents had are not stored.
+    """Number of replies that agents received and that are not stored.
 
     Args:
-        replies: by environment, how many an agent has had that says that it is done.
+        replies: by environment, the number of replies that an agent receives before it is done.
     """
     return sum(max(0, replies[one.environment] - one.replies) for one in scored if one.completed)
 
 
 def count_by_environment(scored: Sequence[Scored], environments: Collection[str]) -> dict[str, int]:
-    """How many of each; 0 tells that what happens to such episodes was not seen."""
+    """Number of episodes of each environment; 0 tells that none was seen."""
     counts = Counter(one.environment for one in scored)
     return {name: counts[name] for name in environments}

@@ -1,4 +1,4 @@
-"""From feedback to a version that answers: what it takes beyond the step's own computing, by the samples of a step.
+"""Time from feedback to a version that answers, beyond the step's own computing, by the samples of a step.
 
 A version answers once PostgreSQL names it as the active one; a chat that is sent then, and not measured, shows it.
 
@@ -36,7 +36,7 @@ from tests.e2e.conftest import running_engine
 from tests.engine_options import engine_options
 
 SERVED_SECONDS = 300.0
-# Whoever rates a reply has read it: what recording it and opening its session takes of the cores is over by then.
+# A user rates a reply after reading it: by then the cores have recorded it and opened its session.
 READ_SECONDS = 2.0
 # Between two looks at whether a version answers. They are statements of PostgreSQL: requests to the admin API would
 # take more of the cores that are measured.
@@ -142,7 +142,7 @@ async def _measure(
     ):
 
         async def reply(text: str) -> tuple[str, str]:
-            """Its id, and the version that answered."""
+            """The reply's id, and the version that answered."""
             body = {
                 "model": "policy",
                 "messages": [{"role": "user", "content": text}],

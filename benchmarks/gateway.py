@@ -183,7 +183,7 @@ def _requests(case: Case, server: str, options: argparse.Namespace) -> int:
 
 
 def _chats(case: Case, requests: int, options: argparse.Namespace) -> Chats:
-    """So many requests, at least one conversation for each stream; 0: each stream's first turn only, to warm up."""
+    """Chats of `requests` requests, at least one chat for each stream; 0: only each stream's first turn, to warm up."""
     turns = options.turns if requests else 1
     return Chats(
         streams=case.streams,

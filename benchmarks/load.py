@@ -20,7 +20,7 @@ _TEXT = re.compile(rb'"content": ?"([^"\\]*(?:\\.[^"\\]*)*)"')
 
 @dataclass
 class Load:
-    """What the streams through one server took, over all its turns in a case.
+    """Times and failures of the streams through one server, over all its turns in a case.
 
     Attributes:
         first_seconds, whole_seconds: of each answer, to its first byte and to its last.
@@ -90,7 +90,7 @@ def percentile(values: list[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Chats:
-    """What the clients of a closed loop ask for.
+    """Requests of the clients of a closed loop.
 
     Args:
         streams: requests under way at once.
@@ -116,7 +116,7 @@ class Chats:
         return self.conversations * self.turns
 
     def tokens(self, turn: int) -> int:
-        """Of the request of a turn, counted from 0."""
+        """Prompt tokens of a turn's request; turns count from 0."""
         return self.prompt_tokens + round((turn - (self.turns - 1) / 2) * self.growth_tokens)
 
 

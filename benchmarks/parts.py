@@ -17,7 +17,7 @@ from clawloop.local.services.postgres import EmbeddedPostgres, stop_postgres
 
 
 class Part(Protocol):
-    """What can be killed, and started again."""
+    """A part that can be killed, and started again."""
 
     def kill(self) -> None: ...
 

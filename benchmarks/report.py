@@ -1,4 +1,4 @@
-"""What a benchmark found, on which machine and with which versions, as JSON and as a table."""
+"""Results of a benchmark, with the machine and the versions, as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _gpus() -> dict[str, str]:
 
 
 def _commit() -> str | None:
-    """None for a copy without git's folder, or without git."""
+    """The commit; None for a copy without git's folder, or without git."""
     if shutil.which("git") is None:
         return None
     done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)

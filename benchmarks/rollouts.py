@@ -70,7 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 class BusyCores:
-    """How many of the machine's cores are busy, with whatever runs on it."""
+    """Number of the machine's busy cores, over all its programs."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[float, float]] = []
@@ -171,7 +171,7 @@ def _foreign_variables(home: Path) -> dict[str, str]:
 
 
 def _alone(installed: Path, engine: str, in_flight: int, busy: BusyCores, folder: Path) -> Measured:
-    """What ends between the first and the last as many as are in flight, when all places are taken."""
+    """Episodes that end while all places are taken: without the first and the last `in_flight` of them."""
     program = Path(__file__).with_name("verifiers_alone.py")
     command = [str(installed / "python"), str(program), engine, str(6 * in_flight), str(in_flight)]
     done = subprocess.run(
@@ -341,7 +341,7 @@ def _running_in(folder: Path) -> int:
 
 
 def _services_cpu() -> dict[str, float]:
-    """Of children of this process: Temporal's development server, and all of PostgreSQL's processes."""
+    """CPU seconds of this process's children: Temporal's development server, and all PostgreSQL processes."""
     import psutil
 
     found = {"Temporal": 0.0, "PostgreSQL": 0.0}

@@ -119,7 +119,7 @@ async def _soak(folder: Path, turns: int, options: argparse.Namespace) -> Result
 
 
 def faults(problems: Sequence[str], failures: Counter[str], restarts: Sequence[str]) -> dict[str, Ratio]:
-    """What a run without faults has none of."""
+    """Counts that are 0 in a run without faults."""
     found = {
         "turns lost, or damage found": len(problems),
         "requests failed": failures.total(),
@@ -129,7 +129,7 @@ def faults(problems: Sequence[str], failures: Counter[str], restarts: Sequence[s
 
 
 def restarts_of(statuses: Sequence[PartStatus]) -> list[str]:
-    """Which part ended each time, and why."""
+    """The part that ended each time, and the reason."""
     return [f"{status.name}: {status.detail}" for status in statuses if status.state is PartState.WAITING]
 
 

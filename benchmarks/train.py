@@ -268,7 +268,7 @@ def _lengths(ids: Sequence[Ids]) -> list[int]:
 def _tokens(
     ids: Sequence[Ids], case: Case, tokens: int, options: argparse.Namespace
 ) -> tuple[list[str], dict[str, Ratio]]:
-    """What a session's turns share, and what is saved by scoring hinted prompts with the plain ones."""
+    """Tokens that a session's turns share, and tokens saved by scoring hinted prompts with the plain ones."""
     session, last = (tokens_of_session(turns, case, options.tokens) for turns in (ids, ids[-1:]))
     told = [
         f"tokens of a forward pass: {session.plain} shared, {tokens} not; ratio {tokens / session.plain:.2f}",

@@ -191,7 +191,7 @@ class MicroBatch:
         )
 
     def logprobs(self, logits_NV: Tensor, chosen: Tensor | None = None) -> Tensor:
-        """Of the target tokens, from the logits of all response tokens or of those chosen."""
+        """Log-probs of the target tokens, from the logits of all response tokens or of the chosen ones."""
         temperature_N = self.temperature_N if chosen is None else self.temperature_N[chosen]
         targets_N = self.targets_N if chosen is None else self.targets_N[chosen]
         scaled_NV = logits_NV.float() / temperature_N[:, None]

@@ -1,4 +1,4 @@
-"""What a comparison of training steps found, as rows and ratios."""
+"""Results of a comparison of training steps, as rows and ratios."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Found:
-    """What one comparison found with one batch.
+    """Result of one comparison with one batch.
 
     Args:
         tokens: of all samples; flops: of a step, None: not counted.
@@ -113,7 +113,7 @@ def result_of(found: Sequence[Found], peak_flops: float | None = None) -> Result
 
 
 def _growth(by_size: Sequence[Found]) -> dict[str, Ratio]:
-    """What a token costs in the largest batch, beside the smallest: the same, if the cost is linear."""
+    """Cost of a token in the largest batch, relative to the smallest: the same, if the cost is linear."""
     if len(by_size) < 2:
         return {}
     least, most = by_size[0], by_size[-1]

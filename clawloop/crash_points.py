@@ -26,7 +26,7 @@ class CrashPoint(StrEnum):
     SAVED_NOT_COMMITTED = "saved-not-committed"  # trainer: the version's directory has its name, its step no commit
     COMMITTED = "committed"  # trainer: committed, the workflow does not know, no engine has it
     LOADED_NOT_ROUTED = "loaded-not-routed"  # engine agent: the engine has the version, no row sends requests to it
-    NOT_ACTIVATED = "not-activated"  # orchestrator: engines have the version, another one is active
+    NOT_ACTIVATED = "not-activated"  # orchestrator: engines have the version, another version is active
     UNROUTED_NOT_UNLOADED = "unrouted-not-unloaded"  # engine agent: rows are gone, the engine still has the version
 
 

@@ -25,7 +25,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """For one process at a time: of two that change a file in it at once, neither must lose what the other wrote.
+    """Hold a folder's lock: of two processes that change a file in it, neither must lose the other's change.
 
     Raises:
         OSError: the folder cannot be opened.
@@ -52,7 +52,7 @@ def create_private(path: Path, content: str) -> None:
 
 
 def replace_content(path: Path, content: str) -> None:
-    """Replace a file's content atomically. Whoever could read the file still can, and nobody else.
+    """Replace a file's content atomically. The same users can read it as before.
 
     Raises:
         OSError: the file is not there, or cannot be written for its owner; then it is as before.

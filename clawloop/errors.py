@@ -185,10 +185,10 @@ class ContentUnreadable(RecordUnusable):
 
 
 class EpisodeUnusable(RecordUnusable):
-    """What an episode needs or gave cannot be used: its task, image, artifact or reward.
+    """An episode's task, image, artifact or reward cannot be used.
 
-    The message says which and why, for whoever reads why the episode has no reward. It never holds anything that the
-    agent wrote or was told.
+    The message names it and says why; it is shown as the reason that the episode has no reward. It never contains text
+    that the agent wrote or was told.
     """
 
 

@@ -1,4 +1,4 @@
-"""Which Host headers a server answers to.
+"""The Host headers that a server accepts.
 
 A web page could otherwise reach a server on loopback, or in its reader's network, through a host name of its own (DNS
 rebinding). IP addresses cannot be rebound, so they need no allowance.
@@ -29,7 +29,7 @@ def is_allowed(name: str | None, allowed: Set[str] = frozenset()) -> bool:
 
 
 def ip_address(name: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address; None for what is none."""
+    """The name as an IP address; None if it is none."""
     try:
         return ipaddress.ip_address(name or "")
     except ValueError:

@@ -23,7 +23,7 @@ EpisodeId = NewType("EpisodeId", UUID)
 ProbeId = NewType("ProbeId", UUID)
 FileId = NewType("FileId", UUID)
 
-# What the id of a reply begins with: chat completions, completions, Anthropic's Messages, OpenAI's Responses.
+# Prefixes of a reply's id: chat completions, completions, Anthropic's Messages, OpenAI's Responses.
 _CHAT, _COMPLETION, _MESSAGE, _RESPONSE = "chatcmpl-", "cmpl-", "msg_", "resp_"
 _SHORTEST_FORM = 8
 _SHORTEST_PREFIX = 4
@@ -128,7 +128,7 @@ def ids_beginning(prefix: str) -> tuple[UUID, UUID] | None:
 
 
 def _shared(left: str, right: str) -> int:
-    """How many characters two texts have in common from their beginning."""
+    """Length of the common prefix of two texts."""
     return next((n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
 
 

@@ -31,7 +31,7 @@ ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class WhenStorageIsFull(StrEnum):
-    """What happens to a chat while its turn would be recorded nowhere: PostgreSQL, disk and memory are full or away."""
+    """Treatment of chats while turns cannot be recorded: PostgreSQL, disk and memory are full or unreachable."""
 
     ANSWER = "answer"
     REFUSE = "refuse"
@@ -97,7 +97,7 @@ class ChatBounds(BaseModel):
     """Requests of one key that may wait for their grammar at once. The engine compiles on half of its cores."""
 
     structured_requests_together: PositiveInt = 4
-    """Those of all keys, on one engine. Judges wait behind them for up to 10 s each, however many keys there are."""
+    """Structured requests of all keys at once on one engine; judges wait behind them for up to 10 s each."""
 
     blocked_seconds: Annotated[float, Field(gt=0)] = 120.0
     """Seconds in all that a reply may wait for its client to read it; meanwhile it keeps its places on the engine. A
@@ -121,12 +121,12 @@ class Settings(BaseSettings):
     """Temporal's `host:port`. None: `clawloop up` runs its own."""
 
     temporal_ui: str | None = None
-    """Where people find Temporal's UI, e.g. `http://127.0.0.1:8233`, for links to workflows. None: that of `clawloop
-    up`, if it started one, else no links."""
+    """Address of Temporal's UI for people, e.g. `http://127.0.0.1:8233`, for links to workflows. None: the UI that
+    `clawloop up` started, else no links."""
 
     page: str | None = None
-    """Where people find the page, e.g. `http://127.0.0.1:30000/ui`: Temporal's UI links to it from each workflow that
-    is started from then on. None: it names the page's path alone."""
+    """Address of the page for people, e.g. `http://127.0.0.1:30000/ui`: Temporal's UI links to it from each workflow
+    that is started from then on. None: it names the page's path alone."""
 
     engines: Annotated[tuple[str, ...], NoDecode] = ()
     """URLs of vLLM servers, separated by commas. Empty: `clawloop up` runs one."""
@@ -166,7 +166,7 @@ class Settings(BaseSettings):
     """A session without a new turn for this long is closed; the next turn reopens it."""
 
     artifact_days: Annotated[float, Field(ge=2)] = 14.0
-    """What agents of episodes left is deleted after this many days; 2 at least, since a rollout group has a day to be
+    """Days after which the artifacts of episodes' agents are deleted; 2 at least, since a rollout group has a day to be
     verified."""
 
     judge_url: str | None = None
@@ -184,7 +184,7 @@ class Settings(BaseSettings):
     on Clawloop's engines, elsewhere `free`. A recipe's `signal.judge_form` comes first."""
 
     judge_images: bool = False
-    """The judge sees: it gets the images of conversations themselves, not only what they are."""
+    """The judge can see: it gets the images of conversations themselves, not only their descriptions."""
 
     judge_learns: bool = False
     """The judge at `judge_url` is a policy of this Clawloop, asked through its gateway, and learns: its votes on turns
@@ -195,7 +195,7 @@ class Settings(BaseSettings):
 
     key_stored_mib: PositiveInt | None = None
     """MiB of turns and comments that a key may store, if it has no limit of its own (`clawloop key limit`). None: no
-    limit, since a history should not end at a number that nobody chose."""
+    limit, since a history should not end at a limit that no operator chose."""
 
     when_storage_is_full: WhenStorageIsFull = WhenStorageIsFull.ANSWER
     """A chat whose turn could be stored neither in PostgreSQL nor on the gateway's disk nor in its memory: `answer` it
@@ -210,9 +210,9 @@ class Settings(BaseSettings):
     them."""
 
     prefix_cache: Literal["key", "all"] = "key"
-    """Beginnings of prompts that engines keep to answer sooner: `key`: each key finds its own alone. `all`: all keys
-    share them, which saves memory and time where many keys send one long system prompt, and lets a key measure whether
-    another one sent a text."""
+    """Sharing of the engines' prefix cache. `key`: each key uses only the prompts that it sent itself. `all`: all keys
+    share the cache, which saves memory and time if many keys send one long system prompt, and lets a key measure
+    whether another key sent a text."""
 
     guarded_pages: Annotated[tuple[Literal["metrics", "openapi"], ...], NoDecode] = ()
     """Pages of the gateway, separated by commas, that need a key with the scope `read` or `admin`: `metrics`,
@@ -228,11 +228,11 @@ class Settings(BaseSettings):
     PostgreSQL."""
 
     crash_points: Path | None = None
-    """For fault tests: a folder whose files name points at which a process kills itself, each once."""
+    """A folder for fault tests, whose files name points at which a process kills itself, each once."""
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What no log may hold: passwords and secrets, as they were given."""
+        """Passwords and secrets as they were given, which no log may contain."""
         given = [self.engine_secret, self.judge_api_key]
         secrets = [secret.get_secret_value() for secret in given if secret is not None]
         addresses = [self.database_url, self.judge_url, *self.engines]

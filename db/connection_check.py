@@ -57,7 +57,7 @@ def _check(connection: Any, record: Any, _: object) -> None:
 async def ask(connection: psycopg.AsyncConnection[Any]) -> None:
     """Wait for the server's answer to an empty statement.
 
-    Not by psycopg's `execute`: where that is given up, psycopg asks the server to cancel the statement, and waits up to
+    Not by psycopg's `execute`: when that is cancelled, psycopg asks the server to cancel the statement, and waits up to
     10 s for a server that is gone.
 
     Raises:
@@ -87,7 +87,7 @@ async def ask(connection: psycopg.AsyncConnection[Any]) -> None:
 
 
 def _has_input(pgconn: Any) -> bool:
-    """Whether something arrived on a connection that waits for nothing: a notice, or its end."""
+    """True if a notice or the end of the connection arrived on an idle connection."""
     if pgconn.status != 0:  # closed by this side
         return True
     poll = select.poll()

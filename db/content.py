@@ -31,7 +31,7 @@ _WORDLESS_TEXTS = ("erased",)
 _WORDLESS_JSON = ("[]", "{}")
 
 SEALED_REST = OVERHEAD % 4
-"""Of the length of sealed bytes, divided by 4."""
+"""Remainder of the length of sealed bytes, divided by 4."""
 
 Text = TypeVar("Text", str, str | None)
 Bytes = TypeVar("Bytes", bytes, bytes | None)
@@ -53,7 +53,7 @@ class ContentCodec:
 
     @property
     def head(self) -> bytes:
-        """What bytes begin with that are sealed now; empty if none are."""
+        """First bytes of the values sealed now; empty if values are not sealed."""
         return b"" if self._sealer is None else self._sealer.head
 
     def write_text(self, text: Text, column: str, row: object) -> Text:
@@ -96,7 +96,7 @@ class ContentCodec:
         return json.loads(self._from_base64(value, column, row)) if isinstance(value, str) else value
 
     def json_text(self, stored: Text, column: str, row: object) -> Text:
-        """As `read_json`, from and to text, so that nothing of it changes."""
+        """The stored JSON decrypted, as text, so that not even its spelling changes."""
         if not stored or not stored.startswith('"'):
             return stored
         return self._from_base64(json.loads(stored), column, row).decode()
@@ -160,7 +160,7 @@ def plain_length(column: str) -> str:
 
 
 def base64_head(head: bytes) -> str:
-    """What base64 of a sealed value begins with."""
+    """The first characters of a sealed value in base64."""
     assert len(head) == HEAD_BYTES
     return base64.b64encode(head).decode()
 

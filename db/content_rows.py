@@ -1,4 +1,4 @@
-"""What identifies the rows whose key has several columns, to which encrypted content is bound."""
+"""Names of the rows with a key of several columns, to which encrypted content is bound."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ ANSWER_KEY = ("judgement_id", "kind", "index")
 
 
 def answer_row(judgement: UUID, kind: str, index: int) -> str:
-    """A row of `votes` or `hints`."""
+    """Name of a row of `votes` or `hints`."""
     return f"{judgement}/{kind}/{index}"
 
 
 def step_sample_row(policy: str, step: int, sample: UUID) -> str:
-    """A row of `step_samples`."""
+    """Name of a row of `step_samples`."""
     return f"{policy}/{step}/{sample}"

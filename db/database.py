@@ -36,10 +36,10 @@ Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
 CHAT_LIMIT = timedelta(milliseconds=500)
-"""For requests that a client waits for; past it the turn goes to the spool."""
+"""Longest wait of requests that a client waits for; after it the turn goes to the spool."""
 
 BACKGROUND_LIMIT = timedelta(seconds=30)
-"""For work no client waits for: spool, command line, sweeps."""
+"""Longest wait of work that no client waits for: spool, command line, sweeps."""
 
 _POOL_SIZE = 8  # a turn holds a connection for about 10 ms
 _POOL_OVERFLOW = 8  # a gateway opened 33 of its three pools' 48 under load; see `max_connections` of our PostgreSQL

@@ -284,7 +284,7 @@ async def _erase(connection: AsyncConnection, session: SessionId, turn: TurnId |
 async def _with_its_messages(connection: AsyncConnection, turn: TurnId) -> list[UUID]:
     """The turn, the other replies to its request, and requests that begin with its messages.
 
-    Messages that cannot be decrypted are compared with none: whoever erases is not kept from it by a lost key.
+    Messages that cannot be decrypted are not compared: a lost key must not prevent an erasure.
     """
     content = content_of(connection)
     added: dict[UUID, list[str]] = {}

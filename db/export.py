@@ -104,7 +104,7 @@ class PostgresExportStore:
         return list(await connection.execute(query, parameters))
 
     async def _exported(self, row: Any) -> ExportedTurn | None:
-        """None for a turn that was erased meanwhile."""
+        """The turn to export; None if it was erased meanwhile."""
         context = await self._contexts.load_context(TurnId(row.id))
         if context is None or (context.turn.record.response is None and not context.turn.record.messages):
             return None

@@ -97,7 +97,7 @@ class GroupCommit(Generic[Call, Result]):
             while group := self._take():
                 await asyncio.wait({self._start(self._run_group(group))}, timeout=_SLOW_SECONDS)
         finally:
-            # At once: a call that comes now must see that nobody will take it.
+            # At once: a call that comes now must see that this task will not take it.
             self._starting = False
 
     def _take(self) -> list[_Waiting[Call, Result]]:

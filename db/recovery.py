@@ -34,7 +34,7 @@ _OPEN_REJUDGEMENTS = text("""
 """)
 # In the order in which judging locks several, as it may go on meanwhile.
 _LOCK_POLICIES = text("SELECT id FROM policies ORDER BY id FOR NO KEY UPDATE")
-# A reply is judged when the next main turn below it is signalled, whatever became of that turn itself. Turns of
+# A reply is judged when the next main turn below it is signalled, in any state of that turn itself. Turns of
 # episodes wait for their group, not for a signal. Locked in one order, as policies.
 _FORGET_TURNS = text("""
     WITH RECURSIVE waiting AS (

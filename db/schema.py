@@ -106,7 +106,7 @@ def _require_known(revision: str | None) -> None:
 
 
 async def is_current(database: Database) -> bool:
-    """Whether the database has exactly this code's schema.
+    """True if the database has exactly this code's schema.
 
     Raises:
         StoreUnavailable
@@ -116,7 +116,7 @@ async def is_current(database: Database) -> bool:
 
 @cache
 def revisions() -> tuple[str, ...]:
-    """Those of this code, the newest first."""
+    """The migrations of this code, the newest first."""
     return tuple(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())
 
 

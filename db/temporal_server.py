@@ -31,7 +31,7 @@ _HOLDER = text(
     "SELECT namespace_id, extract(epoch FROM now() - seen_at)::float8 AS seconds FROM temporal_server FOR UPDATE"
 )
 _HOLD = text("UPDATE temporal_server SET namespace_id = :namespace_id, seen_at = now()")
-# Past what anybody waits for. Another orchestrator of the same server renews it again.
+# Older than HELD_FOR, so that another server need not wait. An orchestrator of the same server renews it again.
 _RELEASE = text("UPDATE temporal_server SET seen_at = now() - interval '1 day' WHERE namespace_id = :namespace_id")
 
 
@@ -48,18 +48,18 @@ class TemporalServerStore:
         """Note that this server runs the workflows now.
 
         Args:
-            namespace_id: of the namespace; another one for each server, and after a server lost its data.
+            namespace_id: id of the Temporal namespace; it differs between servers, and after a server lost its data.
             formerly: the id that the caller held before its server lost its data.
 
         Returns:
-            What the sweep signals again, where this call noted another server than the one before; else None.
+            The work that the sweep signals again, if this call noted a different server; else None.
 
         Raises:
-            SetupError: another server did so less than a minute ago.
+            SetupError: another server noted the same less than a minute ago.
         """
         holder = await _locked_holder(connection, namespace_id)
         is_other = holder.namespace_id not in (namespace_id, formerly)
-        # In the future where the clock was set back: that is stale as well, or nobody could hold it until then.
+        # `seen_at` is in the future if the clock was set back: stale too, or the database could not be held until then.
         if is_other and abs(holder.seconds) < HELD_FOR.total_seconds():
             raise SetupError(
                 f"another Temporal server runs this database's workflows (namespace {holder.namespace_id}, seen"
@@ -71,12 +71,12 @@ class TemporalServerStore:
 
     @transaction
     async def seen_at(self, connection: AsyncConnection) -> datetime | None:
-        """When a server last said that it runs the workflows, by PostgreSQL's clock; None if none ever did."""
+        """Last time a server noted that it runs the workflows, by PostgreSQL's clock; None if no server ever did."""
         return (await connection.execute(_SEEN_AT)).scalar_one_or_none()
 
     @transaction
     async def take(self, connection: AsyncConnection, namespace_id: str) -> WaitingWork | None:
-        """As `hold`, whoever did so before: an operator knows that it is gone."""
+        """As `hold`, without regard to the former server: an operator knows that it is gone."""
         holder = await _locked_holder(connection, namespace_id)
         return await _change_holder(connection, holder.namespace_id, namespace_id)
 
@@ -87,7 +87,7 @@ class TemporalServerStore:
 
 
 async def _locked_holder(connection: AsyncConnection, namespace_id: str) -> Row[Any]:
-    """Who holds the database, which nobody changes meanwhile: this server, if none did before."""
+    """The locked row of the server that holds the database: this one, if no server held it before."""
     await connection.execute(_HOLD_FIRST, {"namespace_id": namespace_id})
     return (await connection.execute(_HOLDER)).one()
 

@@ -25,7 +25,7 @@ class CompareVersion(RequestBody):
         ]
         | None
     ) = None
-    """What both are asked; left out: what people asked in replies that the version was trained on."""
+    """Prompts for both versions; left out: the last questions before replies that the version was trained on."""
 
 
 @router.post("/policies/{policy}/versions/{version}/compare", openapi_extra=described(CompareVersion, required=False))

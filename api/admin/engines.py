@@ -21,7 +21,7 @@ EngineReference = Annotated[str, Path(description="An id, its beginning, or a UR
 class AddEngine(RequestBody):
     url: Annotated[str, Field(min_length=1, max_length=1000, examples=["http://127.0.0.1:8101"])]
     require_guard: bool = False
-    """Refuse an engine that answers to anyone."""
+    """Refuse an engine that does not require authentication."""
 
 
 class DrainEngine(RequestBody):

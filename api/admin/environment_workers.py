@@ -65,7 +65,7 @@ async def store_artifact(request: Request, digest: Sha256) -> ArtifactStored:
 
 @router.get("/artifacts/{digest}", response_class=Response)
 async def read_artifact(request: Request, digest: Digest) -> Response:
-    """What an agent left, as a tar archive."""
+    """An agent's artifact, as a tar archive."""
     services = await _worker_services(request)
     try:
         artifact = await services.artifacts.load(digest)

@@ -1,4 +1,4 @@
-"""`GET /admin/v1/export`: what was recorded, one JSON object a line."""
+"""`GET /admin/v1/export`: recorded data, one JSON object a line."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ router = APIRouter(prefix="/admin/v1", tags=["judging"])
 
 class CompareHistory(RequestBody):
     recipe: dict[str, Any] | None = None
-    """It judges the turns; the policy's own if left out."""
+    """Recipe that judges the turns; the policy's own if left out."""
     turns: Annotated[int, Field(ge=0, le=MOST_TURNS)] = 20
-    """How many further turns this call judges."""
+    """Number of further turns that this call judges."""
     apply: bool = False
     """Then have those turns judged again on which the verdicts differ: by the judge workers, with their own judge, so
     switch the workers first if it is not the one compared here."""

@@ -43,7 +43,7 @@ async def rejudge_session(request: Request, session_id: SessionReference) -> Rej
 
 @router.get("/judge/precision")
 async def show_precision(request: Request, policy: str = "default") -> JudgePrecision:
-    """How far votes on turns of episodes agree with their rewards, by how many votes a verdict is made of."""
+    """Agreement of votes on episodes' turns with the episodes' rewards, by the number of votes in a verdict."""
     services = await admin_services(request)
     return await judge_precision(services.votes, policy)
 

@@ -24,7 +24,7 @@ class CreateKey(RequestBody):
         Field(min_length=1, max_length=len(Scope), default_factory=lambda: [Scope.CHAT]),
     ]
     name: Annotated[str, Field(max_length=200)] = ""
-    """For people."""
+    """A label for people."""
     policy: Annotated[str, Field(min_length=1, max_length=200)] = "default"
     """The policy the key gives access to."""
     days: Annotated[int, Field(ge=1, le=MOST_DAYS)] | None = None

@@ -14,7 +14,7 @@ router = APIRouter(prefix="/admin/v1", tags=["ledger"])
 
 @router.get("/status")
 async def show_status(request: Request) -> ServiceStatus:
-    """How all stands: engines, training of each policy, sessions, and what is wrong."""
+    """Status of every component: engines, training of each policy, sessions, and current problems."""
     services = await admin_services(request)
     return await services.overview.status()
 

@@ -1,4 +1,4 @@
-"""`/admin/v1/rollouts`, `/rollout-groups` and `/episodes`: what a policy practises in sandboxes, and how it went.
+"""`/admin/v1/rollouts`, `/rollout-groups` and `/episodes`: a policy's practice in sandboxes, and its results.
 
 Needs a key with the scope `admin`. A change holds in PostgreSQL when the answer comes; a workflow that was not notified
 is started by the sweep.
@@ -31,7 +31,7 @@ PageSize = Annotated[int, Query(ge=1, le=500)]
 
 class StartRollouts(RequestBody):
     environment: Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S")]
-    """Where the tasks come from, as its worker calls it."""
+    """Name of the environment that gives the tasks, as its worker calls it."""
     size: Annotated[int, Field(ge=2, le=1024)] = 8
     """Episodes of a group, which are compared."""
     groups: Annotated[int, Field(ge=1, le=1024)] = 2
@@ -44,7 +44,7 @@ class StartRollouts(RequestBody):
 
 class PauseRollouts(RequestBody):
     reason: Annotated[str, Field(min_length=1, max_length=REASON_CHARACTERS, pattern=r"\S")]
-    """For people; shown with the state of the rollouts."""
+    """The reason, for people; shown with the state of the rollouts."""
 
 
 @router.get("/rollouts")

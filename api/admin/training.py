@@ -30,7 +30,7 @@ router = APIRouter(prefix="/admin/v1", tags=["training"])
 
 # A year of daily pauses and roll-backs; a page of them is small.
 MOST_EVENTS = 500
-# What a PostgreSQL integer holds.
+# The largest PostgreSQL integer.
 _LARGEST = 2**31 - 1
 
 
@@ -40,14 +40,14 @@ class CreatePolicyRequest(RequestBody):
     like: Annotated[str, Field(min_length=1, max_length=250)] = "default"
     """The policy whose base model, aliases, sampling and recipe it has."""
     version: Annotated[int, Field(ge=0, le=_LARGEST)] = 0
-    """It begins from this version of `like`; 0 is the base model."""
+    """Version of `like` from which the policy begins; 0 is the base model."""
     recipe: dict[str, Any] | None = None
     """The keys of a file in deploy/recipes; null takes the recipe of `like`."""
 
 
 class PauseRequest(RequestBody):
     reason: Annotated[str, Field(min_length=1, max_length=REASON_CHARACTERS, pattern=r"\S")]
-    """For people; shown with the state of training."""
+    """The reason, for people; shown with the state of training."""
 
 
 class ResumeRequest(RequestBody):
@@ -67,7 +67,7 @@ class ReleaseRequest(RequestBody):
 
 class PinRequest(RequestBody):
     version: Annotated[int, Field(ge=0, le=_LARGEST)] | None
-    """It answers whatever is trained; null: the newest version answers again."""
+    """Version that answers, whatever is trained; null: the newest version answers again."""
 
 
 # The recipe's JSON schema would refer to parts that the OpenAPI description does not hold.
@@ -156,7 +156,7 @@ async def show_version(
 async def list_events(
     request: Request, policy: str, limit: Annotated[int, Query(ge=1, le=MOST_EVENTS)] = 50
 ) -> EventList:
-    """What operators and Clawloop did to a policy, newest first: roll-backs, pauses, recipes, rejected versions."""
+    """A policy's events, by operators and Clawloop, newest first: roll-backs, pauses, recipes, rejected versions."""
     services = await admin_services(request)
     await services.training.status(policy)  # a policy that does not exist is an error, not one without events
     return EventList(events=await services.training_browser.events(policy, limit))
@@ -180,7 +180,7 @@ async def release(request: Request, policy: str) -> TrainingStatus:
 
 @router.post("/policies/{policy}/pin", openapi_extra=described(PinRequest))
 async def pin(request: Request, policy: str) -> TrainingStatus:
-    """Let one version answer whatever is trained, or with null the newest again."""
+    """Pin a version, so that it answers whatever is trained; null unpins it."""
     services = await admin_services(request)
     requested = check(PinRequest, await read_json(request, services.limits))
     return _status(await services.training_operations.pin(policy, requested.version))

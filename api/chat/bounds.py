@@ -20,13 +20,13 @@ from clawloop.settings import ChatBounds
 _COUNTED_LISTS = ("stop", "stop_token_ids", "bad_words")
 _GUIDED = ("guided_choice", "guided_grammar", "guided_json", "guided_regex")
 _EXPRESSIONS = ("regex", "pattern", "whitespace_pattern")
-# Where vLLM takes a schema as JSON text as well.
+# Fields in which vLLM accepts a schema as JSON text too.
 _JSON_TEXTS = ("json", "structural_tag")
 # A quantifier of a regular expression: optional, or with a number.
 _QUANTIFIER = re.compile(
     r"\\.|\[(?:\\.|[^\\\]])*\]|\(\?|(?P<optional>[?*])|\{(?P<least>[0-9]{0,9})(?:,(?P<most>[0-9]*))?\}", re.DOTALL
 )
-# As much as so many repetitions: in a row of them each may follow each before.
+# An optional item costs as much as this many repetitions: in a row of them, each may follow each earlier one.
 _OPTIONAL = 16
 # The engine writes out no more of one repetition.
 _WRITTEN_OUT = 256
@@ -86,7 +86,7 @@ def _is_file(part: Any) -> bool:
 
 
 def forced_forms(body: dict[str, Any]) -> list[tuple[str, Any]]:
-    """What the engine compiles into a grammar, each with the name of its field."""
+    """The schemas that the engine compiles into a grammar, each with the name of its field."""
     forms: list[tuple[str, Any]] = []
     response_format = body.get("response_format")
     if isinstance(response_format, dict) and response_format.get("type") not in ("text", "json_object"):
@@ -115,7 +115,7 @@ def _check_arguments(messages: list[dict[str, Any]]) -> None:
 
 
 def _check_texts(name: str, form: Any) -> None:
-    """What is no JSON here might be some for the engine, and would be compiled without bounds."""
+    """Refuse text that is not JSON here: the engine might read it as JSON, and compile it without bounds."""
     for key in _JSON_TEXTS:
         text = form.get(key) if isinstance(form, dict) else None
         if not isinstance(text, str):

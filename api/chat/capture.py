@@ -273,7 +273,7 @@ def _require_message(message: dict[str, Any]) -> None:
 
 
 def _are_token_ids(ids: list[Any]) -> bool:
-    """Whether these are token ids: below 2^31, as in any vocabulary, and no booleans, which are ints to Python."""
+    """True if these are token ids: below 2^31, as in any vocabulary, and no booleans, which are ints to Python."""
     if len(ids) == 1:  # of most chunks
         return type(ids[0]) is int and 0 <= ids[0] < 2**31
     # Without a loop in Python: a prompt may have 32,000 of them.

@@ -1,7 +1,7 @@
-"""How long a reply has waited for its client to read it.
+"""Bounds on the time that a reply waits for its client to read it.
 
 Meanwhile the request keeps its places on the engine. A client that reads a little now and then never hangs, so the
-waits are bounded in sum as well.
+sum of the waits is bounded too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ClientReading:
         return self._blocked + self._waiting() > self._most
 
     def too_slow(self) -> Problem:
-        """What a client is told that is."""
+        """The error for a client that reads too slowly."""
         message = (
             f"The reply was cut: it waited for {self._most:g} s in all for this client to read it, and kept "
             "others from the engine meanwhile. Read faster, or ask for less at once; an operator sets the bound with "

@@ -1,4 +1,4 @@
-"""The same prompts answered by a version and by its parent, as side turns, which nobody judges."""
+"""The same prompts answered by a version and by its parent, as side turns, which are not judged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LOAD_SECONDS = 60.0
 _LOOK_AGAIN_SECONDS = 0.5
 # Long enough to ask once more; engines have few slots for adapters.
 _WANTED = timedelta(minutes=2)
-# Of the requests that a version learned from, where no prompt is given.
+# Number of prompts taken from the requests that a version learned from, if no prompt is given.
 _OWN_PROMPTS = 3
 
 
@@ -85,7 +85,7 @@ async def compare(
 
 
 def _request_of(reply: TrainedReply) -> str | None:
-    """What a person asked last before this reply; None if nobody said anything in words."""
+    """The user's last question before this reply; None if no user message has text."""
     for message in reversed(reply.added):
         if message.get("role") == "user" and not is_volatile(message) and (words := plain_text(message).strip()):
             return words[:PROMPT_CHARACTERS]

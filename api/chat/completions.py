@@ -29,9 +29,9 @@ from clawloop.turns.identify import identify
 
 router = APIRouter(route_class=PlainRoute)
 
-# What a completion has and a chat has not.
+# Fields of a completion that a chat does not have.
 _ENGINE_FIELDS = ("prompt",)
-# What a chat has and a completion has not; vLLM ignores them.
+# Fields of a chat that a completion does not have; vLLM ignores them.
 _CHAT_FIELDS = ("messages", "tools", "tool_choice", "top_logprobs", "max_completion_tokens")
 
 

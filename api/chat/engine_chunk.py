@@ -1,4 +1,4 @@
-"""What an engine sends, as JSON objects; an answer of another shape is an error with a status of its own."""
+"""An engine's answers as JSON objects; an answer of an unexpected shape is an error with a status of its own."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def parse_chunk(data: bytes) -> Chunk:
 
 
 class ReadingAnswer(AbstractContextManager[None]):
-    """What an engine's JSON of another shape than the code expects raises inside becomes `EngineAnswerUnusable`.
+    """Turns errors raised inside, by engine JSON of an unexpected shape, into `EngineAnswerUnusable`.
 
-    Of a class, and without a state: a stream enters it twice a chunk, and a generator costs ten times as much.
+    A class without state: a stream enters it twice a chunk, and a generator costs ten times as much.
 
     Args:
-        what: that is read or written, e.g. `a chunk is not a chat chunk`.
+        what: the problem, e.g. `a chunk is not a chat chunk`.
     """
 
     def __init__(self, what: str) -> None:

@@ -1,4 +1,4 @@
-"""Which fields of a chat request go to the engine, which are dropped, and which are refused."""
+"""The fields of a chat request that go to the engine, those that are dropped, and those that are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clawloop.errors import RequestRejected
 
 # Clawloop's own fields; the engine does not get them.
 CLAWLOOP_FIELDS = frozenset({"session_id", "session_done", "turn_type"})
-# What OpenAI's chat completions and vLLM 0.32 have for the prompt, the sampling and the form of an answer.
+# Fields of OpenAI's chat completions and of vLLM 0.32 for the prompt, the sampling and the form of an answer.
 _ENGINE_FIELDS = frozenset(
     {
         "add_generation_prompt",

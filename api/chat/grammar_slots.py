@@ -1,4 +1,4 @@
-"""How many requests of one key, and of all keys, may wait for their grammar at once."""
+"""Limits on the requests of one key, and of all keys, that wait for their grammar at once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from clawloop.ids import ApiKeyId
 from clawloop.serving.places import Places
 from clawloop.settings import ChatBounds
 
-# What an engine takes for the largest grammar that the bounds let through, on one core.
+# Time in which an engine compiles the largest grammar that the bounds permit, on one core.
 COMPILE_SECONDS = 10.0
-# Three of them: then the client should know that it is too fast.
+# The time of three such grammars; after it the client should know that it is too fast.
 WAIT_SECONDS = 30.0
 # One semaphore is 100 bytes; keys that sent nothing for longest are forgotten.
 _KEYS = 10_000
@@ -31,7 +31,7 @@ class GrammarSlots:
         slots: requests of one key at once.
         together: those of all keys, on one engine; keys get them in turn.
         wait_seconds: how long a request is held for a free slot.
-        compile_seconds: after this a slot is free whatever became of its request.
+        compile_seconds: after this a slot is free in any case.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class _KeySlots:
                     limit.reschedule(None)
 
     def get_engine(self) -> None:
-        """It has one, or waits no longer."""
+        """Note that one more request has an engine, or has stopped waiting for one."""
         self._without_engine -= 1
         if self._without_engine == 0:
             now = asyncio.get_running_loop().time()

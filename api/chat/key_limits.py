@@ -1,4 +1,4 @@
-"""What each key may use, by leaky buckets in this process: requests and tokens a minute, chats at once, stored bytes.
+"""Limits of each key, by leaky buckets in this process: requests and tokens a minute, chats at once, stored bytes.
 
 Each of several gateways that know each other counts by itself and grants its share, so that no chat waits for another
 process. Connections are spread evenly over them by the kernel, so a busy key gets about its limit, and one that sends
@@ -26,7 +26,7 @@ _MINUTE = 60.0
 _KEYS = 10_000
 # A chat ends within seconds or minutes: the client should look again soon, and not at once.
 _CONCURRENCY_RETRY_SECONDS = 2
-# How long a request to count tokens waits for those of its key before it; each takes a second or two at most.
+# A request to count tokens waits this long for its key's earlier ones; each takes a second or two at most.
 COUNT_SECONDS = 30.0
 
 
@@ -57,9 +57,9 @@ class Bucket:
 
 
 class Pace:
-    """How many tokens a second a reply had lately, the time before its first one included."""
+    """Tokens a second of recent replies, the time before the first token included."""
 
-    # Of the newest reply: the last ten or so count.
+    # Weight of the newest reply in the running mean: about the last ten replies count.
     _SHARE = 0.1
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Pace:
         self._tokens_a_second = newest if known is None else known + self._SHARE * (newest - known)
 
     def tokens_in(self, seconds: float) -> int:
-        """About how many tokens a reply has after so long; 0 until the first reply has ended."""
+        """Approximate number of tokens of a reply after `seconds`; 0 until the first reply has ended."""
         return int((self._tokens_a_second or 0.0) * seconds)
 
 
@@ -153,7 +153,7 @@ class KeyLimiter:
     def require_room(self, key: ApiKey) -> None:
         """
         Raises:
-            RequestRejected: 429; the key stores as much as it may.
+            RequestRejected: 429; the key has stored its limit.
         """
         if self._stored is not None:
             self._stored.require_room(key)
@@ -165,7 +165,7 @@ class KeyLimiter:
             state.tokens.take(tokens, self._clock())
 
     def headers(self, key: ApiKey) -> dict[str, str]:
-        """OpenAI's headers about what is left; empty for a key without limits a minute."""
+        """OpenAI's rate-limit headers; empty for a key without limits a minute."""
         state = self._state(key)
         found: dict[str, str] = {}
         for name, bucket in (("requests", state and state.requests), ("tokens", state and state.tokens)):

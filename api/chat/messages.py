@@ -43,7 +43,7 @@ async def messages(request: Request) -> ChatExchange:
 
 @router.post("/v1/messages/count_tokens", openapi_extra=_body_schema("CountTokensRequest"))
 async def count_message_tokens(request: Request) -> JSONResponse:
-    """How many tokens the prompt of a request has; nothing is recorded."""
+    """Number of tokens in a request's prompt; nothing is recorded."""
     services, key, translated = await _read(request, CountTokensRequest)
     try:
         count = await count_tokens(services, key, translated.body)

@@ -30,11 +30,11 @@ _VERSION = re.compile(r"(?P<policy>.+)-v(?P<number>\d{1,9})")
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """What a model name stands for.
+    """The meaning of a model name.
 
     Args:
-        version: the version it pins; None for the active one.
-        side: it is an alias for side turns.
+        version: the version that the name pins; None for the active one.
+        side: the name is an alias for side turns.
     """
 
     version: int | None
@@ -42,7 +42,7 @@ class ModelChoice:
 
 
 def resolve_name(name: str, policy: Policy, versions: frozenset[int]) -> ModelChoice:
-    """What `name` stands for with a key of this policy.
+    """The meaning of `name` with a key of this policy.
 
     Args:
         versions: the adapter versions that engines have loaded.

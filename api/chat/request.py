@@ -1,4 +1,4 @@
-"""From an HTTP request to a `PreparedChat`: the policy, version, session and kind, and the body for the engine."""
+"""Turns an HTTP request into a `PreparedChat`: the policy, version, session and kind, and the body for the engine."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class PreparedChat:
 
     @property
     def owner(self) -> str:
-        """Whose turn it is when requests wait for an engine: a key's, or that of all episodes of a policy."""
+        """Name of the queue in which the request waits for an engine: one for each key, one for a policy's episodes."""
         return _owner(self.key, self.policy)
 
     def engine_body(self, version: int, sent: Sent) -> bytes:
@@ -155,10 +155,10 @@ async def prepare(
 
 
 def cache_salt(key: ApiKey, policy: Policy, limits: Limits) -> str | None:
-    """What separates the beginnings of prompts that an engine keeps.
+    """Salt of the engine's prefix cache, which keeps the prompts of different keys apart.
 
-    A prompt that begins as one before is answered sooner, so that who shares them can try out what others wrote. No
-    client can send a salt, so it need not be a secret.
+    A prompt that begins like an earlier one is answered sooner, so a client that shared the cache could find out the
+    prompts of others by trying. No client can send a salt, so it need not be a secret.
     """
     if not limits.cache_per_key:
         return None

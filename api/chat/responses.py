@@ -54,7 +54,7 @@ async def responses(request: Request) -> ChatExchange:
 
 @router.post("/v1/responses/input_tokens", openapi_extra=_BODY)
 async def count_input_tokens(request: Request) -> JSONResponse:
-    """How many tokens the prompt of a request has; nothing is recorded."""
+    """Number of tokens in a request's prompt; nothing is recorded."""
     services, key, _, translated = await _read(request)
     try:
         count = await count_tokens(services, key, translated.body)

@@ -53,7 +53,7 @@ def conversation(stored: StoredTurn) -> list[Message]:
 
 
 def instructions_of(stored: StoredTurn) -> int:
-    """How many characters of the conversation's system message are a request's `instructions`."""
+    """Number of characters of the conversation's system message that are a request's `instructions`."""
     found = stored.record.sampling.get(INSTRUCTIONS)
     return found if isinstance(found, int) else 0
 

@@ -1,7 +1,7 @@
-"""What the keys with a bound on it store, asked of PostgreSQL every few seconds, so that no chat waits for the answer.
+"""Stored bytes of the keys with a limit on them, read from PostgreSQL every few seconds, so that no chat waits.
 
-A key may go over its bound by what it stores within one interval. While PostgreSQL does not answer, the last answer
-stands; the spool has a bound of its own.
+A key may exceed its limit by the bytes that it stores within one interval. While PostgreSQL does not answer, the last
+answer counts; the spool has a limit of its own.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class StoredBytes:
     def require_room(self, key: ApiKey) -> None:
         """
         Raises:
-            RequestRejected: 429; the key stores as much as it may, when it was last looked at.
+            RequestRejected: 429; the key had stored its limit when PostgreSQL was last asked.
         """
         most = key.limits.stored_mib or self._default_mib
         if most is None or key.episode is not None:
@@ -63,7 +63,7 @@ class StoredBytes:
         self._seen[key.id] = time.monotonic()
         if self._stored.get(key.id, 0) >= most * _MIB:
             raise RequestRejected(
-                f"This key may store {most} MiB of conversations, and does. An operator makes room by"
+                f"This key has stored its limit of {most} MiB of conversations. An operator makes room by"
                 " `clawloop erase`, or raises the limit: `clawloop key limit --stored-mib`.",
                 status=429,
                 code="storage_limit_exceeded",

@@ -1,7 +1,7 @@
-"""How many tokens a request's prompt has, by the engine's own template.
+"""Number of tokens in a request's prompt, by the engine's own template.
 
-An engine splits all texts into tokens on one thread, which chats need too: what a key may have counted is bounded, and
-counted one after the other.
+An engine splits all texts into tokens on one thread, which chats need too. So the counting for a key is bounded, and
+done one request after the other.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import time
 from api.chat.capture import Chunk
 from api.chat.key_limits import Pace
 
-# Of English text and of code; only for a prompt whose tokens the engine had no time to name.
+# Typical of English text and of code; used only for a prompt whose tokens the engine had no time to report.
 _BYTES_PER_TOKEN = 4
 
 

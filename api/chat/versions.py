@@ -1,4 +1,4 @@
-"""Which version answers a request: the active one, or the canary; a chain of tool calls stays on one version."""
+"""Choice of the version for a request: the active one, or the canary; a chain of tool calls stays on one version."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _BLOCKS = 16 * 1024
 
 
 class DiskReserve:
-    """Its methods block on the disk: call them from a thread.
+    """Space kept free on the disk. The methods block on the disk: call them from a thread.
 
     Args:
         path: of the file; its folder exists.

@@ -109,7 +109,7 @@ class HeldTurns:
                 self._filled.clear()
 
     def _batches(self) -> Iterator[list[TurnRecord]]:
-        """What is held now, oldest first."""
+        """The turns held now in batches, oldest first."""
         held = sorted(self._turns)
         for first in range(0, len(held), BATCH_TURNS):
             batch = held[first : first + BATCH_TURNS]
@@ -124,7 +124,7 @@ class HeldTurns:
                 return
 
     async def _write(self, record: TurnRecord) -> bool:
-        """Whether memory need not hold the turn any longer."""
+        """True if the turn was written, or was already gone, so that memory need not hold it."""
         async with self._placing:
             if record.turn_id in self._turns:
                 try:

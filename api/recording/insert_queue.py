@@ -80,7 +80,7 @@ class InsertQueue:
             raise StoreUnavailable(f"not stored within {LIMIT_SECONDS:g} s") from None
 
     def mark_present(self) -> None:
-        """PostgreSQL has answered somebody: turns are inserted again."""
+        """PostgreSQL has answered another caller: turns are inserted again."""
         self._away_until = 0.0
         self._answered_at = time.monotonic()
 
@@ -96,7 +96,7 @@ class InsertQueue:
         try:
             await self._insert_while_turns_wait()
         finally:
-            # At once: a turn that arrives now must see that nobody will come for it.
+            # At once: a turn that arrives now must see that this task will not insert it.
             task = asyncio.current_task()
             assert task is not None
             self._running.discard(task)

@@ -44,7 +44,7 @@ class Spool:
     """A folder of turns. Its methods block on the disk: call them from a thread.
 
     Several gateways may share the folder: each locks a sub-folder of its own, so a file belongs to one gateway. The
-    turns of a gateway that died are taken over by another one.
+    turns of a gateway that died are taken over by another gateway.
 
     Args:
         folder: created if missing.
@@ -235,12 +235,12 @@ def put_back(folder: Path, paths: Iterable[Path]) -> int:
     count = 0
     subfolder, lock = _lock_subfolder(folder)
     try:
-        # Of the gateways' user, whoever runs this.
+        # Owned by the gateways' user, also if another user runs this.
         owner = folder.stat()
         for made in (subfolder, subfolder / "lock"):
             os.chown(made, owner.st_uid, owner.st_gid)
         for path in paths:
-            with suppress(FileNotFoundError):  # somebody deleted it meanwhile
+            with suppress(FileNotFoundError):  # the file was deleted meanwhile
                 path.rename(subfolder / path.name)
                 count += 1
     finally:
@@ -261,7 +261,7 @@ def reseal_turn(path: Path, sealer: Sealer, *, decrypt: bool) -> bool:
         return False
     content, before = stored if is_plain else sealer.open(stored, place), path.stat()
     _write_synced(path, content if decrypt else sealer.seal(content, place))
-    os.chown(path, before.st_uid, before.st_gid)  # of the gateway's user, whoever runs this
+    os.chown(path, before.st_uid, before.st_gid)  # the gateway's user, also if another user runs this
     return True
 
 
@@ -293,7 +293,7 @@ def _write_synced(path: Path, content: bytes) -> None:
 
 
 def _remove_partial(folder: Path) -> None:
-    """Remove files whose writer died before they were whole: their turns were acknowledged to nobody."""
+    """Remove files whose writer died before they were whole: their turns were not acknowledged to any client."""
     for place in (folder, folder / _REJECTED):
         for partial in place.glob(f"*{_PARTIAL}"):
             if not partial.is_dir():
@@ -301,12 +301,12 @@ def _remove_partial(folder: Path) -> None:
 
 
 def _subfolders(folder: Path) -> Iterator[Path]:
-    """Those of gateways; a file beside them, such as somebody's archive of one, is left alone."""
+    """The gateways' sub-folders; a file beside them, e.g. an archive of one, is left alone."""
     return (path for path in folder.glob("gateway-*") if path.is_dir())
 
 
 def _total_size(folders: Iterable[Path]) -> int:
-    """Of the turns directly in these folders."""
+    """Bytes of the turns directly in these folders."""
     total = 0
     for folder in folders:
         for path in folder.glob(f"*{_SUFFIX}"):

@@ -32,8 +32,8 @@ LONGEST_BATCH_TURNS = 32
 # While turns cannot be stored, and to look for turns of a gateway that died.
 RETRY_SECONDS = 1.0
 TAKE_OVER_SECONDS = 5.0
-# Of the files that the disk did not let go, so many are tried again in a round: a disk that became read-only may have
-# many thousands, and the turns that come meanwhile do not wait for them.
+# Files that could not be removed are tried again, at most this many in a round: a disk that became read-only may have
+# many thousands, and new turns must not wait for them.
 RETRIED_FILES = 1000
 
 
@@ -183,7 +183,7 @@ class SpoolDrain:
             except RecordUnusable as error:
                 await self._settle(turn_id, str(error))
             except FileNotFoundError:
-                log.error("spooled turn deleted by somebody else", extra={"turn_id": str(turn_id)})
+                log.error("spooled turn deleted by another process", extra={"turn_id": str(turn_id)})
                 await self._settle(turn_id)
             except OSError as error:  # one file that the disk does not give back must not hold up the others
                 self._say_why("spooled turn not read", turn_id, error)
@@ -202,7 +202,7 @@ class SpoolDrain:
                 self._count_rejected(turn_id, unusable, await asyncio.to_thread(self._spool.reject, turn_id))
             self._explained.pop(turn_id, None)
         except FileNotFoundError:
-            pass  # somebody deleted the file: what reads it next says so
+            pass  # the file was deleted: its next reader reports it
         except OSError as error:
             self._settled[turn_id] = unusable  # as the last one, so that each is tried again in its turn
             self._say_why("spooled turn neither removed nor set aside", turn_id, error)

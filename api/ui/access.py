@@ -21,7 +21,7 @@ _LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrency", "stored_mi
 
 @router.post("/ui/access/keys")
 async def make_key(request: Request, policy: str | None = None) -> Response:
-    """Make a key of any scope; its secret is shown this once."""
+    """Make a key of any scope; its secret is shown only once."""
     await operator(request)
     form = await read_form(request)
     try:

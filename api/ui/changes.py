@@ -36,12 +36,12 @@ class Changes:
         self._lock = asyncio.Lock()
         self._read_at = -CHECK_SECONDS
         self._mark: str | None = None
-        self._left: set[asyncio.Task[Any]] = set()  # changes that nobody waits for any more
+        self._left: set[asyncio.Task[Any]] = set()  # changes whose request has ended
 
     async def mark(self) -> str:
-        """A value that is another one once something changed, at most a second old; `AWAY` without PostgreSQL."""
+        """A value that changes whenever a page's content changes, at most a second old; `AWAY` without PostgreSQL."""
         if self._mark == AWAY and self._lock.locked():
-            return AWAY  # somebody asks again, which takes seconds where nothing answers
+            return AWAY  # another request asks PostgreSQL already, which takes seconds if it does not answer
         async with self._lock:
             if self._mark is None or time.monotonic() - self._read_at >= CHECK_SECONDS:
                 try:
@@ -54,20 +54,20 @@ class Changes:
     async def unless_away(
         self, work: Coroutine[Any, Any, Answer], reads_store: Callable[[], bool], *, goes_on: bool = False
     ) -> Answer:
-        """What `work` returns.
+        """The result of `work`, unless PostgreSQL falls silent meanwhile.
 
         Pages read with the patience of background work, half a minute: a busy server needs it. A server that fell
         silent in the second before is not known to be away when a page begins to read; so the page asks again while it
         waits, and is told within seconds.
 
         Args:
-            reads_store: whether it has begun to read.
-            goes_on: it changes something, and so is never cut off half-way: whoever waits for it is answered, and it
+            reads_store: whether `work` has begun to read.
+            goes_on: `work` changes something, so it is never cancelled half-way: the request is answered, and `work`
                 ends by itself.
 
         Raises:
             StoreUnavailable: PostgreSQL fell silent meanwhile.
-            ChangeUnknown: the same of work that goes on.
+            ChangeUnknown: PostgreSQL fell silent, and `work` goes on.
         """
         answer, silence = asyncio.create_task(work), asyncio.create_task(self._silence(reads_store))
         left = False

@@ -70,11 +70,11 @@ def probes_of(versions: Sequence[VersionView]) -> dict[int, float]:
 
 
 def _stays(replies: Sequence[ReplyFigures], position: int) -> bool:
-    """Whether the version of this reply also gave the next one, or there is none yet."""
+    """True if the version of this reply also gave the next one, or if no next reply exists yet."""
     following = replies[position + 1 : position + 2]
     return all(reply.version == replies[position].version for reply in following)
 
 
 def matches_of(versions: Sequence[VersionView]) -> dict[int, float]:
-    """What an evaluation measured, by version."""
+    """The match that an evaluation measured, by version."""
     return {version.n: version.match for version in versions if version.match is not None}

@@ -1,4 +1,4 @@
-"""`GET /ui/engines`: what is loaded where, what waits, what is wrong and what to do about it."""
+"""`GET /ui/engines`: engines with their versions, queues, and problems with their remedies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the words and figures of versions mean, for people who read them for the first time."""
+"""Meanings of the words and figures of versions, for people who read them for the first time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ STATES = {
     "candidate": "just made; the gate has not decided yet",
     "rejected": "the gate did not accept it; a person may release it",
     "abandoned": "its step was given up before it was accepted",
-    "files removed": "its files were deleted, so it can answer no more",
+    "files removed": "its files were deleted, so it cannot answer any more",
 }
 _NATS = "in nats (0: nothing changed)"
 FIGURES = {
     # of a step, and of the check of its numbers
     "loss": "what the step makes smaller; it says little by itself",
-    "grad_norm": "how hard the batch pulled at the model, before it was limited; huge if something broke",
+    "grad_norm": "size of the gradient before clipping; huge if something broke",
     "parent_distance": f"how far a token's log-probability moved from the parent, on average, {_NATS}",
     "parent_median": f"the same for the token in the middle: half of them moved less, {_NATS}",
     "token_share": "share of the tokens that moved very far from the parent (`gate.token_share` is the limit)",
@@ -33,7 +33,7 @@ FIGURES = {
     "dropped": "samples that were left out",
     "without_hint": "samples of which only the verdict was trained",
     "seconds": "how long it took",
-    "moves_seconds": "how long the replies were read once more to see by how much the step moved each token",
+    "moves_seconds": "time for scoring the replies again, to see how much the step moved each token",
     # of the replay of replies that are never trained
     "praised": "held-out replies with a good verdict",
     "blamed": "held-out replies with a bad verdict",
@@ -58,7 +58,7 @@ FIGURES = {
     "parent_valid_calls": "share of its parent's tool calls that are valid",
     # of the canary
     "sessions": "judged sessions that it answered",
-    "other_sessions": "judged sessions that the version before answered",
+    "other_sessions": "judged sessions that the previous version answered",
     "hours": "how long it was tried",
     "radius": "how uncertain the change still is: it may be this much more or less",
 }
@@ -71,12 +71,12 @@ def words_of(states: Iterable[str]) -> dict[str, str]:
 
 
 def meaning_of(state: str) -> str:
-    """What a version's state means, in one line."""
+    """Meaning of a version's state, in one line."""
     return "; ".join(f"{word}: {meaning}" for word, meaning in words_of([state]).items())
 
 
 def explained(figures: Iterable[str]) -> dict[str, str]:
-    """These figures with what they mean, without those that say so by themselves."""
+    """Meanings of these figures, without the self-explanatory ones."""
     return {name: FIGURES[name] for name in figures if name in FIGURES}
 
 

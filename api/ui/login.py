@@ -19,7 +19,7 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 # Without a login there is nothing to sign a form's token with: it is compared with a cookie of its own.
 _FORM_COOKIE = "clawloop_login_form"
 _FORM_SECONDS = 3600
-# Of everybody: a key and a token.
+# Largest login form, of any client: a key and a token.
 _FORM_BYTES = 4096
 
 

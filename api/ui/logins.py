@@ -24,7 +24,7 @@ from clawloop.errors import RequestRejected, StoreUnavailable
 COOKIE = "clawloop_page"
 # A working day; then the key is asked for again.
 LOGIN_SECONDS = 12 * 3600
-# How long a login may outlive its key, as for a request with the key itself.
+# Longest time for which a login outlives its key, the same as for a request with the key itself.
 FRESH_SECONDS = 30.0
 # Keys have 256 random bits, so this bounds the work for PostgreSQL, not the chance to guess one.
 FAILURES_PER_MINUTE = 10
@@ -36,12 +36,12 @@ _REJECTED = "This is no key that may see the page: it needs the scope `admin`, o
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Who looks at the page.
+    """A logged-in viewer of the page.
 
     Args:
         key: the key that was logged in with.
         may_write: the key has the scope `admin`.
-        csrf: what a form must send back.
+        csrf: token that a form must send back.
         expires: as `time.time`.
     """
 

@@ -53,7 +53,7 @@ def blocks_of(message: Message) -> list[Block]:
 
 
 def first_words(messages: Sequence[Message], characters: int = 90) -> str:
-    """What a person said first in these messages, shortened; empty if nobody did."""
+    """Text of the first user message, shortened; empty if there is none."""
     for message in messages:
         if message.get("role") == "user" and not is_volatile(message):
             words = " ".join(" ".join(block.text for block in blocks_of(message) if block.kind == "text").split())

@@ -24,11 +24,11 @@ _REPLIES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """How a policy stands.
+    """The state of a policy and of the components that it needs.
 
     Args:
         problems: why this gateway is not ready; empty if it is.
-        temporal: what is wrong with Temporal; None if it answers.
+        temporal: the problem with Temporal; None if it answers.
     """
 
     training: TrainingView

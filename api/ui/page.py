@@ -1,4 +1,4 @@
-"""What all parts of the page share: the login a request needs, the templates, the headers, and errors as HTML."""
+"""Shared by all parts of the page: the login a request needs, the templates, the headers, and errors as HTML."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def require_no_episode(in_episode: bool) -> None:
         RequestRejected: 409; the environment's verifier alone decides what an episode is worth.
     """
     if in_episode:
-        message = "This is an episode's: its environment's verifier alone decides its reward, and nobody rates it."
+        message = "This turn is an episode's: its environment's verifier alone decides its reward, it cannot be rated."
         raise RequestRejected(message, status=409, code="rated_by_verifier")
 
 

@@ -38,7 +38,7 @@ async def start(request: Request, policy: str | None = None) -> Response:
 
 @router.post("/ui/keys")
 async def make_key(request: Request, policy: str | None = None) -> Response:
-    """Make a key for an agent; its secret is shown this once."""
+    """Make a key for an agent; its secret is shown only once."""
     login = await operator(request)
     services = services_of(request)
     chosen = policy_of(services, login, policy)
@@ -63,7 +63,7 @@ async def chat(request: Request) -> Response:
 
 @router.get("/ui/chat/{name}")
 async def recorded_chat(request: Request, name: str) -> Response:
-    """What is recorded of the box's chat."""
+    """The recorded turns of the box's chat."""
     login = await viewer(request)
     if _CHAT_NAME.fullmatch(name) is None:
         raise RequestRejected(f"No chat of this page is called {name!r}.", status=404, code="not_found")

@@ -29,7 +29,7 @@ _SHADES = 3
 class TokenLine:
     """
     Args:
-        text: None if no engine said it.
+        text: None if no engine gave it.
         moved: by how much the step changed its log-prob; None where that is not stored.
         colour: what the token is coloured by: its advantage, or by how much it moved where no advantage is stored.
         shade: 1 to 3 by how far that is from 0, in the colour of its sign; 0: none.

@@ -56,7 +56,7 @@ async def judge_again(request: Request, turn: TurnId) -> Response:
     result = await services_of(request).session_operations.rejudge_turn(turn)
     if result is None:
         raise _missing(turn)
-    note = "It is judged again; this place shows the result."
+    note = "The turn is judged again; the result will appear here."
     if result.refused is not None:
         note = f"It cannot be judged again: {result.refused}."
     return await _turn(request, login, turn, note)

@@ -126,7 +126,7 @@ async def change(request: Request, action: str, policy: str | None = None) -> Re
 
 
 def _answering(training: TrainingView) -> str:
-    """What answers once no version is pinned."""
+    """A sentence about the version that answers once no version is pinned."""
     if training.canary is None:
         return "The newest version answers again."
     return (

@@ -1,4 +1,4 @@
-"""How the page writes times, figures and states."""
+"""The page's wording of times, figures and states."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OUTCOMES = {
 
 
 def age(at: datetime | None) -> str:
-    """How long ago, e.g. `3 minutes ago`."""
+    """The age of a moment, e.g. `3 minutes ago`."""
     if at is None:
         return "never"
     seconds = (datetime.now(UTC) - at).total_seconds()
@@ -77,7 +77,7 @@ def outcome(value: TurnOutcome) -> str:
 
 
 def why(value: str, shown: TurnOutcome) -> str:
-    """Why a turn has its outcome, without the words of the outcome, which stand beside it."""
+    """The reason for a turn's outcome, without the words of the outcome, which stand beside it."""
     return value.removeprefix(OUTCOMES[shown]).removeprefix(": ")
 
 

@@ -33,7 +33,7 @@ def check_version(path: Path, sha256: str) -> None:
     """Check that this directory holds the adapter with this hash.
 
     Raises:
-        AdapterUnusable: it holds another one, or a part of one.
+        AdapterUnusable: it holds another adapter, or a part of one.
         AdapterUnreadable
     """
     if (actual := adapter_sha256(path)) != sha256:

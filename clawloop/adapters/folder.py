@@ -25,11 +25,11 @@ class AdapterFolder:
         self._path = path.resolve()
 
     async def are_here(self) -> bool:
-        """Whether the folder exists on this machine; if not, another machine has it."""
+        """True if the folder exists on this machine; if not, another machine has it."""
         return await asyncio.to_thread(self._path.is_dir)
 
     async def free_bytes(self) -> int:
-        """Of the disk that the folder is on."""
+        """Free bytes of the folder's disk."""
         return await asyncio.to_thread(lambda: shutil.disk_usage(self._path).free)
 
     async def directories(self) -> list[AdapterDirectory]:

@@ -1,4 +1,4 @@
-"""Whether a sample is too stale for the version that would be trained on it.
+"""Staleness of a sample: the limit after which it is not trained.
 
 Next-state evidence ages with each version. Explicit feedback does not; it is dropped only if the policy has drifted
 away from the response itself.

@@ -1,4 +1,4 @@
-"""Options of `up` and `plan` that set what is else found by a model's family."""
+"""Options of `up` and `plan` that override the settings of a model's family."""
 
 from __future__ import annotations
 

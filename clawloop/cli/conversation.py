@@ -38,7 +38,7 @@ def conversation_lines(detail: SessionDetail, *, full: bool) -> Iterator[str]:
 
 
 def outcome_line(turn: TurnView) -> str:
-    """What became of a turn, in one line."""
+    """A turn's outcome, verdict, sample and step, in one line."""
     parts = [turn.outcome.replace("_", " ")]
     if turn.verdict is not None:
         parts.append(f"verdict {signed(turn.verdict)} of {turn.votes} valid votes" if turn.votes else _rated(turn))

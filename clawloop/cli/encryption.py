@@ -28,7 +28,7 @@ def make_key(
     file: Annotated[Path, typer.Argument(help="The file of keys, for CLAWLOOP_ENCRYPTION_KEY_FILE.")],
     add: Annotated[bool, typer.Option("--add", help="Put a new key before the others, which still decrypt.")] = False,
 ) -> None:
-    """Make a file with a new key. Keep a copy elsewhere: without it nobody can read what it encrypts."""
+    """Make a file with a new key. Keep a copy elsewhere: without the file, encrypted content cannot be read."""
     from clawloop.encryption.key_file import SETTING, add_key, make_keys
 
     if add:
@@ -41,7 +41,7 @@ def make_key(
         typer.echo("has nothing left to do.")
         return
     make_keys(file)
-    typer.echo(f"{file} has a key. Keep a copy elsewhere: without it nobody can read what it encrypts.")
+    typer.echo(f"{file} has a key. Keep a copy elsewhere: without the file, encrypted content cannot be read.")
     typer.echo(f"To use it, start all processes with {SETTING}={file.absolute()}")
 
 

@@ -35,7 +35,7 @@ def list_engines(data: Data = None, as_json: AsJson = False) -> None:
 def add_engine(
     url: Annotated[str, typer.Argument(help="e.g. http://127.0.0.1:8101")],
     require_guard: Annotated[
-        bool, typer.Option("--require-guard", help="Refuse an engine that answers to anyone.")
+        bool, typer.Option("--require-guard", help="Refuse an engine without authentication.")
     ] = False,
     data: Data = None,
     as_json: AsJson = False,
@@ -53,7 +53,7 @@ def add_engine(
 @engine_app.command("renew-secret")
 def renew_secret(
     finish: Annotated[
-        bool, typer.Option("--finish", help="Remove the old ones, which engines accepted until now.")
+        bool, typer.Option("--finish", help="Remove the old secrets, which engines accepted until now.")
     ] = False,
     data: Data = None,
 ) -> None:

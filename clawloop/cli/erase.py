@@ -30,7 +30,7 @@ def erase_command(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Erase content, for good. Rows without content, and what steps have learned, stay."""
+    """Erase content, for good. Ids, verdicts and hashes remain, and so does what steps have learned."""
     if (session is None) == (turn is None):
         raise typer.BadParameter("give one of --session and --turn", param_hint="--session")
     of_session, of_turn = with_reading(data, lambda reading: _find(reading, session, turn))

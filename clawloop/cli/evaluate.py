@@ -21,13 +21,16 @@ _POLL_SECONDS = 2.0
 def evaluate_command(
     setting: Annotated[str, typer.Argument(metavar="SETTING", help="student or teacher.")],
     key: Annotated[str, typer.Option(help="Key with which to chat.", envvar="CLAWLOOP_KEY")],
-    persona_url: Annotated[str, typer.Option(help="Where the model answers that plays the user; OpenAI-compatible.")],
-    persona_model: Annotated[str, typer.Option(help="Its name there.")],
+    persona_url: Annotated[str, typer.Option(help="URL of the model that plays the user; OpenAI-compatible.")],
+    persona_model: Annotated[str, typer.Option(help="Name of the model that plays the user.")],
     persona_key: Annotated[
-        str | None, typer.Option(help="Its key; none by default.", envvar="CLAWLOOP_PERSONA_KEY")
+        str | None,
+        typer.Option(help="Key of the model that plays the user; none by default.", envvar="CLAWLOOP_PERSONA_KEY"),
     ] = None,
-    grader_url: Annotated[str | None, typer.Option(help="Where the grader answers; the persona's by default.")] = None,
-    grader_model: Annotated[str | None, typer.Option(help="The grader's name there; the persona's by default.")] = None,
+    grader_url: Annotated[str | None, typer.Option(help="URL of the grader; the persona's by default.")] = None,
+    grader_model: Annotated[
+        str | None, typer.Option(help="Name of the grader's model; the persona's by default.")
+    ] = None,
     grader_key: Annotated[str | None, typer.Option(help="The grader's key.", envvar="CLAWLOOP_GRADER_KEY")] = None,
     url: Annotated[str, typer.Option(help="The gateway.")] = "http://127.0.0.1:30000",
     model: Annotated[str, typer.Option(help="The model name to chat with.")] = "policy",
@@ -44,9 +47,9 @@ def evaluate_command(
     sessions: Annotated[int | None, typer.Option(min=0, help="Sessions; 36 for student, 24 for teacher.")] = None,
     held_out: Annotated[int, typer.Option(min=1, help="Tasks that are graded and never chatted about.")] = 24,
     answer_tokens: Annotated[
-        int, typer.Option(min=1, help="An answer has so many tokens at most; more for models that think.")
+        int, typer.Option(min=1, help="Most tokens of an answer; set more for models that think.")
     ] = 1024,
-    wait_minutes: Annotated[float, typer.Option(min=0, help="Wait at most so long until all is learned.")] = 60.0,
+    wait_minutes: Annotated[float, typer.Option(min=0, help="Longest wait until all is learned, in minutes.")] = 60.0,
     out: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the report, as JSON.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -91,14 +94,14 @@ def evaluate_command(
         except OSError as error:
             raise SetupError(f"{out} cannot be written: {error}") from error
     if found.problem is not None:
-        raise SetupError(f"the evaluation is not whole: {found.problem}")
+        raise SetupError(f"the evaluation is incomplete: {found.problem}")
 
 
 async def check_policy(url: str, admin_key: str | None, policy: str) -> None:
     """Ask for the policy's training once, so that a mistake is not found after hours of sessions.
 
     Raises:
-        SetupError: the key or the policy is another one, or the gateway does not answer.
+        SetupError: the key or the policy is wrong, or the gateway does not answer.
     """
     if admin_key is None:
         return

@@ -1,4 +1,4 @@
-"""`clawloop export`: what was recorded, one JSON object a line. Heavy imports happen inside the verb."""
+"""`clawloop export`: recorded data, one JSON object a line. Heavy imports happen inside the verb."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ def export(
     since: Annotated[datetime | None, typer.Option(formats=_TIMES, help="Not before this time, UTC.")] = None,
     until: Annotated[datetime | None, typer.Option(formats=_TIMES, help="Before this time, UTC.")] = None,
     out: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="A file; one that is there is continued after its last line.")
+        Path | None,
+        typer.Option(dir_okay=False, help="Output file; an existing file is continued after its last line."),
     ] = None,
     files: Annotated[
         bool, typer.Option("--files", help="Messages with their images themselves in place of references.")
     ] = False,
     data: Data = None,
 ) -> None:
-    """Print what was recorded as JSON lines, oldest first; the content of conversations is among it."""
+    """Print recorded data as JSON lines, oldest first, with the content of conversations."""
     from clawloop.operations.export import Exporter, ExportFilter, ExportKind
     from db.export import PostgresExportStore
 

@@ -62,7 +62,7 @@ def _unreachable(address: str, error: Exception) -> NoReturn:
 
 
 def _message(raw: bytes) -> str | None:
-    """What an error says, in OpenAI's shape or as problem+json."""
+    """The message of an error in OpenAI's shape or as problem+json; None if it has none."""
     try:
         answer = json.loads(raw)
         message = answer["error"]["message"] if "error" in answer else answer["detail"]

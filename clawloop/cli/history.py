@@ -54,9 +54,9 @@ def shown(found: History) -> str:
 
 
 def applied_lines(applied: Sequence[Rejudged]) -> Iterator[str]:
-    """What became of the turns that were to be judged again."""
+    """A line for each turn that is judged again or stays, with the reason."""
     if not applied:
-        yield "No turn differs that was not rated or judged again since."
+        yield "No turns to judge again: none differs, or those that differ were rated or judged again since."
     for turn in applied:
         told = "is judged again by the judge workers" if turn.refused is None else f"stays: {turn.refused}"
         yield f"{turn.turn_id} {told}"

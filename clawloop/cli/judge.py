@@ -37,7 +37,7 @@ def rejudge(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have turns judged again: with the recipe of now, without the earlier votes."""
+    """Have turns judged again: with the current recipe, without the earlier votes."""
     if [turn is not None, session is not None, unjudged].count(True) != 1:
         raise typer.BadParameter("give one of ID, --session and --unjudged", param_hint="ID")
     found = with_reading(data, lambda reading: _find(reading, turn, session))
@@ -59,9 +59,9 @@ def compare_history(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Recipe that judges; the policy's own by default."),
     ] = None,
-    policy: Annotated[str, typer.Option(help="Its turns are judged.")] = "default",
+    policy: Annotated[str, typer.Option(help="Policy of the turns.")] = "default",
     apply: Annotated[
-        bool, typer.Option("--apply", help="Then have those turns judged again on which the verdicts differ.")
+        bool, typer.Option("--apply", help="Then have the turns with differing verdicts judged again.")
     ] = False,
     turns: Annotated[int | None, typer.Option(min=1, help="Judge at most this many further turns.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="With --apply: do not ask.")] = False,
@@ -93,9 +93,11 @@ def compare_history(
 
 @judge_app.command("precision")
 def show_precision(
-    policy: Annotated[str, typer.Option(help="Whose episodes.")] = "default", data: Data = None, as_json: AsJson = False
+    policy: Annotated[str, typer.Option(help="Policy of the episodes.")] = "default",
+    data: Data = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Show how far votes on turns of episodes agree with their rewards, by how many votes a verdict is made of."""
+    """Show the agreement of votes on episodes' turns with rewards, by the number of votes in a verdict."""
     from clawloop.operations.precision import judge_precision
     from db.judging.precision import PostgresVoteReader
 
@@ -149,7 +151,7 @@ async def _rejudge(operations: SessionOperations, turn: TurnId | None, session: 
     if turn is not None:
         result = await operations.rejudge_turn(turn)
         if result is None:
-            raise SetupError(f"turn {turn} is of an episode, whose rollout group alone decides")
+            raise SetupError(f"turn {turn} belongs to an episode: only its rollout group decides its reward")
         if result.refused is not None:
             raise SetupError(f"turn {result.turn_id} cannot be judged again: {result.refused}")
         return [result]

@@ -19,7 +19,7 @@ def create_key(
     scope: Annotated[list[str] | None, typer.Option(help="chat (default), admin, read or worker; repeatable.")] = None,
     name: Annotated[str, typer.Option(help="A label shown by `key list`.")] = "",
     policy: Annotated[str, typer.Option(help="The policy the key gives access to.")] = "default",
-    days: Annotated[int | None, typer.Option(min=1, max=36_500, help="It expires after so many days.")] = None,
+    days: Annotated[int | None, typer.Option(min=1, max=36_500, help="Days after which the key expires.")] = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:

@@ -22,7 +22,7 @@ def limit_key(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set what a key may use, and show it with the key's policy, expiry and newest turn."""
+    """Set a key's limits, and show them with the key's policy, expiry and newest turn."""
     from clawloop.contracts.serving import KeyUse
     from clawloop.operations.keys import KeyOperations
     from db.database import Database

@@ -72,9 +72,11 @@ def gateway(
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 30000,
     fd: Annotated[
         int | None,
-        typer.Option(min=3, help="Listen on this inherited file descriptor; systemd's socket is found by itself."),
+        typer.Option(
+            min=3, help="Listen on this inherited file descriptor; a socket from systemd is found automatically."
+        ),
     ] = None,
-    drain_seconds: Annotated[float, typer.Option(min=0, help="After SIGTERM replies may go on for that long.")] = 60.0,
+    drain_seconds: Annotated[float, typer.Option(min=0, help="Seconds that replies may go on after SIGTERM.")] = 60.0,
     name: Annotated[str | None, typer.Option(help="Label `gateway` of its metrics.")] = None,
     health_port: Annotated[int, typer.Option(help="Loopback port where this process alone answers; 0: none.")] = 0,
     peer: Annotated[

@@ -59,7 +59,7 @@ def _context_of(data: Data) -> int:
 
 
 def configuration(address: str, key: str, context: int, max_tokens: int) -> dict[str, Any]:
-    """As deploy/openclaw/openclaw.json: side tasks go to a model of their own."""
+    """OpenClaw's configuration, as in deploy/openclaw/openclaw.json: side tasks go to a model of their own."""
     shared = {"reasoning": False, "input": ["text"], "cost": _NO_COST}
     limits = {"contextWindow": context, "maxTokens": max_tokens}
     main = {"id": "policy", "name": "Clawloop", **shared, **limits, "compat": _COMPAT}

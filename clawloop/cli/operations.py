@@ -86,7 +86,7 @@ def with_keys(data: Path | None, work: Callable[[KeyOperations], Coroutine[Any, 
 
 
 def with_history(data: Path | None, work: Callable[[HistoryOperations], Coroutine[Any, Any, Result]]) -> Result:
-    """Run `work` with the judge of the settings and the engines of now."""
+    """Run `work` with the judge of the settings and the current engines."""
 
     async def run(database: Database) -> Result:
         from clawloop.processes.history import history_on
@@ -132,7 +132,7 @@ class _TemporalOnDemand:
 
 
 class TemporalProbe:
-    """Satisfies `clawloop.operations.overview.TemporalHealth`: whether something listens where Temporal should."""
+    """Satisfies `clawloop.operations.overview.TemporalHealth`: whether a server listens at Temporal's address."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -140,7 +140,7 @@ class TemporalProbe:
     async def problem(self) -> str | None:
         from clawloop.processes.endpoints import temporal_address
 
-        # On a machine that knows the database alone nobody says where Temporal is.
+        # A machine that is configured for the database only has no address of Temporal.
         if (address := temporal_address(self._settings)) is None:
             return None
         try:
@@ -151,7 +151,7 @@ class TemporalProbe:
 
 
 async def connect_temporal(settings: Settings) -> Client:
-    """A lazy client, if something listens at Temporal's address.
+    """A lazy client, if a server listens at Temporal's address.
 
     The connection is tried before the client is imported, which takes a second or two.
 

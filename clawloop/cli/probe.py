@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 probe_app = typer.Typer(no_args_is_help=True, help="Probes: prompts that the gate asks of each version.")
 
-Policy = Annotated[str, typer.Option(help="Which policy.")]
+Policy = Annotated[str, typer.Option(help="The policy.")]
 _SHOWN = 30  # characters of a prompt in the list
 
 

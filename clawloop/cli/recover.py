@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def recover_command(data: Data = None, as_json: AsJson = False) -> None:
-    """Start workflows anew by what PostgreSQL says, and name what PostgreSQL lost. Nothing is trained twice.
+    """Restart workflows from PostgreSQL's data, and list what PostgreSQL lost. Nothing is trained twice.
 
     It may be run again, also where it ended half-way.
     """
 
     def name_lost(line: str) -> None:
-        # As soon as it is known. What reads JSON from standard output is not disturbed.
+        # Printed as soon as it is known, and not among the JSON on standard output.
         typer.echo(f"lost: {line}", err=as_json)
 
     async def recover(database: Database) -> Recovered:

@@ -36,7 +36,7 @@ def main() -> None:
     try:
         worker = worker_of(_parser().parse_args(), os.environ)
         configure_logging(secrets=[worker.key])
-        # It has two lines for each rollout, and may quote a task.
+        # Its log has two lines for each rollout, and may quote a task.
         logging.getLogger("verifiers").setLevel(logging.WARNING)
         asyncio.run(run_remote_worker(worker))
     except ClawloopError as error:
@@ -104,13 +104,18 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--gateway", default="http://127.0.0.1:30000", metavar="URL", help="the gateway's, which agents talk to")
+    add("--gateway", default="http://127.0.0.1:30000", metavar="URL", help="the gateway's address, for agents")
     add("--temporal", metavar="HOST:PORT", help="default: TEMPORAL_ADDRESS")
     add("--verifiers", metavar="ID", help="an installed environment of verifiers 0.4, as `vf-eval` names it")
     add("--verifiers-config", type=Path, metavar="FILE", help="a TOML file whose table [env] verifiers understands")
-    add("--name", help="of the environment of verifiers in rollouts; default: its id")
-    add("--seconds", type=float, default=AGENT_SECONDS, help="of an agent of verifiers, unless its table has a limit")
-    add("--local-commands", action="store_true", help="commands of the model may run as this worker, in its container")
+    add("--name", help="name of the environment of verifiers in rollouts; default: its id")
+    add(
+        "--seconds",
+        type=float,
+        default=AGENT_SECONDS,
+        help="time limit of an agent of verifiers, unless its table has one",
+    )
+    add("--local-commands", action="store_true", help="let the model's commands run as this worker, in its container")
     add("--tasks", type=Path, action="append", default=[], metavar="DIR", help="Harbor task directories; repeatable")
     add(
         "--environment",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 rollouts_app = typer.Typer(no_args_is_help=True, help="Rollouts: groups of episodes that a policy learns from.")
 episode_app = typer.Typer(no_args_is_help=True, help="Episodes: attempts of a policy at a task.")
 
-Policy = Annotated[str, typer.Option(help="Which policy.")]
+Policy = Annotated[str, typer.Option(help="The policy.")]
 More = Annotated[bool, typer.Option("--more", help="All of them.")]
 _PAGE = 500
 # A main agent and some side agents; what an episode of hundreds of sessions said is not read at once.
@@ -83,7 +83,7 @@ def list_groups(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show rollout groups, newest first: what became of each, and its mean reward."""
+    """Show rollout groups, newest first, each with its result and mean reward."""
     from clawloop.contracts.answers import GroupPage
     from clawloop.operations.episodes import group_page
     from db.episodes.groups import PostgresEpisodeStore
@@ -164,7 +164,7 @@ def show_episode(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one episode: how it ended, its reward, and what was said, with what became of each reply and why."""
+    """Show one episode: how it ended, its reward, and what was said, with the outcome of each reply and its reason."""
     from clawloop.cli.conversation import conversation_lines
     from clawloop.operations.episodes import found_episode
     from clawloop.operations.reading import Reading

@@ -109,7 +109,7 @@ def show_session(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a session as a conversation, with what became of each reply and why."""
+    """Show a session as a conversation, with the outcome of each reply and its reason."""
     from clawloop.cli.conversation import conversation_lines
 
     detail = with_reading(data, lambda reading: reading.session(session, limit=500 if more else limit, content=True))

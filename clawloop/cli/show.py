@@ -33,7 +33,7 @@ def show_json(answer: object) -> None:
 
 
 def show_table(rows: Sequence[dict[str, str]], none: str = "nothing yet") -> None:
-    """Print rows with the same keys, or `none`; the last column takes what room is left."""
+    """Print rows with the same keys, or `none`; the last column takes the remaining width."""
     if not rows:
         typer.echo(none)
         return
@@ -79,7 +79,7 @@ def printable(text: str) -> str:
 
 
 def age(moment: datetime | None) -> str:
-    """How long ago, in one unit: `5 min`; "" for None."""
+    """The age of a moment in one unit: `5 min`; "" for None."""
     if moment is None:
         return ""
     return duration((datetime.now(UTC) - moment).total_seconds())
@@ -94,7 +94,7 @@ def duration(seconds: float) -> str:
 
 
 def doing(progress: StepProgress | None) -> str:
-    """What training does now, for how long, how fast, and how long the rest takes; "" for nothing."""
+    """Current activity of training, its duration and speed, and the time left; "" for none."""
     if progress is None:
         return ""
     parts = [progress.now]

@@ -21,7 +21,7 @@ _LINES = 10
 
 
 def status_command(data: Data = None, as_json: AsJson = False) -> None:
-    """Show how all stands: engines, what answers, training, sessions, and what is wrong."""
+    """Show the status of every component: engines, versions, training, sessions, and current problems."""
 
     async def read(database: Database) -> ServiceStatus:
         from clawloop.operations.overview import Overview

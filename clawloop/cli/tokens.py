@@ -79,7 +79,7 @@ def _of_step(values: Sequence[float | None] | None, at: int) -> str:
 
 
 async def _texts(database: Database, data: Path | None, policy: str, ids: Sequence[int]) -> list[str] | None:
-    """The texts of the tokens; None if no engine says them."""
+    """The texts of the tokens; None if no engine gives them."""
     from clawloop.processes.judge import engine_endpoints
     from clawloop.serving.endpoints import JsonClient, NoReply
     from clawloop.serving.token_texts import PATH, texts_of, texts_request

@@ -28,7 +28,7 @@ training_app = typer.Typer(no_args_is_help=True, help="Training: its state, paus
 policy_app = typer.Typer(no_args_is_help=True, help="Policies and their versions.")
 recipe_app = typer.Typer(no_args_is_help=True, help="A policy's recipe.")
 
-Policy = Annotated[str, typer.Option(help="Which policy.")]
+Policy = Annotated[str, typer.Option(help="The policy.")]
 _VERSIONS = 20
 
 
@@ -180,7 +180,7 @@ def list_versions(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show all versions, also those rejected or rolled back, with their steps' metrics and what the gate found."""
+    """Show all versions, also those rejected or rolled back, with their steps' metrics and the gate's results."""
     from db.training.operators import PostgresTrainingStore
 
     versions = with_database(data, lambda database: PostgresTrainingStore(database).versions(policy))
@@ -252,7 +252,7 @@ def pin(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let one version answer whatever is trained, or with --none the newest again."""
+    """Pin a version, so that it answers whatever is trained; --none unpins it."""
     if (version is None) != none:
         raise typer.BadParameter("give a version, or --none", param_hint="VERSION")
     _show(_apply(data, lambda training: training.pin(policy, version)), data, as_json)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Eight prompts, each answered twice with 512 tokens, on an engine of ten tokens a second.
 _COMPARE_SECONDS = 900.0
 _INDENT = "    "
-Policy = Annotated[str, typer.Option(help="Which policy.")]
+Policy = Annotated[str, typer.Option(help="The policy.")]
 
 
 def compare_version(
@@ -74,7 +74,7 @@ def list_events(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what was done to a policy, newest first: roll-backs, pauses, recipes, rejected versions."""
+    """Show a policy's events, newest first: roll-backs, pauses, recipes, rejected versions."""
     from clawloop.contracts.answers import EventList
     from db.training.browsing import PostgresTrainingBrowser
     from db.training.operators import PostgresTrainingStore

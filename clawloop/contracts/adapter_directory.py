@@ -1,4 +1,4 @@
-"""What is on disk of a version."""
+"""A version's directory on disk."""
 
 from __future__ import annotations
 

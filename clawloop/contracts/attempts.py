@@ -1,4 +1,4 @@
-"""How often a step was tried."""
+"""Number of attempts at a step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """How often a step's computation began, and how the attempts before the running one ended.
+    """Counts of a step's attempts, by the way they ended.
 
     Args:
         begun: the running one included.
@@ -21,5 +21,5 @@ class Attempts:
 
     @property
     def lost(self) -> int:
-        """Attempts of whose end nothing was heard: the trainer was killed, its machine lost power, or it has a bug."""
+        """Attempts that reported no end: the trainer was killed, its machine lost power, or it has a bug."""
         return max(0, self.begun - 1 - self.failed - self.interrupted)

@@ -73,7 +73,7 @@ class ReplyFigures:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What there is of a policy.
+    """Numbers of a policy's sessions, turns and quarantined samples.
 
     Args:
         outcomes: number of turns by outcome; the newest 100,000 turns are counted.

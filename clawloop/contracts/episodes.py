@@ -37,7 +37,7 @@ class EpisodeState(StrEnum):
 
 
 class Ending(StrEnum):
-    """How an episode ended. All but `infrastructure` are verified and trained."""
+    """An episode's ending. All but `infrastructure` are verified and trained."""
 
     COMPLETED = "completed"  # the agent says that it is done
     TRUNCATED_TURNS = "truncated_turns"
@@ -99,7 +99,7 @@ class EpisodeEnd:
 
 @dataclass(frozen=True, slots=True)
 class GroupTask:
-    """What the episodes of a group have to do.
+    """The task of a group's episodes.
 
     Args:
         judged: the policy's recipe adds votes on each turn to the outcome.
@@ -142,7 +142,7 @@ class AgentRun:
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """What became of a rollout group.
+    """The result of a rollout group.
 
     Args:
         scored: number of its episodes with a reward.
@@ -217,12 +217,12 @@ class RolloutsState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NextGroups:
-    """What a policy's rollouts do now.
+    """Current state of a policy's rollouts.
 
     Args:
         running: False: they are paused, or were never started.
         open: all groups in flight, those that start now included.
-        reason: what they wait for, or why they are paused.
+        reason: what the rollouts wait for, or why they are paused.
     """
 
     running: bool
@@ -232,7 +232,7 @@ class NextGroups:
 
 @dataclass(frozen=True, slots=True)
 class RolloutsPlan:
-    """How a policy's rollouts run.
+    """Settings of a policy's rollouts.
 
     Args:
         size: episodes of a group.
@@ -285,7 +285,7 @@ class RolloutsView:
         settled, dropped: finished groups.
         recent_reward: mean reward of the last 20 groups that have one.
         curriculum: by kind; empty without one.
-        no_worker: that no worker serves the environment, and how to start one; empty if one does, or nobody can say.
+        no_worker: that no worker serves the environment, and how to start one; empty if one does, or if unknown.
     """
 
     policy: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 SECONDS = "seconds"
-"""The figure of a check that says how long it took."""
+"""The figure of a check that gives its duration in seconds."""
 
 
 class CheckName(StrEnum):
@@ -20,7 +20,7 @@ class CheckName(StrEnum):
 
 
 class CheckResult(StrEnum):
-    """What a check of the gate found."""
+    """Result of a check of the gate."""
 
     PASSED = "passed"
     NOT_ENOUGH = "not_enough"  # too little to decide by; the version is not rejected for it
@@ -29,7 +29,7 @@ class CheckResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GateCheck:
-    """What one check of the gate found about a version.
+    """Result of one check of the gate for a version, with reason and figures.
 
     Args:
         reason: for people: what was compared, or what is wrong.
@@ -46,11 +46,11 @@ class GateCheck:
         return replace(self, reason=f"{self.reason}; {note}")
 
     def timed(self, seconds: float | None) -> GateCheck:
-        """The check with how long it took among its figures; None: that is not known."""
+        """The check with its duration among its figures; None: unknown."""
         return self if seconds is None else replace(self, figures={**self.figures, SECONDS: seconds})
 
 
 def gate_seconds(checks: Sequence[GateCheck]) -> float | None:
-    """How long the checks of a version took, without the waiting between them; None if that is not known."""
+    """Seconds that the checks of a version took, without the waiting between them; None if unknown."""
     known = [seconds for check in checks if (seconds := check.figures.get(SECONDS)) is not None]
     return sum(known) if known else None

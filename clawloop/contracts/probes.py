@@ -16,7 +16,7 @@ from clawloop.recipes.recipe import Recipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeContent:
-    """What a probe asks, and what a right answer has; without any of the three no content is known to be right.
+    """A probe's messages, and the content of a right answer; without `contains`, `regex` and `exact` it is unchecked.
 
     Args:
         tools: as a client offers them; None without tools.
@@ -59,7 +59,7 @@ class AskedProbe:
 
 @dataclass(frozen=True, slots=True)
 class ProbePlan:
-    """What the gate has to ask about a candidate.
+    """The gate's questions about a candidate, and the versions to ask.
 
     Args:
         base_model: the name under which engines serve version 0.

@@ -1,4 +1,4 @@
-"""What training does now."""
+"""Progress of training."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a step is computed.
+    """Speed at which a step is computed.
 
     Args:
         tokens_a_second: read, or trained, in the present stage.
-        seconds_left: until the step is computed, as the part that is done lets expect.
+        seconds_left: until the step is computed, estimated from the part that is done.
     """
 
     tokens_a_second: float
@@ -20,14 +20,14 @@ class Pace:
 
 
 class StatusCallback(Protocol):
-    """Gets what a step does now, with its pace where something is computed; called often."""
+    """Called often with a step's current activity, and with its pace while something is computed."""
 
     def __call__(self, status: str, pace: Pace | None = None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class StepProgress:
-    """What is done now with a step or the version it made, for people.
+    """Current activity of a step, or of the version it made, for people.
 
     Args:
         now: e.g. `training, micro-batch 3 of 8`; as of a few seconds ago.
@@ -43,9 +43,9 @@ class StepProgress:
 
 
 def waiting_words(why: str | None) -> str:
-    """What a step does between two attempts.
+    """Activity of a step between two attempts, for people.
 
     Args:
-        why: the attempt ended without an end of the step.
+        why: reason that the last attempt ended before the step was done.
     """
     return "waits to be tried again" if why is None else f"waits to be tried again: {why}"

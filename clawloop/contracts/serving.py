@@ -13,7 +13,7 @@ from clawloop.ids import ApiKeyId, EpisodeId
 
 
 class Scope(StrEnum):
-    """What a key permits."""
+    """A permission of a key."""
 
     CHAT = "chat"  # /v1
     ADMIN = "admin"  # /admin/v1 and the page
@@ -23,7 +23,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What one key may use; None: as much as it likes.
+    """Limits of one key; `None`: unlimited.
 
     Args:
         requests_per_minute, tokens_per_minute: of chats; tokens are those of prompts and replies.
@@ -76,7 +76,7 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
-    """What is shown of a key.
+    """The facts shown of a key.
 
     Args:
         prefix: the public part, `cl-` included.

@@ -43,7 +43,7 @@ class TurnRecorded:
     """Notifies a session's workflow of a stored main turn.
 
     Args:
-        opens_session: the session began with it, so that it makes no turn judgeable. False where that is not known.
+        opens_session: the session began with this turn, so it makes no earlier turn judgeable. False if unknown.
     """
 
     turn_id: TurnId
@@ -158,10 +158,10 @@ class RepeatableRequest:
 
 @dataclass(frozen=True, slots=True)
 class FeedbackAnswer:
-    """What a repeatable request to give feedback was answered.
+    """The stored answer to a repeatable feedback request.
 
     Args:
-        body_sha256: of that request.
+        body_sha256: of the request's body.
         feedback_id: None for the outcome of a session's task.
     """
 

@@ -1,4 +1,4 @@
-"""What is stored of a step, for programs that compare runs."""
+"""The stored record of a step, for programs that compare runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What is stored of a step that made a version.
+    """The stored record of a step that made a version.
 
     Args:
         metrics: as in `VersionView`.

@@ -58,7 +58,7 @@ class TrainingState(StrEnum):
 
 
 class OperatorAction(StrEnum):
-    """What an operator can change about a policy's training; Temporal histories contain the values."""
+    """An operator's change to a policy's training; Temporal histories contain the values."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -190,7 +190,7 @@ class HeldOutScore:
 
     @property
     def change(self) -> float:
-        """How much likelier a token of the reply became."""
+        """Change of the mean log-probability of a token of the reply."""
         return self.version - self.parent
 
 
@@ -222,7 +222,7 @@ class SampleMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
-    """How far apart two versions are on the trained tokens of a batch: |log π − log π'| in nats.
+    """Distance of two versions on the trained tokens of a batch: |log π − log π'| in nats.
 
     Args:
         mean: each token counts `distances.TOKEN_LIMIT` at most, so that no single token can dominate it.

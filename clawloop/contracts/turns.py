@@ -25,7 +25,7 @@ class TurnKind(StrEnum):
 
 
 class TurnStatus(StrEnum):
-    """How a reply ended."""
+    """A reply's ending."""
 
     COMPLETE = "complete"  # the engine ended it
     LENGTH = "length"  # cut by a token limit
@@ -64,7 +64,7 @@ class MatchedBy(StrEnum):
 
 
 class SessionSource(StrEnum):
-    """What identified a session, in order of precedence."""
+    """The part of a request that identified its session, in order of precedence."""
 
     HEADER = "x-session-id"
     AFFINITY = "x-session-affinity"
@@ -80,10 +80,10 @@ class SessionSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SessionEvidence:
-    """What in a request identifies its session.
+    """The evidence in a request that identifies its session.
 
     Args:
-        source: which part of the request.
+        source: the part of the request that has it.
         value: the client's own value; None exactly when `source` is CONVERSATION.
         narrowing: values that name no session but keep equal conversations apart (`user`, …).
     """

@@ -1,4 +1,4 @@
-"""Where a policy's first version comes from, if the policy began from another one."""
+"""Origin of a policy's first version, if the policy began from a version of another policy."""
 
 from __future__ import annotations
 

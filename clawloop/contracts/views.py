@@ -45,7 +45,7 @@ class SessionFilter:
 
 
 class View(BaseModel):
-    """What is shown; the same for every way of asking."""
+    """A view for people and programs, the same in REST, CLI and page."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -220,13 +220,13 @@ class FeedbackList(View):
 
 
 class Judged(View):
-    """What was said of a turn.
+    """Verdict, votes, hints and feedback of a turn.
 
     Args:
         recipe: the name of the recipe of the newest decided judgement; None without one.
         revision: of that judgement: 0 is by the turn's next state.
         verdict_why: how the verdict was decided; None without one.
-        hint_why: which hint was taken, or why none.
+        hint_why: which hint was taken, or why no hint was.
         votes: of the newest decided judgement.
         hints: likewise.
         feedback: oldest first.
@@ -242,12 +242,12 @@ class Judged(View):
 
 
 class Exchange(View):
-    """What one turn added to its session.
+    """The messages and the reply that one turn added to its session, with its verdict.
 
     Args:
         said: the messages of its request after the reply that it continues.
-        repeated: number of messages of the request before those.
-        reply: None if there was none, or it was erased.
+        repeated: number of messages of the request before those in `said`.
+        reply: None if the turn had no reply, or it was erased.
     """
 
     turn_id: TurnId

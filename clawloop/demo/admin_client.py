@@ -31,7 +31,7 @@ Page = TypeVar("Page", GroupPage, EpisodePage)
 _TIMEOUT_SECONDS = 30.0
 _RETRY_SECONDS = 1.0
 _PAGE_SIZE = 500
-# Of the words for a version's state, those of versions that samples were learned on.
+# Words for the state of versions that were accepted and whose learning continues.
 _ACCEPTED = frozenset({"head", "on the path"})
 
 

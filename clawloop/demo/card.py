@@ -81,7 +81,7 @@ subjects are, in other words.
 
 From random weights by `clawloop demo pretrain`: {plan.steps} steps of {plan.lessons} lessons, seed {plan.seed}, \
 in {cost}. All text is synthetic and made by `clawloop/demo/examples.py`; no other \
-model and nobody's data had a part in it. Judge prompts are made by `clawloop.judging` itself. Each line of their \
+model and no person's data had a part in it. Judge prompts are made by `clawloop.judging` itself. Each line of their \
 fixed text is one token of this model's vocabulary, so after a change to those prompts the model has to be made anew.
 
 ## What was measured

@@ -129,7 +129,7 @@ class Decoder:
         return rows, places, self._logits(states_BLH[rows, places])
 
     def _kept(self, drafts: Sequence[Sequence[int]], states: _State, temperature: float) -> list[list[int]]:
-        """Of each draft what a draw token by token would have kept, and the token it would have drawn instead."""
+        """For each draft the tokens that drawing token by token would have kept, and then the token it would draw."""
         rows, places, logits_NV = self._behind(drafts, states)
         kept = [[draft[0]] for draft in drafts]
         if not rows:

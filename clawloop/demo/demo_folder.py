@@ -20,7 +20,7 @@ from clawloop.local.checks import lock_file, require_folder
 
 _ADDRESS_FILE = "demo.json"
 _LOGS = "logs"
-# What an error of a part tells people to read, and the file by which the next demo knows the folder.
+# The logs that a part's error refers to, and the file by which the next demo recognises the folder.
 _LEFT_BY_FAILURES = (_LOGS, _ADDRESS_FILE)
 
 

@@ -59,7 +59,7 @@ class ExperimentBoard(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PolicyAccess:
-    """How a run reaches its policy.
+    """Addresses and keys with which a run reaches its policy.
 
     Args:
         url: the gateway's, without `/v1`.

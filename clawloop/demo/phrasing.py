@@ -75,7 +75,7 @@ _NEIGHBOURS = dict(zip("qwertyuiopasdfghjklzxcvbnm", "wqreyturoisaffjhlkxzvcmnb"
 
 
 class Mood(StrEnum):
-    """What feedback says about the previous answer."""
+    """A user's opinion of the previous answer."""
 
     LIKED = "liked"
     DISLIKED = "disliked"  # names no preferred style

@@ -34,7 +34,7 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a demo executes.
+    """The runs of a demo, and their settings.
 
     Args:
         interactions: main turns of each run.

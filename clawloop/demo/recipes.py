@@ -41,7 +41,7 @@ _ADVANTAGES = {
 _BATCH_SAMPLES = 4
 _LEARNING_RATE = 4e-3
 _LORA = Lora(rank=8, alpha=16.0)
-# As in the default, see docs/demo.md for what they did.
+# The values of the default recipe; docs/demo.md tells their effect.
 _BETA1 = 0.5
 _GRAD_CLIP = 0.05
 _KL = 0.1

@@ -21,7 +21,7 @@ SETTING = "CLAWLOOP_ENCRYPTION_KEY_FILE"
 KEY_ID_BYTES = 5
 _KEY_BYTES = 32
 _DIGESTS, _KEY = "digests", "key"
-_TITLE = "# Clawloop's encryption keys. Without this file nobody can read the conversations: keep a copy elsewhere."
+_TITLE = "# Clawloop's encryption keys. Without this file the conversations cannot be read: keep a copy elsewhere."
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def make_keys(path: Path) -> None:
 
 
 def add_key(path: Path) -> int:
-    """Put a new key before the others, which stay; how many there are now. Whoever could read the file still can.
+    """Put a new key before the others, which stay; returns their number. The same users can read the file as before.
 
     Raises:
         SetupError: the file is none, or cannot be written.
@@ -92,7 +92,7 @@ def add_key(path: Path) -> int:
 
 
 def key_id(key: bytes) -> bytes:
-    """What names a key in each value that it encrypts, and in the comment of its line."""
+    """Id of a key, written in each value that it encrypts, and in the comment of the key's line."""
     return blake2b(key, digest_size=KEY_ID_BYTES, person=b"clawloop-key-id").digest()
 
 

@@ -1,7 +1,7 @@
 """Encrypts content, bound to the place where it is stored, by AES-256-GCM.
 
 A sealed value is `version, key id, nonce, ciphertext and tag`. Its place is authenticated with it: a value that
-somebody copies to another row or file does not open there. Lengths are not hidden: a sealed value is `OVERHEAD` bytes
+is copied to another row or file does not open there. Lengths are not hidden: a sealed value is `OVERHEAD` bytes
 longer.
 """
 
@@ -31,7 +31,7 @@ OVERHEAD = HEAD_BYTES + _NONCE_BYTES + _TAG_BYTES
 """34: not a multiple of 4, by which sealed token ids are told from plain ones."""
 
 LOOK_SECONDS = 1.0
-"""So late a running process seals by a key that was put first."""
+"""Longest time after which a running process encrypts with a new first key."""
 
 KEYED_BYTES = 33
 """Length of a keyed digest: of no plain one, by which they are told apart."""
@@ -55,7 +55,7 @@ class Sealer:
 
     @property
     def head(self) -> bytes:
-        """What each value begins with that is sealed now."""
+        """First bytes of each value that is sealed now."""
         return self._first()[0]
 
     def seal(self, content: bytes, place: str) -> bytes:
@@ -88,7 +88,7 @@ class Sealer:
             ) from None
 
     def digest(self, plain: bytes) -> bytes:
-        """A keyed digest: without the file nobody finds what it is of by trying."""
+        """A digest keyed by the key file's `digests` line, so that content cannot be guessed from its hash."""
         return blake2b(plain, key=self._digests, digest_size=KEYED_BYTES).digest()
 
     def _use(self, keys: Keys) -> None:
@@ -96,7 +96,7 @@ class Sealer:
         self._ciphers = {_head_of(key): AESGCM(key) for key in keys.keys}  # the first key's first
 
     def _first(self) -> tuple[bytes, AESGCM]:
-        """The first key of the file, as it is now or was a moment ago."""
+        """The file's first key; the file is read again if the last look is older than LOOK_SECONDS."""
         now = time.monotonic()
         if now - self._looked_at > LOOK_SECONDS:
             self._looked_at = now
@@ -109,7 +109,7 @@ class Sealer:
             return
         try:
             keys = read_keys(self._path)
-        except SetupError as error:  # somebody is editing it; the keys of before still serve
+        except SetupError as error:  # the file is being edited; the old keys still serve
             log.warning("file of encryption keys not read again", extra={"why": str(error)})
             return
         self._read_at = changed_at
@@ -118,12 +118,12 @@ class Sealer:
 
 
 def is_sealed(content: bytes) -> bool:
-    """Whether some key may have sealed this."""
+    """True if some key may have sealed this content."""
     return len(content) >= OVERHEAD and content.startswith(_VERSION)
 
 
 def _changed_at(path: Path) -> int:
-    """In nanoseconds; 0 if that cannot be known."""
+    """The file's time of change in nanoseconds; 0 if it cannot be read."""
     try:
         return path.stat().st_mtime_ns
     except OSError:

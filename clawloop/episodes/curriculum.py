@@ -1,7 +1,7 @@
-"""Which tasks a policy practises: how often each kind is drawn, and how hard it is (RLAnything, arXiv 2602.02488).
+"""Choice of a policy's tasks: the weight of each kind, and its difficulty (RLAnything, arXiv 2602.02488).
 
-Equal rewards teach nothing, so tasks should neither all fail nor all succeed. Only what is counted decides: the same
-counts give the same tasks.
+Equal rewards teach nothing, so tasks should neither all fail nor all succeed. Only counts decide: the same counts give
+the same tasks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ SUCCESS = 0.5
 """An episode has succeeded with at least this reward."""
 LOW, HIGH = 0.2, 0.8
 ENOUGH = 32
-"""Episodes with a reward that a share of success is taken of. Of so many at a share of 0.5, one time in 4,000 more than
-0.8 succeed, if they are independent; those of one group are not quite."""
+"""Episodes with a reward of which a share of success is computed. At a true share of 0.5, more than 0.8 of them succeed
+one time in 4,000, if they are independent; episodes of one group are not quite."""
 _LONGEST_PATIENCE = 8 * ENOUGH
 # A kind that teaches nothing now is still drawn, so that it is seen when it does.
 _LEAST_WEIGHT = 0.125
@@ -25,7 +25,7 @@ _GOLDEN = 0.6180339887498949
 
 
 def groups_to_move(kinds: int, size: int) -> int:
-    """After so many groups of equal rewards every kind that can has moved, and its trial is decided.
+    """Number of groups of equal rewards after which every kind that can move has moved, and its trial is decided.
 
     Args:
         size: of a group.

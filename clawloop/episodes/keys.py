@@ -27,7 +27,7 @@ _FORM = re.compile(r"(ce_([0-9a-f]{32})([0-9a-f]{8})([A-Za-z0-9_-]+))\.([A-Za-z0
 
 @dataclass(frozen=True, slots=True)
 class EpisodeKey:
-    """What an episode's key says.
+    """The content of an episode's key.
 
     Args:
         expires_at: in whole seconds.
@@ -51,7 +51,7 @@ def sign(key: EpisodeKey, secret: bytes) -> str:
 
 
 def verify(token: str, secret: bytes) -> EpisodeKey | None:
-    """What the token says; None if it was not made with this secret. An expired key is returned as well."""
+    """The content of the token; None if it was not made with this secret. An expired key is returned as well."""
     parts = _FORM.fullmatch(token)
     if parts is None or not hmac.compare_digest(_mac(parts[1], secret), parts[5]):
         return None

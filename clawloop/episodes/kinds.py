@@ -10,11 +10,11 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """How hard a kind of task can be made.
+    """The levels of difficulty of a kind of task.
 
     Args:
-        first: where a curriculum begins.
-        hardest: the easiest is 1.
+        first: level at which a curriculum begins.
+        hardest: highest level; the easiest is 1.
     """
 
     first: int
@@ -26,7 +26,7 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class ChosenKind:
-    """What a task's id asks for, beside its number."""
+    """The kind and level of a task's id, without its number."""
 
     kind: str
     level: int

@@ -1,4 +1,4 @@
-"""What crosses Temporal between a rollout group and the worker of its environment: ids, scores and reasons.
+"""Messages through Temporal between a rollout group and its environment's worker: ids, scores and reasons.
 
 Open workflows and saved histories hold them: new fields must be optional.
 """

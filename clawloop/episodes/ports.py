@@ -1,4 +1,4 @@
-"""What the worker of an environment needs from outside."""
+"""Ports of an environment's worker."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class EpisodeRunner(Protocol):
 
 
 class Artifacts(Protocol):
-    """What agents left, by its digest."""
+    """Artifacts that agents left, by digest."""
 
     async def store(self, artifact: bytes) -> str:
         """The artifact's SHA-256 in hex. Idempotent."""
@@ -51,5 +51,5 @@ class Artifacts(Protocol):
     async def load(self, sha256: str) -> bytes:
         """
         Raises:
-            EpisodeUnusable: it is not there, or damaged.
+            EpisodeUnusable: the artifact is missing or damaged.
         """

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class EnvironmentActivities:
-    """On the queue `environment-{name}`, beside the sandboxes."""
+    """Activities of the queue `environment-{name}`, which run on the machine with the sandboxes."""
 
     def __init__(self, keys: EpisodeKeys, runner: EpisodeRunner, artifacts: Artifacts) -> None:
         self._keys = keys

@@ -1,4 +1,4 @@
-"""The models of an evaluation, over OpenAI's API: the policy behind the gateway, and whoever plays the user."""
+"""The models of an evaluation, over OpenAI's API: policy behind the gateway, persona of the user, grader."""
 
 from __future__ import annotations
 

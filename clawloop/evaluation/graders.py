@@ -12,7 +12,7 @@ from clawloop.evaluation.settings import Setting, SettingName
 
 _SCALE = (0.0, 0.25, 0.5, 0.75, 1.0)
 _GRADE = re.compile(r"score\W{0,4}([01](?:\.\d+)?|\.\d+)\W{0,4}$", re.IGNORECASE)
-# What gives an AI away in a student's notebook; each kind counts once.
+# Marks that give an AI away in a student's notebook; each kind counts once.
 _AI_MARKS = (
     re.compile(r"\*\*|__"),  # bold
     re.compile(r"^\s*#{1,6} ", re.MULTILINE),  # headings

@@ -42,7 +42,7 @@ class Models:
         return {"policy": self.policy.cut, "persona": self.persona.cut, "grader": self.grader.cut}
 
     def cut_lines(self) -> list[str]:
-        """What to say of them, if any were."""
+        """A warning for each client whose answers were cut."""
         return [
             f"{client.cut} answers of {client.name} were cut at {client.answer_tokens:,} tokens: raise --answer-tokens"
             for client in (self.policy, self.persona, self.grader)
@@ -119,7 +119,7 @@ async def evaluate(
 
     Args:
         chats: the task of each session.
-        learned: returns once what happened is learned; raises SetupError if nobody can say.
+        learned: returns once the sessions so far are learned; raises SetupError if that cannot be found out.
         report: gets a line of progress.
 
     Raises:
@@ -206,7 +206,7 @@ async def grade(setting: Setting, models: Models, tasks: Sequence[Task]) -> Grad
     try:
         rows = await asyncio.gather(*asked)
     finally:
-        # Else they would go on asking, with clients that are closed, after one of them failed.
+        # Otherwise the other questions would go on with closed clients after one of them failed.
         for question in asked:
             question.cancel()
         await asyncio.gather(*asked, return_exceptions=True)

@@ -44,7 +44,7 @@ def read_tasks(path: Path) -> list[Task]:
 
 
 def is_right(task: Task, text: str) -> bool:
-    """Whether the last number of a text is the task's answer."""
+    """True if the last number of a text is the task's answer."""
     numbers = _NUMBER.findall(text)
     return bool(numbers) and _value(numbers[-1]) == _value(task.answer)
 

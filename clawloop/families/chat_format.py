@@ -1,7 +1,7 @@
-"""What vLLM must be told to chat with a family: template, parsers of tool calls and of thinking.
+"""vLLM's options for chats of a model family: template, parsers of tool calls and of thinking.
 
-Found by what the chat template writes, not by a model's name: derived models keep the template of their family. Names
-of parsers are those of vLLM 0.32.
+They are found by the text that the chat template writes, not by a model's name: derived models keep the template of
+their family. Names of parsers are those of vLLM 0.32.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ _REASONING: tuple[_Rule, ...] = (
 _REASONING_DEEPSEEK = "deepseek_v3"  # `<｜Assistant｜>` with a switch
 _REASONING_ALWAYS = "deepseek_r1"  # all text up to `</think>` is thinking, whatever a request switches
 _REASONING_OPTIONAL = "qwen3"
-# These take thinking to be off where a request does not say; all others take it to be on.
+# Parsers that assume thinking is off if a request does not set it; all other parsers assume that it is on.
 _OFF_BY_DEFAULT = frozenset({"gemma4", "deepseek_v3", "deepseek_v4", "granite"})
 
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """What an operator sets instead of what is found; None: what is found.
+    """An operator's settings; None: the value found by the chat template.
 
     Args:
         template: a file.
-        tool_parser, reasoning_parser: names of vLLM's, or `none`.
+        tool_parser, reasoning_parser: names of vLLM's parsers, or `none`.
     """
 
     template: Path | None = None
@@ -85,14 +85,14 @@ class ChatOptions:
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """How a model chats.
+    """Format of a model's chats.
 
     Args:
-        thinking: when it thinks before it answers.
-        tool_parser: None where the template knows no tools.
-        reasoning_parser: None where the model never thinks: a parser would take the reply for thinking.
-        switch: the template's switch of thinking, and how it is set for requests that say nothing, because the parser
-            would guess otherwise than the template; None where both agree.
+        thinking: whether the model thinks before it answers.
+        tool_parser: None if the template has no tools.
+        reasoning_parser: None if the model never thinks: a parser would take the reply for thinking.
+        switch: the template's switch of thinking, and its value for requests that do not set it, needed where the
+            parser's default differs from the template's; None if both agree.
         template: the operator's own file; None: the model's template.
     """
 
@@ -104,7 +104,7 @@ class ChatFormat:
 
     @property
     def engine_arguments(self) -> tuple[str, ...]:
-        """Of vLLM's `api_server`."""
+        """Arguments of vLLM's `api_server`."""
         arguments: list[str] = []
         if self.template is not None:
             arguments += ["--chat-template", str(self.template)]
@@ -134,10 +134,10 @@ class ChatFormat:
 
 
 def read_chat_format(folder: Path, options: ChatOptions | None = None) -> ChatFormat:
-    """How the model of a folder chats.
+    """Chat format of a folder's model.
 
     Raises:
-        SetupError: it has no chat template, or vLLM has no parser of the name that was set.
+        SetupError: the model has no chat template, or vLLM has no parser of the name that was set.
     """
     options = options or ChatOptions()
     found = chat_format(read_template(folder, options.template))
@@ -148,7 +148,7 @@ def read_chat_format(folder: Path, options: ChatOptions | None = None) -> ChatFo
 
 
 def chat_format(template: str) -> ChatFormat:
-    """How a model with this chat template chats."""
+    """Chat format of models with this chat template."""
     on, off, unsaid = (render(template, switches) for switches in (switched(True), switched(False), {}))
     if on is None or off is None:
         thinking = Thinking.OPTIONAL if "enable_thinking" in template else Thinking.NEVER

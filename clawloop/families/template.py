@@ -45,7 +45,7 @@ def read_template(folder: Path, given: Path | None = None) -> str:
         _environment().parse(text)
     except TemplateSyntaxError as error:
         raise SetupError(
-            f"the chat template {path} has an error in line {error.lineno}, {error.message}: give another one:"
+            f"the chat template {path} has an error in line {error.lineno}, {error.message}: give another template:"
             " --chat-template FILE"
         ) from error
     return text
@@ -85,7 +85,7 @@ def render(template: str, switches: Mapping[str, bool]) -> str | None:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """With the extensions that transformers and vLLM render templates with."""
+    """Jinja's environment, with the extensions that transformers and vLLM render templates with."""
     return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
 
 
@@ -99,7 +99,7 @@ def _read(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise SetupError(f"the chat template {path} cannot be read: {error}") from error
     if not text.strip():
-        raise SetupError(f"the chat template {path} is empty: give another one, --chat-template FILE")
+        raise SetupError(f"the chat template {path} is empty: give another template, --chat-template FILE")
     return text
 
 

@@ -1,7 +1,7 @@
-"""Whether a model thinks before it answers, as its chat template shows.
+"""A model's thinking mode, read from its chat template.
 
-A template has a switch for it, or opens the thinking itself, or knows nothing of it. Read from two renderings of one
-chat, so the same rule serves a template's text and an engine's `/tokenize`.
+A template has a switch for thinking, or opens the thinking itself, or has neither. The mode is read from two renderings
+of one chat, so the same rule serves a template's text and an engine's `/tokenize`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 # The switches of chat templates: Qwen, GLM, Gemma and most others have the first, DeepSeek and Granite the second.
 # Templates ignore what they do not know.
 SWITCHES = ("enable_thinking", "thinking")
-# What opens and closes thinking in a rendered prompt.
+# Marks that open and close thinking in a rendered prompt.
 _BRACKETS = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
@@ -26,7 +26,7 @@ _CHANNELS = "Valid channels: analysis"
 
 
 class Thinking(StrEnum):
-    """When a model thinks."""
+    """A model's thinking mode."""
 
     NEVER = "never"
     OPTIONAL = "optional"  # a request can switch it on and off

@@ -16,9 +16,9 @@ from enum import StrEnum
 from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
 
 MIN_SESSIONS = 8
-"""Of each side; the spread of fewer is not known."""
+"""Fewest sessions of the canary and of the others; the spread of fewer is unknown."""
 MARGIN = 0.2
-"""As good: worse by less than this mean verdict, which is one complaint more in ten turns."""
+"""A canary is as good if its mean verdict is worse by less than this: one complaint more in ten turns."""
 _ALPHA = 0.05
 # The difference that the test is best at: one complaint more in four turns.
 _TAU = 0.5
@@ -46,10 +46,10 @@ class CanaryDecision:
 def decide_canary(
     canary: Sequence[float], others: Sequence[float], hours: float, limit_hours: float
 ) -> CanaryDecision | None:
-    """What the sessions since its beginning say; None while they say nothing and there is time left.
+    """The decision by the sessions since the canary began; None while they decide nothing and time is left.
 
     Args:
-        canary, others: mean verdict of each session, −1 to 1, of the canary and of the version before.
+        canary, others: mean verdict of each session, −1 to 1, of the canary and of the previous version.
         hours: since the canary began.
     """
     counts: dict[str, float | None] = {"sessions": len(canary), "other_sessions": len(others), "hours": hours}
@@ -79,7 +79,7 @@ def decide_canary(
 
 
 def traffic(canary: int, others: int) -> str:
-    """How many judged sessions there are of a canary and of the version before, and whether that is too few."""
+    """Text with the judged sessions of a canary and of the previous version, and whether they are too few."""
     counts = f"{canary} judged sessions of the canary and {others} of the version before"
     if min(canary, others) >= MIN_SESSIONS:
         return counts
@@ -111,6 +111,6 @@ def _difference(canary: Sequence[float], others: Sequence[float]) -> tuple[float
 
 
 def _variance(values: Sequence[float]) -> float:
-    """With one more observation that is 1 off, so that sessions that agree by chance do not seem certain."""
+    """Variance with one more observation that is 1 off, so that sessions that agree by chance do not seem certain."""
     mean = sum(values) / len(values)
     return (1 + sum((value - mean) ** 2 for value in values)) / len(values)

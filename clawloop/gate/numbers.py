@@ -11,7 +11,7 @@ from clawloop.recipes.recipe import Gate
 
 
 def check_numbers(figures: StepFigures, gate: Gate) -> GateCheck:
-    """Whether the numbers of a step are within the recipe's limits."""
+    """The check that a step's numbers are within the recipe's limits."""
     parent, base = figures.to_parent, figures.to_base
     measured = {
         "loss": figures.loss,

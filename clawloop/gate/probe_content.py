@@ -1,6 +1,6 @@
-"""Whether an answer has the content that its probe asks for.
+"""Check of an answer against the content that its probe asks for.
 
-Patterns are matched by pydantic's regular expressions, which take time linear in the answer whatever the pattern.
+Patterns are matched by pydantic's regular expressions, which take time linear in the answer for every pattern.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from clawloop.contracts.probes import ProbeContent
 
 
 def is_right(content: ProbeContent, text: str) -> bool | None:
-    """Whether the text passes each of the probe's checks; None if it has none."""
+    """True if the text passes each of the probe's checks; None if the probe has none."""
     if not content.is_checked:
         return None
     folded = text.casefold()
@@ -25,7 +25,7 @@ def is_right(content: ProbeContent, text: str) -> bool | None:
 
 
 def pattern_problem(pattern: str) -> str | None:
-    """What is wrong with a pattern; None if it can be used."""
+    """The problem with a pattern; None if it can be used."""
     try:
         _validator(pattern)
     except SchemaError as error:

@@ -18,7 +18,7 @@ from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
 from clawloop.contracts.probes import ProbeAnswer, ProbeContent
 
 MIN_COMPARED = 10
-"""With fewer pairs the judge's preference decides nothing: its votes are noisy, and ties are common."""
+"""Fewest pairs by which the judge's preference decides: its votes are noisy, and ties are common."""
 _ALPHA = 0.05
 _GRAM = 4
 _PARENT = "its parent"
@@ -49,10 +49,10 @@ class ProbePair:
 
 @dataclass(frozen=True, slots=True)
 class AnswerScores:
-    """What counts of an answer.
+    """Scores of an answer, without its text.
 
     Args:
-        words: how many it has.
+        words: number of its words.
         valid_calls: see `has_valid_calls`.
     """
 
@@ -70,11 +70,11 @@ class AnswerScores:
 
 @dataclass(frozen=True, slots=True)
 class ProbeScores:
-    """What counts of a probe's answers, without their text.
+    """Scores of a probe's answers, without their text.
 
     Args:
         tools: whether the probe offers tools.
-        right_parent, right, preferred, right_base: as of the pair.
+        right_parent, right, preferred, right_base: as in the pair of answers.
     """
 
     parent: AnswerScores
@@ -137,12 +137,12 @@ def _tests(
     compared: Sequence[ProbeScores],
     with_tools: Sequence[ProbeScores],
 ) -> list[tuple[str, str, int, int]]:
-    """What there is evidence on: the fault, the other version, and how many probes say worse and better."""
+    """Faults to test: name, compared version, and number of probes that are worse and that are better."""
     tests = [("looping or empty answers", _PARENT, *_differ(scores, lambda answer: answer.broken))] if scores else []
     lost, gained = _lost_and_gained([(bool(each.right_parent), bool(each.right)) for each in checked])
     if checked:
         tests.append(("wrong content", _PARENT, lost, gained))
-    # What its parents lost before must not reject a version that loses nothing, or nobody could win it back.
+    # A version that loses nothing itself must not be rejected for its parents' losses, or they could not be mended.
     if lost > gained and (beside_base := [each for each in checked if each.right_base is not None]):
         counts = _lost_and_gained([(bool(each.right_base), bool(each.right)) for each in beside_base])
         tests.append(("wrong content", "the base model", *counts))
@@ -155,13 +155,13 @@ def _tests(
 
 
 def _beyond(checked: Sequence[ProbeScores], content_loss: float) -> list[str]:
-    """Why a version lost more content than its recipe allows; empty if it did not, or with too few probes to tell.
+    """A reason if a version lost more content than its recipe allows; empty if not, or with too few probes to tell.
 
     A parent that lost as much itself, e.g. one that was released by hand, does not keep out a version that loses
     nothing more.
     """
     lost, gained = _lost_and_gained([(bool(each.right_parent), bool(each.right)) for each in checked])
-    # As many as make the allowance a probe at least: no version is rejected for one answer.
+    # Too few probes if the allowance is less than one probe: no version is rejected for one answer.
     if lost <= gained or len(checked) * content_loss < 1:
         return []
     # Where the parent is the base model, its answers are the parent's.
@@ -174,7 +174,7 @@ def _beyond(checked: Sequence[ProbeScores], content_loss: float) -> list[str]:
 
 
 def _lost_and_gained(right: Sequence[tuple[bool, bool]]) -> tuple[int, int]:
-    """How many are right before and wrong now, and the reverse."""
+    """Number of pairs that are right before and wrong now, and the reverse."""
     return sum(before and not now for before, now in right), sum(now and not before for before, now in right)
 
 
@@ -199,12 +199,12 @@ def repeated_share(text: str) -> float:
 
 
 def is_broken(answer: ProbeAnswer) -> bool:
-    """Whether the answer says nothing or repeats itself."""
+    """True if the answer is empty or repeats itself."""
     return not (answer.text.strip() or answer.tool_calls) or repeated_share(answer.text) > _REPEATED_SHARE
 
 
 def has_valid_calls(answer: ProbeAnswer) -> bool:
-    """Whether each tool call names a tool and has a JSON object as its arguments; true without calls."""
+    """True if each tool call names a tool and has a JSON object as its arguments; also without calls."""
     return all(name and _is_object(arguments) for name, arguments in answer.tool_calls)
 
 
@@ -216,7 +216,7 @@ def _is_object(text: str) -> bool:
 
 
 def _differ(scores: Sequence[ProbeScores], is_bad: Callable[[AnswerScores], bool]) -> tuple[int, int]:
-    """How many version's answers are bad whose parent's are not, and the reverse."""
+    """Number of probes with a bad answer of the version only, and with a bad answer of its parent only."""
     bad = [(is_bad(each.version), is_bad(each.parent)) for each in scores]
     return sum(version and not parent for version, parent in bad), sum(
         parent and not version for version, parent in bad

@@ -20,10 +20,10 @@ from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
 from clawloop.contracts.training import HeldOutScore
 
 MIN_TURNS = 32
-"""With fewer turns the interval is so wide that only a collapse would show, which the numbers show as well."""
+"""Fewest turns of a replay: with fewer only a collapse would show, which the step's numbers show as well."""
 MIN_OF_EACH = 8
-"""With praised or blamed turns of fewer sessions or groups their spread is not known: with 4, one version in seven was
-called worse."""
+"""Fewest sessions or groups with praised turns, and with blamed turns: the spread of fewer is unknown. With 4, one
+version in seven was called worse."""
 MARGIN = 0.01
 """A smaller loss, in nats a token, rejects nothing, however sure: once a policy has learned what there is, its steps
 are so small and so alike on all turns that a loss of 0.001 was significant, three times in a row."""
@@ -66,7 +66,7 @@ def _means_of_units(scores: Sequence[HeldOutScore]) -> list[float]:
 
 
 def _factor(praised: Sequence[float], blamed: Sequence[float], change: float, seed: str) -> float:
-    """How many standard errors above the change its one-sided 95 % bound lies."""
+    """Distance of the one-sided 95 % bound above the change, in standard errors."""
     rng = random.Random(seed)
     drawn = []
     for _ in range(_DRAWS):

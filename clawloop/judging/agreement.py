@@ -1,4 +1,4 @@
-"""How far two judges agree on the same turns."""
+"""Agreement of two judges on the same turns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """How many turns have this pair of verdicts."""
+    """Number of turns with this pair of verdicts."""
 
     before: int
     after: int | None

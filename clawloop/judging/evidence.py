@@ -101,7 +101,7 @@ def words_of_user(evidence: Evidence) -> Evidence | None:
 
 
 def hint_evidence(evidence: Evidence, signal: Signal) -> Evidence | None:
-    """What the judge of hints sees under a recipe; None: it is not asked, since the user has not spoken."""
+    """Evidence shown to the judge of hints under a recipe; None: the user has not spoken, so no hint is asked for."""
     return evidence if rests_on_tools(signal) else words_of_user(evidence)
 
 

@@ -93,7 +93,7 @@ def reject_hint(choice: HintChoice, why: str) -> HintChoice:
 
 
 def fault_of(hint: str, *, request: str, reply: str) -> str | None:
-    """Why a hint cannot be used; None if it can."""
+    """The reason that a hint cannot be used; None if it can."""
     if len(hint.strip()) <= SHORTEST:
         return "too short"
     if has_control_tokens(hint):

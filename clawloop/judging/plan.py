@@ -1,4 +1,4 @@
-"""What judging does with a turn: one decision, from what is stored and what was asked for."""
+"""The plan of a turn's judgement: one decision, from stored data and the request to judge."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def plan_judging(
         current: the turn's newest decided judgement; None if there is none.
         has_next_state: a later request holds what followed the turn's reply.
         feedback: all feedback on the turn.
-        requested_revision: the judgement an operator asked for; None if nobody did.
+        requested_revision: the judgement an operator asked for; None if no operator did.
         by_outcome: its session's outcome is enough to judge the turn by.
         erased: the turn's content was erased.
     """

@@ -1,4 +1,4 @@
-"""How far votes on an episode's turns agree with what its verifier said, by how many votes a verdict is made of.
+"""Agreement of votes on an episode's turns with its verifier, by the number of votes in a verdict.
 
 RLAnything (arXiv 2602.02488) expects a majority to become more precise with the number of votes; here it is counted.
 """
@@ -27,7 +27,7 @@ class VotedTurn:
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """What the majority of a turn's first m votes says, against the outcome of the turn's episode.
+    """Precision of the majority of a turn's first m votes, compared with the outcome of the turn's episode.
 
     Args:
         m: number of votes.

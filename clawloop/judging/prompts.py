@@ -54,11 +54,11 @@ class AnswerForm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JudgeReply:
-    """Where a gateway of Clawloop, which relayed a judge's answer, recorded it.
+    """The place of a judge's answer among the turns of the Clawloop gateway that relayed it.
 
     Args:
         first: turn of the request's first answer, which names all of them.
-        choice: which of them it is, from 0.
+        choice: index of the judge's answer among them, from 0.
     """
 
     first: TurnId

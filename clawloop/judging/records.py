@@ -128,7 +128,7 @@ class OpenJudgement:
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswers:
-    """What is stored of a judgement by now, whichever worker asked for it.
+    """The answers stored of a judgement so far, by any worker.
 
     Args:
         votes: by index; None for an answer that cannot be read.
@@ -148,7 +148,7 @@ class StoredAnswers:
 
 
 class Relation(StrEnum):
-    """What a reward is measured against; only the store knows it, when the judgement is finalized."""
+    """The value that a reward is compared with; the store reads it when the judgement is finalized."""
 
     NONE = "none"
     MEAN = "mean"  # the policy's mean verdict so far

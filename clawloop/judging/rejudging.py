@@ -1,4 +1,4 @@
-"""Whether an operator may have a turn judged again.
+"""Conditions under which an operator may have a turn judged again.
 
 A sample that a step has used stays as it was: then only explicit feedback makes a further sample.
 """
@@ -41,7 +41,7 @@ class RejudgeFacts:
 
 
 def why_not_rejudged(turn: RejudgeFacts) -> str | None:
-    """Why a turn cannot be judged again, for people; None if it can."""
+    """The reason, for people, that a turn cannot be judged again; None if it can."""
     if turn.kind is TurnKind.SIDE:
         return "it is a side turn: those are never judged"
     if (why := _FINAL.get(turn.outcome)) is not None:
@@ -49,7 +49,7 @@ def why_not_rejudged(turn: RejudgeFacts) -> str | None:
     if not turn.replied:
         return "it has no reply to judge"
     if not turn.has_follow_up:
-        return "nothing has followed it yet, and nobody has given feedback on it"
+        return "no message has followed it yet, and it has no feedback"
     if turn.sample is SampleState.CLAIMED:
         return "a training step is using its sample now"
     # An expired sample was never used: e.g. the recipe was changed while it waited.

@@ -1,4 +1,4 @@
-"""What follows from a layout for the command lines of engines and trainer, and for their environment."""
+"""Command-line arguments and environment variables of engines and trainer, derived from a layout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MMAP_FROM = str(2**20)
 
 
 def engine_arguments(request: Request, serving: Serving, *, gpus: int, with_lora: bool) -> tuple[str, ...]:
-    """Of vLLM's `api_server`; model, address and the cache's size are not among them."""
+    """Arguments of vLLM's `api_server`, without model, address and size of the cache."""
     limits = request.limits
     arguments = ["--dtype", request.dtype, "--max-model-len", str(limits.max_model_len)]
     arguments += ["--max-num-seqs", str(serving.seqs), "--max-num-batched-tokens", str(serving.batched_tokens)]
@@ -37,7 +37,7 @@ def cache_on_shared_gpu(cache: int, engine: int, device: Device) -> tuple[str, .
 
 
 def cache_on_own_gpus() -> tuple[str, ...]:
-    """All that vLLM finds left of its share, which it measures better than we compute it."""
+    """Arguments that give the KV cache the rest of vLLM's share, which vLLM measures better than we compute it."""
     return "--gpu-memory-utilization", str(UTILIZATION)
 
 
@@ -46,7 +46,7 @@ def cache_of(size: int) -> tuple[str, ...]:
 
 
 def trainer_arguments(request: Request, gpus: int, ranks: Ranks | None = None) -> tuple[str, ...]:
-    """Of `clawloop worker trainer`; model and adapters are not among them."""
+    """Arguments of `clawloop worker trainer`, without model and adapters."""
     limits = request.limits
     arguments = ["--device", "cuda" if gpus else "cpu", "--dtype", request.dtype]
     arguments += ["--max-tokens", str(limits.max_sample_tokens), "--micro-batch-tokens", str(limits.micro_batch_tokens)]
@@ -69,7 +69,7 @@ def engine_environment(gpus: tuple[int, ...]) -> dict[str, str]:
 
 
 def trainer_environment(gpus: tuple[int, ...]) -> dict[str, str]:
-    """What keeps freed memory usable: samples differ in length, so the next one's tensors have other sizes."""
+    """Variables that keep freed memory usable although the tensors of each sample have other sizes."""
     if gpus:
         return engine_environment(gpus) | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     return {

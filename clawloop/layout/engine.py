@@ -1,4 +1,4 @@
-"""What one vLLM holds on each of its GPUs, or in the machine's memory.
+"""Memory of one vLLM on each of its GPUs, or in the machine's memory.
 
 Letters as in `clawloop.layout.trainer`. References are to vllm 0.32.0.
 """
@@ -18,8 +18,8 @@ NCCL_BUFFERS = 2 * GIB
 # vLLM's log of 86 graphs of a Qwen3.5 says 0.73 GiB (vllm PR 39559).
 GRAPH_BYTES = 9 * MIB
 LARGEST_GRAPH = 512
-# Of each request and id of the vocabulary, while vLLM tries the sampler at its start: logits, sorted logits and their
-# int64 places, probabilities, log-probs (`v1/sample`). 256 requests over 152k ids are 1.45 GiB, as vLLM's logs say.
+# Bytes for each request and id of the vocabulary while vLLM tries the sampler at its start: logits, sorted logits and
+# their int64 places, probabilities, log-probs (`v1/sample`). 256 requests over 152k ids are 1.45 GiB by vLLM's logs.
 SAMPLER_BYTES = 40
 _MOST_TOKENS = 2**40
 UTILIZATION = 0.92
@@ -28,7 +28,7 @@ UTILIZATION = 0.92
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How much an engine does at once.
+    """Limits on the work of one engine step.
 
     Args:
         seqs: requests, its `--max-num-seqs`.
@@ -42,14 +42,14 @@ class Serving:
 
 
 LARGE_GPU = Serving(seqs=256, batched_tokens=8192)
-"""What vLLM takes for GPUs of 70 GiB by itself, but for the number of requests, 1024."""
+"""vLLM's defaults for GPUs of 70 GiB and more, except that its number of requests is 1024."""
 LARGE_FROM = 40 * GIB
 SMALL_GPU = Serving(seqs=64, batched_tokens=2048)
-"""What vLLM takes for smaller GPUs, and fewer requests, since each needs room for the vocabulary."""
+"""vLLM's default tokens for smaller GPUs, and fewer requests, since each needs memory for the vocabulary's logits."""
 
 
 CHATS_LEAVE = 8
-"""Of so many sequences chats leave one free: judgements of a few turns at once, the gate's and probes' questions."""
+"""Chats leave one of this many sequences free for judgements and for questions of the gate and of probes."""
 GRAMMARS = 4
 """Grammars of clients that an engine may compile before a judge's, each for 10 s at most."""
 
@@ -71,9 +71,9 @@ def probes_at_once(seqs: int) -> int:
 def grammars_of_gateway(cores: int, gateways: int) -> int:
     """Grammars that each of so many gateways may have an engine compile at once.
 
-    vLLM 0.32 compiles on half of the machine's cores, first come first served, judges' grammars too: one thread stays
-    free where there are five. On fewer, `GRAMMARS` in all: a gateway sees by the first token, or by the whole reply
-    where that is not streamed, that a grammar is compiled, so ordinary requests would wait for each other's replies.
+    vLLM 0.32 compiles on half of the machine's cores, first come first served, judges' grammars too: one of five or
+    more threads stays free. On fewer threads, `GRAMMARS` in all: a gateway learns that a grammar is compiled only by
+    the first token, or by the whole reply if it is not streamed, so requests would wait for each other's replies.
 
     Args:
         cores: of the engine's machine.
@@ -94,7 +94,7 @@ def weight_bytes(model: ModelShape, number_bytes: int, gpus: int = 1) -> int:
 
 
 def weight_words(request: Request) -> str:
-    """How many there are, and in what."""
+    """Number of weights and their data type, for people."""
     quantised = "" if request.model.quantised is None else f"{request.model.quantised} and "
     return f"{request.model.parameters:,} in {quantised}{request.dtype}"
 
@@ -176,7 +176,7 @@ def _sizes(largest: int) -> int:
 
 
 def parts_beside_cache(request: Request, serving: Serving, gpus: int, *, with_lora: bool = True) -> tuple[Part, ...]:
-    """What an engine needs on each GPU beside its KV cache."""
+    """Memory that an engine needs on each GPU beside its KV cache."""
     model, limits, b = request.model, request.limits, request.number_bytes
     cut = f" / {gpus} GPUs" if gpus > 1 else ""
     parts = [Part(PartName.WEIGHTS, weight_bytes(model, b, gpus), f"{weight_words(request)}{cut}")]

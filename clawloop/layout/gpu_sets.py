@@ -1,4 +1,4 @@
-"""Which GPUs serve, judge and train: as a person said, or chosen."""
+"""The GPUs that serve, judge and train: as options name them, or chosen."""
 
 from __future__ import annotations
 

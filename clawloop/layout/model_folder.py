@@ -131,7 +131,7 @@ def _shape(
     if not queries or not _features(projections, "o_proj"):
         raise SetupError(
             f"{folder} is a {architecture}, whose attention has no q_proj and o_proj of its own: adapters and memory "
-            "of such a model are not known here"
+            "of such a model are unknown"
         )
     tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
     # A checkpoint may hold both names of one matrix.
@@ -223,7 +223,7 @@ def _kv(text: Mapping[str, object], projections: Mapping[str, Tensor]) -> KvShap
     window = _window(text)
     sizes = {"full": 0, "sliding": 0}
     for layer, key in keys.items():
-        # Where keys serve as values too, both are kept all the same.
+        # Keys and values are both cached, even if the keys serve as values too.
         sizes["sliding" if _is_sliding(text, layer, window) else "full"] += key + values.get(layer, key)
     linear = _integer(text.get("num_hidden_layers")) - len(keys) if text.get("linear_num_value_heads") else 0
     return KvShape(sizes["full"], sizes["sliding"], window, linear * _linear_state(text))

@@ -1,4 +1,4 @@
-"""What of a model decides how much memory it takes: its tensors' shapes, and a few fields of its config.
+"""The facts about a model that decide how much memory it takes: its tensors' shapes, and a few fields of its config.
 
 All of it is known without reading a weight, so a layout can be computed for a model that no GPU here could hold.
 """
@@ -40,7 +40,7 @@ class LoraShape:
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """What one engine keeps of the tokens it has read, in numbers (not bytes).
+    """Size of the KV cache, in numbers (not bytes).
 
     Args:
         full: keys and values of one token in the layers that attend to all of a context.
@@ -55,13 +55,13 @@ class KvShape:
     state: int = 0
 
     def numbers(self, tokens: int, batched_tokens: int) -> int:
-        """Of a sequence of so many tokens."""
+        """Numbers that a sequence of `tokens` takes."""
         return self.full * tokens + self.sliding * min(tokens, self.window + batched_tokens) + self.state
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What a model folder says about its size.
+    """A model's size and architecture, as its folder gives them.
 
     Args:
         name: the folder's; what the engine calls the base model.
@@ -107,6 +107,6 @@ class ModelShape:
     chat: ChatFormat = _PLAIN
 
     def takes_tensor_parallel(self, gpus: int) -> bool:
-        """Whether vLLM can cut it into so many parts: heads, keys' heads and the MLP divide."""
+        """True if vLLM can split the model over `gpus`: its heads, key heads and MLP divide by it."""
         shares_keys = self.kv_heads % gpus == 0 or gpus % self.kv_heads == 0
         return self.heads % gpus == 0 and shares_keys and self.inner % gpus == 0

@@ -21,11 +21,11 @@ SERVICES = {
     "clawloop up": 150 * MIB,
 }
 KEPT_FREE = 0.05
-"""Of the machine's memory, for its system."""
+"""Share of the machine's memory that is left to its system."""
 FEWEST_CONTEXTS = 2
 """Whole contexts that the cache holds, so that one long conversation does not put out every other."""
 CACHE_SHARE = 1 / 16
-"""Of the machine's memory, for more contexts: without them vLLM computes replies that run at once again and again."""
+"""Share of the machine's memory for more contexts; without them vLLM recomputes concurrent replies again and again."""
 
 
 def on_cpu(request: Request) -> Layout | Shortage:

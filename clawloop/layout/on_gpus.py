@@ -14,13 +14,13 @@ from clawloop.layout.request import Gpus, Request
 from clawloop.layout.shortage import Shortage
 
 KEPT_FREE = 0.05
-"""Of a GPU with a trainer on it: for the driver, and for what the estimates do not see."""
+"""Share of a trainer's GPU that is left to the driver, and to memory that the estimates miss."""
 MOST_PARALLEL = 8
 """GPUs of one engine: as many as one machine connects."""
 
 
 def on_gpus(request: Request) -> Layout | Shortage:
-    """Who goes where.
+    """The layout on the request's GPUs, or the shortage if no split of the GPUs fits.
 
     Raises:
         SetupError: the sets of GPUs overlap, name one that is not there, or leave none.
@@ -61,7 +61,7 @@ def _shared(request: Request, size: int) -> Layout | Shortage:
 
 
 def _apart(request: Request, gpus: Gpus) -> Layout | Shortage:
-    """With all sets given."""
+    """The layout if all sets of GPUs are given."""
     processes: list[Process] = []
     for role, indices in ((Role.ENGINE, gpus.serve or ()), (Role.JUDGE, gpus.judge or ())):
         found = _engines(request, gpus, role, indices) if indices else []
@@ -94,9 +94,9 @@ def _idle(gpus: Gpus, processes: list[Process]) -> Iterator[str]:
 
 
 def _engines(request: Request, gpus: Gpus, role: Role, indices: tuple[int, ...]) -> list[Process] | Shortage:
-    """As many engines as the set has room for, each on as few GPUs as hold the model; a judge is one, on all of them.
+    """As many engines as the set has room for, each on as few GPUs as hold the model; a judge is one, on all GPUs.
 
-    Where none fits, the shortage is that of the engine on most GPUs.
+    If no engine fits, the shortage is that of the engine on most GPUs.
     """
     request = request.for_judge if role is Role.JUDGE else request.for_engines
     sizes = [2**n for n in range(len(indices).bit_length()) if 2**n <= min(len(indices), MOST_PARALLEL)]
@@ -114,7 +114,7 @@ def _engines(request: Request, gpus: Gpus, role: Role, indices: tuple[int, ...])
 
 
 def _engine(request: Request, gpus: Gpus, role: Role, number: int, group: tuple[int, ...]) -> Process | Shortage:
-    """With as much at once as large GPUs take if it is one and that leaves room, else as small ones."""
+    """An engine with the limits of large GPUs if its GPUs are large and the memory suffices, else of small GPUs."""
     smallest = min(group, key=lambda index: gpus.sizes[index])
     device = _device(smallest, gpus.sizes[smallest], UTILIZATION)
     large, small = (_engine_with(request, gpus, role, number, group, way, device) for way in (LARGE_GPU, SMALL_GPU))
@@ -126,7 +126,7 @@ def _engine(request: Request, gpus: Gpus, role: Role, number: int, group: tuple[
 def _engine_with(
     request: Request, gpus: Gpus, role: Role, number: int, group: tuple[int, ...], serving: Serving, device: Device
 ) -> Process:
-    """One engine; more than the device has if that is what it needs."""
+    """One engine; its memory may exceed the device's."""
     count, with_lora = len(group), role is Role.ENGINE
     beside = engine.parts_beside_cache(request, serving, count, with_lora=with_lora)
     rest = device.usable - sum(part.bytes for part in beside)

@@ -21,27 +21,27 @@ class Role(StrEnum):
 
 
 class PartName(StrEnum):
-    """What memory is for."""
+    """A purpose that memory is used for."""
 
     WEIGHTS = "base weights"
     LORA = "LoRA slots"
     KV = "KV cache"
     READING = "reading and sampling"
-    """What an engine's forward pass and its sampler need beside the weights."""
+    """Buffers of an engine's forward pass and its sampler."""
     GRAPHS = "CUDA graphs"
     RUNTIME = "runtime"
     """Imports, CUDA's context, workspaces, buffers between GPUs."""
     ADAPTER = "adapter and AdamW"
     """LoRA weights, their gradient, both of AdamW's moments."""
     GATHERED = "gathered weights"
-    """What FSDP puts together of a layer while it is computed."""
+    """The whole weights of a layer, which FSDP gathers while the layer is computed."""
     UNPACKED = "unpacked weights"
-    """A projection of a base model in 4 bits, and what comes of it on the way."""
+    """The unpacked copy of a 4-bit base model's projection, and the temporary tensors of unpacking it."""
     ACTIVATIONS = "activations"
     LOGITS = "logits"
-    """Of one chunk of positions, as far as they are more than the layer whose memory they take over."""
+    """Logits of one chunk of positions, less the memory of the layer that they reuse."""
     SLACK = "allocator"
-    """What torch's allocator holds and cannot use."""
+    """Memory that torch's allocator holds but cannot use (fragmentation)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Process:
 
     @property
     def bytes(self) -> int:
-        """On each device."""
+        """Bytes on each device."""
         return sum(part.bytes for part in self.parts)
 
     def part(self, name: PartName) -> int:
@@ -110,7 +110,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What runs where.
+    """The processes of an installation and the devices they run on.
 
     Args:
         kind: whether processes are on GPUs or in the machine's memory.

@@ -1,4 +1,4 @@
-"""What one layer holds in its backward pass where transformers computes the model and PEFT its LoRA.
+"""Memory of one layer's backward pass if transformers computes the model and PEFT its LoRA.
 
 Letters as in `clawloop.layout.trainer`. The factors were fitted to torch's own record of every allocation for Llama,
 Mistral and Gemma 3, in eighteen shapes, and are compared with it in `tests/training/test_planned_peft_memory.py`.
@@ -14,7 +14,7 @@ _MEASURED = ("LlamaForCausalLM", "MistralForCausalLM", "Gemma3ForCausalLM", "Gem
 
 
 def is_by_peft(model: ModelShape) -> bool:
-    """Whether the trainer has no modules of its own for this architecture."""
+    """True if the trainer has no modules of its own for this architecture."""
     return model.architecture not in SUPPORTED
 
 

@@ -17,12 +17,12 @@ from clawloop.layout.trainer import version_bytes
 
 _LENGTH_STEP = 256
 _SHORTEST = 1024
-"""Tokens; a shorter context or sample is named only where nothing else helps."""
+"""Tokens; a remedy names a shorter context or sample only if no other setting helps."""
 _SMALLEST_BUDGET = 256
 _MOST_GPUS = 16
 _LARGEST_GIB = 2**20
 _LINEAR_ATTENTION = "Qwen3_5"
-"""How the architectures begin that vLLM cannot serve here on a CPU."""
+"""Prefix of the architectures with linear attention, which vLLM cannot serve on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class Remedy:
     """Settings with which a request fits.
 
     Args:
-        words: as a person types them.
-        request: with them.
+        words: the settings as a person types them.
+        request: the request with these settings.
     """
 
     words: str
@@ -39,7 +39,7 @@ class Remedy:
 
 
 def plan(request: Request) -> Layout:
-    """What goes where.
+    """The layout of a request.
 
     Raises:
         SetupError: it does not fit: the part, the numbers and the settings that would make it fit; or sets of GPUs
@@ -58,14 +58,14 @@ def plan(request: Request) -> Layout:
 def _require_consistent(request: Request) -> None:
     if request.gpus is None and request.model.experts:
         raise SetupError(
-            f"{request.model.name} is a mixture of experts, and vLLM on a CPU ends as soon as one is to have adapters: "
+            f"{request.model.name} is a mixture of experts, and vLLM on a CPU crashes if such a model has adapters: "
             "it needs GPUs"
         )
     if request.gpus is None and request.model.architecture.startswith(_LINEAR_ATTENTION):
         raise SetupError(
-            f"{request.model.name} has layers of linear attention: vLLM on a CPU wants torchvision for it, of which "
-            "PyPI has CUDA builds alone, and reads its prompts in pieces, where a request's seed ends the engine: it "
-            "needs GPUs"
+            f"{request.model.name} has layers of linear attention: vLLM on a CPU needs torchvision for it, which "
+            "PyPI has only as CUDA builds, and reads its prompts in chunks, where a request's seed crashes the engine: "
+            "it needs GPUs"
         )
     if request.training is None:
         for option, given in (("--quantise", request.quantise), ("--serve-model", request.serve_model)):

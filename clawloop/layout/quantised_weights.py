@@ -51,7 +51,7 @@ class Tensor:
 
 
 def stored_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """What the engine keeps of them; speculative heads are not loaded."""
+    """Bytes of the tensors that the engine loads: all but the speculative heads."""
     return sum(t.numbers * _BYTES.get(t.dtype, 1) for name, t in tensors.items() if not name.startswith("mtp."))
 
 
@@ -99,5 +99,5 @@ def _bits(folder: Path, quantisation: Mapping[str, object], module: str) -> int:
         found.append(weights.get("num_bits") if isinstance(weights, dict) else None)
     bits = {number for number in found if isinstance(number, int) and number > 0}
     if len(bits) != 1:
-        raise SetupError(f"{folder} says not in how many bits {module} is kept: its memory is not computed")
+        raise SetupError(f"{folder} does not give the bits of {module}: its memory cannot be computed")
     return bits.pop()

@@ -1,4 +1,4 @@
-"""What a layout is asked for: limits, the recipe's needs, the machine."""
+"""The input of a layout: limits, the recipe's needs, the machine."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from clawloop.recipes.recipe import Recipe, require_decoupled
 from clawloop.training.model.families import Quantisation
 
 LONGEST_CONTEXT_TOKENS = 32768
-"""Of an engine nobody gave a limit: enough for an agent's prompt with its tools; more costs memory."""
+"""Longest context of an engine without an option for it: enough for an agent's prompt with tools; more costs memory."""
 ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM's `--max-lora-rank` takes (`vllm.config.lora.MaxLoRARanks`)."""
+"""Values that vLLM's `--max-lora-rank` accepts (`vllm.config.lora.MaxLoRARanks`)."""
 VERSIONS_OF_POLICY = 2
 """An engine has loaded a policy's active version and its candidate; judges are answered by the base weights."""
 FEWEST_LORAS = VERSIONS_OF_POLICY
 USUAL_LORAS = 4
-"""Those of one policy, and as many older versions whose replies have not ended."""
+"""The versions of one policy, and as many older versions whose replies have not ended."""
 MOST_CHOSEN_LORAS = 32
-"""Of many policies few answer at the same moment, and each slot takes room from the KV cache."""
+"""Few of many policies answer at the same moment, and each LoRA slot takes memory from the KV cache."""
 Dtype = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What engines and the trainer are told to take.
+    """Sizes that engines and the trainer are configured for.
 
     Args:
         max_model_len: tokens of a prompt and its reply.
         max_sample_tokens: of the longest sample the trainer reads, its `--max-tokens`; `max_model_len` at most.
-        micro_batch_tokens: what the trainer reads at once.
+        micro_batch_tokens: tokens the trainer reads at once.
         max_loras: versions with running requests at the same time; others wait for a moment, and take turns.
         max_lora_rank: of the adapters an engine can load.
-        policies: that the engine answers for.
+        policies: number of policies that the engine serves.
     """
 
     max_model_len: int
@@ -46,7 +46,7 @@ class Limits:
 
     @property
     def max_cpu_loras(self) -> int:
-        """Adapters an engine keeps in the machine's memory: those of all policies, and some that are loaded ahead."""
+        """Adapters an engine keeps in the machine's memory: the ones of all policies, and some loaded ahead."""
         return max(2 * self.max_loras, VERSIONS_OF_POLICY * self.policies)
 
     @property
@@ -62,7 +62,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingNeeds:
-    """What of a recipe decides how much memory a step takes.
+    """The facts about a recipe that decide how much memory a step takes.
 
     Args:
         rank: the adapter's.

@@ -30,7 +30,7 @@ _SIZES = {
 
 
 def read_served_copy(folder: Path, model: Path, shape: ModelShape, chat: ChatOptions | None = None) -> ModelShape:
-    """What engines hold: the shape of the trained model, in the bytes of its copy.
+    """Shape of the served model: that of the trained model, with the stored bytes of its quantised copy.
 
     Args:
         folder: the copy's.
@@ -74,7 +74,7 @@ def _differences(
 
 
 def _token_ids(folder: Path) -> object:
-    """Of all tokens; None where the folder has no `tokenizer.json`.
+    """Ids of all tokens; None if the folder has no `tokenizer.json`.
 
     Raises:
         SetupError: it cannot be read.

@@ -1,4 +1,4 @@
-"""What does not fit, in one sentence with its numbers."""
+"""A lack of memory, told in one sentence with numbers."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _NAME, _SIZE = 24, 8
 
 
 def table(layout: Layout) -> str:
-    """What is where, what for, and the arguments that follow from it."""
+    """The layout as text: devices, processes with the purposes of their memory, notes, and the arguments."""
     lines = [*_devices(layout), ""]
     for alike in _alike(layout.processes):
         lines += [*_process(alike), ""]
@@ -30,7 +30,7 @@ def table(layout: Layout) -> str:
 
 
 def overview(layout: Layout) -> list[str]:
-    """What is where, in a line for each device and each process that holds a model, and what a person should know."""
+    """A line for each device, for each process that holds a model, for each figure and for each note."""
     lines = [*_devices(layout)]
     for process in layout.processes:
         if process.role is not Role.SERVICE:

@@ -1,4 +1,4 @@
-"""What one rank of the trainer holds at its fullest moment: the backward pass over the largest micro-batch.
+"""Peak memory of one rank of the trainer: the backward pass over the largest micro-batch.
 
 Letters: S tokens of a micro-batch, N response positions, L layers, D the model's width, I the MLP's, Q and K features
 of queries and keys, H a head's, V vocabulary, r the adapter's rank, b bytes of a number (2 or 4). The counts were
@@ -20,7 +20,7 @@ LOGITS_AT_ONCE = 2**26
 CUDA_RUNTIME = 768 * MIB
 # Buffers of NCCL between GPUs of one machine.
 NCCL_BUFFERS = GIB
-# Of what comes and goes in a step, what torch's allocator holds in pieces that are too small for the next one: 8 %
+# Share of a step's temporary memory that torch's allocator holds in pieces too small for the next tensor: 8 %
 # on that H200, 9 % with NF4.
 CUDA_SLACK = 0.10
 
@@ -31,7 +31,7 @@ def adapter_bytes(model: ModelShape, needs: TrainingNeeds) -> int:
 
 
 def version_bytes(model: ModelShape, needs: TrainingNeeds) -> int:
-    """On disk: float32 LoRA weights, and both moments to resume from (`training.checkpoint`): 12 bytes a parameter."""
+    """Bytes on disk: float32 LoRA weights and both moments to resume from (`training.checkpoint`): 12 a parameter."""
     return 12 * model.lora.parameters(needs.rank)
 
 

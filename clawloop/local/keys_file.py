@@ -43,8 +43,8 @@ def ensure_engine_secret(data: Path) -> Path:
 
 
 def renew_engine_secret(path: Path, *, finish: bool) -> int:
-    """Put a new secret before the others, or remove all but the first; how many there are now. Whoever could read the
-    file still can.
+    """Put a new secret before the others, or remove all but the first; returns their number. The same users can
+    read the file as before.
 
     Raises:
         SetupError: the file cannot be read or written, everybody may read it, or it holds none.
@@ -54,7 +54,7 @@ def renew_engine_secret(path: Path, *, finish: bool) -> int:
         with locked_folder(path.parent):
             before = read_secrets(path)
             if not before:
-                raise SetupError(f"{path} holds no secret: put that of the engines into it, one a line")
+                raise SetupError(f"{path} holds no secret: put the engines' secrets into it, one a line")
             now = before[:1] if finish else [secrets.token_urlsafe(32), *before]
             replace_content(path, "".join(f"{secret}\n" for secret in now))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What this machine has for models: the device of its environment, GPUs, memory."""
+"""This machine's resources for models: the device of its environment, GPUs, memory."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _limits(root: Path) -> Iterator[int]:
-    """Of this process's control group and those above it, of either version; 1 writes 2^63 where there is none."""
+    """Memory limits of this process's control group and its parents, v1 and v2; v1 writes 2^63 for none."""
     try:
         listed = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:

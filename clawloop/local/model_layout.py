@@ -29,7 +29,7 @@ from clawloop.training.model.families import Quantisation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """How models are served and trained; None: chosen by model, recipe and machine.
+    """Options of serving and training; None: chosen by model, recipe and machine.
 
     Args:
         device: None: the one this environment was set up for.
@@ -76,7 +76,7 @@ class ModelOptions:
 
 
 def lay_out(options: ModelOptions, model: Path, recipe: Recipe | None, environment: Mapping[str, str]) -> Layout:
-    """What goes where on this machine.
+    """The layout of a model's processes on this machine.
 
     Args:
         recipe: None: adapters may have any rank that engines load.
@@ -156,7 +156,7 @@ def _require_free(layout: Layout, gpus: tuple[Gpu, ...]) -> None:
 
 
 def _named(process: Process, gpus: tuple[Gpu, ...]) -> Process:
-    """With the GPUs as CUDA knows them, where not all of the machine's are visible."""
+    """The process with its GPUs' names for CUDA, if not all GPUs of the machine are visible."""
     if not process.gpus:
         return process
     visible = ",".join(gpus[index].name for index in process.gpus)

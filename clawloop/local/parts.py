@@ -200,7 +200,7 @@ def _gateway(
     command += ["--health-port", str(health_port), *(["--name", name] if peers else [])]
     command += [f"--peer={peer}" for peer in peers]
     command += [f"--allowed-host={host}" for host in deployment.allowed_hosts]
-    # It asks the judge too, to compare stored verdicts.
+    # The gateway asks the judge too, to compare stored verdicts.
     variables = _with_judge(deployment, environment) | _settings(deployment)
     if deployment.engine_chats is not None:
         variables.setdefault("CLAWLOOP_ENGINE_CHATS", str(deployment.engine_chats))
@@ -281,7 +281,7 @@ def _with_judge(deployment: Deployment, environment: Mapping[str, str]) -> dict[
         "CLAWLOOP_JUDGE_MODEL": deployment.judge.model,
         "CLAWLOOP_JUDGE_API_KEY": deployment.judge.secret,
     }
-    # It is a vLLM, so it says itself whether its model thinks; of another API nothing is known.
+    # The judge is a vLLM, so it reports whether its model thinks; another API would not.
     return {"CLAWLOOP_JUDGE_FORM": "auto"} | dict(environment) | judge
 
 

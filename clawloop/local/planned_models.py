@@ -55,8 +55,8 @@ class PlannedModels:
 
     @property
     def trainer_waits(self) -> bool:
-        """On a GPU that they share the engine takes its memory first; vLLM would not start if the trainer had more
-        than its part at that moment."""
+        """True if trainer and engine share a GPU: the engine takes its memory first, since vLLM would not start if the
+        trainer held more than its part at that moment."""
         return self.layout.kind == "cuda" and self.trainer is not None and len(self.layout.on(self.trainer.gpus[0])) > 1
 
 
@@ -89,7 +89,7 @@ def plan_models(
     layout = lay_out(wanted, model.path, recipe, environment)
     serving = [process for process in layout.processes if process.role in (Role.ENGINE, Role.JUDGE)]
     guards, adapters = _guards(environment, data), (data / "adapters").resolve()
-    # Its clients are started here too, and know it from their environment: it changes with each start.
+    # The secret changes with each start: its clients are started here too, and get it in their environment.
     judge_secret = environment.get(GUARD_SECRET) or secrets.token_urlsafe(32)
     count = sum(process.role is Role.ENGINE for process in serving)
     engines: list[Part] = []

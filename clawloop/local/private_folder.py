@@ -13,7 +13,7 @@ from pathlib import Path
 UMASK = 0o077
 """Set by every command: what Clawloop creates is readable by its user alone."""
 
-# What holds conversations. Adapters and models stay readable, for engines that mount their folders as another user.
+# Folders with conversations. Adapters and models stay readable, for engines that mount their folders as another user.
 _PRIVATE = ("logs", "spool", "temporal")
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 

@@ -100,7 +100,7 @@ async def run(options: UpOptions, board: Board, prepare: Prepare, use: Use | Non
             await supervisor.stop(parts.stop_order(supervisor.names))
             for number in _STOP_SIGNALS:
                 loop.remove_signal_handler(number)
-        # Who uses the parts decides what becomes of the folder.
+        # The user of the parts decides whether the folder is kept.
         board.say("stopped" if use is not None else f"stopped; the data stays in {options.data}")
 
 

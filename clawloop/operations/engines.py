@@ -1,4 +1,4 @@
-"""What operators do to engines: list them with their health, add, drain and remove them."""
+"""Operators' changes to engines: list them with their health, add, drain and remove them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EngineStore(Protocol):
 
 class EngineProbe(Protocol):
     async def healthy(self, engine: Engine) -> bool:
-        """Whether it answers."""
+        """True if the engine answers."""
 
     async def check(self, url: str) -> list[str]:
         """Lines about an engine that could not be compared with the policies.
@@ -41,7 +41,7 @@ class EngineProbe(Protocol):
         """
 
     async def answers_strangers(self, url: str) -> bool:
-        """Whether it answers requests without a secret."""
+        """True if the engine answers requests without a secret."""
 
 
 class EngineOperations:
@@ -60,14 +60,14 @@ class EngineOperations:
         """Let gateways send requests to one more engine.
 
         Args:
-            require_guard: refuse an engine that answers to anyone.
+            require_guard: refuse an engine that does not require authentication.
 
         Raises:
             SetupError: the URL is not an http address, it serves another model, or it is not guarded.
         """
         warnings = await self._probe.check(url)
         if await self._probe.answers_strangers(url):
-            unguarded = f"{url} answers to anyone who can reach it: start it with the engine guard"
+            unguarded = f"{url} does not require authentication: start it with the engine guard"
             if require_guard:
                 raise SetupError(f"{unguarded}, or leave out --require-guard")
             warnings.append(f"{unguarded} (docs/operating.md, Access).")
@@ -131,8 +131,8 @@ def _require_another(engines: Sequence[Engine], engine: Engine, done: str) -> No
     if engine.draining or any(other.id != engine.id and not other.draining for other in engines):
         return
     raise StateConflict(
-        f"{engine.id} is the only engine that takes requests: once it is {done}, every chat gets 503. Add another one"
-        " first, or force it.",
+        f"{engine.id} is the only engine that takes requests: once it is {done}, every chat gets 503. Add another "
+        "engine first, or force it.",
         code="last_engine",
         field="engine",
     )

@@ -1,4 +1,4 @@
-"""Exports what was recorded, one JSON object a line, in pages that can be continued after any of them."""
+"""Exports recorded data, one JSON object a line, in pages that can be continued after any of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Record = dict[str, JsonValue]
 
 
 class ExportKind(StrEnum):
-    """What one line is."""
+    """The kind of record in each exported line."""
 
     TURNS = "turns"  # a turn with what followed it, as OpenClaw-RL records turns
     JUDGEMENTS = "judgements"  # verdict, votes and hint of a turn, as OpenClaw-RL records its judge
@@ -40,10 +40,10 @@ class ExportKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ExportFilter:
-    """Which records; None: all.
+    """The records to export; None: all.
 
     Args:
-        since, until: of the turn's begin, or when the sample or step was made; `until` itself is left out.
+        since, until: bounds of the turn's begin, or of the time the sample or step was made; `until` is left out.
     """
 
     policy: str | None = None
@@ -90,7 +90,7 @@ class ExportStore(Protocol):
     """Reads pages by ascending id, after one. Every call raises StoreUnavailable when PostgreSQL does not answer."""
 
     async def has_policy(self, policy: str) -> bool:
-        """Whether there is such a policy, or was until it was retired."""
+        """True if the policy exists, or existed until it was retired."""
 
     async def turns(
         self, wanted: ExportFilter, after: UUID | None, limit: int, *, judged: bool
@@ -102,7 +102,7 @@ class ExportStore(Protocol):
         """
 
     async def files(self, session: SessionId, sha256s: Collection[str]) -> dict[str, bytes]:
-        """Those of these files that turns of the session have."""
+        """Contents of these files, as far as turns of the session have them."""
 
     async def samples(self, wanted: ExportFilter, after: UUID | None, limit: int) -> list[Record]: ...
 

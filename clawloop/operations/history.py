@@ -54,11 +54,11 @@ class NewVerdict:
 
 @dataclass(frozen=True, slots=True)
 class HistoryKey:
-    """What a comparison is of; the same key goes on with the same comparison.
+    """Identity of a comparison; the same key continues the same comparison.
 
     Args:
         signal_hash: of the recipe that judges.
-        judge: which judge, for people.
+        judge: the judge's name, for people.
     """
 
     policy: str
@@ -76,7 +76,7 @@ class HistoryStore(Protocol):
         """
 
     async def left(self, key: HistoryKey) -> int:
-        """How many turns the comparison lacks."""
+        """Number of turns that the comparison has not judged yet."""
 
     async def record(self, key: HistoryKey, turn: HistoryTurn, new: NewVerdict) -> None:
         """Store one comparison. Idempotent: the first one counts."""
@@ -85,16 +85,16 @@ class HistoryStore(Protocol):
         """All comparisons so far."""
 
     async def differing(self, key: HistoryKey) -> list[TurnId]:
-        """Turns whose new verdict is another one, and which nobody rated or had judged again since; oldest first."""
+        """Turns whose new verdict differs from the old, and that were not rated or judged again since; oldest first."""
 
     async def mark_applied(self, key: HistoryKey, turns: Sequence[TurnId]) -> None:
-        """These turns are judged again."""
+        """Note that these turns are judged again."""
 
 
 class HistoryJudge(Protocol):
     @property
     def name(self) -> str:
-        """Which judge it is, for people."""
+        """The judge's name, for people."""
 
     async def verdict(self, turn_id: TurnId, recipe: Recipe) -> NewVerdict:
         """This judge's verdict on a turn, by what followed it. Nothing is stored.
@@ -155,7 +155,7 @@ class ComparedHistory(View):
 
 
 def judged_by_workers(judge: str) -> str:
-    """What an operator must know before turns are judged again: no judgement says which judge the workers ask.
+    """Warning before turns are judged again: no stored judgement names the judge that the workers ask.
 
     Args:
         judge: the one whose verdicts were compared.

@@ -1,4 +1,4 @@
-"""What operators do to API keys: list, create and revoke them."""
+"""Operators' changes to API keys: list, create and revoke them."""
 
 from __future__ import annotations
 

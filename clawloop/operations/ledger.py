@@ -9,7 +9,7 @@ from clawloop.contracts.answers import CheckReport
 
 class LedgerCheck(Protocol):
     async def report(self, *, files: bool) -> CheckReport:
-        """What breaks an invariant.
+        """A report of the broken invariants.
 
         Args:
             files: also compare the adapters' files with their hash.

@@ -1,4 +1,4 @@
-"""How all stands, at a glance: engines, policies, sessions, and what is wrong."""
+"""Status of every component: engines, policies, sessions, and current problems."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clawloop.operations.rollouts import RolloutOperations
 from clawloop.operations.workflow_links import NO_LINKS, WorkflowLinks
 
 NO_TEMPORAL = "no Temporal is configured: turns are recorded and not judged; set TEMPORAL_ADDRESS"
-"""What is wrong where none is configured: another thing than one that does not answer, with another remedy."""
+"""Problem shown if no Temporal is configured; a Temporal that does not answer is another problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class OverviewStore(Protocol):
 
 class TemporalHealth(Protocol):
     async def problem(self) -> str | None:
-        """What is wrong with Temporal, for people; None if it answers."""
+        """The problem with Temporal, for people; None if it answers."""
 
 
 class Overview:
@@ -66,7 +66,7 @@ class Overview:
         self._rollouts = rollouts
 
     async def status(self) -> ServiceStatus:
-        """How all stands.
+        """Status of every component.
 
         Raises:
             StoreUnavailable
@@ -103,7 +103,7 @@ class Overview:
         )
 
     async def _environments_without_worker(self, policies: Sequence[str]) -> list[str]:
-        """What running rollouts wait for; an environment of several policies is said once."""
+        """A problem for each environment that running rollouts wait for because it has no worker."""
         views = [await self._rollouts.status(policy) for policy in policies]
         waiting = [view for view in views if view.state is RolloutsState.RUNNING and view.no_worker]
         return list(dict.fromkeys(view.no_worker for view in waiting))

@@ -1,4 +1,4 @@
-"""What operations need. Every store call raises StoreUnavailable when PostgreSQL does not answer in time."""
+"""Ports of operations. Every store call raises StoreUnavailable when PostgreSQL does not answer in time."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class TrainingStore(Protocol):
 
 class RejudgeStore(Protocol):
     async def rejudge_facts(self, turn_id: TurnId) -> RejudgeFacts | None:
-        """None if there is no such turn."""
+        """Facts that decide whether the turn can be judged again; None if there is no such turn."""
 
     async def of_session(self, session: SessionId) -> list[RejudgeFacts]:
         """The session's main turns in their order; empty if there is no such session."""
@@ -137,10 +137,10 @@ class ErasureStore(Protocol):
 
 
 class ErasedArtifacts(Protocol):
-    """What agents left, by its digest."""
+    """Artifacts that agents left, by digest."""
 
     async def delete(self, digest: str) -> None:
-        """Delete it, if it is kept here. Idempotent."""
+        """Delete the artifact, if it is kept here. Idempotent."""
 
 
 class RolloutsStore(Protocol):
@@ -166,10 +166,10 @@ class RolloutsStore(Protocol):
 
 
 class EnvironmentWorkers(Protocol):
-    """Which environments have a worker. Every call raises SignalFailed when Temporal does not answer."""
+    """View of environments' workers. Every call raises SignalFailed when Temporal does not answer."""
 
     async def asks_for_work(self, environment: str) -> bool:
-        """Whether a worker asked for the environment's episodes in the last minutes. A busy one does not ask."""
+        """True if a worker asked for the environment's episodes in the last minutes. A busy worker does not ask."""
 
     async def has_work(self, groups: Sequence[RolloutGroupId]) -> bool:
-        """Whether a worker runs an agent, or a verifier, of one of these groups."""
+        """True if a worker runs an agent, or a verifier, of one of these groups."""

@@ -1,4 +1,4 @@
-"""How precise a judge's votes are, against the outcomes of episodes."""
+"""Precision of a judge's votes, compared with the outcomes of episodes."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def read_probe_lines(text: str) -> tuple[list[ProbeContent], dict[int, str]]:
 
 def _fault(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    # Of a key that takes a text or a list the place ends with the type that was tried.
+    # If a key takes a text or a list, pydantic's location ends with the type that was tried.
     field = ".".join(str(part) for part in first["loc"] if part in _WrittenProbe.model_fields)
     known = ", ".join(_WrittenProbe.model_fields)
     if first["type"] == "extra_forbidden":

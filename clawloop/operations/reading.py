@@ -39,7 +39,7 @@ class SessionStore(ReferenceStore, Protocol):
         """
 
     async def count_sessions(self, *, policy: str | None, state: SessionState | None) -> tuple[int, int]:
-        """How many sessions match, and how many of them `fold` leaves out."""
+        """Number of sessions that match, and number of those that `fold` leaves out."""
 
     async def session_of_client(self, key: ApiKeyId, name: str) -> SessionId | None:
         """The newest session of this key that the client gave this name."""
@@ -61,7 +61,7 @@ class SessionStore(ReferenceStore, Protocol):
     async def turn(self, turn: TurnId) -> TurnView | None: ...
 
     async def exchanges(self, turns: Sequence[TurnId]) -> list[Exchange]:
-        """What each of these turns of one session added to it, in their order."""
+        """Messages, reply and verdict that each of these turns added to their session, in the turns' order."""
 
     async def detail(self, turn: TurnId, *, tokens: bool) -> TurnDetail | None:
         """All that is stored of a turn."""

@@ -17,7 +17,7 @@ from clawloop.ids import ApiKeyId, SessionId, TurnId
 
 # Ids in one query; more would make its text large for no gain.
 _CHUNK = 1000
-# Of the lost turns of one session: their ids say when the loss begins, and logs of clients may name them.
+# Most lost turns named for one session: their ids say when the loss begins, and logs of clients may name them.
 _NAMED = 5
 
 
@@ -51,20 +51,20 @@ class RecoveryStore(Protocol):
         """Each policy's newest version."""
 
     async def known_sessions(self, sessions: Sequence[SessionId]) -> frozenset[SessionId]:
-        """Those of the sessions that are stored."""
+        """The ones of these sessions that PostgreSQL has."""
 
     async def known_turns(self, turns: Sequence[TurnId]) -> frozenset[TurnId]:
-        """Those of the turns that are stored."""
+        """The ones of these turns that PostgreSQL has."""
 
     async def known_steps(self, policies: Collection[str]) -> frozenset[tuple[str, int]]:
-        """The steps of these policies, whatever became of them."""
+        """The steps of these policies, in any state."""
 
     async def lost_keys(self, keys: Collection[KeyOfTurns]) -> frozenset[KeyOfTurns]:
-        """Those of the keys that are not stored."""
+        """The ones of these keys that PostgreSQL lacks."""
 
     async def add_lost_keys(self, keys: Collection[KeyOfTurns]) -> frozenset[ApiKeyId]:
-        """Store those that are not stored as revoked, with a secret that nobody has, so that their turns can be stored;
-        those of policies that are not stored are left out. Returns those that were added, now or before."""
+        """Store the missing keys as revoked, with a secret that no client has, so that their turns can be stored; keys
+        of policies that are not stored are left out. Returns the keys that were added, now or before."""
 
     async def skip_numbers(self, policy: str, lost: int) -> None:
         """Number the policy's next step above `lost`; an open step up to there that has made no version is abandoned,
@@ -94,7 +94,7 @@ class RecoveryWorkflows(Protocol):
         """Start a sweep now."""
 
     def sessions(self) -> AsyncIterator[ToldTurns]:
-        """What each run of a session's workflow was told, open or closed. A session may have several runs."""
+        """The turns signalled to each run of a session's workflow, open or closed. A session may have several runs."""
 
 
 class AdapterDirectories(Protocol):
@@ -106,10 +106,10 @@ class SpooledTurns(Protocol):
     """Every call raises SetupError when this user may not read or change the spool."""
 
     async def keys(self) -> dict[KeyOfTurns, int]:
-        """How many turns of each key wait on this machine's disk, or were set aside as never to be stored."""
+        """Number of each key's turns that wait on this machine's disk, or were set aside as impossible to store."""
 
     async def put_back_rejected(self, keys: Collection[ApiKeyId]) -> int:
-        """Have the turns of these keys that were set aside be stored by a gateway after all; how many."""
+        """Return the set-aside turns of these keys to the spool, so that a gateway stores them; their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class Recovery:
         for line in unknown:
             name_lost(line)
         for policy in newest:
-            # What they answered is stored with their numbers, also from now on, from a spool.
+            # Turns that these versions answered are stored with their numbers, also later, from a spool.
             if numbers := [version.n for version in lost_versions if version.policy == policy]:
                 await self._store.skip_numbers(policy, max(numbers))
         added = await self._store.add_lost_keys(keys)

@@ -1,4 +1,4 @@
-"""What operators do to a policy's rollouts: PostgreSQL first, which decides; then their workflow, best effort."""
+"""Operators' changes to a policy's rollouts: PostgreSQL decides; the workflow is then notified, best effort."""
 
 from __future__ import annotations
 

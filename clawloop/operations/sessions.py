@@ -1,4 +1,4 @@
-"""What operators do to sessions: have turns judged again, and erase content."""
+"""Operators' changes to sessions: have turns judged again, and erase content."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SessionOperations:
         self._notifier = notifier
 
     async def rejudge_turn(self, turn_id: TurnId) -> Rejudged | None:
-        """Have a turn judged again, with the recipe of now and without earlier votes; None: there is no such turn.
+        """Have a turn judged again, with the current recipe and without earlier votes; None: there is no such turn.
 
         Raises:
             SignalFailed, StoreUnavailable
@@ -83,7 +83,7 @@ class SessionOperations:
         applied = await self._notify(await self._erasures.erase_session(session))
         if applied is None:
             return None
-        # Of two erasures at the same moment whose agents left the same, each found that the other session kept it.
+        # Again: of two concurrent erasures with the same artifact, each found that the other session still had it.
         await self._delete_artifacts(session)
         turns = applied.result.turns + sum(copy.turns for copy in copies if copy is not None)
         return replace(applied, result=replace(applied.result, turns=turns))

@@ -1,4 +1,4 @@
-"""What operators do to a policy's training: PostgreSQL first, which decides; then its workflow, best effort."""
+"""Operators' changes to a policy's training: PostgreSQL decides; the workflow is then notified, best effort."""
 
 from __future__ import annotations
 

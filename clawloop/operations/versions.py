@@ -1,4 +1,4 @@
-"""One version with what it was trained on."""
+"""One version with the samples it was trained on."""
 
 from __future__ import annotations
 

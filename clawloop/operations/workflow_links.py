@@ -1,4 +1,4 @@
-"""Addresses of workflows in Temporal's UI, for whoever reads about what they do."""
+"""Addresses of workflows in Temporal's UI."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAMESPACE = "default"  # the only one that Clawloop uses
 class WorkflowLinks:
     """
     Args:
-        ui: where Temporal's UI is, without a slash at its end; None: nobody said.
+        ui: address of Temporal's UI, without a slash at its end; None: not configured.
     """
 
     ui: str | None = None

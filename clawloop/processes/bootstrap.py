@@ -89,7 +89,7 @@ async def _stored_recipe(database: Database) -> Recipe:
     except RecipeRejected as error:
         raise SetupError(
             f"the recipe of policy {DEFAULT_POLICY!r} cannot be used any more: {error}; "
-            "start once with another one, --recipe FILE"
+            "start once with another recipe, --recipe FILE"
         ) from error
 
 

@@ -33,7 +33,7 @@ def sealer_of(key_file: Path | None) -> Sealer | None:
 
 
 def codec_of(key_file: Path | None) -> ContentCodec:
-    """As `sealer_of`, for the database."""
+    """The database's codec, by a key file as for `sealer_of`; plain without one."""
     return PLAIN if key_file is None else ContentCodec(Sealer(key_file))
 
 

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 PAUSE_SECONDS = 0.001
 # When no file descriptor is free.
 ACCEPT_RETRY_SECONDS = 1.0
-# How long a connection must be silent before it is closed: a client that goes on chatting has sent its next request.
+# A connection is closed after this silence: a client that goes on chatting has sent its next request by then.
 SILENT_SECONDS = 1.0
 # SIGINT cuts replies after this and uvicorn's second, as `clawloop up` kills the gateway after 9 s.
 QUICK_SECONDS = 1.0
@@ -43,7 +43,7 @@ class _Exchange(Protocol):
 
 
 class _Connection(Protocol):
-    """What `BoundedHttpProtocol` has."""
+    """The attributes of `BoundedHttpProtocol` that draining uses."""
 
     transport: Transport
     cycle: _Exchange | None
@@ -139,7 +139,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def _is_busy(connection: _Connection) -> bool:
-    """Whether a request is being answered, or has begun to arrive."""
+    """True if a request is being answered, or has begun to arrive."""
     return connection.is_in_head or (connection.cycle is not None and not connection.cycle.response_complete)
 
 

@@ -40,8 +40,7 @@ def temporal_address(settings: Settings) -> str | None:
 
 
 def required_temporal_address(settings: Settings) -> str:
-    """As `temporal_address`.
-
+    """Temporal's address, as from `temporal_address`.
     Raises:
         SetupError: no Temporal is configured.
     """
@@ -88,5 +87,5 @@ def engine_secret(settings: Settings) -> Secret:
 
 
 def engine_secret_file(data: Path) -> Path:
-    """Where `clawloop up` keeps the secrets of the engines that it starts."""
+    """Path of the file in which `clawloop up` keeps the secrets of the engines that it starts."""
     return data / "engine-secret"

@@ -200,14 +200,14 @@ async def run_gateway(settings: Settings, options: GatewayOptions) -> None:
 
 
 def _collect_less_garbage() -> None:
-    """Leave what was imported out of each collection: it stays, and looking through it holds all streams up at once."""
+    """Exclude imported objects from garbage collection: they stay, and scanning them would pause all streams."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GARBAGE_OBJECTS)
 
 
 def server_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
-    """How uvicorn serves the application."""
+    """uvicorn's configuration for the application."""
     return uvicorn.Config(
         app,
         ws="none",

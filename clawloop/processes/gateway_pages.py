@@ -47,7 +47,7 @@ class GatewayPages:
 
 
 async def _page_of_peer(client: aiohttp.ClientSession, port: int) -> bytes | None:
-    """None while that gateway does not answer, as during its restart."""
+    """The metrics of another gateway; None while it does not answer, as during its restart."""
     try:
         async with client.get(f"http://127.0.0.1:{port}/metrics") as answer:
             answer.raise_for_status()

@@ -46,7 +46,7 @@ async def history_on(
 ) -> AsyncIterator[HistoryOperations]:
     """
     Args:
-        directory: the policies and engines of now.
+        directory: the current policies and engines.
 
     Raises:
         SetupError: CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not.

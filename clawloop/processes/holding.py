@@ -107,7 +107,7 @@ class Holding:
                 log.warning("the database is not released", extra={"why": str(error)})
 
     async def _hold_if_postgres_answers(self, holding: Awaitable[None]) -> None:
-        """Without PostgreSQL the workflows do nothing, but the server is prepared all the same; a renewal decides."""
+        """Await `holding`; without PostgreSQL continue all the same, since workflows do nothing and renewals follow."""
         try:
             await holding
         except StoreUnavailable as error:
@@ -123,12 +123,12 @@ class Holding:
                 if await self._store.seen_at() != seen_at:
                     raise
                 if not waited:
-                    log.warning("waits whether the other Temporal server is gone", extra={"why": str(error)})
+                    log.warning("waits to see if the other Temporal server is gone", extra={"why": str(error)})
                     waited = True
             await asyncio.sleep(LOOK_EVERY.total_seconds())
 
     async def _renew(self) -> None:
-        # Asked each time: a server that lost its data has another one, and goes on with these orchestrators.
+        # Asked each time: a Temporal server that lost its data reports another namespace id to the same orchestrators.
         current = await namespace_id(self._client)
         waiting = await self._store.hold(current, formerly=self._held)
         self._held = current

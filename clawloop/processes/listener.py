@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from clawloop.errors import SetupError
 
-# As many as uvicorn asks for; the kernel lowers it to net.core.somaxconn, which is 4096.
+# uvicorn's own value; the kernel lowers it to net.core.somaxconn, which is 4096.
 QUEUED_CONNECTIONS = 2048
 # systemd passes sockets from this descriptor on.
 _FIRST_SYSTEMD_FD = 3

@@ -1,4 +1,4 @@
-"""Encrypts what is stored by the first key of the file: the database, and what the data folder keeps."""
+"""Encrypts stored content by the file's first key: the database's, and the data folder's."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def _reseal_files(data: Path, sealer: Sealer, decrypt: bool) -> tuple[int, list[
             changed += reseal()
         except (RecordUnusable, EncryptionKeyMissing) as error:
             unreadable.append(str(error))
-        except FileNotFoundError:  # pruned, or removed by somebody, meanwhile
+        except FileNotFoundError:  # pruned or removed meanwhile
             continue
     return changed, unreadable
 
 
 def _resealing(data: Path, sealer: Sealer, decrypt: bool) -> Iterator[Callable[[], bool]]:
-    """What to do for each file; true if it was changed."""
+    """One function for each file, which re-encrypts it and returns True if it changed."""
     spool = data / "spool"
     for path in chain(rejected_turns(spool), waiting_turns(spool)):
         yield lambda path=path: reseal_turn(path, sealer, decrypt=decrypt)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The worker of environments that has no database: what it needs besides Temporal it asks a gateway for.
+"""The worker of environments without a database: it asks a gateway for all that it does not get from Temporal.
 
 It runs in a Python environment of its own, with the distribution `clawloop-environment` and what its environments need.
 """

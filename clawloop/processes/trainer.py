@@ -107,7 +107,7 @@ def _run_ranks(process: TrainerProcess) -> None:
         max_restarts=_RESTARTS,
         monitor_interval=0.5,
     )
-    # They are all on this machine, and whoever reaches their ports could speak with them.
+    # All ranks are on this machine, and every client that reaches their ports could speak with them.
     for interface in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(interface, "lo")
     try:

@@ -9,15 +9,15 @@ from pydantic import Field
 from clawloop.recipes.table import Count, Positive, Table
 
 TOKEN_LIMIT = 5.0
-"""What one token counts at most in a distance between versions, in nats: e⁵ = 148 times more or less likely. Beyond
-that a token is as good as unlearned, and how far beyond says nothing about the others."""
+"""Most nats that one token counts in a distance between versions: e⁵ = 148 times more or less likely. Beyond that a
+token is as good as unlearned, and the excess says nothing about the other tokens."""
 
 LEAST_SCALE = 1e-9
 """The learning rate is lowered to this share of the recipe's at most."""
 
 
 class Gate(Table):
-    """What a version must pass before it answers, and what follows when it does not."""
+    """Checks that a version must pass before it answers, and the consequences if it does not."""
 
     parent_distance: Positive = 0.4
     """A version is rejected above this mean distance from its parent, over the step's tokens, in nats; a token counts 5
@@ -60,8 +60,8 @@ class Gate(Table):
     next accepted version ends it. 1 leaves the learning rate as it is."""
 
     def lr_scale(self, rejections: int) -> float:
-        """What the learning rate is multiplied by after so many steps in a row without an accepted version.
+        """Factor of the learning rate after `rejections` steps in a row without an accepted version.
 
-        Never 0, which hundreds of them would come to: a step that changes nothing would end the row by luck alone.
+        Never 0, which hundreds of rejections would reach: a step without any change would pass the gate only by luck.
         """
         return max(self.lr_backoff**rejections, LEAST_SCALE)

@@ -51,13 +51,13 @@ class Signal(Table):
     """`sampled`: the majority of m votes. `direct`: one vote, from the probabilities of a one-token answer without
     reasoning; m is then for hints only, and the judge must be one that answers by grammar."""
     hints_needed: Count = 1
-    """How many of the m answers about a hint must contain one; above 1, a hint that one answer imagined is not used."""
+    """Number of the m answers about a hint that must contain one; above 1, a hint of a single answer is not used."""
     judge_form: JudgeForm = "auto"
-    """How sampled votes and hints are written. `auto`: a judge that can think thinks, then answers freely; one that
-    cannot writes nothing but an answer, by grammar. `free` and `grammar` force one form on every judge."""
+    """Form of sampled votes and hints. `auto`: a judge that can think thinks, then answers freely; a judge that cannot
+    writes only an answer, by grammar. `free` and `grammar` force one form on every judge."""
     hints_from: Literal["user", "any"] = "user"
-    """Whose words a hint may rest on. `user`: the user's alone, so that nobody teaches the model through a file or web
-    page that a tool reads. `any`: tool output too, for agents in a world that nobody else writes to."""
+    """Sources of hints. `user`: the user's words alone, so that nobody teaches the model through a file or web page
+    that a tool reads. `any`: tool output too, for agents whose tools read no text of strangers."""
     judge_temperature: Positive = 0.6
     """Temperature of sampled votes and of hints; a direct vote is read at temperature 1."""
     reward: Literal["verdict", "group", "outcome_process"] = "verdict"
@@ -73,8 +73,8 @@ class Signal(Table):
     sample."""
     overlong: Overlong | None = None
     episode_advantage: Literal["episode", "step"] = "episode"
-    """What an episode's turns are compared with: whole `episode`s of its group, so that all its turns have the same
-    advantage, or only the turns of the others at the same index (`step`)."""
+    """Comparison of an episode's turns: with whole `episode`s of its group, so that all its turns have the same
+    advantage, or only with the turns of the other episodes at the same index (`step`)."""
 
 
 class Advantage(Table):
@@ -90,7 +90,7 @@ class Advantage(Table):
     """The teacher that reads the hint: `policy`, the version that answered, or the `base` model, which undoes what was
     learned."""
     spare_unlikely: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """How much a negative advantage shrinks for unlikely tokens: A < 0 is multiplied by 1 − this·(1 − μ); 0 to 1."""
+    """Reduction of a negative advantage for unlikely tokens: A < 0 is multiplied by 1 − this·(1 − μ); 0 to 1."""
 
 
 class Distillation(Table):
@@ -99,7 +99,7 @@ class Distillation(Table):
     top_k: Count = 50
     """Number of ids compared at each position, all others as one bin; less than the model's vocabulary."""
     top_k_of: Literal["student", "teacher"] = "student"
-    """Whose most likely ids are compared, the `student`'s or the `teacher`'s; the teacher's cost one pass less."""
+    """Most likely ids to compare: the `student`'s or the `teacher`'s; the teacher's cost one pass less."""
     divergence: Literal["reverse", "forward"] = "reverse"
     """`reverse`: KL(student ‖ teacher). `forward`: KL(teacher ‖ student), which also relearns tokens that the student
     no longer produces, where they are among the compared ids."""
@@ -126,8 +126,8 @@ class Loss(Table):
     """`none`: ρ = π_θ/μ. `decoupled`: ρ = π_θ/π_0, times min(2, π_0/μ), π_0 as the step began; for several epochs, and
     where engine and trainer compute differently, e.g. with quantised weights."""
     aggregation: Literal["token", "sequence"] = "token"
-    """What has the same weight in a step: each trained `token`, or each sample (`sequence`); all samples of an episode
-    are one sequence."""
+    """Unit of equal weight in a step: each trained `token`, or each sample (`sequence`); all samples of an episode are
+    one sequence."""
 
 
 class Lora(Table):
@@ -245,7 +245,7 @@ class Recipe(Table):
     """One recipe; `signal.hash` and `train.hash` identify its tables, `hash` the whole."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-    """For people; mostly the file's name without `.toml`: lower-case letters, digits and `_`, a letter first; 250
+    """A name for people, mostly the file's without `.toml`: lower-case letters, digits and `_`, a letter first; 250
     characters at most in a new recipe."""
     signal: Signal = Signal()
     train: Train = Train()
@@ -383,7 +383,7 @@ def _contradictions(recipe: Recipe) -> Iterator[RecipeRejected]:
 def _unsupported_settings(recipe: Recipe) -> Iterator[RecipeRejected]:
     """Settings that the trainer cannot follow, in new and in stored recipes."""
     if not recipe.train.train_thinking:
-        # It is not recorded which ids open and close a model's thinking.
+        # The ids that open and close a model's thinking are not recorded.
         yield RecipeRejected(
             "false is not supported: thinking tokens cannot be distinguished from others; set it to true or remove it",
             field="train.train_thinking",

@@ -1,4 +1,4 @@
-"""When a recipe lets batches be claimed: hours of the day, versions a day, and while chats are quick."""
+"""Times at which a recipe lets batches be claimed: hours of the day, versions a day, and while chats are quick."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from clawloop.recipes.table import Table, Weight
 
 # Chats of this long are looked at: long enough for a p95, short enough that training goes on soon after a busy time.
 CHAT_MINUTES = 5
-# How soon chats are looked at again.
+# Time after which the durations of chats are checked again.
 _CHAT_RECHECK_SECONDS = 60.0
 _DAY_MINUTES = 24 * 60
 _WINDOW = re.compile(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})")
 
 
 class Schedule(Table):
-    """When a batch may be claimed. A step that is computed already goes on."""
+    """Times at which a batch may be claimed. A step that is computed already goes on."""
 
     hours: str = ""
     """Hours in which batches are claimed, e.g. `01:00-06:00` or `12:00-13:30, 22:00-06:00`; empty: at any time."""
@@ -49,11 +49,11 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """No batch is claimed now.
+    """The schedule lets no batch be claimed now.
 
     Args:
         reason: for people; says until when, if that is known.
-        seconds: until it is worth to look again.
+        seconds: time after which to check again.
     """
 
     reason: str
@@ -90,13 +90,13 @@ def read_zone(name: str) -> ZoneInfo:
 
 
 def day_begin(schedule: Schedule, now: datetime) -> datetime:
-    """When the schedule's present day began."""
+    """Begin of the schedule's present day."""
     zone = read_zone(schedule.time_zone)
     return datetime.combine(now.astimezone(zone).date(), time(), zone)
 
 
 def closed_by(schedule: Schedule, now: datetime, versions_today: int, chat_p95: float | None) -> Closed | None:
-    """Why no batch may be claimed now; None if one may.
+    """The reason that no batch may be claimed now; None if one may.
 
     Args:
         now: with a time zone.
@@ -128,7 +128,7 @@ def _window(text: str) -> Window:
 
 
 def _next_opening(windows: list[Window], now: datetime) -> datetime | None:
-    """When the next window begins; None inside of one."""
+    """Begin of the next window; None inside of one."""
     spans = [span for days in range(-1, 3) for span in _spans(windows, now.date() + timedelta(days=days), now)]
     if any(begin <= now < end for begin, end in spans):
         return None

@@ -38,7 +38,7 @@ class Table(BaseModel):
 
     @property
     def content(self) -> dict[str, JsonValue]:
-        """What is hashed and stored: all keys with defaults filled in, except `later` keys at their default."""
+        """The content to hash and store: all keys with defaults filled in, except `later` keys at their default."""
         return {
             name: value.content if isinstance(value, Table) else value
             for name, value in self

@@ -1,4 +1,4 @@
-"""Whether a turn can be trained, and if not, why.
+"""Conditions under which a turn can be trained, and the reasons why not.
 
 Of all sampling settings the trainer can reproduce one, the temperature, by dividing its logits by it. With any other
 setting that changes the distribution, the recorded log-probs are those of another policy than the trained one, so such

@@ -28,7 +28,7 @@ class JudgedTurn:
 
 @dataclass(frozen=True, slots=True)
 class FallbackSample:
-    """What the at-least-one rule gives at a session's first close.
+    """Result of the at-least-one rule at a session's first close.
 
     Args:
         turn_id, reward: the turn to sample and its reward; None if no sample is made.

@@ -1,4 +1,4 @@
-"""Which conversations are held out of training: by a hash, so that every process and every retry chooses the same."""
+"""Conversations held out of training, chosen by a hash, so that every process and every retry chooses the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _RANGE = 2**64
 
 
 def is_held_out(policy: str, unit: UUID, share: float) -> bool:
-    """Whether the samples of a unit are held out.
+    """True if the samples of a unit are held out.
 
     A higher share holds out the same units and more.
 
@@ -23,6 +23,6 @@ def is_held_out(policy: str, unit: UUID, share: float) -> bool:
 
 
 def is_in_share(name: str, share: float) -> bool:
-    """Whether a name is among this share of all names, by its hash."""
+    """True if a name is among this share of all names, by its hash."""
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") < share * _RANGE

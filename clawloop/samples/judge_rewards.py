@@ -1,4 +1,4 @@
-"""What a judge's votes on the turns of episodes were worth, for a judge that learns (RLAnything, arXiv 2602.02488)."""
+"""Rewards of a learning judge for its votes on the turns of episodes (RLAnything, arXiv 2602.02488)."""
 
 from __future__ import annotations
 

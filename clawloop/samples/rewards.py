@@ -25,7 +25,7 @@ from clawloop.recipes.recipe import Signal
 
 
 def relation_of(signal: Signal, *, grouped: bool) -> Relation:
-    """What a verdict's reward is measured against.
+    """The relation of a verdict's reward: the value that it is compared with.
 
     Args:
         grouped: the turn is one of several responses to one prompt; a single response is worth its verdict.

@@ -1,4 +1,4 @@
-"""What becomes of a rollout group: settled or dropped, and of each turn of its episodes."""
+"""The result of a rollout group, settled or dropped, and of each turn of its episodes."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _reason(
 
 
 def _for_example(members: Sequence[Member]) -> str:
-    """What went wrong with one of them, so that whoever reads why rollouts paused need not look for it."""
+    """The last member's failure, to be added to the group's reason; empty if no member failed."""
     reasons = [member.reason for member in members if member.reason]
     return f"; for example: {reasons[-1]}" if reasons else ""
 

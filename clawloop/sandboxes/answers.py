@@ -10,8 +10,8 @@ from typing import Any
 from clawloop.errors import SandboxFailed
 from clawloop.sandboxes.boxes import BoxResult, Limits
 
-# What `inside.py` writes. Anything else is the command's, and may quote the conversation: such words cross Temporal and
-# reach terminals.
+# Problems that `inside.py` writes. Any other text is the command's, and may quote the conversation: it must not pass
+# through Temporal and reach terminals.
 _PROBLEMS = re.compile(
     r"it left more than \d{1,15} bytes|what it left cannot be read: [A-Z][A-Za-z]{0,30}Error"
     r"|its processes had more than \d{1,15} bytes of memory"

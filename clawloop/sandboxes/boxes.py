@@ -1,4 +1,4 @@
-"""What a sandbox runs, what it may use and what it gives back, whatever makes it."""
+"""A sandbox's task, limits and result, the same for bubblewrap and for containers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Protocol
 
 MIB = 1024 * 1024
 GATEWAY_PORT = 8080
-"""Where the gateway is inside a sandbox: `http://127.0.0.1:8080/v1`."""
+"""Port of the gateway inside a sandbox: `http://127.0.0.1:8080/v1`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a sandbox may use.
+    """Resource limits of a sandbox.
 
     Args:
         memory_bytes: address space of each process; or, with `reserving`, the memory that it can write to: browsers
@@ -40,7 +40,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class BoxTask:
-    """What a sandbox runs.
+    """The command that a sandbox runs, with its files.
 
     Args:
         name: for people who list sandboxes.
@@ -80,7 +80,7 @@ class BoxTask:
 
 @dataclass(frozen=True, slots=True)
 class BoxResult:
-    """What a sandbox gave back; none of it can be trusted.
+    """The result of a sandbox; none of it can be trusted.
 
     Args:
         exit_code: None if the command was stopped at its time limit.

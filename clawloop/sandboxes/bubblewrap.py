@@ -119,17 +119,17 @@ async def _run(command: list[str], task: BoxTask, uid: int | None) -> BoxResult:
         return BoxResult(None, b"", b"", "the sandbox did not answer in time")
     finally:
         watching.cancel()
-        await _end(process)  # which needs somebody to read what is written until the end
+        await _end(process)  # while `reading` still reads the output
         reading.cancel()
         await asyncio.gather(reading, watching, return_exceptions=True)
     if process.returncode is not None and process.returncode < 0:
-        # Nothing in the sandbox sees this process: somebody outside ended it, e.g. the kernel where memory ran out.
+        # Nothing in the sandbox sees this process: it was ended from outside, e.g. by the kernel's OOM killer.
         raise SandboxFailed(f"bubblewrap was ended by signal {-process.returncode}")
     return parse_answer(answer, errors, limits)
 
 
 async def _read(process: asyncio.subprocess.Process, limits: Limits) -> tuple[bytes, bytes]:
-    """What it wrote until its end."""
+    """Standard output and error of the process, read until it ends."""
     assert process.stdout is not None
     assert process.stderr is not None
     limit = limits.artifact_bytes + limits.output_bytes + 64 * 1024

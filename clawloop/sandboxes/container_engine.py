@@ -51,7 +51,7 @@ class ContainerEngine:
         raise SetupError(f"no containers on this machine: {', and '.join(problems)}")
 
     def tmpfs_options(self, user: str) -> str:
-        """What gives a tmpfs to the container's user, and keeps it empty.
+        """Mount options that give a tmpfs to the container's user, and keep it empty.
 
         Over a folder that the image has, runc gives it that folder's mode, so that only its owner can write. podman
         would copy into it what the image has there.
@@ -68,7 +68,7 @@ class ContainerEngine:
         return ("--read-only-tmpfs=false", "--http-proxy=false") if self.is_podman else ()
 
     def user(self, uid: int | None) -> str:
-        """Who a container's processes are: one's own user if this process is not root.
+        """User and group of a container's processes: those of this process if it is not root.
 
         Args:
             uid: of the container's own; None if this process is not root.
@@ -103,7 +103,7 @@ class ContainerEngine:
         return listed.stdout.decode(errors="replace").split()
 
     def has_image(self, identity: str) -> bool:
-        """Whether the image of this id is on the machine.
+        """True if the image of this id is on the machine.
 
         Raises:
             OSError, subprocess.SubprocessError: the program does not answer, which asking for the image alone would not

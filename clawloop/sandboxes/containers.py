@@ -31,12 +31,12 @@ EPISODE_LABEL = "clawloop.episode"
 # Above every limit inside: for making and removing the container, packing and sending what was left.
 _GRACE_SECONDS = 60.0
 _REMOVE_SECONDS = 30.0
-# What podman and docker end with where no container was started, or its program was not found.
+# Exit codes of podman and docker if no container was started, or its program was not found.
 _NOT_STARTED = (125, 126, 127)
-# What they end with where the container's first process was killed. No signal from inside reaches it; and at the
-# container's limit on memory the kernel kills the largest process, which this one, waiting for its child, is not.
+# Their exit code if the container's first process was killed. No signal from inside reaches that process; and at the
+# container's memory limit the kernel kills the largest process, not this one, which only waits for its child.
 _KILLED = 128 + signal.SIGKILL
-# Where the files of an image's working folder are copied to, once for each image.
+# Folder to which the files of an image's working folder are copied, once for each image.
 _COPY_AT = "/clawloop-copy"
 _COPY = 'if [ -d "$0" ]; then cp -R "$0/." .; fi'
 _COPY_SECONDS = 120.0
@@ -95,10 +95,10 @@ class Containers:
         async with AsyncExitStack() as stack:
             box = stack.enter_context(self._folders.new(task.name))
             uid = own_uid()
-            # By RLIMIT_DATA, since what images hold may reserve much more than it uses; the container has a limit too.
+            # By RLIMIT_DATA, since an image's programs may reserve more than they use; the container has a limit too.
             limits = resource_limits(replace(task.limits, reserving=True))
             if uid is None:
-                del limits["RLIMIT_NPROC"]  # it would count what else this user runs
+                del limits["RLIMIT_NPROC"]  # it would count other processes of this user
             variables = {**made.image.variables, "HOME": made.work, "LANG": "C.UTF-8"}
             await asyncio.to_thread(fill, box.path, task, limits, made.work, variables, made.first)
             if task.gateway is not None:
@@ -122,7 +122,7 @@ class Containers:
             *(f"--pids-limit={limits.processes}", f"--memory={memory}", f"--memory-swap={memory}"),
             *([] if limits.cpus is None else [f"--cpus={limits.cpus:g}"]),
             *("--shm-size=1m", f"--ulimit=nofile={limits.open_files}:{limits.open_files}", "--ulimit=core=0:0"),
-            # What the command prints is in no log; without a signal of their own, programs that wait take ten seconds.
+            # The command's output is in no log. With the default signal, waiting programs take ten seconds to stop.
             *("--log-driver=none", "--stop-signal=SIGKILL", "--hostname=sandbox", "--workdir=/"),
             f"--user={user}",
             *([] if uid is None else [f"--ulimit=nproc={limits.processes}:{limits.processes}"]),

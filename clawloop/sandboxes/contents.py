@@ -1,4 +1,4 @@
-"""The folder of a sandbox: the program that runs first in it, what it shall do, and the task's files."""
+"""The folder of a sandbox: the program that runs first in it, its instructions, and the task's files."""
 
 from __future__ import annotations
 

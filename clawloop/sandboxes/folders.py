@@ -20,7 +20,7 @@ from clawloop.sandboxes.owned_folders import abandoned_folders, is_locked, owned
 _PREFIX = "clawloop-box-"
 # An episode's id: each character more would be one less for the root.
 _LABEL_CHARACTERS = 36
-# What Linux takes as the path of a Unix socket, without the byte that ends it.
+# Longest path of a Unix socket on Linux, without the terminating byte.
 _SOCKET_BYTES = 107
 
 
@@ -73,12 +73,12 @@ class BoxFolders:
 
     @property
     def owner(self) -> str:
-        """Which folders these are, on which machine, and whose: workers of one user that see the same ones share it."""
+        """Identity of the folders: machine, root folder and user. Workers of one user with the same root share it."""
         found = self._root.stat()
         return f"{socket.gethostname()}-{found.st_dev}-{found.st_ino}-{os.geteuid()}"
 
     def in_use(self, name: str) -> bool:
-        """Whether the folder of this name is there, and its process alive or another user's."""
+        """True if the folder of this name exists, and its process is alive or belongs to another user."""
         return is_locked(self._root / name)
 
     def sweep(self) -> int:

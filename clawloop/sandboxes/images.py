@@ -19,7 +19,7 @@ from clawloop.sandboxes.contents import TAKEN, working_folder
 
 log = logging.getLogger(__name__)
 
-# What images without a working folder of their own have their files in, as other tools assume.
+# Folder with the files of images that set no working folder, as other tools assume.
 DEFAULT_WORK = "/app"
 PULL_SECONDS = 600.0
 # An image that could not be used is not asked for again by each episode.
@@ -97,7 +97,7 @@ class Images:
             return self._ready[name, folder]
 
     async def forget_if_gone(self, image: Image) -> None:
-        """Have it looked for, and pulled, anew by whoever needs it next, if it was removed from the machine."""
+        """If the image was removed from the machine, have the next user look for it, and pull it, again."""
         try:
             there = await asyncio.to_thread(self._engine.has_image, image.id)
         except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""Runs inside a sandbox, as its first program: limits, the way to the gateway, the command, and what it left.
+"""Runs inside a sandbox, as its first program: limits, the way to the gateway, the command, and its artifact.
 
 Standard library only, for whatever Python the sandbox has; nothing of Clawloop can be imported here. Everything it
 writes comes from a process that the agent could have replaced, so its reader trusts none of it.
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def become_init() -> None:
-    """Go on in a child, while this process waits for whatever ends: what nobody waits for counts as a process."""
+    """Continue in a child, while this process reaps all that end: zombies count towards the process limit."""
     child = os.fork()
     while child:
         ended, status = os.wait()

@@ -14,9 +14,9 @@ from pathlib import Path
 from clawloop.errors import SandboxFailed
 
 COUNT_SECONDS = 2.0
-# Of the limit, so that the program inside has room to pack what was left.
+# Factor of the limit, so that the program inside has room to pack the artifact.
 SLACK = 1.25
-# In a row: between two of them the program inside counts, where it runs, and ends the command itself.
+# Counts in a row above the limit: between two of them the program inside, if it runs, ends the command itself.
 COUNTS = 2
 
 

@@ -1,6 +1,6 @@
-"""Folders that a process locks as long as it uses them, so that those of a dead one are found.
+"""Folders that a process locks as long as it uses them, so that the folders of a dead process are found.
 
-The lock is the last thing in a folder that is removed: whoever is killed meanwhile leaves a folder that is found.
+The lock is the last file removed from a folder, so a process that is killed meanwhile leaves a folder that is found.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def abandoned_folders(root: Path, prefix: str) -> Iterator[Path]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether the process that made the folder lives, or is another user's, who alone can know."""
+    """True if the process that made the folder lives, or belongs to another user, so that this cannot be checked."""
     try:
         lock = os.open(folder / _LOCK, os.O_RDWR)
     except PermissionError:

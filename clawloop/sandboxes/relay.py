@@ -28,7 +28,7 @@ async def relaying(path: Path, host: str, port: int) -> AsyncIterator[None]:
             open_now.discard(task)
 
     server = await asyncio.start_unix_server(pass_on, path)
-    path.chmod(0o666)  # the sandbox's user is another one; only it sees the folder
+    path.chmod(0o666)  # the sandbox has a user of its own; only that user sees the folder
     try:
         yield
     finally:

@@ -155,7 +155,7 @@ class VllmControl:
         return frozenset() if usage is None else usage.names
 
     async def slots(self) -> int:
-        """How many adapters may have requests running at once.
+        """Number of adapters that may have requests running at once.
 
         Raises:
             EngineRejected, EngineUnavailable
@@ -166,7 +166,7 @@ class VllmControl:
         return 1 if usage is None else usage.slots
 
     async def healthy(self) -> bool:
-        """Whether the engine is healthy; False if it cannot be reached or reports that it is not.
+        """True if the engine is healthy; False if it cannot be reached or reports that it is not.
 
         Raises:
             EngineUnavailable: no answer in time, as from an engine that is busy or hangs.

@@ -205,7 +205,7 @@ class ChatEngines:
 
     async def _post(self, engine: Engine, body: bytes, path: str, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         assert self._client is not None, "used outside its context"
-        # The secret of now: the request may have waited minutes for a place.
+        # The current secret: the request may have waited minutes for a place.
         sent = {**headers, **bearer(self._secret())}
         # A conversation goes to the engine that was set, and nowhere that the engine names.
         return await self._client.post(f"{engine.url}{path}", data=body, headers=sent, allow_redirects=False)

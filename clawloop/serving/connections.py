@@ -1,8 +1,8 @@
 """TCP connections to engines and judges, which end when the other machine is gone.
 
-A machine that loses its power or network sends no reset, and whoever waits for its answer waits as long as the slowest
-answer may take: half an hour for a chat. The kernel asks the other side's kernel instead, which answers at once however
-busy the server is.
+A machine that loses its power or network sends no reset, so a client would wait as long as the slowest answer may take:
+half an hour for a chat. With keep-alive the kernel asks the other side's kernel, which answers at once even if the
+server is busy.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from clawloop.errors import StoreUnavailable
 
 log = logging.getLogger(__name__)
 
-# How late a new version or engine is seen without a change notification; the query is small.
+# Longest time until a new version or engine is seen without a change notification; the query is small.
 REFRESH_SECONDS = 1.0
-# How long a request that misses something waits for PostgreSQL: two refreshes, and one that times out.
+# A request that misses a version or engine waits this long for PostgreSQL: two refreshes, and one that times out.
 RETRY_SECONDS = 3.0
 
 

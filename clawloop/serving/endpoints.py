@@ -34,13 +34,13 @@ ANSWER_LIMIT_BYTES = 8 * 2**20
 MAX_RETRY_AFTER_SECONDS = 600.0
 # Nearly all answers of an engine on a GPU come sooner.
 LEAST_OVERDUE_SECONDS = 15.0
-# So many times as long as the slowest of the last answers. With 3 a step came 53 s after a silent engine (`make chaos`,
-# seed 115).
+# An answer is overdue after this many times the slowest of the last answers. With 3 a step came 53 s after a silent
+# engine (`make chaos`, seed 115).
 OVERDUE_FACTOR = 2.0
-# Of the time limit: a second request that begins later would hardly be answered within it.
+# Share of the time limit: a second request that begins later would hardly be answered within the limit.
 LATEST_PART = 2 / 3
-# Of one client, in any `OCCUPIED_SECONDS`. A server that has become slow gets more to do little by little; a network
-# that failed is noticed by the first.
+# Second requests of one client in any `OCCUPIED_SECONDS`. A slow server thus gets more work only little by little; a
+# failed network is noticed by the first of them.
 SENT_AGAIN_AT_ONCE = 2
 # A second request without an answer for so long may be lost, too, and others need not wait for it.
 OCCUPIED_SECONDS = 15.0
@@ -68,8 +68,7 @@ class Endpoint:
 
 
 BEFORE_CHATS = {"priority": -1}
-"""In a request to an engine of ours: it precedes those of chats, which have 0 and may not say otherwise.
-
+"""Priority of a request to our own engine before chats, which have 0 and may not set another priority.
 Engines that were started without `--scheduling-policy priority` ignore it (vllm 0.32)."""
 
 Endpoints = Callable[[str], Sequence[Endpoint]]
@@ -103,11 +102,11 @@ def bearer(secret: str | None) -> dict[str, str]:
 
 
 class AnswerTimes:
-    """How long the answers of the last minutes took, which tells when the next is overdue."""
+    """Durations of the answers of the last minutes, from which follows when the next one is overdue."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # Those that no later answer exceeds, with when they came: the slowest is the first.
+        # (time of the answer, its duration) of answers that no later one exceeds: the slowest is the first.
         self._slowest: deque[tuple[float, float]] = deque()
 
     def add(self, seconds: float) -> None:
@@ -116,13 +115,13 @@ class AnswerTimes:
         self._slowest.append((self._clock(), seconds))
 
     def overdue_seconds(self, limit: float) -> float | None:
-        """After so many seconds without an answer a request is more likely lost than slow.
+        """Seconds without an answer after which a request is more likely lost than slow.
 
         Args:
             limit: seconds that an answer may take.
 
         Returns:
-            None: at no time, since answers take about as long as they may.
+            None: never, since answers take about as long as they may.
         """
         while self._slowest and self._slowest[0][0] < self._clock() - _REMEMBERED_SECONDS:
             self._slowest.popleft()

@@ -1,4 +1,4 @@
-"""Whether an engine serves the model that its policy and its trainer have; asked before it gets requests."""
+"""Check, before an engine gets requests, that it serves the model of its policy and its trainer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def require_model(url: str, base_models: Collection[str], vocab: int | Non
 
 
 async def answers_strangers(url: str) -> bool:
-    """Whether an engine lists its models to a request without a secret. False also if it does not answer."""
+    """True if an engine lists its models to a request without a secret; False also if it does not answer."""
     try:
         async with aiohttp.ClientSession(timeout=_TIMEOUT) as session, session.get(f"{url}/v1/models") as answer:
             return answer.status == 200

@@ -28,7 +28,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-# What gateways, judges and agents use. The others pause the engine, change its weights or its cache, or read files.
+# Routes of gateways, judges and agents. Other routes pause the engine, change its weights or its cache, or read files.
 _ROUTES = {
     ("GET", "/health"),
     ("GET", "/metrics"),
@@ -140,11 +140,11 @@ class _Secrets:
                 state = self._file.stat()
                 if (seen := (state.st_mtime_ns, state.st_ino, state.st_size, state.st_mode)) != self._seen:
                     lines = self._file.read_bytes().splitlines()
-                    if not self.are_public():  # else somebody else may have read them already
+                    if not self.are_public():  # else another user may have read them already
                         self._listed = [line.strip() for line in lines if line.strip()]
                     self._seen = seen
             except OSError:
-                pass  # somebody replaces it; those of before are still valid
+                pass  # the file is being replaced; the old secrets are still valid
         return self._own + self._listed
 
 

@@ -38,7 +38,7 @@ _LIFE = re.compile(
     r"|Invalid HTTP request received\.|Unsupported upgrade request\."
 )
 _SERVES = re.compile(r'Starting vLLM server on|Application startup complete|Uvicorn running on|" 200 OK$')
-# They log requests at INFO, if somebody asks vLLM to.
+# Files of vLLM that log requests at INFO, if an option asks for it.
 _QUOTING_FILES = frozenset({"request_logger.py", "log_response.py"})
 # Warnings and errors that quote nothing of a request.
 _PLAIN = re.compile(
@@ -59,7 +59,7 @@ _ERROR = re.compile(
     r"|jinja2|json|regex|zmq|msgspec|asyncio|anyio|transformers|tokenizers|safetensors|numpy)\.[\w.]*|[A-Z]\w*)"
     r"(?:Error|Exception|Exit|Interrupt|Group|Warning))(?::.*)?"
 )
-# What an operator has to know whole: memory, the device, and an engine that is dead.
+# Errors that an operator has to see whole: memory, the device, and a dead engine.
 _PLAIN_ERROR = re.compile(
     r"[\s|+]*(?:torch\.(?:\w+\.)*OutOfMemoryError|vllm\.v1\.engine\.exceptions\.EngineDeadError|MemoryError"
     r"|(?:RuntimeError|torch\.AcceleratorError): (?:CUDA|NCCL|HIP|CUBLAS|cuDNN)\b)(?::.*|.*)"
@@ -95,7 +95,7 @@ class LogFilter:
         return f"{head} {WITHHELD}" if head else WITHHELD
 
     def _passing(self, record: re.Match[str] | None, text: str) -> str | None:
-        """What may be written of a line's text; None: nothing."""
+        """The part of a line's text that may be written; None: nothing."""
         if not text.strip():
             return text
         if _FRAME.fullmatch(text):
@@ -137,10 +137,10 @@ def _filter_output() -> None:
         if os.fork() == 0:
             os.dup2(reading, 0)
             os.close(writing)
-            # It ends when the last process of the engine has closed its output.
+            # The filter ends when the last process of the engine has closed its output.
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
-            # By a command line of its own, so that nobody takes it for the engine.
+            # With a command line of its own, so that it is not taken for the engine.
             os.execv(sys.executable, [sys.executable, __file__, _FILTER])
         os._exit(0)
     os.waitpid(child, 0)

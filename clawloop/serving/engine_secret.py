@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def no_secret() -> None:
-    """For engines that need none."""
+    """No secret, for engines that need none."""
     return
 
 
@@ -43,7 +43,7 @@ class SecretFile:
     def __call__(self) -> str | None:
         try:
             seen = _state(self._path)
-        except OSError:  # somebody replaces it
+        except OSError:  # the file is being replaced
             return self._first
         if seen != self._seen:
             self._seen = seen

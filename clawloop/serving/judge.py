@@ -105,7 +105,7 @@ class JudgeClient:
         await self._client.__aexit__(None, None, None)
 
     async def form(self, policy: str, wanted: JudgeForm) -> AnswerForm:
-        """How the policy's judge answers sampled votes and hints.
+        """The form in which the policy's judge answers sampled votes and hints.
 
         Args:
             wanted: the recipe's `signal.judge_form`.
@@ -216,7 +216,7 @@ class JudgeClient:
 
 
 def _thinking_fields(prompt: JudgePrompt, thinking: Thinking) -> dict[str, Any]:
-    """What a request to an engine of ours adds because its model can think."""
+    """Fields of a request to our own engine that control its model's thinking."""
     if thinking is Thinking.NEVER:
         return {}
     if prompt.structured_outputs is None:

@@ -13,7 +13,7 @@ from clawloop.turns.pictures import picture_type
 
 # The newest ones: a picture takes a judge about a thousand tokens, and the last ones are what the talk is about.
 MOST_PICTURES = 4
-# Of all of them; a request of this size in base64 is what vLLM and OpenAI's API take.
+# Bytes of all images together; vLLM and OpenAI's API accept a request of this size in base64.
 MOST_BYTES = 8 * 2**20
 _INTRODUCTION = (
     "These images are evidence too: each belongs to the block named before it. "
@@ -23,7 +23,7 @@ _INTRODUCTION = (
 
 class PictureReader(Protocol):
     async def of_turn(self, turn: TurnId, sha256s: Collection[str]) -> Mapping[str, bytes]:
-        """Those of the files that the turn's session has, by SHA-256.
+        """Contents of these files by SHA-256, as far as the turn's session has them.
 
         Raises:
             StoreUnavailable

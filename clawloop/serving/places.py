@@ -36,7 +36,7 @@ class Places:
         self._arrived = 0
 
     def is_free(self, engine: str, amount: int) -> bool:
-        """Whether a request may take its places at once: there are enough, and nobody waits."""
+        """True if a request may take its places at once: enough are free, and no other request waits."""
         return not self._waiting and self._has_room(engine, amount)
 
     def take(self, engine: str, owner: str, amount: int) -> None:
@@ -59,16 +59,16 @@ class Places:
 
         Args:
             engines: those that the request could use now.
-            takes: whether it could use an engine, asked when that has a free place.
-            seconds: None: however long it takes.
+            takes: whether the request could use an engine; asked when the engine has a free place.
+            seconds: longest wait; None: unlimited.
 
         Raises:
-            TimeoutError: it got none in time.
+            TimeoutError: the request got no place in time.
         """
         self._arrived += 1
         waiting = _Waiting(self._arrived, amount, takes, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(owner, deque()).append(waiting)
-        for engine in engines:  # those who wait may be waiting for another one
+        for engine in engines:  # requests ahead may wait for another engine
             self.hand_out(engine)
         try:
             async with asyncio.timeout(seconds):

@@ -32,7 +32,7 @@ class ProbeClient:
     """Use as an async context manager.
 
     Args:
-        directory: policies and engines of now.
+        directory: current policies and engines.
         secret: the engines'.
     """
 

@@ -1,4 +1,4 @@
-"""Which engine gets a request: a healthy one that has the version and is not draining.
+"""Choice of the engine for a request: a healthy one that has the version and is not draining.
 
 A session stays on the engine whose prefix cache has it, unless that engine has more than `AFFINITY_SLACK` requests
 more than the least busy one. Where chats may take only so many places of an engine, the rest stays free for judges, the
@@ -21,11 +21,11 @@ from clawloop.serving.places import Places
 
 # Prefilling a long prompt costs about as much as waiting for a few short requests.
 AFFINITY_SLACK = 8
-# So that requests for a version that no engine has do not take all places of another policy's, whose engine restarts.
+# Share of the held requests that one policy may have: if no engine has its version, it leaves room for other policies.
 HELD_SHARE = 0.75
-# By then the directory has the engine's adapters: its agent reports every 2 s, and the gateway reads every second.
+# After this time the directory has the engine's adapters: its agent reports every 2 s, the gateway reads every second.
 MISSING_SECONDS = 5.0
-# OpenAI's clients give a request up after so long; an engine's own queue would hold it for as long as the client waits.
+# OpenAI's clients give up a request after this time; an engine's own queue would hold it while the client waits.
 PLACE_SECONDS = 600.0
 # A request that waits for a place looks so often whether any engine could still take it.
 _LOOK_SECONDS = 1.0

@@ -13,7 +13,7 @@ _SECONDS = 60.0
 _CHAT = [{"role": "user", "content": "Hello"}]
 _REFUSED = (400, 422)
 _NO_ROUTE = (404, 405)
-# How byte-level tokenizers write a space.
+# A space as byte-level tokenizers write it.
 _SPACE = "\u0120"
 
 
@@ -36,7 +36,7 @@ class ThinkingProbe:
         await self._client.__aexit__(None, None, None)
 
     async def of(self, policy: str) -> Thinking:
-        """When the base model of a policy thinks; NEVER for a server that does not render chats.
+        """The thinking mode of a policy's base model; NEVER for a server that does not render chats.
 
         Raises:
             JudgeUnavailable: no engine answered.

@@ -1,7 +1,7 @@
 """Logging as JSON lines, which hold ids and never the content of a message, a key or a password.
 
 Errors of libraries quote what they were given: pydantic a request's values, PostgreSQL a row, asyncio the error of a
-task. So of an error that is not Clawloop's own the log has its type and where it was raised, whoever logs it.
+task. So of an error that is not Clawloop's own the log has only its type and where it was raised.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PLAIN_ERRORS = (
     AssertionError,
     NotImplementedError,
 )
-# They quote what a caller named, to the caller.
+# Errors that quote the caller's own words to the caller.
 _QUOTING_ERRORS = (RequestRejected, ValueRejected, NotFound, AmbiguousId)
 # Clawloop's keys, those of other APIs, passwords in addresses, and headers that carry one.
 _SECRETS = re.compile(
@@ -42,9 +42,9 @@ _SECRETS = re.compile(
 )
 # A shorter one would be cut out of words.
 _SHORTEST_SECRET = 6
-# Of files that were read since the process began.
+# Secrets of files that were read since the process began.
 _known: set[str] = set()
-# What Clawloop's own modules log is ids and numbers; tests hold them to it.
+# Clawloop's own modules log only ids and numbers; tests hold them to it.
 _OWN = ("clawloop", "api", "db", "activities", "workflows", "migrations")
 
 
@@ -110,7 +110,7 @@ def describe(error: BaseException) -> str:
 
 
 def describe_chain(error: BaseException | None) -> str:
-    """As `traceback.format_exception`, without the messages that may quote something."""
+    """The error as `traceback.format_exception` writes it, without messages that may quote content."""
     parts: list[str] = []
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -167,4 +167,4 @@ def _log_thread_end(ended: threading.ExceptHookArgs) -> None:
 
 def _log_unraisable(raised: Any) -> None:
     if raised.exc_value is not None:
-        logging.getLogger("clawloop").error("an error nobody can catch", exc_info=raised.exc_value)
+        logging.getLogger("clawloop").error("an error that could not be raised", exc_info=raised.exc_value)

@@ -165,10 +165,10 @@ def _is_wanted(environment: Mapping[str, str]) -> bool:
         return False
     endpoint = given("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or given("OTEL_EXPORTER_OTLP_ENDPOINT")
     if exporter not in ("", "otlp"):
-        raise SetupError("OTEL_TRACES_EXPORTER: there is `otlp`, or `none` for no traces")
+        raise SetupError("OTEL_TRACES_EXPORTER: use `otlp`, or `none` for no traces")
     protocol = given("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or given("OTEL_EXPORTER_OTLP_PROTOCOL")
     if not (exporter or endpoint):
         return False
     if protocol not in ("", _PROTOCOL):
-        raise SetupError(f"OTEL_EXPORTER_OTLP_PROTOCOL: traces leave by {_PROTOCOL} alone")
+        raise SetupError(f"OTEL_EXPORTER_OTLP_PROTOCOL: traces are exported by {_PROTOCOL} only")
     return True

@@ -1,8 +1,9 @@
-"""What the attempts at a step found out about memory, in a file beside the versions: a killed process tells nobody.
+"""Memory limits that the attempts at a step found, in a file beside the versions, since a killed process reports none.
 
 Ranks that divide the base model (FSDP) cannot agree on less when one of them runs out of memory, because the others
-wait for it in a collective: all of them end, and are started again. The kernel ends a process that has no memory left
-without a word. In both cases the next attempt finds the record of one that did not end by itself, and takes less.
+wait for it in a collective: all of them end, and are started again. The kernel kills a process that runs out of memory
+without an error. In both cases the next attempt finds the record of an attempt that did not end by itself, and takes
+smaller micro-batches.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from clawloop.training.packing.sequences import Limits
 from clawloop.training.ranks.collectives import Ranks
 
 MOST_DEATHS = 5
-"""Attempts at a step that may end for want of memory; as many as may fail with an error."""
+"""Attempts at a step that may run out of memory; as many as may fail with an error."""
 _KILLED: Final = "the kernel killed the trainer or a rank, as it does when memory runs out"
 _RAN_OUT: Final = "a rank ran out of memory"
 
 
 class Attempt(BaseModel):
-    """What an attempt at a step takes at once.
+    """Sizes of an attempt at a step.
 
     Args:
         batch: hash of the step's number and samples; the record of another batch says nothing about this one.
         budget_tokens: of its micro-batches.
         left_out: samples, with the reason.
-        deaths: earlier attempts at this batch that ended for want of memory.
-        oom_kills: programs that the kernel had killed when it began, see `oom_kills`.
-        under_way: False once it has ended by itself.
-        before: why the attempt before it ended, if for want of memory.
+        deaths: earlier attempts at this batch that ended because memory ran out.
+        oom_kills: number of programs that the kernel had killed before the attempt began, see `oom_kills`.
+        under_way: False once the attempt has ended by itself.
+        before: why the previous attempt ended, if memory ran out.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -61,9 +62,9 @@ class Attempt(BaseModel):
 
 
 def oom_kills() -> int | None:
-    """Processes that the kernel has killed for want of memory, of the machine or of one container, since it started.
+    """Processes killed by the kernel's OOM killer, of the machine or of one container, since the machine started.
 
-    None where it does not say. It counts for all containers of a machine, and goes on when one of them is replaced.
+    None if the kernel does not tell. The count covers all containers of a machine, also after one of them is replaced.
     """
     with suppress(OSError):
         found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(encoding="ascii"), re.MULTILINE)
@@ -83,7 +84,7 @@ class AttemptRecord:
         self._ran_out = adapters / f".attempt-{policy}.out-of-memory"
 
     def begin(self, step: StepBatch, samples: Sequence[BatchSample], limits: Limits) -> Attempt:
-        """On the first rank: what this attempt takes at once, less than one that memory ended before it."""
+        """On the first rank: sizes of this attempt, smaller than those of an attempt that ran out of memory."""
         batch = _digest(step)
         last = self._read()
         attempt = Attempt(batch=batch, budget_tokens=limits.budget_tokens)
@@ -106,7 +107,7 @@ class AttemptRecord:
                 with suppress(OSError):
                     self._ran_out.touch()  # by whichever rank it was
             elif ranks.world_size == 1:
-                self._forget()  # of several ranks another may have died, perhaps for want of memory
+                self._forget()  # with several ranks another one may have died, perhaps of a lack of memory
             raise
         except Exception as error:
             if ranks.is_first:
@@ -116,7 +117,7 @@ class AttemptRecord:
             self._forget()
 
     def _end(self, error: Exception) -> None:
-        """What a stopped attempt found out stays true; after a failure the memory may be there again."""
+        """Keep the limits of a stopped attempt; forget them after a failure, since memory may be free again."""
         last = self._read()
         is_stopped = isinstance(error, TrainerUnavailable | AdapterUnreadable) and not isinstance(error, TrainerFailed)
         if is_stopped and last is not None:
@@ -134,7 +135,7 @@ class AttemptRecord:
         return attempt
 
     def ending(self) -> str | None:
-        """Why the attempt that has just ended did so, if it was for want of memory."""
+        """The reason that the latest attempt ended, if that was a lack of memory."""
         last = self._read()
         return None if last is None else self._ending(last)
 
@@ -149,13 +150,13 @@ class AttemptRecord:
             self._file.unlink(missing_ok=True)
 
     def _ending(self, last: Attempt) -> str | None:
-        """Why an attempt ended, if it was for want of memory."""
+        """The reason that an attempt ended, if that was a lack of memory."""
         if not last.under_way:
             return None
         if self._ran_out.exists():
             return _RAN_OUT
         now = oom_kills()
-        # Unknown: what ends a process without a word is most often this, and less at once does no harm.
+        # Unknown: a process that ends without an error was most often killed for memory; smaller batches do no harm.
         if now is None or last.oom_kills is None or now > last.oom_kills:
             return _KILLED
         return None

@@ -76,7 +76,7 @@ def select_trainable(step: StepBatch, limits: Limits) -> TrainableBatch:
 
 
 def _hint_problem(sample: BatchSample, recipe: Train, limits: Limits) -> str | None:
-    """Why the teacher cannot score the sample's hinted prompt, although its verdict can be trained; None if it can.
+    """The reason that the teacher cannot score the hinted prompt of a sample with a trainable verdict; None if it can.
 
     Raises:
         SampleUnusable: the sample has nothing to learn from but the hint.

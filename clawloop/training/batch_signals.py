@@ -21,7 +21,7 @@ from clawloop.training.scoring_passes import RankShard, hinted_member
 
 @dataclass(frozen=True, slots=True)
 class BatchSignals:
-    """For this rank's samples, by index in the batch: the streams to train on, or why the sample is dropped."""
+    """Streams to train on of this rank's samples, by index in the batch, or the reasons that samples are dropped."""
 
     streams: dict[int, Streams]
     dropped: dict[int, str]

@@ -1,4 +1,4 @@
-"""How far the version that a step made is from its parent and from the base, on the tokens it was trained on."""
+"""Distance of a step's version from its parent and from the base, on the tokens it was trained on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step does when memory runs out: smaller micro-batches, then the longest sample is left out."""
+"""Reaction of a step to a lack of memory: smaller micro-batches, then the longest sample is left out."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from clawloop.ids import SampleId
 from clawloop.training.packing.sequences import Limits
 
 REMEDY = "lower --micro-batch-tokens or --max-tokens; `clawloop plan` says what fits"
-# Of a batch that loses more than half of its samples, the memory is at fault and not the samples.
+# If a batch loses more than this share of its samples, the memory is at fault and not the samples.
 SHARE_LEFT_OUT = 0.5
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device could not allocate: CUDA's error has a type, the CPU allocator's is known by its words."""
+    """True if a device could not allocate: CUDA's error has a type, the CPU allocator's is known by its text."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
@@ -80,5 +80,5 @@ def left_out_reason(sample: BatchSample) -> str:
 
 
 def tokens_of(sample: BatchSample) -> int:
-    """Of its longer document."""
+    """Number of tokens of the sample's longer document."""
     return max(len(sample.prompt_ids), len(sample.hinted_prompt_ids or ())) + len(sample.response_ids)

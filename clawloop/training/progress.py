@@ -21,7 +21,7 @@ class Progress:
             version that answered; `train`; or `check`, under the weights as they are.
         done, of: micro-batches of this rank in this stage.
         tokens: of this micro-batch.
-        pace: of this rank; None if nobody measures it.
+        pace: of this rank; None if it is not measured.
     """
 
     stage: str

@@ -87,8 +87,8 @@ class TrainerSetup(BaseModel):
     def torch_device(self) -> torch.device:
         """
         Raises:
-            SetupError: there is no GPU, and one is asked for, or was there at an earlier start. A rank that is started
-                again asks, too: it would otherwise go on without a word on the CPU.
+            SetupError: there is no GPU, and one is asked for, or was there at an earlier start. A restarted rank checks
+                too: it would otherwise silently go on with the CPU.
         """
         if self.device == "cpu" or not torch.cuda.is_available():
             if self.device == "cuda":

@@ -147,7 +147,7 @@ def _work(shard: RankShard, recipe: Train) -> int:
 
 
 def _advantages(streams: Streams) -> list[float | None]:
-    """Of each token of the reply; empty without any."""
+    """Advantage of each token of the reply; empty if the step has none."""
     if streams.advantage_T is None:
         return []
     trained = streams.response_mask_T.bool().tolist()

@@ -67,7 +67,7 @@ class StepRunner:
         return self._ranks
 
     def memory_ending(self, step: StepBatch) -> str | None:
-        """Why the attempt at this step has just failed, if it was for want of memory on any rank."""
+        """The reason that the latest attempt at this step failed, if memory ran out on any rank."""
         return AttemptRecord(self._setup.adapters, step.policy).ending()
 
     def train(self, step: StepBatch, report: StatusCallback, should_stop: Callable[[], bool]) -> TrainedStep | None:
@@ -192,7 +192,7 @@ class StepRunner:
         limits: Limits,
         report: StatusCallback,
     ) -> Attempt:
-        """What this attempt takes at once, the same on all ranks: less than one that memory ended before it."""
+        """Sizes of this attempt, the same on all ranks: smaller than those of an attempt that ran out of memory."""
         own = record.begin(step, samples, limits) if self._ranks.is_first else None
         attempt = self._ranks.broadcast(own)
         assert attempt is not None  # the first rank's

@@ -1,4 +1,4 @@
-"""Which columns hold content, in which form, and what identifies their rows; which other columns stay as they are.
+"""The columns that hold content, with their form and the key of their rows, and the columns that stay plain.
 
 A test compares both lists with the schema: a new column of text, JSON or bytes has to be in one of them.
 """
@@ -57,7 +57,7 @@ def _answer(row: Mapping[str, Any]) -> object:
 _ANSWER_KEY = ("judgement_id", "kind", "index")
 
 TOOL_LISTS = SealedTable("tool_lists", ("sha256",), lambda row: row["sha256"].hex(), {"tools": Form.JSON})
-"""Its key is a digest as well, to which turns refer."""
+"""The table's key is itself a digest, to which turns refer."""
 
 SEALED_TABLES = (
     SealedTable(
@@ -121,12 +121,12 @@ PLAIN_COLUMNS: Mapping[str, str] = {
     "votes": "kind",
     "hints": "kind",
     "feedback": "effect",
-    # Digests of what clients make up, and of a body after it: nobody finds a short comment by trying.
+    # Digests of a client's random Idempotency-Key, and of the body after it: so a short comment cannot be guessed.
     "feedback_requests": "key_sha256 body_sha256 effect",
     "session_prefixes": "role",
     "tool_lists": "sha256",
     "probes": "policy",
-    # What operators set, secrets and hashes of them, addresses, hashes of files.
+    # Values that operators set, secrets and hashes of them, addresses, hashes of files.
     "policies": "id base_model aliases sampling pool paused_reason recipe_hash",
     "versions": "policy path sha256 origin_policy",
     "recipes": "hash name signal_hash train_hash content",

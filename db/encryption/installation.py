@@ -1,4 +1,4 @@
-"""Whether a database is encrypted, and whether this process has its keys."""
+"""Checks that this process has the keys of an encrypted database."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def require_keys(connection: AsyncConnection, content: ContentCodec) -> bo
         False if the database has no tables yet, so that nothing could be compared.
 
     Raises:
-        SetupError: the database is encrypted and the codec has no keys, or others.
+        SetupError: the database is encrypted, and the codec has no keys or other keys.
     """
     if not await connection.scalar(_HAS_TABLE):
         return False
@@ -45,18 +45,20 @@ def require_right_keys(stored: bytes, content: ContentCodec) -> None:
         SetupError: the codec cannot read what these keys encrypt, or makes other digests.
     """
     if not content.is_on:
-        raise SetupError(f"what is stored here is encrypted: set {SETTING} to its key file")
+        raise SetupError(f"this database is encrypted: set {SETTING} to its key file")
     try:
         known = content.read_bytes(stored, *_PLACE)
     except (ContentUnreadable, EncryptionKeyMissing):
-        raise SetupError(f"{SETTING}: the file lacks the key of what is stored here") from None
+        raise SetupError(f"{SETTING}: the file lacks the key of this database") from None
     if known != content.write_digest(_KNOWN) + _KNOWN[:3]:
-        raise SetupError(f"{SETTING}: the file's line `digests` is another one than that of what is stored here")
+        raise SetupError(f"{SETTING}: the file's line `digests` differs from the one this database was encrypted with")
 
 
 def check_value(content: ContentCodec) -> bytes:
-    """What only the codec's keys open; says as well which line `digests` its file has."""
-    # 33 bytes of a digest and three more: of a length that plain bytes may have, so that it is told from them.
+    """A known value sealed with the codec's keys; it contains a digest, so it also tells the key file's `digests` line.
+
+    33 bytes of a digest and three more: a length that plain bytes may have, so that a sealed value differs from them.
+    """
     return content.write_bytes(content.write_digest(_KNOWN) + _KNOWN[:3], *_PLACE)
 
 

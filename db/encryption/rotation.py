@@ -59,7 +59,7 @@ _SHORTEN_REASONS = f"""
 _TURNS = next(table for table in SEALED_TABLES if table.name == "turns")
 
 
-# Without keys nobody makes a keyed digest, and files are found by theirs.
+# Files are found by their digest, and without keys no process can compute a keyed digest.
 _NAME_PLAIN_FILES = text(f"""
     UPDATE files f SET digest = named.digest
     FROM (
@@ -246,7 +246,7 @@ async def _rotate_tool_lists(database: Database, done: Rotated) -> None:
 
 
 async def _patiently(database: Database, work: Any) -> Any:
-    """As `Database.run`, again where another transaction won a deadlock."""
+    """Run the work as `Database.run` does, again if another transaction won a deadlock."""
     for _ in range(_ATTEMPTS - 1):
         try:
             return await database.run(work)

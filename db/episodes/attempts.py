@@ -74,7 +74,7 @@ async def end_episode(connection: AsyncConnection, end: EpisodeEnd) -> str | Non
         await _abandon(connection, end.id, end.reason, end.ending)
         await _note_artifact(connection, end)
         return None
-    # First, as whoever ends all of a policy's groups has it before their episodes.
+    # Locked first, in the same order as when all groups of a policy are ended: rollouts, then their episodes.
     policy = await lock_rollouts_of(connection, end.id)
     running = update(EpisodeRow).where(EpisodeRow.id == end.id, EpisodeRow.state == EpisodeState.RUNNING)
     values = {
@@ -165,7 +165,7 @@ async def _abandon(connection: AsyncConnection, episode: EpisodeId, reason: str,
 
 
 async def _note_artifact(connection: AsyncConnection, end: EpisodeEnd) -> None:
-    """Of an episode that was given up, too, so that what its agent left is erased with its session."""
+    """Note an episode's artifact, also of an abandoned episode, so that the artifact is erased with the session."""
     if end.artifact_sha256 is not None:
         unknown = update(EpisodeRow).where(EpisodeRow.id == end.id, EpisodeRow.artifact_sha256.is_(None))
         await connection.execute(unknown.values(artifact_sha256=bytes.fromhex(end.artifact_sha256)))

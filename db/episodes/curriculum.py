@@ -1,6 +1,6 @@
 """Curricula in PostgreSQL: the state of each kind of task, moved by what its finished groups count.
 
-Whoever calls holds the lock of the policy's row of `rollouts`.
+The caller holds the lock of the policy's row in `rollouts`.
 """
 
 from __future__ import annotations

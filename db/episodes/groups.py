@@ -107,13 +107,13 @@ class PostgresEpisodeStore:
             raise EpisodeUnusable(f"episode {episode} does not run")
         if await connection.scalar(select(TurnRow.id).where(TurnRow.episode_id == episode).limit(1)) is not None:
             raise EpisodeUnusable(f"episode {episode} has turns already: another agent ran")
-        # It may have waited for hours until a worker had a place. An agent whose key ends under it would fail, and the
-        # failure would count as its own.
+        # The episode may have waited for hours until a worker had a place. An agent whose key expires while it runs
+        # would fail, and the failure would count as the agent's own.
         ends = row.expires_at
         if ends < row.now + KEY_LEAST_LEFT:
             ends = (row.now + KEY_LIFETIME).replace(microsecond=0)
         token = sign(EpisodeKey(episode, row.policy, ends), await signing_secret(connection))
-        # Nobody has used it yet, and the secret may be another one than when the episode began.
+        # The key was not used yet, and the signing secret may have changed since the episode began.
         digest, prefix = hashlib.sha256(token.encode()).digest(), token.partition(".")[0]
         of_episode = update(ApiKeyRow).where(*valid)
         await connection.execute(of_episode.values(secret_sha256=digest, prefix=prefix, expires_at=ends))

@@ -44,7 +44,7 @@ _COUNTS = text("""
             ORDER BY finished_at DESC LIMIT 20) n) AS recent_reward
     FROM rollout_groups WHERE policy = :policy
 """)
-# A mistyped environment, or one whose worker is gone: nobody has begun anything in these.
+# Groups of a mistyped environment, or of one whose worker is gone: no episode of theirs has ended or has a turn.
 _UNTOUCHED = text("""
     SELECT g.id FROM rollout_groups g
     WHERE g.policy = :policy AND g.state = 'open' AND g.environment <> :environment AND NOT EXISTS (
@@ -108,7 +108,7 @@ class PostgresRolloutStore:
     @transaction
     async def start(self, connection: AsyncConnection, policy: str, plan: RolloutsPlan) -> RolloutsView:
         if (await _require_policy(connection, policy)).retired_at is not None:
-            message = f"The policy {policy!r} was retired: start rollouts of another one."
+            message = f"The policy {policy!r} was retired: start rollouts of another policy."
             raise StateConflict(message, code="policy_retired", field="policy")
         values = {
             "environment": storable(plan.environment),
@@ -186,7 +186,7 @@ async def _pause(connection: AsyncConnection, policy: str, reason: str) -> None:
 
 
 async def _barren(connection: AsyncConnection, row: Any) -> str | None:
-    """Why rollouts stop: the newest groups since they were started gave no sample.
+    """The reason that rollouts pause, if none of the newest groups since their start gave a sample; else None.
 
     A curriculum can change that all succeed or all fail, so it first gets the groups that it needs to move every kind.
     """

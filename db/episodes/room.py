@@ -1,4 +1,4 @@
-"""How many more groups a policy's rollouts have room for.
+"""Number of further groups that a policy's rollouts have room for.
 
 A group takes room for its episodes until their agents have ended: verifiers and the settlement keep no place that the
 next group could use. The next group starts when its first episode has room. Its others wait for places of their

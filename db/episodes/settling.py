@@ -163,11 +163,11 @@ async def _turns(connection: AsyncConnection, episodes: Sequence[Any]) -> dict[E
 
 
 def turn_not_trainable(row: Any, unseen: Sequence[str], content: ContentCodec) -> str | None:
-    """Why the turn cannot be trained; None if it can.
+    """The reason that the turn cannot be trained; None if it can.
 
     Args:
         row: with the turn's columns as `_TURNS` names them.
-        unseen: what of its request the trainer cannot read.
+        unseen: parts of its request that the trainer cannot read.
 
     Raises:
         ContentUnreadable

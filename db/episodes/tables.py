@@ -72,7 +72,7 @@ class EpisodeRow(Base):
 
 
 class RolloutsRow(Base):
-    """How a policy's rollouts run, and whether they are paused."""
+    """Settings of a policy's rollouts, and whether they are paused."""
 
     __tablename__ = "rollouts"
     __table_args__ = (
@@ -93,7 +93,7 @@ class RolloutsRow(Base):
 
 
 class CurriculumKindRow(Base):
-    """How often a kind of task is drawn for a policy, and how hard it is; see `clawloop.episodes.curriculum`."""
+    """Weight and level of a kind of task for a policy; see `clawloop.episodes.curriculum`."""
 
     __tablename__ = "curriculum_kinds"
     __table_args__ = (

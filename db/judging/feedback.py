@@ -36,7 +36,7 @@ from db.turns.exchanges import read_feedback
 from db.turns.stored_bytes import ROW_BYTES, add_stored_bytes
 
 REMEMBERED = timedelta(days=30)
-"""How long a repeated request gets its first answer; clients and their queues give up long before."""
+"""Time in which a repeated request gets its first answer; clients and their queues stop retrying long before."""
 _MOST_FORGOTTEN = 100  # a request must not wait for the clearing of a backlog
 
 

@@ -219,7 +219,7 @@ def _is_ordinary(call: Finalizing, locked: Locked) -> bool:
 
 
 def is_settled(locked: Locked, ballot: Ballot | None, feedback_ids: Sequence[FeedbackId]) -> bool:
-    """Whether nothing may be written any more: a step has or had a sample of the turn.
+    """True if the judgement may not change any more, because a step has or had a sample of the turn.
 
     Raises:
         StoreUnavailable: the judgement was made from less than is stored by now; judge again.

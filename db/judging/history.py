@@ -21,7 +21,7 @@ _NEWEST = """
 """
 # A rating decides without a judge, so there is nothing to compare.
 _UNRATED = "NOT EXISTS (SELECT FROM feedback f WHERE f.turn_id = t.id AND f.score IS NOT NULL)"
-# Nobody can have an episode's turn judged again: its rollout group alone decides.
+# An episode's turn cannot be judged again: only its rollout group decides its reward.
 _OF_CHATS = "t.episode_id IS NULL"
 _WAITING = f"""
     FROM turns t JOIN sessions s ON s.id = t.session_id {_NEWEST}

@@ -54,7 +54,7 @@ _PENDING = text(f"""
     {_OF_GROUP} LEFT JOIN turns t ON {_ASKED} LEFT JOIN sessions s ON s.id = t.session_id
     WHERE g.id = :group AND v.asked_turn IS NOT NULL AND v.rewarded_at IS NULL
 """)
-# Those of `_PENDING` and no others: some may come meanwhile.
+# Only the votes of `_PENDING`: others may come meanwhile.
 _THESE = """(v.judgement_id, v.kind, v.index) IN (
     SELECT * FROM unnest(CAST(:judgements AS uuid[]), CAST(:kinds AS text[]), CAST(:indices AS int[])))"""
 _VOTES = text(f"""

@@ -63,10 +63,10 @@ class VoteRow(Base):
     raw: Mapped[str]
     score: Mapped[int | None]  # None: the answer cannot be parsed
     answered_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    # Where a gateway recorded it: the first turn of the request, and which of its answers. It may be stored later.
+    # The gateway's record of the vote: the request's first turn and the answer's index. The turn may be stored later.
     asked_turn: Mapped[UUID | None]
     asked_choice: Mapped[int | None]
-    rewarded_at: Mapped[datetime | None]  # the judge was rewarded for it
+    rewarded_at: Mapped[datetime | None]  # when the judge was rewarded for the vote
 
 
 class HintRow(Base):
@@ -113,14 +113,14 @@ class FeedbackRequestRow(Base):
 
     api_key_id: Mapped[UUID] = mapped_column(ForeignKey("api_keys.id"), primary_key=True)
     key_sha256: Mapped[bytes] = mapped_column(primary_key=True)
-    body_sha256: Mapped[bytes]  # of the body after the Idempotency-Key, so that nobody finds a short comment by trying
+    body_sha256: Mapped[bytes]  # of the body after the Idempotency-Key, so that a short comment cannot be guessed
     feedback_id: Mapped[UUID | None]  # None: an outcome. An erasure may have deleted the feedback.
     effect: Mapped[str]
     received_at: Mapped[datetime] = mapped_column(server_default=sql("now()"))
 
 
 class ComparisonRow(Base):
-    """What another judge or recipe says of a turn that has a verdict; changes nothing by itself."""
+    """Verdict of another judge or recipe on a turn that has a verdict; it changes nothing by itself."""
 
     __tablename__ = "comparisons"
     __table_args__ = (CheckConstraint("before BETWEEN -1 AND 1 AND after BETWEEN -1 AND 1", name="verdicts"),)

@@ -60,7 +60,7 @@ _INSERT_HINTS = """
     ORDER BY j.id FOR KEY SHARE OF j ON CONFLICT DO NOTHING
 """
 
-# Statements of their own: they see what was committed while an insert waited for the row of another one.
+# Separate statements: they see rows committed while an insert waited for another transaction's row.
 _STORED_VOTES = """
     SELECT j.id, j.decided_at, v.kind, v.index, v.score, CASE WHEN v.kind = 'direct' THEN v.raw END
     FROM judgements j LEFT JOIN votes v ON v.judgement_id = j.id WHERE j.id = ANY(%b::uuid[])
@@ -74,7 +74,7 @@ Hints: TypeAlias = tuple[JudgementId, str, Sequence[StoredHint]]
 
 
 async def insert_votes(connection: AsyncConnection, votes: Sequence[Votes]) -> list[StoredAnswers]:
-    """Insert votes of any number of judgements; what is stored of each then.
+    """Insert votes of any number of judgements; returns the answers then stored of each.
 
     Idempotent: the first one of its kind and index counts.
     """
@@ -90,7 +90,7 @@ async def insert_votes(connection: AsyncConnection, votes: Sequence[Votes]) -> l
 
 
 async def insert_hints(connection: AsyncConnection, hints: Sequence[Hints]) -> list[StoredAnswers]:
-    """Insert hints of any number of judgements; what is stored of each then.
+    """Insert hints of any number of judgements; returns the answers then stored of each.
 
     Idempotent: the first one of its kind and index counts.
     """
@@ -109,7 +109,7 @@ async def insert_hints(connection: AsyncConnection, hints: Sequence[Hints]) -> l
 async def _insert(
     connection: AsyncConnection, statement: str, rows: Sequence[tuple[Any, ...]], judgements: Sequence[JudgementId]
 ) -> list[StoredAnswers]:
-    """Insert rows; what is stored of each judgement then.
+    """Insert rows; returns the answers then stored of each judgement.
 
     Args:
         statement: takes a list of each column of `rows`, of which the first is the judgement.
@@ -135,7 +135,7 @@ async def _query_answers(
 def _read_answers(
     content: ContentCodec, votes: Sequence[tuple[Any, ...]], hints: Sequence[tuple[Any, ...]]
 ) -> dict[UUID, StoredAnswers]:
-    """What is stored of each judgement, from the rows of _STORED_VOTES and _STORED_HINTS."""
+    """The stored answers of each judgement, from the rows of _STORED_VOTES and _STORED_HINTS."""
     read: dict[UUID, StoredAnswers] = {}
     for judgement, decided_at, kind, index, score, raw in votes:
         known = read.setdefault(judgement, StoredAnswers({}, {}, None, decided_at))
@@ -155,7 +155,7 @@ def _read_answers(
 async def insert_direct_vote(
     connection: AsyncConnection, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
 ) -> StoredAnswers:
-    """Insert a direct vote; the first one counts. Returns what is stored of the judgement then."""
+    """Insert a direct vote; the first one counts. Returns the answers then stored of the judgement."""
     (stored,) = await insert_votes(connection, [(judgement, DIRECT, [(0, direct_to_text(logprobs), vote)], {})])
     return stored
 

@@ -18,7 +18,7 @@ _NOTIFY = text("SELECT pg_notify(:channel, :policy)")
 
 
 async def is_served(connection: AsyncConnection, policy: str, n: int) -> bool:
-    """Whether an engine that takes requests has loaded this version; every engine has version 0.
+    """True if an engine that takes requests has loaded this version; every engine has version 0.
 
     An engine's `problem` does not count: an engine that does not answer has no rows in `engine_versions`, and an engine
     that cannot load the active version must not prevent another version from replacing it.

@@ -156,7 +156,7 @@ def _row(url: str) -> dict[str, str]:
 
 
 def _is_host(name: str) -> bool:
-    """Whether a name is a valid host name or IP address.
+    """True if a name is a valid host name or IP address.
 
     Raises:
         ValueError: it is not.

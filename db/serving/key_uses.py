@@ -1,4 +1,4 @@
-"""Stores what each key may use, and reads how it was used."""
+"""Stores each key's limits, and reads its use."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _FORM = re.compile(r"(cl-[0-9a-f]{8})-[A-Za-z0-9_-]{43}")
 
 
 def secretless_key(key: ApiKeyId, policy: str, name: str) -> dict[str, Any]:
-    """The row of a key that nobody can use, for turns whose key is not known here."""
+    """The row of a key without a known secret, for turns whose key is not known here."""
     return {
         "id": key,
         "policy": policy,
@@ -145,7 +145,7 @@ class PostgresKeyStore:
 
     @transaction
     async def any_keys(self, connection: AsyncConnection) -> bool:
-        """Whether there is a valid key; without one the gateway listens on loopback only."""
+        """True if a valid key exists; without one the gateway listens on loopback only."""
         of_people = select(ApiKeyRow.id).where(ApiKeyRow.revoked_at.is_(None), ApiKeyRow.episode_id.is_(None))
         return await connection.scalar(of_people.where(_alive()).limit(1)) is not None
 

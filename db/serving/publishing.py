@@ -181,7 +181,7 @@ class PostgresPublishingStore:
 
 
 def is_forward(policy: PolicyRow, n: int, parents: dict[int, int]) -> bool:
-    """Whether version `n` is on the head's path and newer than the active version, or that is not on the path."""
+    """True if version `n` is on the head's path, and the active version is older or not on that path."""
     path = path_to_base(policy.head, parents)
     return n in path and (policy.active not in path or path.index(n) < path.index(policy.active))
 

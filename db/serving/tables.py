@@ -45,7 +45,7 @@ class PolicyRow(Base):
 class VersionRow(Base):
     """An adapter that a step made; version 0 is the base model itself.
 
-    A policy that begins from another one's version has that version's files as its version 1.
+    A policy that begins from another policy's version has that version's files as its version 1.
     """
 
     __tablename__ = "versions"
@@ -65,8 +65,8 @@ class VersionRow(Base):
     activated_at: Mapped[datetime | None]  # it became the active version
     retired_at: Mapped[datetime | None]  # it stopped being the active version
     removed_at: Mapped[datetime | None]  # its files are gone
-    wanted_until: Mapped[datetime | None]  # engines load it until then, as somebody wants to ask it something
-    # Of the version of another policy whose step made these files; None: a step of this policy made them.
+    wanted_until: Mapped[datetime | None]  # engines keep it loaded until then, because a caller will ask it
+    # The version of another policy whose step made these files; None: a step of this policy made them.
     origin_policy: Mapped[str | None]
     origin_n: Mapped[int | None]
 

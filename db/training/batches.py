@@ -23,8 +23,8 @@ SAMPLE_COLUMNS = f"""s.id, s.turn_id, t.version, t.outcome, t.sampling, coalesce
     t.logprobs IS NOT NULL AS has_logprobs,
     {plain_length("s.hinted_prompt_ids")} / {ID_BYTES} AS hinted_tokens, EXISTS (
         SELECT FROM feedback f WHERE f.turn_id = s.turn_id AND f.applied_at <= j.decided_at) AS explicit"""
-"""Of a sample `s` of turn `t` and judgement `j`; what `sample_fault` needs. It is `explicit` if the turn was rated or
-commented on when it was decided; later feedback belongs to the next judgement."""
+"""Columns that `sample_fault` needs, of a sample `s` of turn `t` and judgement `j`. It is `explicit` if the turn was
+rated or commented on when it was decided; later feedback belongs to the next judgement."""
 
 _SAMPLES = text(f"""
     SELECT {SAMPLE_COLUMNS}, s.judgement_id, s.reward, s.hinted_prompt_ids, t.logprobs, t.episode_id
@@ -72,7 +72,7 @@ async def _decode(connection: AsyncConnection, conversations: ConversationCache,
 
 
 def sample_fault(row: Any, prompt_tokens: int, sampling: Mapping[str, Any]) -> str | None:
-    """Why a sample cannot be trained; None if it can.
+    """The reason that a sample cannot be trained; None if it can.
 
     Args:
         row: with `SAMPLE_COLUMNS`.
@@ -104,5 +104,5 @@ def _fault(row: Any, prompt_tokens: int, sampling: Mapping[str, Any]) -> str | N
 
 
 def needs_version(recipe: Train, version: int, parent: int) -> bool:
-    """Whether a step from `parent` needs this version's files, to score hinted samples that the version answered."""
+    """True if a step from `parent` needs this version's files to score hinted samples that the version answered."""
     return bool(recipe.versions_read(version) - {0, parent})

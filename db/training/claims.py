@@ -152,7 +152,7 @@ class Eligibility:
         return cls(content_of(connection), recipe, head, parents, frozenset(readable) - other)
 
     def fault(self, row: Any) -> str | None:
-        """Why the sample expires; None if the step can take it."""
+        """The reason that the sample expires; None if the step can take it."""
         try:
             sampling = self.content.read_json(row.sampling, "turns.sampling", row.turn_id)
         except ContentUnreadable as error:

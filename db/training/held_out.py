@@ -14,7 +14,7 @@ from clawloop.recipes.recipe import Gate
 from db.training.batches import read_samples
 from db.turns.conversation_cache import ConversationCache
 
-# Those judged before the step was claimed: every attempt at the step gets the same turns.
+# Turns judged before the step was claimed: every attempt at the step gets the same turns.
 # One turn of each episode: the others have the same verdict, and the comparison takes its turns to be independent.
 # The newest half of each verdict: a policy that is mostly praised has its blamed turns far back.
 _NEWEST = text("""

@@ -29,7 +29,7 @@ async def read_parents(connection: AsyncConnection, policy: str) -> dict[int, in
 
 
 async def version_refs(connection: AsyncConnection, policy: str, versions: Collection[int]) -> dict[int, VersionRef]:
-    """Those of the versions that have files, by number; version 0 never has."""
+    """References of these versions by number, as far as they have files; version 0 never has any."""
     query = select(VersionRow).where(
         VersionRow.policy == policy,
         VersionRow.n.in_(versions),

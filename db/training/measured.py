@@ -1,4 +1,4 @@
-"""What an evaluation outside of Clawloop found about versions; each figure is an event of its policy."""
+"""Results of an evaluation outside of Clawloop; each version's figure is an event of its policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from db.training.policies import insert_event
 
 
 class PostgresMeasurements:
-    """Keeps the match of versions for people to see; nothing is decided by it."""
+    """Keeps the match of versions for people to see; Clawloop decides nothing by it."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

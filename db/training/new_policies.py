@@ -29,7 +29,7 @@ async def create_policy(
     version: int = 0,
     brought: BroughtAdapter | None = None,
 ) -> None:
-    """Insert a policy with the base model, aliases, sampling and trainers of another one, and its version 0.
+    """Insert a policy with the base model, aliases, sampling and trainers of another policy, and its version 0.
 
     Args:
         recipe: None takes that of `like`.

@@ -170,7 +170,7 @@ class PostgresTrainingStore:
         await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(pinned=version))
         if await is_served(connection, policy, version):
             await set_active(connection, row, version)
-        if row.canary is not None:  # nobody gets it any more
+        if row.canary is not None:  # no conversation gets the canary any more
             await notify_directory(connection, policy)
         await insert_event(connection, policy, "pinned", version=version, was=row.pinned)
         return await read_status(connection, policy)
@@ -180,7 +180,7 @@ class PostgresTrainingStore:
         row = await _lock(connection, policy)
         if row.pinned is not None:
             unpinned: dict[str, Any] = {"pinned": None}
-            if row.canary is not None:  # nobody got it meanwhile, so its time begins again
+            if row.canary is not None:  # no conversation got the canary meanwhile, so its time begins again
                 unpinned["canary_since"] = func.now()
                 await notify_directory(connection, policy)
             await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(unpinned))
@@ -264,7 +264,7 @@ async def _require_accepted(connection: AsyncConnection, policy: str, version: i
     remedy = {
         StepState.CANDIDATE: "is still at the gate: wait for its decision",
         StepState.REJECTED: f"was {step.reason}; `clawloop policy release {version}` accepts it all the same",
-    }.get(StepState(step.state), f"was never accepted ({step.state}: {step.reason}): choose another one")
+    }.get(StepState(step.state), f"was never accepted ({step.state}: {step.reason}): choose another version")
     raise StateConflict(
         f"Version {version} of policy {policy!r} {remedy}.", code="version_not_accepted", field="version"
     )
@@ -311,7 +311,7 @@ async def _require_files(connection: AsyncConnection, policy: str, version: int)
 
 
 def version_place(n: int, head: int, path: list[int], state: StepState | None, reason: str | None) -> str:
-    """Where a version stands: on the path to the head or beside it, or why it was never accepted.
+    """Place of a version: on the path to the head or beside it, or the reason that it was never accepted.
 
     Args:
         state, reason: of its step; None if no step made it.

@@ -1,6 +1,6 @@
 """Locks a policy's row and records events of it, in the caller's transaction.
 
-Whoever changes samples or steps takes this lock first, so that two transactions never wait for each other.
+A transaction that changes samples or steps takes this lock first, so that no two transactions wait for each other.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class PostgresProbeStore:
 
 
 def _can_be_asked(record: TurnRecord) -> bool:
-    """Its prompt is short enough, and whole: an engine takes no reference in place of a file."""
+    """True if the prompt is short enough, and whole: an engine accepts no reference in place of a file."""
     if record.prompt_ids is None or len(record.prompt_ids) > _LONGEST_PROMPT:
         return False
     return not references_in(record.messages)

@@ -81,7 +81,7 @@ _TRAINED_TURNS = text("""
 
 @dataclass(frozen=True, slots=True)
 class SamplePlace:
-    """What decides whether a turn's sample is held out."""
+    """The facts that decide whether a turn's sample is held out."""
 
     policy: str
     session_id: SessionId
@@ -99,7 +99,7 @@ def sample_place(policy: str, row: Any) -> SamplePlace:
 
 
 def is_place_held_out(place: SamplePlace) -> bool:
-    """Whether a turn's sample is held out."""
+    """True if a turn's sample is held out."""
     return is_held_out(place.policy, place.group_id or place.session_id, place.held_out_share)
 
 

@@ -29,13 +29,13 @@ def closed_by_canary(canary: int | None, pinned: int | None) -> Closed | None:
     if canary is None:
         return None
     if pinned is not None:
-        why = f"version {canary} is a canary that nobody gets while version {pinned} is pinned"
+        why = f"version {canary} is a canary that no conversation gets while version {pinned} is pinned"
         return Closed(f"{why}; `clawloop policy pin --none` goes on with it", _RECHECK_SECONDS)
     return Closed(f"version {canary} is a canary, and its verdicts have not decided yet", _RECHECK_SECONDS)
 
 
 async def read_closed(connection: AsyncConnection, policy: str, recipe: Recipe) -> Closed | None:
-    """Why the policy's schedule lets no batch be claimed now; None if it does."""
+    """The reason that the policy's schedule lets no batch be claimed now; None if it lets one."""
     schedule = recipe.train.schedule
     if schedule is None:
         return None
@@ -43,7 +43,7 @@ async def read_closed(connection: AsyncConnection, policy: str, recipe: Recipe) 
     made, chat_p95 = 0, None
     if schedule.versions_a_day:
         today = VersionRow.created_at >= day_begin(schedule, now)
-        # What a policy began from is no version that it made.
+        # The version that a policy began from does not count as made by it.
         own = (VersionRow.policy == policy, VersionRow.n > 0, VersionRow.origin_policy.is_(None))
         count = select(func.count()).where(*own, today)
         made = (await connection.execute(count)).scalar_one()

@@ -119,7 +119,7 @@ async def _traffic(connection: AsyncConnection, row: Any) -> str:
 
 
 def _progress(row: Any) -> StepProgress | None:
-    """What is done with the open step, or with the version that it made."""
+    """Progress of the open step, or of the version that it made."""
     if row.step is None:
         return StepProgress(f"publishing version {_answering(row)}") if _unpublished(row) else None
     if StepState(row.step_state) is StepState.CANDIDATE:
@@ -130,7 +130,7 @@ def _progress(row: Any) -> StepProgress | None:
 
 
 def _unpublished(row: Any) -> bool:
-    """Whether another version should be the active one; a canary becomes it once verdicts have decided."""
+    """True if another version should be active; a canary becomes active once verdicts have decided."""
     return row.retired_at is None and bool(row.active != _answering(row))
 
 
@@ -165,8 +165,8 @@ def waits_for_groups(ready: int, needed: int, held_out: int = 0) -> str:
 
 
 def after_rejections(rejections: int, gate: Gate) -> str:
-    """What follows from steps in a row without an accepted version, to be added to what training waits for; empty
-    without any."""
+    """The effect of steps in a row without an accepted version, to be added to what training waits for; empty
+    without such steps."""
     if not rejections:
         return ""
     steps = "the last step" if rejections == 1 else f"the last {rejections} steps"
@@ -174,7 +174,7 @@ def after_rejections(rejections: int, gate: Gate) -> str:
 
 
 def open_step(n: int, state: StepState, attempt: int) -> str:
-    """What an open step does, e.g. `computing step 3 (attempt 1)`."""
+    """Activity of an open step, e.g. `computing step 3 (attempt 1)`."""
     if state is StepState.CLAIMED and attempt:
         return f"computing step {n} (attempt {attempt})"
     return f"step {n} is {described(state)}"

@@ -193,7 +193,7 @@ async def quarantine_step(connection: AsyncConnection, step: StepRow, reason: st
 
 
 def moved_on(policy: PolicyRow, step: StepRow) -> str:
-    """Why a step whose parent or epoch is not the policy's any more is abandoned."""
+    """The reason for abandoning a step whose parent or epoch is no longer the policy's."""
     moved = f"the policy moved on to version {policy.head} in epoch {policy.epoch}"
     return f"{moved}; the step began from {step.parent} in epoch {step.epoch}"
 
@@ -255,7 +255,7 @@ async def count_rejection(connection: AsyncConnection, policy: str, n: int, reas
 
 
 def paused_by_rejections(rejections: int, n: int, reason: str) -> str:
-    """Why training pauses after steps without an accepted version."""
+    """The reason that training pauses after steps without an accepted version."""
     steps = "1 step" if rejections == 1 else f"{rejections} steps in a row"
     return f"{steps} without an accepted version, the last one step {n}: {reason}; see `clawloop policy versions`"
 

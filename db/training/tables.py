@@ -79,10 +79,10 @@ class StepRow(Base):
     parent: Mapped[int]
     epoch: Mapped[int]  # the policy's epoch when the batch was claimed; every roll-back increments it
     state: Mapped[str]
-    attempt: Mapped[int] = mapped_column(server_default=text("0"))  # how often its computation began
-    attempt_at: Mapped[datetime | None]  # when the newest one began; None: none has, or it waits for its trainer
-    progress: Mapped[str | None]  # what it does, for people; as of a few seconds ago
-    tokens_a_second: Mapped[float | None]  # likewise; None: nothing is computed yet, or no more
+    attempt: Mapped[int] = mapped_column(server_default=text("0"))  # number of attempts begun
+    attempt_at: Mapped[datetime | None]  # begin of the newest attempt; None: not begun, or waiting for the trainer
+    progress: Mapped[str | None]  # current activity, for people; as of a few seconds ago
+    tokens_a_second: Mapped[float | None]  # as of a few seconds ago; None: nothing is computed now
     seconds_left: Mapped[float | None]
     failed: Mapped[int] = mapped_column(server_default=text("0"))  # attempts whose trainer could not compute it
     interrupted: Mapped[int] = mapped_column(server_default=text("0"))  # attempts that something else ended
@@ -111,11 +111,11 @@ class StepSampleRow(Base):
     dropped: Mapped[str | None]  # why the step left the sample out
     without_hint: Mapped[str | None]  # why only its verdict was trained
     advantages: Mapped[bytes | None]  # of each token of the reply, by db.arrays; None: the step used none
-    moves: Mapped[bytes | None]  # likewise by how much the step moved them; None: its recipe did not ask for it
+    moves: Mapped[bytes | None]  # each token's change of log-prob, by db.arrays; None: the recipe did not ask for it
 
 
 class GateCheckRow(Base):
-    """What one check of the gate found about a version."""
+    """Result of one check of the gate for a version."""
 
     __tablename__ = "gate_checks"
     __table_args__ = (

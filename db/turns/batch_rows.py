@@ -128,7 +128,7 @@ async def insert_erased(connection: AsyncConnection, entry: Entry) -> InsertedTu
     bare = exact_json({"source": record.evidence.source, "value": None, "narrowing": []})
     values = record_columns(entry.prepared) | BARE_TURN
     values |= {"session_id": entry.session, "parent_turn_id": None, "evidence": bare}
-    # Its workflow needs no signal.
+    # An erased turn: its workflow needs no signal.
     bare_turn = insert(TurnRow).values(announced_at=func.now(), erased_at=func.clock_timestamp())
     await connection.execute(bare_turn.on_conflict_do_nothing(), values)
     return InsertedTurn(record.turn_id, entry.session, None, duplicate=False, erased=True)

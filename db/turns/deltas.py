@@ -80,7 +80,7 @@ class Delta:
 
 
 def delta(conversation: Conversation, parent: Conversation | None) -> Delta:
-    """What to store of `conversation` when `parent` is stored."""
+    """The part of `conversation` to store when `parent` is stored."""
     kept = 0 if parent is None else _equal_from_start(parent.texts, conversation.messages)
     prompt = conversation.prompt_ids
     shared = None

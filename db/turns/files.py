@@ -59,7 +59,7 @@ class PostgresFileStore:
         return await self._read(_READ_OF_SESSION, sha256s, {"session": session})
 
     async def of_turn(self, turn: TurnId, sha256s: Collection[str]) -> dict[str, bytes]:
-        """Those that the turn's session has."""
+        """Contents of these files, as far as the turn's session has them."""
         return await self._read(_READ_OF_TURN, sha256s, {"turn": turn})
 
     @transaction
@@ -85,7 +85,7 @@ async def insert_files(raw: Raw, files: Collection[ContentFile], content: Conten
     while len(ids) < len(by_hash):  # once more where an erasure has just deleted one
         rows = await raw.execute(_LOCK_FILES, [sorted(digests)])
         ids = {digests[digest].hex(): file_id for digest, file_id in await rows.fetchall()}
-        # In one order for all transactions: each waits for a file that another one is inserting.
+        # In one order for all transactions: each waits for a file that another transaction is inserting.
         missing = sorted((_row(file, content) for file in by_hash.values() if file.sha256 not in ids), key=_digest)
         if missing:
             await raw.cursor().executemany(_INSERT_FILE, missing)

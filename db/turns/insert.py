@@ -92,7 +92,7 @@ class PostgresTurnStore:
     async def _insert_separably(self, turns: Sequence[PreparedTurn]) -> Sequence[InsertedTurn | Exception | None]:
         """Insert turns in one transaction; each in its own if one of them fails or needs a row that is locked.
 
-        None for a turn that has the session of another one; at least one result is not None.
+        None for a turn that has the session of another turn of `turns`; at least one result is not None.
         """
         try:
             results = await self._insert_batch(turns)

@@ -51,7 +51,7 @@ _LOCK_SESSIONS = f"""
         external_id = CASE WHEN {_ALIVE} THEN coalesce(sessions.external_id, excluded.external_id) END
     RETURNING id, erased_at, xmax = 0
 """
-# What makes a turn not an ordinary one: it is stored already, it repeats or continues a turn erased since it began
+# Reasons that a turn is not an ordinary one: it is stored already, it repeats or continues a turn erased since it began
 # (prefix hashes outlive an erasure), or turns are stored that may continue it.
 _STORED, _LATE = "stored", "late"
 _SPECIAL = f"""

@@ -22,7 +22,7 @@ from db.turns.deltas import Conversation
 
 @dataclass(frozen=True)
 class Request:
-    """What determines a turn's session and parent: the key, the session evidence, the messages.
+    """The facts that determine a turn's session and parent: the key, the session evidence, the messages.
 
     Args:
         before: only turns older than this one can be parents; None for a request received now.

@@ -39,10 +39,10 @@ _KNOWN_PREFIXES = text("""
     JOIN turns t ON t.id = p.turn_id
 """)
 
-# Of many requests at once; `n` is the request's place. Of the turns that gave a reply in its context, or that reply
-# alone where none did, the newest 16 decide: of a session's turns thousands may answer "done", and each later one would
-# cost thousands of rows. Rows are compared and ordered as their index has them, because with equal signs PostgreSQL may
-# choose the index of the session's turns, and read all of them.
+# For many requests at once; `n` is the request's place. The newest 16 turns that gave a reply in its context decide, or
+# if none did, the newest 16 that gave the same reply alone: thousands of a session's turns may answer "done", and each
+# later turn would cost thousands of rows. Rows are compared and ordered as their index has them, because with equal
+# signs PostgreSQL may choose the index of the session's turns, and read all of them.
 _NEWEST = """
     SELECT t.id, t.kind, t.response_digest, t.reply_digest FROM turns t
     WHERE (t.session_id, t.{digest}, t.id) < (r.session_id, r.{digest}, r.before)
@@ -150,7 +150,7 @@ async def find_parent_turn(
 async def candidates_of_many(
     raw: Raw, content: ContentCodec, requests: Sequence[tuple[SessionId, Request]]
 ) -> list[list[Candidate]]:
-    """For each request the turns of its session, older than it, that may have written one of its replies."""
+    """For each request the older turns of its session that may have written one of its replies."""
     candidates: list[list[Candidate]] = [[] for _ in requests]
     asked = CandidateQuery(content, [(n, session, request) for n, (session, request) in enumerate(requests)])
     if asked.parameters:

@@ -55,5 +55,5 @@ async def add_stored_bytes(connection: AsyncConnection, key: ApiKeyId, size: int
 
 
 async def merge_stored_bytes(connection: AsyncConnection) -> int:
-    """Leave one row for each key; of how many keys there were several."""
+    """Merge the rows of each key into one; returns the number of keys that had several."""
     return (await connection.execute(_MERGE)).rowcount

@@ -18,7 +18,7 @@ from db.exact_json import ExactJson
 
 
 class PrefixRole(StrEnum):
-    """Which part of a conversation a stored hash covers."""
+    """The part of a conversation that a stored hash covers."""
 
     REQUEST = "request"  # all messages of the turn's request
     REPLY = "reply"  # all messages and the turn's reply
@@ -163,7 +163,7 @@ class TurnRow(Base):
     finished_at: Mapped[datetime]
     entered_at: Mapped[datetime] = mapped_column(server_default=text("now()"))  # when the row was inserted
     announced_at: Mapped[datetime | None]
-    # Its rollout group decides what becomes of it; no session workflow does.
+    # A turn of an episode: its rollout group decides its outcome, and no session workflow does.
     episode_id: Mapped[UUID | None] = mapped_column(ForeignKey("episodes.id"))
     # turns that continue this one and began before this time have no content any more
     erased_at: Mapped[datetime | None]

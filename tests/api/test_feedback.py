@@ -90,7 +90,7 @@ async def test_the_command_rates_the_last_reply(gateway: Gateway) -> None:
     address = ["--url", gateway.url, "--key", gateway.key]
     for said, given in (("up", (1.0, None)), ("down", (-1.0, None)), ("too long", (None, "too long"))):
         result = await asyncio.to_thread(runner.invoke, app, ["feedback", said, *address])
-        assert (result.exit_code, result.output) == (0, "Noted: amends.\n")
+        assert (result.exit_code, result.output) == (0, "Saved; it changes this reply's verdict before training.\n")
         assert gateway.sessions.given[-1] == (turn_id_of(reply), *given)
     missing = await asyncio.to_thread(runner.invoke, app, ["feedback", "up", "--session", "none", *address])
     assert missing.exit_code == 1
@@ -100,7 +100,7 @@ async def test_the_command_says_how_a_task_ended(gateway: Gateway) -> None:
     await chat(gateway, session_id="told")
     run = ["feedback", "--outcome", "failed", "--url", gateway.url, "--key", gateway.key]
     result = await asyncio.to_thread(CliRunner().invoke, app, [*run, "--session", "told"])
-    assert (result.exit_code, result.output) == (0, "Noted: amends.\n")
+    assert (result.exit_code, result.output) == (0, "Saved; it changes the session's rewards before training.\n")
     assert gateway.sessions.outcomes.pop() == ("told", -1)
     for wrong in (run, [*run, "--session", "told", "--turn", "1"], ["feedback"]):
         assert (await asyncio.to_thread(CliRunner().invoke, app, wrong)).exit_code == 2, wrong

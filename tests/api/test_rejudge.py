@@ -46,7 +46,7 @@ async def judgeable(gateway: Gateway) -> str:
 async def test_a_turn_that_nothing_has_followed_is_refused(gateway: Gateway, operations: FakeNotifier) -> None:
     status, body, _ = await judge(gateway, await chat(gateway))
     assert (status, body["code"]) == (409, "cannot_judge_again")
-    assert "nothing has followed it yet, and nobody has given feedback on it" in body["detail"]
+    assert "no message has followed it yet, and it has no feedback" in body["detail"]
     assert not any(isinstance(message, RejudgeRequested) for _, message in operations.sent)
 
 

@@ -39,14 +39,17 @@ async def rate(url: str, key: str, said: str | None, session: str | None = None)
     return dict(answer)
 
 
+AMENDS = {"text": "Saved; it changes this reply's verdict before training."}
+
+
 async def test_a_reply_is_rated_by_its_session(gateway: Gateway) -> None:
     replies = []
     for session in ("one", "two"):
         async with gateway.client() as client:
             body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "session_id": session}
             replies.append((await client.post("/v1/chat/completions", json=body)).json()["id"])
-    assert await rate(gateway.url, gateway.key, " Up ", "one") == {"text": "Noted: amends."}
-    assert await rate(gateway.url, gateway.key, "shorter, please") == {"text": "Noted: amends."}
+    assert await rate(gateway.url, gateway.key, " Up ", "one") == AMENDS
+    assert await rate(gateway.url, gateway.key, "shorter, please") == AMENDS
     first, second = map(turn_id_of, replies)
     assert gateway.sessions.given[-2:] == [(first, 1.0, None), (second, None, "shorter, please")]
 

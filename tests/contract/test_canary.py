@@ -117,7 +117,7 @@ async def test_a_pin_holds_and_the_canary_goes_on_when_it_ends(postgres_learning
         assert await store.decide(POLICY) is None
         view = await learning.steps.status(POLICY)
         assert (view.head, view.version, view.canary, view.epoch) == (1, pinned, 1, 0)
-        assert view.reason.startswith(f"version 1 is a canary that nobody gets while version {pinned} is pinned")
+        assert view.reason.startswith(f"version 1 is a canary that no conversation gets while version {pinned} ")
         await learning.execute("UPDATE policies SET canary_since = now() - interval '25 hours'")
         view = await learning.operators.unpin(POLICY)
         assert (view.head, view.version, view.canary, view.unpublished) == (1, 0, 1, False)

@@ -185,7 +185,7 @@ async def test_a_turn_without_next_state_and_feedback_is_refused(binary_bench: B
         assert so_far is not None
         return why_not_rejudged(so_far)
 
-    nothing = "nothing has followed it yet, and nobody has given feedback on it"
+    nothing = "no message has followed it yet, and it has no feedback"
     assert await why() == nothing
     await b.insert(title)  # a side turn is no next state
     assert await why() == nothing

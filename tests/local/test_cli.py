@@ -73,7 +73,7 @@ def test_an_engine_of_another_model_is_refused_and_a_silent_one_added(empty_post
             assert clawloop(*verb, same, **with_model).returncode == 0
             assert "with more token ids than the trainer's 100" in refusal(clawloop(*verb, larger, **with_model))
             assert "with fewer token ids than the trainer's 100" in refusal(clawloop(*verb, smaller, **with_model))
-        assert f"{same} answers to anyone who can reach it" in clawloop("engine", "add", same, **here).stderr
+        assert f"{same} does not require authentication" in clawloop("engine", "add", same, **here).stderr
         refused = refusal(clawloop("engine", "add", same, "--require-guard", **here))
         assert "start it with the engine guard, or leave out --require-guard" in refused
         with psycopg.connect(empty_postgres_url) as connection:

@@ -198,9 +198,7 @@ def test_a_command_and_a_gateway_without_the_keys_end_with_one_line(
             timeout=120,
         )
         assert ended.returncode == 1, (words, ended)
-        assert ended.stderr.splitlines()[-1] == (
-            f"clawloop: what is stored here is encrypted: set {SETTING} to its key file"
-        )
+        assert ended.stderr.splitlines()[-1] == (f"clawloop: this database is encrypted: set {SETTING} to its key file")
 
 
 async def test_an_erasure_reaches_what_repeats_the_erased_messages(loop: Loop, postgres_url: str) -> None:

@@ -165,7 +165,7 @@ def test_no_logger_of_any_library_writes_secrets_or_content() -> None:
         "Task exception was never retrieved",
         "a transport failed",
         "a thread ended with an error",
-        "an error nobody can catch",
+        "an error that could not be raised",
         "the process ends with an error",
     } <= messages
     assert any(record["logger"] == "py.warnings" and "UserWarning" in record["message"] for record in records)

@@ -183,7 +183,7 @@ async def test_a_version_shows_what_it_learned_from_and_its_gate(page: Page) -> 
     await reject(page.learning, 2, reason="it moved too far")
     async with page.visitor() as visitor:
         shown = html.unescape(await visitor.get("/ui/versions/1"))
-        meanings = ("how hard the batch pulled at the model", "<dt>Head</dt><dd>training goes on from it")
+        meanings = ("size of the gradient before clipping", "<dt>Head</dt><dd>training goes on from it")
         for words in ("Explain first", "A long answer. (1)", HINT, f"#turn-{first}", "grad norm", *meanings):
             assert words in shown, words
         rejected = html.unescape(await visitor.get("/ui/versions/2"))
@@ -325,7 +325,7 @@ async def test_nobody_rates_what_an_environment_rates(page: Page) -> None:
             (f"/ui/sessions/{session}/outcome", {"outcome": "1"}),
         ):
             refused = await visitor.post(path, **fields)
-            assert (refused.status_code, "nobody rates it" in refused.text) == (409, True), path
+            assert (refused.status_code, "cannot be rated" in refused.text) == (409, True), path
     feedback = page.services[0].feedback
     key = ApiKeyId(episode.id)
     assert await feedback.give(key, turn, 1.0, None) is None

@@ -39,7 +39,7 @@ async def test_a_trained_reply_shows_its_tokens_by_their_advantage(page: Page) -
         assert f'<span class="token up-1" title="advantage +0.500, moved +0.250"><{first}></span>' in shown
         assert f'<span class="token down-3" title="advantage -2.000, moved -0.125"><{second}></span>' in shown
         assert "<td>-2.000</td><td>-0.125</td>" in shown
-        assert "which the gate needs anyway, took the step 0.5 s" in shown
+        assert "which the gate needs anyway, took 0.5 s of the step" in shown
         stored = (await page.services[0].reading.detail(str(turn), tokens=True)).tokens
         assert stored is not None
         assert (stored.step, stored.moves_seconds, list(stored.moves or ())) == (1, 0.5, moves[sample.sample_id])
@@ -47,7 +47,7 @@ async def test_a_trained_reply_shows_its_tokens_by_their_advantage(page: Page) -
         page.engine.healthy = False
         while page.services[0].engines.healthy():
             await asyncio.sleep(0.05)
-        assert "No engine told the texts" in await visitor.get(path)
+        assert "No engine gave the texts" in await visitor.get(path)
         await visitor.post(f"/ui/turns/{turn}/erase")
         assert (await visitor.client.get(path)).status_code == 404
     assert await page.learning.rows("SELECT FROM step_samples WHERE advantages IS NOT NULL OR moves IS NOT NULL") == []

@@ -81,7 +81,7 @@ async def test_turns_that_cannot_be_judged_again_are_refused_with_the_reason(cli
         assert isinstance(error, NotFound)
         assert why in str(error)
     early = (await clawloop(client, bench, str(only.turn_id))).exception
-    assert "cannot be judged again: nothing has followed it yet" in str(early)
+    assert "cannot be judged again: no message has followed it yet" in str(early)
     bench.feedback(only, 1.0)
     away = (await clawloop(client, bench, str(only.turn_id), temporal="127.0.0.1:1")).exception
     assert isinstance(away, SignalFailed)

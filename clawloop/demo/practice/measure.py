@@ -30,7 +30,7 @@ class HeldOut:
 async def while_served(
     measuring: Awaitable[HeldOut], is_served: Callable[[], Awaitable[bool]], look_seconds: float
 ) -> HeldOut | None:
-    """What was measured; None if engines have unloaded the version meanwhile, because newer ones came."""
+    """The measurement; None if engines unloaded the version meanwhile, because newer versions came."""
     task = asyncio.ensure_future(measuring)
     try:
         while not (await asyncio.wait({task}, timeout=look_seconds))[0]:

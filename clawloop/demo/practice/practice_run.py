@@ -29,7 +29,7 @@ GROUPS_IN_FLIGHT = 4
 BARREN_GROUPS = 200
 _AT_A_TIME = 4
 _POLL_SECONDS = 1.0
-# So many episodes of the model that solves a third of the tasks, none completed: something else is wrong.
+# The model solves a third of the tasks: if none of this many episodes is completed, something else is wrong.
 _HOPELESS = 4 * GROUP_SIZE
 # Groups in flight when a run ends: each has a few seconds to go.
 _END_SECONDS = 180.0
@@ -128,7 +128,7 @@ class Run:
 
     async def _measure(self, version: AcceptedVersion, *, after_run: bool) -> None:
         if version.n:
-            # Where PostgreSQL is away, engines may have the version all the same.
+            # Engines may have the version even if PostgreSQL is away.
             with suppress(StoreUnavailable):
                 await self.loading.want_for(self.policy, [version.n], _WANTED)
         found = await self._held_out(version.n)
@@ -156,7 +156,7 @@ class Run:
         )
 
     async def _held_out(self, version: int) -> HeldOut | None:
-        """None if no engine has the version."""
+        """The version's result on held-out tasks; None if no engine has the version."""
         model = version_name(self.policy, version, self.base_model)
 
         async def is_served() -> bool:
@@ -173,7 +173,7 @@ class Run:
         return await while_served(measuring, is_served, _POLL_SECONDS)
 
     async def _totals(self) -> Totals:
-        """What became of the run's episodes, once all have ended."""
+        """Totals of the run's episodes and groups, once all have ended."""
         deadline = time.monotonic() + _END_SECONDS
         while time.monotonic() < deadline:
             if not (await self.admin.rollouts(self.policy)).in_flight:

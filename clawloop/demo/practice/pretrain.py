@@ -67,7 +67,7 @@ def encode(messages: Sequence[Message], tools: str, tokenizer: Tokenizer) -> Enc
 
 
 def tool_list(agent: AgentLoop) -> str:
-    """What the chat template writes for the environment's tool: the whole first message."""
+    """The chat template's text for the environment's tool: the whole first message."""
     template = Path(tiny_model.__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
     empty = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=template)
     asked = [{"role": "user", "content": ""}]

@@ -15,7 +15,7 @@ from clawloop.errors import SetupError
 GOAL = 0.75
 """The success on held-out tasks that a run should reach."""
 GAIN = 0.25
-"""How much better than the base model a run should become."""
+"""Improvement over the base model that a run should reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class PracticeReport:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What became of a run's episodes and groups; see `PracticeReport`."""
+    """Totals of a run's episodes and groups; see `PracticeReport`."""
 
     endings: Counter[str]
     lost: int

@@ -19,7 +19,7 @@ GROUP_SIZE = 8
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What a toy is pretrained on.
+    """A toy's pretraining: conversations, vocabulary and length.
 
     Args:
         conversations: without end, by a seed; of training tasks only.
@@ -27,7 +27,7 @@ class Course:
         fixed: texts that never vary, each a token; the list of tools is one too.
         vocabulary: tokens at most.
         steps, lessons: steps of the training, and conversations in each.
-        knows: what its card says that it knows; skill: and how well.
+        knows: the knowledge that its model card claims; skill: how well it has it.
     """
 
     conversations: Callable[[int], Iterator[list[Message]]]
@@ -103,10 +103,10 @@ class Simulation(Protocol[State]):
         """The task at its beginning, and what is asked."""
 
     def run(self, states: Sequence[State], arguments: Sequence[str]) -> list[str]:
-        """What each one's call of the tool returns; it changes the states."""
+        """Results of the tool's call in each of the states; the calls change the states."""
 
     def rewards(self, states: Sequence[State], replies: Sequence[str]) -> list[float]:
-        """Of finished attempts; their last replies called nothing."""
+        """Rewards of finished attempts, whose last replies have no tool call."""
 
 
 def call(name: str, arguments: dict[str, str]) -> Message:

@@ -79,10 +79,10 @@ def simulate_swe() -> FolderSimulation:
 
 
 def _is_right(task: HarborTask, files: Mapping[str, bytes]) -> bool:
-    """Whether the module reads as it should.
+    """True if the module's text is the expected one.
 
-    Unlike `inside/check.py` of the environment it runs nothing, which is quicker, and refuses a function that is right
-    in other words.
+    Unlike `inside/check.py` of the environment this runs nothing, which is quicker, and refuses a right function that
+    is written differently.
     """
     module, function = module_and_function(task)
     before = task.start[module].decode()

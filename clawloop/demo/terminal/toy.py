@@ -90,7 +90,7 @@ def _filled(template: str, given: Sequence[str]) -> str:
 
 
 def output_of(command: str, task: HarborTask) -> str:
-    """What the shell prints: nothing, unless a file is not there."""
+    """The shell's output: empty, unless a file is missing."""
     program, first, *_ = command.split()
     if program in ("cp", "mv") and first not in task.start:
         return f"{program}: cannot stat '{first}': No such file or directory"
@@ -125,7 +125,7 @@ def simulate_terminal() -> FolderSimulation:
 
 
 def _is_right(task: HarborTask, files: Mapping[str, bytes]) -> bool:
-    """As `inside/check.py` of the environment says it."""
+    """True if the files are right, by the rule of the environment's `inside/check.py`."""
     expected: dict[str, str | None] = json.loads(task.tests["expected.json"])
     found = {path: content.decode(errors="replace").strip() for path, content in files.items()}
     return all(found.get(path) == (None if wanted is None else wanted.strip()) for path, wanted in expected.items())

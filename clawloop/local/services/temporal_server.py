@@ -34,12 +34,12 @@ _SETTINGS = (
     "matching.enableFairness=true",
     "matching.numTaskqueueReadPartitions=1",
     "matching.numTaskqueueWritePartitions=1",
-    # Where a machine has no CPU time for a workflow for 2 s its task fails, or ends with a killed worker. Each further
-    # failure doubles what the server waits for the next one, up to 10 minutes by default (125 s for 8 tries, measured),
-    # long after the machine has recovered. With this each is tried again within 15 s.
+    # A workflow task fails if the machine has no CPU time for it for 2 s, or if its worker is killed. Each further
+    # failure doubles the server's wait before the next try, up to 10 minutes by default (125 s for 8 tries, measured),
+    # long after the machine has recovered. With this setting each task is tried again within 15 s.
     'history.workflowTaskRetryMaxInterval="5s"',
-    # How long a history is when a workflow continues in a new one. A worker that takes over from one that died replays
-    # all of it within a workflow task's 10 s, beside others; the default is 4,096.
+    # Length of the history at which a workflow continues as new. A worker that takes over from a dead one replays the
+    # whole history within a workflow task's 10 s, beside other workflows; the default is 4,096.
     "limit.historyCount.suggestContinueAsNew=1000",
     # Until the server notices that a worker has lost its network it gives it activities, which then wait for their
     # heartbeat's time-out. By default it asks a silent connection after a minute. Clients ask as often (`plugin.py`).

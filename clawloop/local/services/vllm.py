@@ -52,7 +52,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How one engine is started.
+    """Options of one engine's start.
 
     Args:
         planned: arguments that its layout gives: dtype, lengths, adapters, size of its cache, parsers.
@@ -111,7 +111,7 @@ def launch(model: ModelFacts, options: EngineOptions, environment: Mapping[str, 
 
 
 def max_num_seqs(options: EngineOptions) -> int:
-    """How many sequences the engine computes at once: its last `--max-num-seqs`, which a person may have given.
+    """The number of sequences that the engine computes at once: its last `--max-num-seqs`, which an operator may set.
 
     vLLM takes underscores for dashes in the names of its options.
 
@@ -145,11 +145,11 @@ def _environment(given: Mapping[str, str]) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",  # the model is a folder; no look-up on the hub
     }
-    # What its processes tell each other by is open to whoever reaches it, and they are all on this machine. By default
-    # Gloo and NCCL listen on the address that the machine's name stands for.
+    # The ports between the engine's processes are open to every client that reaches them, and all processes are on this
+    # machine. By default Gloo and NCCL listen on the address that the machine's name resolves to.
     for variable, value in (("VLLM_HOST_IP", HOST), ("GLOO_SOCKET_IFNAME", "lo"), ("NCCL_SOCKET_IFNAME", "lo")):
         environment.setdefault(variable, value)
     if "OMP_NUM_THREADS" in environment:
-        # Else vLLM on a CPU binds its threads to the first cores, and two engines share them.
+        # Otherwise vLLM on a CPU binds its threads to the first cores, and two engines share them.
         environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     return environment

@@ -29,7 +29,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """When the supervisor checks and restarts a part.
+    """Times at which the supervisor checks and restarts a part.
 
     Args:
         first_delay, longest_delay: before a restart; doubles with each failure in a row.

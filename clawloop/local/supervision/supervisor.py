@@ -41,7 +41,7 @@ class Supervisor:
 
     @property
     def names(self) -> list[str]:
-        """Of all parts started so far."""
+        """Names of all parts started so far."""
         return list(self._runs)
 
     def start(self, part: Part) -> None:
@@ -56,7 +56,7 @@ class Supervisor:
         """Wait until a part has become ready for the first time.
 
         Raises:
-            SetupError: this part or another one has failed for good before that.
+            SetupError: this part or another part has failed for good before that.
         """
         ready = asyncio.create_task(self._runs[name].was_ready.wait())
         failed = asyncio.create_task(self.first_failure())
@@ -93,7 +93,7 @@ class Supervisor:
     def _note_failure(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and not self._failure.done() and (error := task.exception()) is not None:
             self._failure.set_exception(error)
-            self._failure.exception()  # marks it retrieved: nobody may be waiting, and the part's status shows it
+            self._failure.exception()  # marks it retrieved: no task may be waiting, and the part's status shows it
 
     def kill_stopping(self) -> None:
         """Kill the parts that are being stopped, without waiting for `stop_within`."""

@@ -1,4 +1,4 @@
-"""Whether the disk has room for another version."""
+"""Check that the disk has room for another version."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def require_room(adapters: Path, version_bytes: int, kept_free: int) -> None:
     """
     Args:
         adapters: the folder of all versions.
-        version_bytes: of the one that will be written.
-        kept_free: what must be free afterwards.
+        version_bytes: size of the version that will be written.
+        kept_free: bytes that must be free afterwards.
 
     Raises:
-        DiskFull: there is less room.
+        DiskFull: less space is free.
         TrainerUnavailable: the folder cannot be read.
     """
     try:

@@ -195,7 +195,7 @@ def read_adapter(path: Path, *, base: BaseIdentity | None = None) -> Adapter:
 
 
 def _base_of(path: Path) -> BaseIdentity | None:
-    """What the adapter was trained on; None if its directory does not say."""
+    """The base model that the adapter was trained on; None if its directory does not say."""
     try:
         content = read_adapter_file(path / BASE_FILE)
     except AdapterUnusable:

@@ -75,7 +75,7 @@ class TorchtuneModel(nn.Module):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether ranks hold a share of each tensor (FSDP), not all of it."""
+        """True if each rank holds a share of each tensor (FSDP), not all of it."""
         return isinstance(self, FSDPModule)  # not by its tensors, which are whole between forward and backward
 
     @property

@@ -16,11 +16,11 @@ Backend: TypeAlias = Literal["torchtune", "transformers"]
 LoRA, each document alone."""
 
 Quantisation: TypeAlias = Literal["nf4"]
-"""How a base model's projections are kept in 4 bits, see `clawloop.training.model.nf4`."""
+"""4-bit format of a base model's projections, see `clawloop.training.model.nf4`."""
 
 _TEXT = "model."
 _WRAPPED = "model.language_model."
-"""Where a model that also sees or hears keeps its decoder, in checkpoints and in adapters."""
+"""Prefix of the decoder's names in checkpoints and adapters of multimodal models."""
 _FORMERLY_WRAPPED = "language_model.model."
 """The same, as older releases of transformers wrote it; engines know it in checkpoints and not in adapters."""
 
@@ -47,11 +47,11 @@ DECODER_PREFIX: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What the trainer does with a checkpoint.
+    """The trainer's handling of one model type.
 
     Args:
         model_type: as in `config.json`.
-        backend: which computes it.
+        backend: library that computes it.
         decoder_prefix: see `DECODER_PREFIX`.
     """
 

@@ -22,5 +22,5 @@ class Float32LoraLinear(LoRALinear):  # type: ignore[misc]  # torchtune is untyp
 
 
 def is_lora(parameter: str) -> bool:
-    """Whether a parameter of this name is a LoRA matrix."""
+    """True if a parameter of this name is a LoRA matrix."""
     return ".lora_a." in parameter or ".lora_b." in parameter

@@ -27,7 +27,7 @@ def quantise(projections: Iterable[nn.Module], device: torch.device) -> None:
 
 
 def quantised(weight: Tensor) -> Tensor:
-    """In 4 bits; a weight whose size is no multiple of a block stays as it is."""
+    """The weight in 4 bits; a weight whose size is no multiple of a block stays as it is."""
     if weight.numel() % _BLOCK != 0:
         return weight
     found: Tensor = to_nf4(weight, _BLOCK, math.gcd(weight.numel() // _BLOCK, _SCALER_BLOCK))

@@ -1,4 +1,4 @@
-"""What a step asks of a base model with a LoRA adapter, whichever library computes it.
+"""The interface of a base model with a LoRA adapter that a step uses, the same for each library that computes it.
 
 The question is one: the log-probs (entropies, top-K) of given tokens at the response positions of a micro-batch, with
 the adapter or without it. Another version is another adapter set by `loading.set_adapter`; with or without gradient is
@@ -39,7 +39,7 @@ class PolicyModel(Protocol):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether ranks hold a share of each tensor (FSDP), not all of it."""
+        """True if each rank holds a share of each tensor (FSDP), not all of it."""
 
     def adapter_parameters(self) -> dict[str, nn.Parameter]:
         """The LoRA parameters by their names in a version's file, sorted by name."""

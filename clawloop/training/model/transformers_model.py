@@ -181,7 +181,7 @@ def load_transformers_model(
 
 
 def _read(checkpoint: Path, family: Family, dtype: torch.dtype) -> PreTrainedModel:
-    # It would print a bar, and a table of the tensors of towers, which are left out on purpose.
+    # transformers would print a bar, and a table of the tensors of towers, which are left out on purpose.
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     try:
@@ -198,7 +198,7 @@ def _read(checkpoint: Path, family: Family, dtype: torch.dtype) -> PreTrainedMod
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, LookupError, AttributeError, TypeError) as error:
-        # What transformers raises for configs and files it cannot read has no type of its own.
+        # transformers has no error type of its own for configs and files that it cannot read.
         raise ModelUnsupported(f"transformers cannot load {checkpoint}: {_first_line(error)}") from error
     for what in ("missing_keys", "mismatched_keys"):
         if names := sorted(entry[0] if isinstance(entry, tuple) else entry for entry in found[what]):

@@ -95,7 +95,7 @@ class CommonPrefixes:
         return min(self._minima[level][first], self._minima[level][last - (1 << level)])
 
     def is_worth_sharing(self, document: int, common: int) -> bool:
-        """Whether a prefix of `common` tokens of a document is computed together with another document's."""
+        """True if a document's prefix of `common` tokens, shared with another document, is computed only once."""
         # A document that is a prefix of another needs no branch, however short it is.
         return common >= MIN_SHARED_TOKENS or common == len(self._documents[document])
 
@@ -138,7 +138,7 @@ class PrefixTree:
         return sum(map(len, self.branches))
 
     def spans(self, document: int, length: int) -> list[tuple[int, int, int]]:
-        """Where a document's first `length` tokens are: (branch, start position, end position), in order."""
+        """The places of a document's first `length` tokens: (branch, start position, end position), in order."""
         spans = []
         branch: int | None = self.ends[document]
         end = length

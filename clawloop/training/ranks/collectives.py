@@ -58,7 +58,7 @@ class Ranks:
 
     @classmethod
     def current(cls, group: dist.ProcessGroup | None = None) -> Ranks:
-        """From torch's default process group; a single rank if there is none."""
+        """The ranks of torch's default process group; a single rank if there is none."""
         if not dist.is_initialized():
             return cls()
         return cls(dist.get_rank(), dist.get_world_size(), group)

@@ -21,7 +21,7 @@ OURS = ROOT / "deploy" / "openclaw"
 # What stands for something else in the skill's commands.
 FILLED = {"TEXT": "Shorter, please.", "REASON": "for a moment", "ID": "last"}
 EXPECTED = {
-    "clawloop feedback up": "Noted: amends.",
+    "clawloop feedback up": "Saved; it changes this reply's verdict before training.",
     "clawloop status": "1 of 1 take requests",
     "clawloop training status": "samples",
     "clawloop session list --limit 5": "skill",

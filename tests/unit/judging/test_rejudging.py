@@ -42,7 +42,7 @@ def test_a_turn_whose_sample_no_step_has_used_may_be_judged_again(changes: dict[
         ({"outcome": TurnOutcome.ERASED}, "it was erased"),
         ({"outcome": TurnOutcome.NO_FEEDBACK}, "nothing to judge it by"),
         ({"outcome": TurnOutcome.NOT_TRAINABLE, "replied": False}, "no reply"),
-        ({"outcome": TurnOutcome.WAITING, "has_follow_up": False}, "nothing has followed it yet"),
+        ({"outcome": TurnOutcome.WAITING, "has_follow_up": False}, "no message has followed it yet"),
         ({"outcome": TurnOutcome.SAMPLED, "sample": SampleState.CLAIMED}, "a training step is using its sample now"),
         (
             {"outcome": TurnOutcome.TRAINED, "sample": SampleState.TRAINED},

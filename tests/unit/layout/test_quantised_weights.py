@@ -71,8 +71,8 @@ def test_a_quantised_model_has_the_shape_of_the_whole_one_and_its_own_bytes(
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"quant_method": "awq"}, "says not in how many bits"),
-        ({"quant_method": "compressed-tensors", "config_groups": {}}, "says not in how many bits"),
+        ({"quant_method": "awq"}, "does not give the bits"),
+        ({"quant_method": "compressed-tensors", "config_groups": {}}, "does not give the bits"),
         (
             {"quant_method": "bitsandbytes"},
             "quantised by 'bitsandbytes', whose memory is not computed",
