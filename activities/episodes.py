@@ -12,12 +12,11 @@ from typing import Protocol
 
 from temporalio import activity
 
-from activities.training.notifier import TrainingNotifier
+from activities.notify import TrainingNotifier
 from clawloop.contracts.episodes import EpisodeBegun, EpisodeEnd, GroupBegun, GroupResult, NewGroup, NextGroups
-from clawloop.contracts.message import Message
-from clawloop.contracts.notices import Notifier, RolloutsChanged
+from clawloop.contracts.notices import Message, Notifier, RolloutsChanged
 from clawloop.episodes.keys import KEY_LIFETIME
-from clawloop.episodes.messages import REASON_LIMIT
+from clawloop.episodes.running import REASON_LIMIT
 from clawloop.errors import SignalFailed
 from clawloop.heartbeat import heartbeating
 from clawloop.ids import EpisodeId, RolloutGroupId

@@ -17,11 +17,10 @@ from pydantic import BaseModel, ConfigDict
 from temporalio import activity
 
 from activities.episodes import EpisodeUpkeep
-from activities.notify import ConcurrentNotifier
+from activities.notify import ConcurrentNotifier, TrainingNotifier
 from activities.serving.engines import EngineReconciler
 from activities.serving.retention import Retention
 from activities.training.gate import Canaries
-from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.notices import Notifier, SessionNotice
 from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded
 from clawloop.heartbeat import heartbeating

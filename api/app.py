@@ -7,31 +7,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import FastAPI
 
-from api import docs, feedback, health
-from api.admin import (
-    comparison,
-    engines,
-    environment_workers,
-    erasure,
-    export,
-    files,
-    history,
-    judging,
-    key_limits,
-    keys,
-    ledger,
-    probes,
-    rollouts,
-    sessions,
-    training,
-)
-from api.body_room import BodyRoom
-from api.chat import completions, messages, models, responses, route
+from api import feedback, health, openapi
+from api.admin import keys, rollouts, sessions, system, training
+from api.chat import models, routes
 from api.dependencies import Services
 from api.errors import install_error_handlers
-from api.middleware import HostAndOriginCheck, RequestMetrics
+from api.middleware import HostAndOriginCheck, RequestIds, RequestMetrics
 from api.openapi import describe
-from api.request_identity import RequestIds
+from api.request_body import BodyRoom
 from api.ui.routes import ROUTERS
 
 MakeServices = Callable[[], AbstractAsyncContextManager[Services]]
@@ -53,12 +36,10 @@ def create_app(make_services: MakeServices, allowed_hosts: frozenset[str] = froz
             await services.finish()
 
     app = FastAPI(title="Clawloop", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
-    chat = (route, completions, messages, responses)
-    recorded = (export, sessions, files, judging, history, erasure)
-    admin = (key_limits, engines, training, comparison, rollouts, environment_workers, probes, keys, ledger)
-    for module in (*chat, feedback, models, health, docs, *recorded, *admin):
-        app.include_router(module.router)
-    for router in ROUTERS:
+    modules = (routes, feedback, models, health, openapi, sessions, keys, system, training, rollouts)
+    routers = [module.router for module in modules]
+    routers += [sessions.judging_router, system.ledger_router, rollouts.worker_router]
+    for router in (*routers, *ROUTERS):
         app.include_router(router)
     install_error_handlers(app)
     app.add_middleware(BodyRoom)

@@ -29,19 +29,16 @@ from api.recording.recorder import Recorder
 from api.ui.changes import Changes
 from api.ui.logins import Logins
 from clawloop.contracts.serving import Scope
-from clawloop.episodes.ports import Artifacts, EpisodeKeys
+from clawloop.episodes.running import Artifacts, EpisodeKeys
 from clawloop.operations.engines import EngineOperations
-from clawloop.operations.episodes import EpisodeReader
 from clawloop.operations.export import Exporter
-from clawloop.operations.history import HistoryOperations
+from clawloop.operations.history import HistoryOperations, VoteReader
 from clawloop.operations.keys import KeyOperations
-from clawloop.operations.ledger import LedgerCheck
-from clawloop.operations.overview import Overview, TemporalHealth
+from clawloop.operations.overview import LedgerCheck, Overview, TemporalHealth
 from clawloop.operations.ports import TrainingStore
-from clawloop.operations.precision import VoteReader
 from clawloop.operations.probes import ProbeStore
 from clawloop.operations.reading import Reading
-from clawloop.operations.rollouts import RolloutOperations
+from clawloop.operations.rollouts import EpisodeReader, RolloutOperations
 from clawloop.operations.sessions import SessionOperations
 from clawloop.operations.training import TrainingOperations
 from clawloop.operations.workflow_links import WorkflowLinks

@@ -1,24 +1,71 @@
-"""The OpenAPI description: who may call what, the errors as they are, and bodies that routes read or write themselves.
-
-FastAPI describes parameters and the answers of admin routes; the rest is added here. Docstrings of models become the
-descriptions of their fields.
-"""
+"""The OpenAPI description of the gateway and `GET /docs`, which shows it."""
 
 from __future__ import annotations
 
 import re
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
-from pydantic import BaseModel
+from fastapi import APIRouter, FastAPI
+from pydantic import BaseModel, JsonValue
+from starlette.responses import Response
 
-from api.chat.answer_schemas import ChatCompletion, ChatCompletionChunk
-from api.chat.completions import CompletionRequest
-from api.chat.schemas import ChatRequest
-from api.request_examples import REQUEST_EXAMPLES
-from api.wire.messages_request import CountTokensRequest, MessagesRequest
-from api.wire.responses_request import ResponsesRequest
+from api.chat.routes import CompletionRequest
+from api.chat.schemas import ChatCompletion, ChatCompletionChunk, ChatRequest
+from api.wire.messages import CountTokensRequest, MessagesRequest
+from api.wire.responses import ResponsesRequest
+from clawloop.errors import RequestRejected
+
+# Examples -------------------------------------------------------------------------------------------------------------
+# An example of the body of each request that has one, by method and path, for the OpenAPI description.
+#
+# A test sends each of them: what stands here is accepted.
+
+_EXAMPLE_CHAT: list[JsonValue] = [{"role": "user", "content": "Explain the tides in one sentence."}]
+
+REQUEST_EXAMPLES: dict[str, JsonValue] = {
+    "POST /v1/chat/completions": {"model": "policy", "messages": _EXAMPLE_CHAT, "stream": False},
+    "POST /v1/completions": {"model": "policy", "prompt": "Once upon", "max_tokens": 32},
+    "POST /v1/messages": {"model": "policy", "max_tokens": 256, "messages": _EXAMPLE_CHAT},
+    "POST /v1/messages/count_tokens": {"model": "policy", "messages": _EXAMPLE_CHAT},
+    "POST /v1/responses": {"model": "policy", "input": "Explain the tides in one sentence."},
+    "POST /v1/responses/input_tokens": {"model": "policy", "input": "Explain the tides in one sentence."},
+    "POST /v1/feedback": {
+        "response_id": "chatcmpl-01980000000070008000000000000000",
+        "rating": "down",
+        "text": "Too long.",
+    },
+    "POST /admin/v1/engines": {"url": "http://127.0.0.1:8101", "require_guard": False},
+    "POST /admin/v1/engines/{engine}/drain": {"undo": False, "force": False},
+    "PUT /admin/v1/worker/artifacts/{digest}": "",  # an archive without files
+    "POST /admin/v1/keys": {"scopes": ["chat"], "name": "my agent", "policy": "default"},
+    "PUT /admin/v1/keys/{prefix}/limits": {"requests_per_minute": 60, "tokens_per_minute": 100_000, "concurrency": 4},
+    "POST /admin/v1/training/pause": {"reason": "On holiday until Monday."},
+    "POST /admin/v1/training/resume": {"retry": False},
+    "POST /admin/v1/policies": {"name": "anna", "like": "default"},
+    "POST /admin/v1/policies/{policy}/roll-back": {"version": 0},
+    "POST /admin/v1/policies/{policy}/release": {"version": 3},
+    "POST /admin/v1/policies/{policy}/pin": {"version": 0},
+    "POST /admin/v1/policies/{policy}/recipe": {"name": "combined", "train": {"batch_samples": 16}},
+    "POST /admin/v1/policies/{policy}/probes": {
+        "probes": [
+            {"prompt": "What is 2 + 2?", "contains": ["4"]},
+            {"prompt": "Name a prime number below 10.", "regex": "\\b[2357]\\b"},
+        ]
+    },
+    "POST /admin/v1/policies/{policy}/versions/{version}/compare": {"prompts": ["Explain the tides."]},
+    "POST /admin/v1/judge/history": {"turns": 20, "apply": False},
+    "POST /admin/v1/rollouts/start": {"environment": "terminal", "size": 8, "groups": 2, "barren": 20},
+    "POST /admin/v1/rollouts/pause": {"reason": "The engine is needed for chats."},
+}
+
+
+# The description ------------------------------------------------------------------------------------------------------
+# The OpenAPI description: who may call what, the errors as they are, and bodies that routes read or write themselves.
+#
+# FastAPI describes parameters and the answers of admin routes; the rest is added here. Docstrings of models become the
+# descriptions of their fields.
 
 CODES: dict[int, tuple[str, ...]] = {
     400: (
@@ -218,3 +265,47 @@ def _split_docstring(schema: dict[str, Any]) -> None:
     schema.pop("description")
     if before.strip():
         schema["description"] = before.strip()
+
+
+# GET /docs ------------------------------------------------------------------------------------------------------------
+# `GET /docs`: the API's description to read and try, from files of this package alone.
+
+_FOLDER = Path(__file__).parent / "docs_assets"
+_TYPES = {".js": "text/javascript", ".css": "text/css"}
+_FILES = {path.name: path.read_bytes() for path in sorted(_FOLDER.iterdir()) if path.suffix in _TYPES}
+# Swagger UI draws its icons from data: addresses. It needs neither eval nor styles in the page.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Clawloop: API</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="/docs/swagger-ui.css">
+</head>
+<body>
+<div id="swagger-ui"></div>
+<script src="/docs/swagger-ui-bundle.js"></script>
+<script src="/docs/initializer.js"></script>
+</body>
+</html>
+"""
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/docs")
+async def page() -> Response:
+    return Response(_PAGE, headers=_HEADERS, media_type="text/html")
+
+
+@router.get("/docs/{asset}")
+async def asset(asset: str) -> Response:
+    if (content := _FILES.get(asset)) is None:
+        raise RequestRejected(f"There is no asset {asset!r}.", status=404, code="not_found")
+    return Response(content, headers=_HEADERS, media_type=_TYPES[Path(asset).suffix])

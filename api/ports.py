@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import Protocol
 
-from clawloop.contracts.browsing import (
+from clawloop.contracts.answers import (
     Counts,
     PolicyEvent,
     ReplyFigures,
@@ -279,7 +279,7 @@ class KeyUses(Protocol):
 
 
 class StoredByteCounts(Protocol):
-    """Called by api/chat/stored_bytes.py."""
+    """Called by api/chat/key_limits.py."""
 
     async def stored_bytes(self, keys: Sequence[ApiKeyId]) -> dict[ApiKeyId, int]:
         """Stored bytes of these keys, without the keys that store nothing.

@@ -1,17 +1,101 @@
-"""Request bodies as JSON objects, limited in size, time and depth."""
+"""Request bodies as JSON objects: bounded in memory, size and time."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any
+from collections import Counter
+from hashlib import sha256
+from typing import Any, TypeVar
 
 import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.auth import secret_of
 from api.dependencies import Limits
-from api.json_depth import DEPTH_LIMIT, is_too_deep
+from api.json_bounds import DEPTH_LIMIT, is_too_deep
 from clawloop.errors import RequestRejected
+
+# Memory of all bodies -------------------------------------------------------------------------------------------------
+# Bounds the memory of request bodies: of one client, and of all at once.
+#
+# Each body is bounded by itself, but a client may send many at the same time, and let each wait in its middle.
+
+# Parsed, a body takes a few times as much. Twenty people's agents with whole contexts of a million tokens are 80 MiB.
+TOTAL_BYTES = 256 * 2**20
+# Three of the largest bodies; OpenClaw's have 35 KB.
+SHARE_BYTES = 96 * 2**20
+_RETRY_SECONDS = 5
+
+
+class BodyRoom:
+    """ASGI middleware: a body that would exceed a bound is refused with 429 while it is read.
+
+    Args:
+        total_bytes: of all requests that are being answered.
+        share_bytes: of those with one key; all without a key are one client.
+    """
+
+    def __init__(self, app: ASGIApp, total_bytes: int = TOTAL_BYTES, share_bytes: int = SHARE_BYTES) -> None:
+        self._app = app
+        self._total_bytes = total_bytes
+        self._share_bytes = share_bytes
+        self._held: Counter[bytes] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        client, taken = _client(Headers(scope=scope)), 0
+
+        async def receive_counted() -> Message:
+            nonlocal taken
+            message = await receive()
+            size = len(message.get("body", b""))
+            self._take(client, size)
+            taken += size
+            return message
+
+        try:
+            await self._app(scope, receive_counted, send)
+        finally:
+            self._held[client] -= taken
+            if not self._held[client]:
+                del self._held[client]
+
+    def _take(self, client: bytes, size: int) -> None:
+        """
+        Raises:
+            RequestRejected: 429
+        """
+        for held, most in ((self._held[client], self._share_bytes), (self._held.total(), self._total_bytes)):
+            if size and held + size > most:
+                raise RequestRejected(
+                    f"The bodies of requests that are being answered exceed {most // 2**20} MiB. Send fewer at once.",
+                    status=429,
+                    code="too_many_large_requests",
+                    retry_after=str(_RETRY_SECONDS),
+                )
+        self._held[client] += size
+
+
+def _client(headers: Headers) -> bytes:
+    """A hash that identifies the client; the secret itself is not kept.
+
+    Only of the key, as authorization reads it: one key can be written in many ways, beside headers that are not read.
+    """
+    try:
+        secret = secret_of(headers)
+    except RequestRejected:
+        secret = ""
+    return sha256(secret.encode()).digest()
+
+
+# Reading a body -------------------------------------------------------------------------------------------------------
+# Request bodies as JSON objects, limited in size, time and depth.
 
 # Half a character: a surrogate that is none of a pair, or one written as UTF-8. Each begins with what is sought fast.
 _HALF = re.compile(
@@ -128,3 +212,38 @@ async def read_body(request: Request, limits: Limits) -> bytes:
 def _size(size_bytes: int) -> str:
     mib = size_bytes // 2**20
     return f"{mib} MiB" if mib else f"{size_bytes // 2**10} KiB"
+
+
+# Bodies of admin requests ---------------------------------------------------------------------------------------------
+# Bodies of admin requests: read once the key is checked, and refused with the field and what it takes.
+
+
+class RequestBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+Body = TypeVar("Body", bound=RequestBody)
+
+
+def described(model: type[RequestBody], *, required: bool = True) -> dict[str, Any]:
+    """The body for the OpenAPI description, of a route that reads its body itself."""
+    schema = {"schema": model.model_json_schema()}
+    return {"requestBody": {"required": required, "content": {"application/json": schema}}}
+
+
+def check(model: type[Body], body: dict[str, Any]) -> Body:
+    """
+    Raises:
+        RequestRejected: 400, naming the field.
+    """
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        takes = ", ".join(f"`{name}`" for name in model.model_fields)
+        raise RequestRejected(
+            f"`{field}`: {first['msg'][:1].lower()}{first['msg'][1:]}. This takes {takes}.",
+            code="missing_required_parameter" if first["type"] == "missing" else "invalid_value",
+            field=field,
+        ) from None

@@ -20,11 +20,9 @@ from clawloop.contracts.turns import Message
 from clawloop.demo.location import model_path
 from clawloop.demo.phrasing import Mood, handwritten_phrases
 from clawloop.demo.world import STYLES, Axis, answer, every_request
-from clawloop.judging.blocks import choose_mark
-from clawloop.judging.evidence import Evidence, blocks_of, gather
-from clawloop.judging.parsing import HintVote, Vote, parse_hint, parse_vote
+from clawloop.judging.evidence import Budgets, Evidence, blocks_of, choose_mark, gather
 from clawloop.judging.prompts import AnswerForm, JudgePrompt, hint_prompt, vote_prompt
-from clawloop.judging.truncation import Budgets
+from clawloop.judging.voting import HintVote, Vote, parse_hint, parse_vote
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from tests.unit.judging.conversations import TURN

@@ -19,8 +19,8 @@ import psutil
 from clawloop.local.checks import choose_port
 from clawloop.local.services import temporal_server
 from clawloop.local.supervision.supervisor import guarded
-from clawloop.temporal.namespace import register_search_attributes
 from clawloop.temporal.plugin import connect
+from clawloop.temporal.server import register_search_attributes
 
 LOOPBACK = "127.0.0.1"
 # Imports of ten programs on two busy cores.

@@ -29,7 +29,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from benchmarks.report import Figure, Ratio, Result
-from clawloop.local.supervision.part import PartState, PartStatus
+from clawloop.local.supervision.supervisor import PartState, PartStatus
 from clawloop.local.tiny_model import ensure_tiny_model
 from tests.chaos.chatters import Chatters
 from tests.chaos.stack import Stack, family, running_stack

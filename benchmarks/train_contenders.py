@@ -45,8 +45,8 @@ _OUTPUT_CHUNKS = 8
 def our_step(paths: Paths, case: Case, recipe: Train, *, share_prefixes: bool = True) -> Step:
     """Our trainer's step; without `share_prefixes` a shared prefix is computed for each sample."""
     from clawloop.training.adapters.files import read_adapter
-    from clawloop.training.model.adapter import set_adapter
     from clawloop.training.model.loading import load_model
+    from clawloop.training.model.port import set_adapter
     from clawloop.training.step import make_optimizer, train_step
 
     device = torch.device(case.device)
@@ -90,8 +90,7 @@ def torchtune_step(paths: Paths, case: Case, recipe: Train) -> Step:
     from torchtune.modules.peft import disable_adapter, get_adapter_params, set_trainable_params
 
     from clawloop.training.adapters.files import read_adapter
-    from clawloop.training.model.architecture import adapter_names, read_architecture
-    from clawloop.training.model.base_weights import BaseWeights
+    from clawloop.training.model.checkpoint import BaseWeights, adapter_names, read_architecture
 
     architecture = read_architecture(paths.checkpoint)
     device = torch.device(case.device)

@@ -11,7 +11,7 @@ from benchmarks.train_case import Case, Ids, hinted_prompts
 from clawloop.contracts.training import BatchSample
 from clawloop.ids import SampleId
 from clawloop.training.batch import hinted_sequence
-from clawloop.training.scoring_passes import ScoringPass, shard_batch
+from clawloop.training.scoring import ScoringPass, shard_batch
 
 
 class Tokens(NamedTuple):

@@ -1,27 +1,182 @@
-"""Writes and reads the columns that hold what conversations hold: as they are, or encrypted.
-
-The one place of the database's side that knows of encryption. A sealed value and a plain one may stand side by side in
-a column, and each says itself which it is: sealed JSON is a JSON string, where plain content is an object or a list;
-sealed text begins with a mark; sealed bytes have a length that is no multiple of 4. What says nothing (an empty list,
-text or array, and what an erasure leaves) stays as it is.
-
-A digest of content is found by its stored form: keyed while content is encrypted. Plain digests of rows from
-before the encryption stay findable until `clawloop encryption rotate` has keyed them.
-"""
+"""Columns of conversations: arrays as bytes, exact JSON, and content as it is or encrypted."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import json
-from collections.abc import Iterable
-from typing import Any, TypeVar
+import math
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypeVar
+from uuid import UUID
 
+from pydantic import JsonValue
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.types import UserDefinedType
 
 from clawloop.encryption.key_file import SETTING
 from clawloop.encryption.sealer import HEAD_BYTES, KEYED_BYTES, OVERHEAD, Sealer
-from clawloop.errors import ContentUnreadable, EncryptionKeyMissing
+from clawloop.errors import ContentUnreadable, EncryptionKeyMissing, RecordUnusable
+
+# Arrays ---------------------------------------------------------------------------------------------------------------
+# Encodes token ids and log-probs as bytes, without loss.
+#
+# bytea rather than int4[] and float4[]: the same size on disk, and 32,000 of each are written in 9 ms instead of 29
+# and read in 1 instead of 3 (measured). Little-endian, without header.
+#
+# A token id takes 4 bytes. A log-prob takes 4 if all log-probs of the turn are float32 values, which is what vLLM
+# computes (it prints them as doubles), and 8 otherwise: nothing is rounded.
+
+ID_BYTES = 4
+_FLOAT32_BYTES = 4
+_FLOAT64_BYTES = 8
+
+
+def ids_to_bytes(ids: Sequence[int]) -> bytes:
+    """The ids as 32-bit integers.
+
+    Raises:
+        RecordUnusable: an id does not fit in 32 bits.
+    """
+    try:
+        return _little_endian(array("i", ids))
+    except OverflowError as error:
+        raise RecordUnusable("a token id does not fit in 32 bits") from error
+
+
+def bytes_to_ids(stored: bytes) -> list[int]:
+    return _integers(stored)
+
+
+def logprobs_to_bytes(logprobs: Sequence[float]) -> bytes:
+    narrow = array("f", logprobs)
+    wide = array("d", logprobs)
+    return _little_endian(narrow if array("d", narrow) == wide else wide)
+
+
+def bytes_to_logprobs(stored: bytes, count: int) -> list[float]:
+    """The log-probs of `count` tokens.
+
+    Raises:
+        RecordUnusable: the length fits another number of tokens.
+    """
+    if len(stored) == count * _FLOAT32_BYTES:
+        return _floats("f", stored)
+    if len(stored) == count * _FLOAT64_BYTES:
+        return _floats("d", stored)
+    raise RecordUnusable(f"{len(stored)} bytes of log-probs for {count} tokens")
+
+
+def advantages_to_bytes(advantages: Sequence[float | None]) -> bytes:
+    """Float32, which is what the trainer computes; NaN for a token without one."""
+    return _little_endian(array("f", [math.nan if value is None else value for value in advantages]))
+
+
+def bytes_to_advantages(stored: bytes) -> list[float | None]:
+    return [None if math.isnan(value) else value for value in _floats("f", stored)]
+
+
+def shared_ids(left: bytes, right: bytes) -> int:
+    """Length of the common prefix of two encoded id sequences."""
+    low, high = 0, min(len(left), len(right)) // ID_BYTES
+    while low < high:  # bisection over byte comparisons is faster than any loop over ids
+        middle = (low + high + 1) // 2
+        same = left[low * ID_BYTES : middle * ID_BYTES] == right[low * ID_BYTES : middle * ID_BYTES]
+        low, high = (middle, high) if same else (low, middle - 1)
+    return low
+
+
+def _little_endian(values: array[int] | array[float]) -> bytes:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
+
+
+def _integers(stored: bytes) -> list[int]:
+    values = array("i", stored)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tolist()
+
+
+def _floats(code: Literal["f", "d"], stored: bytes) -> list[float]:
+    values = array(code, stored)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tolist()
+
+
+# Exact JSON -----------------------------------------------------------------------------------------------------------
+# Stores JSON exactly: key order, number types, NUL characters and lone surrogates are preserved.
+#
+# Columns are `json`, never `jsonb`, which drops key order, refuses NUL and rewrites numbers. Compare values by their
+# texts, as in Python `1 == 1.0 == True`.
+
+_PLAIN = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_ESCAPED = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
+
+def exact_json(value: JsonValue) -> str:
+    """The value as compact JSON text.
+
+    Raises:
+        RecordUnusable: the value holds NaN or infinity, which JSON cannot represent, or is nested too deeply.
+    """
+    try:
+        text = _PLAIN.encode(value)
+    except ValueError as error:
+        raise RecordUnusable(f"a number cannot be written as JSON: {error}") from error
+    except RecursionError as error:
+        raise RecordUnusable("the JSON is nested too deeply") from error
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate can only be stored escaped
+        return _ESCAPED.encode(value)
+    return text
+
+
+class ExactJson(UserDefinedType[Any]):
+    """A `json` column: takes the text of `exact_json`, returns the value."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: object) -> str:
+        return "JSON"
+
+
+def storable(text: str) -> str:
+    """Text with NUL and lone surrogates replaced, which PostgreSQL text columns refuse."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+
+
+# Rows -----------------------------------------------------------------------------------------------------------------
+# Names of the rows with a key of several columns, to which encrypted content is bound.
+
+ANSWER_KEY = ("judgement_id", "kind", "index")
+
+
+def answer_row(judgement: UUID, kind: str, index: int) -> str:
+    """Name of a row of `votes` or `hints`."""
+    return f"{judgement}/{kind}/{index}"
+
+
+def step_sample_row(policy: str, step: int, sample: UUID) -> str:
+    """Name of a row of `step_samples`."""
+    return f"{policy}/{step}/{sample}"
+
+
+# Content --------------------------------------------------------------------------------------------------------------
+# Writes and reads the columns that hold what conversations hold: as they are, or encrypted.
+#
+# The one place of the database's side that knows of encryption. A sealed value and a plain one may stand side by side
+# in a column, and each says itself which it is: sealed JSON is a JSON string, where plain content is an object or a
+# list; sealed text begins with a mark; sealed bytes have a length that is no multiple of 4. What says nothing (an
+# empty list, text or array, and what an erasure leaves) stays as it is.
+#
+# A digest of content is found by its stored form: keyed while content is encrypted. Plain digests of rows from before
+# the encryption stay findable until `clawloop encryption rotate` has keyed them.
 
 MARK = "\x1asealed:"
 """Begins sealed text. No person types this control character; a text that begins so nevertheless is marked as plain."""

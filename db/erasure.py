@@ -24,9 +24,8 @@ from clawloop.contracts.turns import Message, TurnOutcome
 from clawloop.errors import ContentUnreadable, EncryptionKeyMissing
 from clawloop.ids import ApiKeyId, SampleId, SessionId, TurnId
 from clawloop.turns.copies import find_copies
-from db.content import content_of
+from db.content import content_of, exact_json
 from db.database import Database, transaction
-from db.exact_json import exact_json
 from db.tables import SessionRow, TurnRow
 from db.training.policies import insert_event, lock_policy
 from db.training.samples import end_samples

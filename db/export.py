@@ -15,9 +15,8 @@ from clawloop.ids import SessionId, TurnId
 from clawloop.judging.next_state_lookup import find_next_state
 from clawloop.judging.records import VOTES, TurnContext
 from clawloop.operations.export import ExportedJudgement, ExportedTurn, ExportFilter, Record
-from db.content_rows import answer_row
+from db.content import answer_row, storable
 from db.database import Database, transaction
-from db.exact_json import storable
 from db.judging.judgements import PostgresJudgementStore
 from db.turns.files import PostgresFileStore
 

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts.training import VersionRef
 from db.database import Database
 from db.tables import StepRow, VersionRow
-from db.training.lineage import version_ref
+from db.training.policies import version_ref
 
 # Violations listed per invariant.
 MAX_LISTED = 50

@@ -19,9 +19,8 @@ from clawloop.operations.recovery import KeyOfTurns
 from db.database import Database, transaction
 from db.serving.keys import secretless_key
 from db.tables import ApiKeyRow, FeedbackRow, PolicyRow, SessionRow, StepRow, TurnRow, VersionRow
-from db.training.lineage import next_step
-from db.training.policies import lock_policy
-from db.training.step_transitions import abandon_step, lock_step
+from db.training.policies import lock_policy, next_step
+from db.training.steps import abandon_step, lock_step
 
 _LOST = "lost"  # the name of a key that was added for its turns
 # A revision that waits for feedback is signalled with the feedback.

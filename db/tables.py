@@ -4,7 +4,7 @@ Ids are UUIDs made by `clawloop.ids`; text columns with a closed set of values h
 """
 
 from db.declarative import Base as Base
-from db.encryption.tables import EncryptionRow as EncryptionRow
+from db.encryption.installation import EncryptionRow as EncryptionRow
 from db.episodes.tables import CurriculumKindRow as CurriculumKindRow
 from db.episodes.tables import EpisodeRow as EpisodeRow
 from db.episodes.tables import RolloutGroupRow as RolloutGroupRow

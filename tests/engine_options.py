@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clawloop.layout.parts import Role
+from clawloop.layout.memory import Role
 from clawloop.local.machine import Device
 from clawloop.local.model_layout import ModelOptions, lay_out
 from clawloop.local.services.vllm import EngineOptions

@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from clawloop.layout import engine
-from clawloop.layout.arguments import cache_of, engine_arguments, engine_environment
-from clawloop.layout.engine import Serving
+from clawloop.layout import memory as memory_module
+from clawloop.layout.memory import Serving
 from clawloop.layout.model_folder import read_model_shape
 from clawloop.layout.request import Limits, Request, TrainingNeeds
+from clawloop.layout.table import cache_of, engine_arguments, engine_environment
 from clawloop.local.checks import choose_port
 from clawloop.local.machine import find_gpus
 from clawloop.local.services.vllm import EngineOptions, launch, read_model
-from clawloop.local.supervision.part import Launch
+from clawloop.local.supervision.supervisor import Launch
 
 MIB = 2**20
 _CONTEXT = 2048
@@ -54,7 +54,7 @@ class Start:
 
     @property
     def serving(self) -> Serving:
-        return replace(engine.on_cpu(_CONTEXT), seqs=_REQUESTS)
+        return replace(memory_module.on_cpu(_CONTEXT), seqs=_REQUESTS)
 
     def launch(self, port: int) -> Launch:
         shape = read_model_shape(self.model)
@@ -121,8 +121,8 @@ class RunningEngine:
 @contextmanager
 def running_engine(start: Start, log: Path) -> Iterator[RunningEngine]:
     port = choose_port("vLLM", "127.0.0.1", 0, "")
-    with running_launch(start.launch(port), port, start.model.resolve().name, log) as engine:
-        yield engine
+    with running_launch(start.launch(port), port, start.model.resolve().name, log) as memory_module:
+        yield memory_module
 
 
 @contextmanager

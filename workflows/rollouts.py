@@ -26,8 +26,14 @@ with workflow.unsafe.imports_passed_through():
         GroupState,
         GroupTask,
     )
-    from clawloop.episodes.messages import REASON_LIMIT, EpisodeRan, EpisodeVerified, RunEpisode, VerifyEpisode
-    from clawloop.episodes.running import EnvironmentActivities
+    from clawloop.episodes.running import (
+        REASON_LIMIT,
+        EnvironmentActivities,
+        EpisodeRan,
+        EpisodeVerified,
+        RunEpisode,
+        VerifyEpisode,
+    )
     from clawloop.errors import TaskUnusable
     from clawloop.ids import EpisodeId, RolloutGroupId
     from workflows import names

@@ -18,10 +18,9 @@ from dataclasses import replace
 
 from temporalio import activity
 
-from activities.judging.messages import Closed, CloseSession
+from activities.judging.messages import TRAINED_LIMIT, Closed, CloseSession, main_turn_result, with_trained_turns
 from activities.judging.ports import ClosingStore, JudgingCounter, NoCounter, TurnContextStore
-from activities.judging.turn_results import TRAINED_LIMIT, main_turn_result, with_trained_turns
-from activities.training.notifier import TrainingNotifier
+from activities.notify import TrainingNotifier
 from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.heartbeat import heartbeating
@@ -29,7 +28,7 @@ from clawloop.ids import TurnId
 from clawloop.judging.next_state_lookup import FoundState, look_for_next_state
 from clawloop.judging.records import ClosingSession, SessionTurn, TurnDecision
 from clawloop.judging.voting import direct_vote
-from clawloop.samples.fallback import FallbackSample, JudgedTurn, at_least_one
+from clawloop.samples.decision import FallbackSample, JudgedTurn, at_least_one
 
 NOT_IN_HISTORY = "answer not in later history"
 LOOKS_LIKE_CHORE = "looks like a summary request"

@@ -14,7 +14,7 @@ from temporalio import activity
 from activities.judging.evaluation import Case, count_answers
 from activities.judging.ports import Judge, JudgementStore, JudgingCounter, NoCounter
 from activities.judging.vote_collector import VoteCollector
-from clawloop.contracts.message import Message
+from clawloop.contracts.notices import Message
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.heartbeat import heartbeating
 from clawloop.ids import EpisodeId, JudgementId, TurnId

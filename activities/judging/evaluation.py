@@ -26,8 +26,7 @@ from clawloop.judging.records import (
     TurnContext,
 )
 from clawloop.judging.voting import Verdict, majority, rated
-from clawloop.samples.decision import decide
-from clawloop.samples.eligibility import unseen_parts, why_not_trainable
+from clawloop.samples.decision import decide, unseen_parts, why_not_trainable
 from clawloop.samples.rewards import relation_of, shape_reward
 from clawloop.turns.next_state import NextState
 

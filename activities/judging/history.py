@@ -9,10 +9,9 @@ from activities.judging.ports import Judge, JudgementStore
 from activities.judging.vote_collector import VoteCollector
 from clawloop.ids import JudgementId, TurnId, new_judgement_id
 from clawloop.judging.next_state_lookup import find_next_state
-from clawloop.judging.parsing import Vote
 from clawloop.judging.prompts import JudgeReply
 from clawloop.judging.records import OpenJudgement, StoredAnswers, StoredHint, StoredVote
-from clawloop.judging.voting import Verdict, majority
+from clawloop.judging.voting import Verdict, Vote, majority
 from clawloop.recipes.recipe import Recipe
 
 

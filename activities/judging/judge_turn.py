@@ -13,11 +13,19 @@ from weakref import WeakValueDictionary
 from temporalio import activity
 
 from activities.judging.evaluation import Case, Evaluator, count_answers
-from activities.judging.messages import CollectDirectVote, Judged, JudgeTurn, JudgeTurns
+from activities.judging.messages import (
+    TRAINED_LIMIT,
+    CollectDirectVote,
+    Judged,
+    JudgeTurn,
+    JudgeTurns,
+    main_turn_result,
+    unknown_turn_result,
+    with_trained_turns,
+)
 from activities.judging.ports import Judge, JudgementStore, JudgingCounter, NoCounter, Renderer
-from activities.judging.turn_results import TRAINED_LIMIT, main_turn_result, unknown_turn_result, with_trained_turns
 from activities.judging.vote_collector import VoteCollector
-from activities.training.notifier import TrainingNotifier
+from activities.notify import TrainingNotifier
 from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.crash_points import CrashPoint, crash_point
@@ -27,7 +35,7 @@ from clawloop.ids import TurnId
 from clawloop.judging.next_state_lookup import find_next_state, judgeable_by
 from clawloop.judging.plan import Action, JudgingPlan, plan_judging
 from clawloop.judging.records import FinalizedJudgement, JudgingContext, OpenJudgement, Relation, TurnContext
-from clawloop.samples.holdout import is_held_out
+from clawloop.samples.decision import is_held_out
 from clawloop.turns.next_state import NextState
 
 log = logging.getLogger(__name__)

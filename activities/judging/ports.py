@@ -11,7 +11,6 @@ from typing import Protocol
 from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import Message, TurnOutcome, TurnRecord
 from clawloop.ids import FeedbackId, JudgementId, SessionId, TurnId
-from clawloop.judging.parsing import Vote
 from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt, JudgeReply
 from clawloop.judging.records import (
     ClosingSession,
@@ -24,8 +23,9 @@ from clawloop.judging.records import (
     TurnContext,
     TurnDecision,
 )
+from clawloop.judging.voting import Vote
 from clawloop.recipes.recipe import JudgeForm
-from clawloop.samples.fallback import FallbackSample
+from clawloop.samples.decision import FallbackSample
 
 
 class TurnContextStore(Protocol):

@@ -22,12 +22,10 @@ from activities.judging.ports import AnswerStore, Judge
 from clawloop.contracts.turns import TurnRecord
 from clawloop.errors import EngineAnswerUnusable, JudgeRefused, StoreUnavailable
 from clawloop.ids import TurnId
-from clawloop.judging.evidence import Evidence
-from clawloop.judging.parsing import HintVote, Vote, parse_hint, parse_vote
+from clawloop.judging.evidence import Budgets, Evidence
 from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt, hint_prompt, vote_prompt
 from clawloop.judging.records import OpenJudgement, StoredAnswers
-from clawloop.judging.truncation import Budgets
-from clawloop.judging.voting import Verdict, direct_vote
+from clawloop.judging.voting import HintVote, Verdict, Vote, direct_vote, parse_hint, parse_vote
 
 Answer = TypeVar("Answer")
 Reply = TypeVar("Reply")

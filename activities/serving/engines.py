@@ -20,8 +20,7 @@ from temporalio import activity
 
 from activities.notify import ConcurrentNotifier
 from activities.serving.publishing import PublishingStore
-from clawloop.contracts.message import Message
-from clawloop.contracts.notices import EngineAdded, EngineRemoved, Notifier
+from clawloop.contracts.notices import EngineAdded, EngineRemoved, Message, Notifier
 from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import VersionRef
 from clawloop.crash_points import CrashPoint, crash_point

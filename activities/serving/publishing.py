@@ -17,8 +17,7 @@ from temporalio import activity
 
 from activities.training.steps import StepStore
 from clawloop.contracts.adapter_directory import AdapterDirectory
-from clawloop.contracts.message import Message
-from clawloop.contracts.notices import Notifier, VersionToLoad
+from clawloop.contracts.notices import Message, Notifier, VersionToLoad
 from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import TrainingView, VersionRef
 from clawloop.crash_points import CrashPoint, crash_point

@@ -7,13 +7,12 @@ from typing import Protocol
 
 from temporalio import activity
 
-from activities.training.notifier import TrainingNotifier
+from activities.notify import TrainingNotifier
 from activities.training.steps import REASON_LIMIT
-from clawloop.contracts.gate_checks import SECONDS, CheckName, CheckResult, GateCheck
-from clawloop.contracts.message import Message
-from clawloop.contracts.training import StepState
+from clawloop.contracts.notices import Message
+from clawloop.contracts.training import SECONDS, CheckName, CheckResult, GateCheck, StepState
 from clawloop.gate.canary import CanaryDecision
-from clawloop.gate.probes import not_asked
+from clawloop.gate.checks import not_asked
 from clawloop.heartbeat import heartbeating
 
 log = logging.getLogger(__name__)

@@ -19,15 +19,13 @@ from temporalio import activity
 
 from activities.judging.ports import Judge
 from activities.training.steps import REASON_LIMIT
-from clawloop.contracts.gate_checks import CheckResult, GateCheck
-from clawloop.contracts.message import Message
-from clawloop.contracts.probes import AskedProbe, ProbeAnswer, ProbeContent, ProbePlan
+from clawloop.contracts.notices import Message
+from clawloop.contracts.training import AskedProbe, CheckResult, GateCheck, ProbeAnswer, ProbeContent, ProbePlan
 from clawloop.errors import EngineRejected, EngineUnavailable, JudgeRefused, JudgeUnavailable
-from clawloop.gate.probe_content import is_right
-from clawloop.gate.probes import AnswerScores, ProbePair, ProbeScores, check_probes, not_asked
+from clawloop.gate.checks import AnswerScores, ProbePair, ProbeScores, check_probes, is_right, not_asked
 from clawloop.heartbeat import heartbeating
 from clawloop.ids import TurnId
-from clawloop.judging.comparison import comparison_prompt, parse_choice, preference
+from clawloop.judging.prompts import comparison_prompt, parse_choice, preference
 
 log = logging.getLogger(__name__)
 

@@ -8,12 +8,19 @@ from typing import Protocol
 
 from temporalio import activity
 
-from clawloop.contracts.attempts import Attempts
-from clawloop.contracts.gate_checks import GateCheck
-from clawloop.contracts.message import Message
-from clawloop.contracts.progress import Pace
-from clawloop.contracts.step_record import StepRecord
-from clawloop.contracts.training import Claim, StepBatch, StepState, TrainedStep, TrainingView, VersionRef
+from clawloop.contracts.notices import Message
+from clawloop.contracts.training import (
+    Attempts,
+    Claim,
+    GateCheck,
+    Pace,
+    StepBatch,
+    StepRecord,
+    StepState,
+    TrainedStep,
+    TrainingView,
+    VersionRef,
+)
 from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.heartbeat import heartbeating
 

@@ -18,11 +18,17 @@ from typing import Protocol
 from temporalio import activity
 
 from activities.training.steps import REASON_LIMIT, StepStore
-from clawloop.contracts.attempts import Attempts
-from clawloop.contracts.message import Message
-from clawloop.contracts.progress import Pace, StatusCallback
-from clawloop.contracts.step_record import StepRecord
-from clawloop.contracts.training import StepBatch, StepState, TrainedStep, VersionRef
+from clawloop.contracts.notices import Message
+from clawloop.contracts.training import (
+    Attempts,
+    Pace,
+    StatusCallback,
+    StepBatch,
+    StepRecord,
+    StepState,
+    TrainedStep,
+    VersionRef,
+)
 from clawloop.crash_points import CrashPoint, crash_point
 from clawloop.errors import (
     AdapterUnreadable,
@@ -40,8 +46,7 @@ from clawloop.errors import (
     TrainerUnavailable,
     TransientError,
 )
-from clawloop.gate.numbers import check_numbers
-from clawloop.gate.replay import check_replay
+from clawloop.gate.checks import check_numbers, check_replay
 from clawloop.heartbeat import heartbeating
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""`/admin/v1/keys`: API keys."""
+"""`/admin/v1/keys`: API keys, and the limits of each."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from pydantic import Field
 
-from api.admin.bodies import RequestBody, check, described
 from api.dependencies import admin_services
-from api.request_body import read_json
+from api.request_body import RequestBody, check, described, read_json
 from clawloop.contracts.answers import KeyList, KeyRevoked, NewKey
-from clawloop.contracts.serving import Scope
+from clawloop.contracts.serving import KeyLimits, KeyUse, Scope
 from clawloop.errors import RequestRejected, SetupError
 from clawloop.operations.keys import MOST_DAYS
+
+# Keys -----------------------------------------------------------------------------------------------------------------
+# `/admin/v1/keys`: API keys.
 
 router = APIRouter(prefix="/admin/v1", tags=["keys"])
 
@@ -58,3 +60,41 @@ async def revoke_key(
     """End a key. Gateways refuse it within 30 s."""
     services = await admin_services(request)
     return await services.key_operations.revoke(prefix)
+
+
+# Limits ---------------------------------------------------------------------------------------------------------------
+# `/admin/v1/keys/{prefix}/limits`: what a key may use, and when it was used.
+
+Limit = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class LimitsRequest(RequestBody):
+    """All of them at once: null, or left out, is no limit."""
+
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    concurrency: Limit | None = None
+    stored_mib: Limit | None = None
+
+
+@router.get("/keys/{prefix}/limits")
+async def show_limits(request: Request, prefix: str) -> KeyUse:
+    """A key's limits, policy, expiry and newest turn."""
+    services = await admin_services(request)
+    return _found(await services.key_uses.use_of(await services.key_operations.prefix_of(prefix)))
+
+
+@router.put("/keys/{prefix}/limits", openapi_extra=described(LimitsRequest))
+async def set_limits(request: Request, prefix: str) -> KeyUse:
+    """Replace a key's limits; gateways follow within 30 s."""
+    services = await admin_services(request)
+    limits = check(LimitsRequest, await read_json(request, services.limits))
+    found = await services.key_operations.prefix_of(prefix)
+    return _found(await services.key_uses.set_limits(found, KeyLimits(**limits.model_dump())))
+
+
+def _found(use: KeyUse | None) -> KeyUse:
+    if use is None:
+        message = "There is no such key; `clawloop key list` shows the keys."
+        raise RequestRejected(message, status=404, code="not_found", field="prefix")
+    return use

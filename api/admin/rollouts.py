@@ -1,26 +1,32 @@
-"""`/admin/v1/rollouts`, `/rollout-groups` and `/episodes`: a policy's practice in sandboxes, and its results.
-
-Needs a key with the scope `admin`. A change holds in PostgreSQL when the answer comes; a workflow that was not notified
-is started by the sweep.
-"""
+"""`/admin/v1/rollouts`, `/rollout-groups`, `/episodes`, and what environment workers ask of a gateway."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from hashlib import sha256
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import Field
+from starlette.responses import Response
 
-from api.admin.bodies import RequestBody, check, described
-from api.dependencies import admin_services
-from api.request_body import read_json
-from clawloop.contracts.answers import EpisodePage, GroupPage
+from api.dependencies import Services, admin_services, services_of
+from api.request_body import RequestBody, check, described, read_body, read_json
+from clawloop.contracts.answers import ArtifactStored, EpisodePage, EpisodeSecret, GroupPage
 from clawloop.contracts.episodes import EpisodeView, RolloutsPlan, RolloutsView
+from clawloop.contracts.serving import Scope
+from clawloop.errors import ContentUnreadable, DiskFull, RecordUnusable, RequestRejected, StateConflict
 from clawloop.ids import EpisodeId, RolloutGroupId
-from clawloop.operations.applied import Applied
-from clawloop.operations.episodes import episode_page, found_episode, group_page
-from clawloop.operations.reasons import REASON_CHARACTERS
+from clawloop.operations.ports import Applied
+from clawloop.operations.rollouts import episode_page, found_episode, group_page
+from clawloop.operations.training import REASON_CHARACTERS
+
+# Rollouts and episodes ------------------------------------------------------------------------------------------------
+# `/admin/v1/rollouts`, `/rollout-groups` and `/episodes`: a policy's practice in sandboxes, and its results.
+#
+# Needs a key with the scope `admin`. A change holds in PostgreSQL when the answer comes; a workflow that was not
+# notified is started by the sweep.
 
 log = logging.getLogger(__name__)
 
@@ -108,3 +114,81 @@ def _view(applied: Applied[RolloutsView]) -> RolloutsView:
     if applied.signal_error is not None:
         log.warning("signal failed: the sweep starts the rollouts' workflow", extra={"why": applied.signal_error})
     return applied.result
+
+
+# Environment workers --------------------------------------------------------------------------------------------------
+# `/admin/v1/worker`: what an environment worker without a database needs of a gateway.
+#
+# Needs a key with the scope `worker`, or `admin`. Such a worker gets the key of each episode that it runs, and keeps
+# what the agent left; that the episode ended, and its reward, it says to Temporal.
+
+worker_router = APIRouter(prefix="/admin/v1/worker", tags=["rollouts"])
+
+# A sandbox leaves at most 8 MiB of files; the archive has a few bytes more.
+ARTIFACT_BYTES = 9 * 2**20
+_FULL_RETRY_SECONDS = 10
+# 33 bytes are a keyed digest, where content is encrypted.
+Digest = Annotated[str, Path(description="in hex", pattern="^[0-9a-f]{64}(?:[0-9a-f]{2})?$", examples=["0" * 64])]
+Sha256 = Annotated[str, Path(description="of the body", pattern="^[0-9a-f]{64}$", examples=["0" * 64])]
+_ARCHIVE = {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+@worker_router.post("/episodes/{episode_id}/key")
+async def episode_key(request: Request, response: Response, episode_id: EpisodeId) -> EpisodeSecret:
+    """The key of an episode that runs and has no turn yet; no second agent gets it."""
+    services = await _worker_services(request)
+    response.headers.update(_HEADERS)
+    try:
+        return EpisodeSecret(key=await services.episode_keys.key_of(episode_id))
+    except RecordUnusable as error:
+        raise StateConflict(f"{error}.", code="episode_not_running", field="episode_id") from error
+
+
+@worker_router.put("/artifacts/{digest}", openapi_extra={"requestBody": {"required": True, "content": _ARCHIVE}})
+async def store_artifact(request: Request, digest: Sha256) -> ArtifactStored:
+    """Keep what an agent left, a tar archive of 9 MiB at most, under its SHA-256; again, it is kept longer."""
+    services = await _worker_services(request)
+    artifact = await read_body(request, replace(services.limits, body_bytes=ARTIFACT_BYTES))
+    if sha256(artifact).hexdigest() != digest:
+        raise RequestRejected(
+            "The body's SHA-256 is not the one in the path. Send it again.", code="invalid_value", field="digest"
+        )
+    try:
+        return ArtifactStored(digest=await services.artifacts.store(artifact))
+    except DiskFull as error:
+        raise RequestRejected(
+            "The gateway's disk is too full for artifacts: make room, or lower CLAWLOOP_ARTIFACT_DAYS.",
+            status=503,
+            code="artifacts_full",
+            retry_after=str(_FULL_RETRY_SECONDS),
+        ) from error
+
+
+@worker_router.get("/artifacts/{digest}", response_class=Response)
+async def read_artifact(request: Request, digest: Digest) -> Response:
+    """An agent's artifact, as a tar archive."""
+    services = await _worker_services(request)
+    try:
+        artifact = await services.artifacts.load(digest)
+    except ContentUnreadable:
+        raise
+    except RecordUnusable as error:
+        raise RequestRejected(
+            f"The artifact {digest[:12]}… is not at this gateway, was deleted by its age, or is damaged.",
+            status=404,
+            code="not_found",
+            field="digest",
+        ) from error
+    return Response(artifact, headers=_HEADERS, media_type="application/x-tar")
+
+
+async def _worker_services(request: Request) -> Services:
+    """
+    Raises:
+        RequestRejected: 401 without a valid key, 403 without the scope.
+        StoreUnavailable
+    """
+    services = services_of(request)
+    await services.keys.require(request.headers, Scope.WORKER, Scope.ADMIN)
+    return services

@@ -1,8 +1,4 @@
-"""`/admin/v1/training` and `/admin/v1/policies`: the state of training, and what operators change.
-
-Needs a key with the scope `admin`. A change holds in PostgreSQL when the answer comes, also while Temporal, trainer and
-engines are away.
-"""
+"""`/admin/v1/training` and `/admin/v1/policies`: the state of training, its probes, and what operators change."""
 
 from __future__ import annotations
 
@@ -12,17 +8,33 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import Field
 
-from api.admin.bodies import RequestBody, check, described
-from api.dependencies import admin_services
-from api.request_body import read_json
-from clawloop.contracts.answers import EventList, PolicyList, PolicyStatus, TrainingStatus, VersionDetail, VersionList
+from api.chat.comparison import MOST_PROMPTS, PROMPT_CHARACTERS, compare
+from api.dependencies import admin_services, services_of
+from api.request_body import RequestBody, check, described, read_json
+from clawloop.contracts.answers import (
+    Comparison,
+    EventList,
+    PolicyList,
+    PolicyStatus,
+    Probe,
+    ProbeList,
+    TrainingStatus,
+    VersionDetail,
+    VersionList,
+)
+from clawloop.contracts.serving import Scope
 from clawloop.contracts.training import TrainingView
 from clawloop.errors import RecipeRejected, RequestRejected
-from clawloop.operations.applied import Applied
-from clawloop.operations.reasons import REASON_CHARACTERS
-from clawloop.operations.training import TrainingOperations
-from clawloop.operations.versions import version_detail
+from clawloop.operations.ports import Applied
+from clawloop.operations.probes import MOST_PROBES, find_probe, read_probes
+from clawloop.operations.training import REASON_CHARACTERS, TrainingOperations, version_detail
 from clawloop.recipes.recipe import Recipe, parse_recipe
+
+# Training and policies ------------------------------------------------------------------------------------------------
+# `/admin/v1/training` and `/admin/v1/policies`: the state of training, and what operators change.
+#
+# Needs a key with the scope `admin`. A change holds in PostgreSQL when the answer comes, also while Temporal, trainer
+# and engines are away.
 
 log = logging.getLogger(__name__)
 
@@ -219,3 +231,71 @@ def _status(applied: Applied[TrainingView]) -> TrainingStatus:
     if applied.signal_error is not None:
         log.warning("signal failed: the training workflow sees the change later", extra={"why": applied.signal_error})
     return TrainingStatus.of(applied.result)
+
+
+# Probes ---------------------------------------------------------------------------------------------------------------
+# `/admin/v1/policies/{policy}/probes`: prompts that the gate asks of each version. Needs the scope `admin`.
+
+# An answer of all faults of a long list would be as long as the list.
+_NAMED = 20
+
+
+class NewProbes(RequestBody):
+    probes: list[dict[str, Any]] = Field(min_length=1, max_length=MOST_PROBES)
+    """Each has `prompt` or `messages`, may have `tools`, and the checks `contains`, `regex`, `exact`."""
+
+
+@router.get("/policies/{policy}/probes")
+async def list_probes(request: Request, policy: str) -> ProbeList:
+    """The policy's probes, oldest first."""
+    services = await admin_services(request)
+    return ProbeList(probes=[Probe.of(probe) for probe in await services.probes.all(policy)])
+
+
+@router.post("/policies/{policy}/probes", openapi_extra=described(NewProbes))
+async def add_probes(request: Request, policy: str) -> ProbeList:
+    """Add probes, all or none; the answer has those that were added."""
+    services = await admin_services(request)
+    requested = check(NewProbes, await read_json(request, services.limits))
+    probes, faults = read_probes(requested.probes)
+    if faults:
+        named = "; ".join(f"`probes.{place}`: {fault}" for place, fault in list(faults.items())[:_NAMED])
+        others = f" {len(faults) - _NAMED} more cannot be used either." if len(faults) > _NAMED else ""
+        raise RequestRejected(
+            f"{named}. None was added.{others}", code="invalid_probe", field=f"probes.{next(iter(faults))}"
+        )
+    return ProbeList(probes=[Probe.of(probe) for probe in await services.probes.add(policy, probes, MOST_PROBES)])
+
+
+@router.delete("/policies/{policy}/probes/{probe}")
+async def remove_probe(request: Request, policy: str, probe: str) -> ProbeList:
+    """Remove a probe, by its id or the beginning of it; the answer has those that are left."""
+    services = await admin_services(request)
+    await services.probes.remove(policy, find_probe(policy, await services.probes.all(policy), probe))
+    return ProbeList(probes=[Probe.of(each) for each in await services.probes.all(policy)])
+
+
+# Comparison of versions -----------------------------------------------------------------------------------------------
+# `POST /admin/v1/policies/{policy}/versions/{version}/compare`: the same prompts asked of a version and its parent.
+
+
+class CompareVersion(RequestBody):
+    prompts: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=PROMPT_CHARACTERS)]],
+            Field(min_length=1, max_length=MOST_PROMPTS),
+        ]
+        | None
+    ) = None
+    """Prompts for both versions; left out: the last questions before replies that the version was trained on."""
+
+
+@router.post("/policies/{policy}/versions/{version}/compare", openapi_extra=described(CompareVersion, required=False))
+async def compare_version(
+    request: Request, policy: str, version: Annotated[int, Path(ge=0, le=2**31 - 1)]
+) -> Comparison:
+    """Ask a version and its parent the same prompts, at temperature 0. The turns are side turns of the key."""
+    services = services_of(request)
+    key = await services.keys.require(request.headers, Scope.ADMIN)
+    requested = check(CompareVersion, await read_json(request, services.limits, optional=True))
+    return await compare(services, key, policy, version, requested.prompts)

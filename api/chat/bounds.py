@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from api.chat.schema_references import check_references
-from api.json_depth import DEPTH_LIMIT, is_text_too_deep
+from api.json_bounds import DEPTH_LIMIT, is_text_too_deep
 from clawloop.errors import RequestRejected
 from clawloop.settings import ChatBounds
 

@@ -16,8 +16,7 @@ from api.chat.request import prepare
 from api.chat.stream import ChatExchange
 from api.dependencies import Services
 from api.errors import to_problem
-from clawloop.contracts.answers import ComparedPrompt, Comparison, VersionAnswer
-from clawloop.contracts.browsing import TrainedReply
+from clawloop.contracts.answers import ComparedPrompt, Comparison, TrainedReply, VersionAnswer
 from clawloop.contracts.serving import ApiKey, Scope
 from clawloop.contracts.training import VersionView
 from clawloop.errors import ClawloopError, NotFound, StateConflict, ValueRejected

@@ -10,7 +10,7 @@ from cachetools import LRUCache
 
 from clawloop.errors import RequestRejected
 from clawloop.ids import ApiKeyId
-from clawloop.serving.places import Places
+from clawloop.serving.rotation import Places
 from clawloop.settings import ChatBounds
 
 # Time in which an engine compiles the largest grammar that the bounds permit, on one core.

@@ -1,13 +1,9 @@
-"""Limits of each key, by leaky buckets in this process: requests and tokens a minute, chats at once, stored bytes.
-
-Each of several gateways that know each other counts by itself and grants its share, so that no chat waits for another
-process. Connections are spread evenly over them by the kernel, so a busy key gets about its limit, and one that sends
-few requests may be refused a little early.
-"""
+"""What each key may use: requests and tokens a minute, chats at once, stored bytes; and how use is metered."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,11 +11,111 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from cachetools import LRUCache
+from starlette.types import Message, Send
 
-from api.chat.stored_bytes import StoredBytes
+from api.chat.capture import Chunk
+from api.errors import Problem
+from api.ports import StoredByteCounts
 from clawloop.contracts.serving import ApiKey
-from clawloop.errors import RequestRejected
+from clawloop.errors import RequestRejected, StoreUnavailable
 from clawloop.ids import ApiKeyId
+
+# Stored bytes ---------------------------------------------------------------------------------------------------------
+# Stored bytes of the keys with a limit on them, read from PostgreSQL every few seconds, so that no chat waits.
+#
+# A key may exceed its limit by the bytes that it stores within one interval. While PostgreSQL does not answer, the
+# last answer counts; the spool has a limit of its own.
+
+log = logging.getLogger(__name__)
+
+# A key that stores 1 MB a second, which is far more than one engine writes, goes 10 MB over.
+REFRESH_SECONDS = 10.0
+# Others are not asked about: keys come and go.
+_RECENT_SECONDS = 60.0
+# A changed limit is read within 30 s, and room that was made is seen 10 s later.
+_RETRY_SECONDS = 60
+_MIB = 2**20
+
+
+class StoredBytes:
+    """Use as an async context manager: inside it the counts are refreshed.
+
+    Args:
+        default_mib: for keys without a limit of their own; None: no limit.
+    """
+
+    def __init__(self, counts: StoredByteCounts, default_mib: int | None = None) -> None:
+        self._counts = counts
+        self._default_mib = default_mib
+        self._seen: dict[ApiKeyId, float] = {}
+        self._stored: dict[ApiKeyId, int] = {}
+        self._new_key = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> StoredBytes:
+        self._task = asyncio.create_task(self._refresh_again_and_again())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def require_room(self, key: ApiKey) -> None:
+        """
+        Raises:
+            RequestRejected: 429; the key had stored its limit when PostgreSQL was last asked.
+        """
+        most = key.limits.stored_mib or self._default_mib
+        if most is None or key.episode is not None:
+            return
+        if key.id not in self._seen:
+            self._new_key.set()
+        self._seen[key.id] = time.monotonic()
+        if self._stored.get(key.id, 0) >= most * _MIB:
+            raise RequestRejected(
+                f"This key has stored its limit of {most} MiB of conversations. An operator makes room by"
+                " `clawloop erase`, or raises the limit: `clawloop key limit --stored-mib`.",
+                status=429,
+                code="storage_limit_exceeded",
+                retry_after=str(_RETRY_SECONDS),
+            )
+
+    async def refresh(self) -> None:
+        """
+        Raises:
+            StoreUnavailable
+        """
+        recent = time.monotonic() - _RECENT_SECONDS
+        self._seen = {key: seen for key, seen in self._seen.items() if seen > recent}
+        self._stored = await self._counts.stored_bytes(list(self._seen)) if self._seen else {}
+
+    async def _refresh_again_and_again(self) -> None:
+        while True:
+            self._new_key.clear()
+            try:
+                await self.refresh()
+            except StoreUnavailable as error:
+                log.warning("what keys store is not known", extra={"why": str(error)})
+                await asyncio.sleep(REFRESH_SECONDS)
+                continue
+            except Exception:  # a bug; the task must go on, or no key would reach its bound any more
+                log.exception("what keys store is not known")
+                await asyncio.sleep(REFRESH_SECONDS)
+                continue
+            try:
+                async with asyncio.timeout(REFRESH_SECONDS):
+                    await self._new_key.wait()
+            except TimeoutError:
+                pass
+
+
+# Limits ---------------------------------------------------------------------------------------------------------------
+# Limits of each key, by leaky buckets in this process: requests and tokens a minute, chats at once, stored bytes.
+#
+# Each of several gateways that know each other counts by itself and grants its share, so that no chat waits for
+# another process. Connections are spread evenly over them by the kernel, so a busy key gets about its limit, and one
+# that sends few requests may be refused a little early.
 
 _MINUTE = 60.0
 # Two small buckets are 500 bytes; keys that sent nothing for longest are forgotten, and begin with full ones.
@@ -211,3 +307,143 @@ def _exceeded(limit: str, wait_seconds: int) -> RequestRejected:
         code="rate_limit_exceeded",
         retry_after=str(wait_seconds),
     )
+
+
+# Tokens ---------------------------------------------------------------------------------------------------------------
+# Counts the tokens that engines generated for one request, whatever becomes of them.
+#
+# What is recorded of a turn is less: tokens of an attempt that broke are not kept, nor those of parts that disagree.
+
+# Typical of English text and of code; used only for a prompt whose tokens the engine had no time to report.
+_BYTES_PER_TOKEN = 4
+
+
+class TokenMeter:
+    """
+    Args:
+        choices: of the request.
+        most: tokens that a choice may have, as far as the client says; None: unknown.
+    """
+
+    def __init__(self, choices: int, most: int | None) -> None:
+        self._choices = choices
+        self._most = most
+        self._earlier = 0  # of attempts before this one
+        self._prompt = 0
+        self._response = 0
+        self._reported = 0
+        self._body_bytes = 0
+        self._sent_at: float | None = None
+
+    def begin(self) -> None:
+        """Another attempt."""
+        self._earlier += self._counted()
+        self._prompt = self._response = self._reported = 0
+        self._sent_at = None
+
+    def sending(self, body_bytes: int) -> None:
+        """An engine is about to get the request."""
+        self._body_bytes = body_bytes
+        self._sent_at = time.monotonic()
+
+    def take(self, chunk: Chunk, chat: Chunk) -> None:
+        """Count a chunk of a stream, or a whole answer, before anything is removed from it.
+
+        Args:
+            chunk: as the engine sent it.
+            chat: the same as a chat chunk.
+
+        Raises:
+            AttributeError, LookupError, TypeError: it is not a chat chunk.
+        """
+        prompt = chat.get("prompt_token_ids")
+        if isinstance(prompt, list):
+            self._prompt = len(prompt)
+        for choice in chat["choices"]:
+            ids = choice.get("token_ids")
+            # Without ids at least one token for each part that says something.
+            self._response += len(ids) if isinstance(ids, list) else int(_says_something(choice.get("delta") or {}))
+        usage = chunk.get("usage")
+        if isinstance(usage, dict):
+            self._reported = max(self._reported, _whole(usage.get("total_tokens")))
+
+    def total(self) -> int:
+        """Tokens of prompts and replies, as far as the engines have said."""
+        return self._earlier + self._counted()
+
+    def total_of_cut(self, pace: Pace) -> int:
+        """The same for a request whose client left: an engine that has said nothing yet has worked all the same."""
+        if self._sent_at is None or self._counted():
+            return self.total()
+        each = pace.tokens_in(time.monotonic() - self._sent_at)
+        response = self._choices * (each if self._most is None else min(each, self._most))
+        return self._earlier + self._body_bytes // _BYTES_PER_TOKEN + response
+
+    def set_pace(self, pace: Pace) -> None:
+        """Tell how fast the engine was with this request, which has ended."""
+        if self._sent_at is not None and self._response:
+            pace.take(self._response / self._choices, time.monotonic() - self._sent_at)
+
+    def _counted(self) -> int:
+        return max(self._prompt + self._response, self._reported)
+
+
+def _says_something(delta: Chunk) -> bool:
+    return any(value for name, value in delta.items() if name != "role")
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+# Waiting for the client -----------------------------------------------------------------------------------------------
+# Bounds on the time that a reply waits for its client to read it.
+#
+# Meanwhile the request keeps its places on the engine. A client that reads a little now and then never hangs, so the
+# sum of the waits is bounded too.
+
+# A client that reads nothing for this long sleeps or hangs.
+STALL_SECONDS = 60.0
+
+
+class ClientReading:
+    """
+    Args:
+        blocked_seconds: how long a reply may wait for its client in all.
+    """
+
+    def __init__(self, blocked_seconds: float) -> None:
+        self._most = blocked_seconds
+        self._blocked = 0.0
+        self._since: float | None = None
+
+    def timed(self, send: Send) -> Send:
+        """`send`, counting how long it waits for the client to read."""
+
+        async def timed(message: Message) -> None:
+            self._since = time.monotonic()
+            await send(message)
+            self._blocked += time.monotonic() - self._since
+            self._since = None
+
+        return timed
+
+    def stalls(self) -> bool:
+        """The client has read nothing for `STALL_SECONDS`."""
+        return self._waiting() > STALL_SECONDS
+
+    def is_too_slow(self) -> bool:
+        """The reply has waited for longer than it may."""
+        return self._blocked + self._waiting() > self._most
+
+    def too_slow(self) -> Problem:
+        """The error for a client that reads too slowly."""
+        message = (
+            f"The reply was cut: it waited for {self._most:g} s in all for this client to read it, and kept "
+            "others from the engine meanwhile. Read faster, or ask for less at once; an operator sets the bound with "
+            "`CLAWLOOP_CHAT_BOUNDS__BLOCKED_SECONDS`."
+        )
+        return Problem(408, message, "client_too_slow")
+
+    def _waiting(self) -> float:
+        return 0.0 if self._since is None else time.monotonic() - self._since

@@ -1,8 +1,4 @@
-"""Schema of a chat request.
-
-Only fields that the gateway itself reads are checked here, strictly. All others go to the engine unchanged, which
-checks them: vLLM has many fields of its own.
-"""
+"""Schemas of chat requests and their answers, for the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -13,8 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, with_config
 from typing_extensions import TypedDict
 
 from api.errors import first_invalid_field
-from api.json_lists import Objects
+from api.json_bounds import Objects
 from clawloop.errors import RequestRejected
+
+# Requests -------------------------------------------------------------------------------------------------------------
+# Schema of a chat request.
+#
+# Only fields that the gateway itself reads are checked here, strictly. All others go to the engine unchanged, which
+# checks them: vLLM has many fields of its own.
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -81,3 +83,80 @@ def parse_chat_request(body: dict[str, Any]) -> ChatRequest:
         close = [name for name in body if _MISSPELLED.get(name) == field] or get_close_matches(field, body, 1, 0.8)
         hint = f" Did you mean `{field}` by `{close[0]}`?" if close else ""
         raise RequestRejected(f"{message}{hint}", code="missing_required_parameter", field=field) from None
+
+
+# Answers --------------------------------------------------------------------------------------------------------------
+# Answers of `POST /v1/chat/completions`, for the OpenAPI description: the engine writes them, the gateway relays.
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class AssistantMessage(_Answer):
+    """
+    Args:
+        reasoning_content: the thinking of a model that thinks.
+    """
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class MessageDelta(_Answer):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class Choice(_Answer):
+    index: int
+    message: AssistantMessage
+    finish_reason: str | None
+    logprobs: dict[str, Any] | None = None
+
+
+class ChunkChoice(_Answer):
+    index: int
+    delta: MessageDelta
+    finish_reason: str | None = None
+    logprobs: dict[str, Any] | None = None
+
+
+class Usage(_Answer):
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int | None = None
+
+
+class ChatCompletion(_Answer):
+    """
+    Args:
+        id: `chatcmpl-…`, by which feedback and the admin routes name the reply.
+        model: the version that answered.
+    """
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage | None = None
+
+
+class ChatCompletionChunk(_Answer):
+    """One event of a stream; an event with `error` instead of `choices` ends a stream that failed.
+
+    Args:
+        id: of the whole reply.
+    """
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None

@@ -22,17 +22,15 @@ from starlette.responses import Response
 from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
 
-from api.chat.capture import Capture, ChoiceCapture, Chunk
-from api.chat.client_reading import ClientReading
-from api.chat.engine_chunk import ReadingAnswer, parse_chunk
+from api.chat.capture import Capture, ChoiceCapture, Chunk, ReadingAnswer, parse_chunk
 from api.chat.grammar_slots import GrammarSlot
+from api.chat.key_limits import ClientReading, TokenMeter
 from api.chat.request import PreparedChat
 from api.chat.sent import sent_to, tokens_left
-from api.chat.token_meter import TokenMeter
 from api.dependencies import Services
 from api.errors import CONTEXT_OVERFLOW, Problem, to_problem
+from api.middleware import request_id_of, trace_headers
 from api.ports import Answer
-from api.request_identity import request_id_of, trace_headers
 from api.wire.reply import ChatReply, ReplyFormat, TokenCounts
 from clawloop.contracts.serving import ServedModel
 from clawloop.contracts.turns import TurnRecord, TurnStatus

@@ -11,7 +11,7 @@ from clawloop.contracts.serving import Policy
 from clawloop.contracts.turns import Message, SessionEvidence
 from clawloop.errors import StoreUnavailable
 from clawloop.ids import ApiKeyId
-from clawloop.samples.holdout import is_in_share
+from clawloop.samples.decision import is_in_share
 from clawloop.turns.canonical import EMPTY_RESPONSE, is_volatile, response_digest
 
 # Answers whose version is cached; about 200 bytes each.

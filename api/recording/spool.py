@@ -1,31 +1,89 @@
-"""A spool of turns that wait for PostgreSQL: one fsynced file each, bounded in size, read oldest first.
-
-Turn ids sort by the time the request began, and a turn ends before a request that continues it begins. So the order of
-file names stores parents first, which spares PostgreSQL from moving turns below a late parent. A file that can never be
-stored is moved to `rejected/`, not deleted.
-"""
+"""A spool of turns that wait for PostgreSQL: one fsynced file each, bounded in size, read oldest first."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import itertools
 import os
+import shutil
+import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from api.recording.disk_reserve import RESERVE_BYTES, DiskReserve
 from clawloop.contracts.turns import TurnRecord
 from clawloop.durable_files import sync_folder
 from clawloop.encryption.key_file import SETTING
 from clawloop.encryption.sealer import Sealer, is_sealed
-from clawloop.errors import EncryptionKeyMissing, RecordUnusable
-from clawloop.ids import TurnId
+from clawloop.errors import EncryptionKeyMissing, RecordUnusable, SetupError
+from clawloop.ids import ApiKeyId, TurnId
+from clawloop.operations.recovery import KeyOfTurns
+
+# Reserved room --------------------------------------------------------------------------------------------------------
+# Room on the disk that is kept for turns: a file without content, given up piece by piece when the disk is full.
+
+# About fifty turns of 32,000 tokens, or five thousand short ones.
+RESERVE_BYTES = 16 * 2**20
+# Beside a turn's content, its file and folder take a few blocks.
+_BLOCKS = 16 * 1024
+
+
+class DiskReserve:
+    """Space kept free on the disk. The methods block on the disk: call them from a thread.
+
+    Args:
+        path: of the file; its folder exists.
+        size_bytes: the largest size.
+    """
+
+    def __init__(self, path: Path, size_bytes: int = RESERVE_BYTES) -> None:
+        self._path = path
+        self._size = size_bytes
+        self._lock = threading.Lock()
+        self.restore()
+
+    @property
+    def left_bytes(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def release(self, size_bytes: int) -> bool:
+        """Give up room for a turn of this size; False if none is left."""
+        with self._lock:
+            left = self.left_bytes
+            if left:
+                os.truncate(self._path, max(0, left - size_bytes - _BLOCKS))
+            return bool(left)
+
+    def restore(self) -> None:
+        """Take the room again, if as much stays free for others."""
+        with self._lock, self._path.open("ab") as file:
+            missing = self._size - self.left_bytes
+            if missing > 0 and shutil.disk_usage(self._path).free >= 2 * missing:
+                _allocate(file.fileno(), self._size - missing, missing)
+
+
+def _allocate(descriptor: int, offset: int, length: int) -> None:
+    try:
+        os.posix_fallocate(descriptor, offset, length)
+    except OSError:  # others were faster, or the file system cannot: without a reserve turns are held in memory sooner
+        os.ftruncate(descriptor, offset)
+
+
+# The spool ------------------------------------------------------------------------------------------------------------
+# A spool of turns that wait for PostgreSQL: one fsynced file each, bounded in size, read oldest first.
+#
+# Turn ids sort by the time the request began, and a turn ends before a request that continues it begins. So the order
+# of file names stores parents first, which spares PostgreSQL from moving turns below a late parent. A file that can
+# never be stored is moved to `rejected/`, not deleted.
 
 _RECORD = TypeAdapter(TurnRecord)
 _SUFFIX = ".json"
@@ -337,3 +395,51 @@ def _try_lock(folder: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+# Turns of dead gateways -----------------------------------------------------------------------------------------------
+# Turns on this machine's disk that no running gateway is about to store, as recovery sees them.
+
+Result = TypeVar("Result")
+
+
+class StrandedTurns:
+    """Satisfies `clawloop.operations.recovery.SpooledTurns`.
+
+    Args:
+        folder: the spool of all gateways of a data folder.
+        sealer: None: nothing is encrypted.
+    """
+
+    def __init__(self, folder: Path, sealer: Sealer | None) -> None:
+        self._folder = folder
+        self._sealer = sealer
+
+    async def keys(self) -> dict[KeyOfTurns, int]:
+        return await asyncio.to_thread(self._in_spool, self._keys)
+
+    async def put_back_rejected(self, keys: Collection[ApiKeyId]) -> int:
+        return await asyncio.to_thread(self._in_spool, lambda: self._put_back(keys))
+
+    def _in_spool(self, work: Callable[[], Result]) -> Result:
+        try:
+            return work()
+        except OSError as error:
+            raise SetupError(f"{error}: run this as the user of the gateways, whose spool it reads") from error
+
+    def _keys(self) -> dict[KeyOfTurns, int]:
+        paths = chain(rejected_turns(self._folder), waiting_turns(self._folder))
+        return dict(Counter(key for _, key in self._read(paths)))
+
+    def _put_back(self, keys: Collection[ApiKeyId]) -> int:
+        paths = [path for path, key in self._read(rejected_turns(self._folder)) if key.key in keys]
+        return put_back(self._folder, paths) if paths else 0
+
+    def _read(self, paths: Iterable[Path]) -> Iterator[tuple[Path, KeyOfTurns]]:
+        for path in paths:
+            try:
+                record = read_turn(path, self._sealer)
+            except (RecordUnusable, EncryptionKeyMissing, FileNotFoundError, ValueError):
+                continue  # its gateway says so; or it was taken over meanwhile, or is no turn's file
+            if record.episode_id is None:  # an episode's key ends with it
+                yield path, KeyOfTurns(record.api_key_id, record.policy)

@@ -1,4 +1,4 @@
-"""`GET /ui/events`: server-sent events say when to look again; they hold no data, and end when a gateway drains."""
+"""`GET /ui/events`: server-sent events say when to look again; and `GET /ui/files/{sha256}`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from collections.abc import AsyncIterator
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
+from api.admin.sessions import Sha256, file_response
 from api.dependencies import Services, services_of
 from api.ui.changes import AWAY, CHECK_SECONDS
 from api.ui.logins import Login
 from api.ui.page import PageRoute, viewer
+
+# Events ---------------------------------------------------------------------------------------------------------------
+# `GET /ui/events`: server-sent events say when to look again; they hold no data, and end when a gateway drains.
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -45,3 +49,13 @@ async def _events(services: Services, login: Login) -> AsyncIterator[str]:
             yield ": here\n\n"
             silent_since = time.monotonic()
         await asyncio.sleep(CHECK_SECONDS)
+
+
+# Files of messages ----------------------------------------------------------------------------------------------------
+# `GET /ui/files/{sha256}`: an image, or another file, of a message that the page shows.
+
+
+@router.get("/ui/files/{sha256}")
+async def show_file(request: Request, sha256: Sha256) -> Response:
+    await viewer(request)
+    return await file_response(services_of(request), sha256)

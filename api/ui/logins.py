@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 
 from api.auth import KeyRing
 from api.ports import KeyStore
-from clawloop.contracts.browsing import StoredKey
+from clawloop.contracts.answers import StoredKey
 from clawloop.contracts.serving import ApiKey, Scope
 from clawloop.errors import RequestRejected, StoreUnavailable
 

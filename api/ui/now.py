@@ -1,18 +1,101 @@
-"""`GET /ui`: is it serving, is it learning, and if not, why; the newest versions; what happened."""
+"""`GET /ui`: is it serving, is it learning, and if not, why; and `GET /ui/start` for the first chat."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from fastapi import APIRouter, Request
+from pydantic import JsonValue
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
+from api.chat.request import prepare
+from api.chat.stream import ChatExchange
 from api.dependencies import Services, services_of
-from api.ui.chart import chart_of, matches_of, probes_of
+from api.request_body import read_json
 from api.ui.logins import Login
-from api.ui.page import PageRoute, policy_of, render_page, viewer
-from clawloop.contracts.browsing import MEASURED, Counts, PolicyEvent
-from clawloop.contracts.training import TrainingState, TrainingView, VersionView
+from api.ui.page import PageRoute, operator, policy_of, read_form, render, render_page, viewer
+from clawloop.contracts.answers import MEASURED, Counts, PolicyEvent, ReplyFigures
+from clawloop.contracts.serving import Scope
+from clawloop.contracts.training import CheckName, TrainingState, TrainingView, VersionView
+from clawloop.errors import NotFound, RequestRejected
+
+# The chart ------------------------------------------------------------------------------------------------------------
+# The chart over time: moving means of verdicts and lengths, the match of probes and of an evaluation, and where a
+# version began to answer.
+
+# Replies in a mean: few enough to show what a step of 16 samples changed.
+WINDOW = 20
+
+
+def chart_of(
+    replies: Sequence[ReplyFigures], probes: Mapping[int, float], matches: Mapping[int, float]
+) -> dict[str, JsonValue]:
+    """Columns for the chart, one entry a reply, oldest first.
+
+    Args:
+        probes: by version, the share of probes with checked content that it answered right.
+        matches: by version, the share of an evaluation's requests that it answered as wanted.
+
+    Returns:
+        `at`: seconds since 1970; `praise`: mean verdict of the newest judged replies, null before the first;
+        `length`: mean tokens of the newest replies; `probes`, `match`: of the version that answered, null where none
+        was measured; `versions`: `[position, number]` where another version begins.
+    """
+    verdicts: deque[int] = deque(maxlen=WINDOW)
+    lengths: deque[int] = deque(maxlen=WINDOW)
+    at: list[JsonValue] = []
+    praise: list[JsonValue] = []
+    length: list[JsonValue] = []
+    versions: list[JsonValue] = []
+    shown: int | None = None
+    for position, reply in enumerate(replies):
+        if reply.verdict is not None:
+            verdicts.append(reply.verdict)
+        lengths.append(reply.tokens)
+        at.append(reply.at.timestamp())
+        praise.append(round(sum(verdicts) / len(verdicts), 3) if verdicts else None)
+        length.append(round(sum(lengths) / len(lengths), 1))
+        # Side by side for a moment while a version is published: only a later one marks a beginning, or a roll-back.
+        if reply.version != shown and _stays(replies, position):
+            versions.append([position, reply.version])
+            shown = reply.version
+    measured: dict[str, JsonValue] = {
+        name: [of_version.get(reply.version) for reply in replies]
+        for name, of_version in (("probes", probes), ("match", matches))
+    }
+    return {"at": at, "praise": praise, "length": length, "versions": versions} | measured
+
+
+def probes_of(versions: Sequence[VersionView]) -> dict[int, float]:
+    """The share of the gate's probes answered right, by version; that of a parent is measured beside its version's."""
+    found: dict[int, float] = {}
+    for version in versions:
+        for check in version.gate:
+            if check.name is CheckName.PROBES:
+                own, of_parent = check.figures.get("right"), check.figures.get("parent_right")
+                if of_parent is not None and version.parent is not None:
+                    found.setdefault(version.parent, of_parent)
+                if own is not None:
+                    found[version.n] = own
+    return found
+
+
+def _stays(replies: Sequence[ReplyFigures], position: int) -> bool:
+    """True if the version of this reply also gave the next one, or if no next reply exists yet."""
+    following = replies[position + 1 : position + 2]
+    return all(reply.version == replies[position].version for reply in following)
+
+
+def matches_of(versions: Sequence[VersionView]) -> dict[int, float]:
+    """The match that an evaluation measured, by version."""
+    return {version.n: version.match for version in versions if version.match is not None}
+
+
+# Now ------------------------------------------------------------------------------------------------------------------
+# `GET /ui`: is it serving, is it learning, and if not, why; the newest versions; what happened.
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -96,3 +179,63 @@ async def chart(request: Request, policy: str | None = None) -> Response:
 
 def _page(request: Request, login: Login, policy: str, situation: Situation, template: str) -> Response:
     return render_page(request, login, template, policy, "now", now=situation)
+
+
+# The first chat -------------------------------------------------------------------------------------------------------
+# `GET /ui/start`: from nothing to the first recorded chat, and a box to chat in.
+
+_NAME_CHARACTERS = 80
+_CHAT_NAME = re.compile(r"page-[0-9a-f-]{8,40}")
+
+
+@router.get("/ui/start")
+async def start(request: Request, policy: str | None = None) -> Response:
+    login = await viewer(request)
+    services = services_of(request)
+    chosen = policy_of(services, login, policy)
+    address = f"{request.url.scheme}://{request.url.netloc}/v1"
+    shown = {
+        "counts": await services.training_browser.counts(chosen),
+        "problems": await services.readiness.problems(),
+        "temporal": await services.temporal.problem(),
+    }
+    return render_page(request, login, "start.html", chosen, "start", address=address, secret=None, **shown)
+
+
+@router.post("/ui/keys")
+async def make_key(request: Request, policy: str | None = None) -> Response:
+    """Make a key for an agent; its secret is shown only once."""
+    login = await operator(request)
+    services = services_of(request)
+    chosen = policy_of(services, login, policy)
+    if chosen not in [known.id for known in services.directory.snapshot.policies]:
+        raise NotFound(f"There is no policy {chosen!r}.", code="policy_not_found", field="policy")
+    form = await read_form(request)
+    name = form.get("name", "").strip()[:_NAME_CHARACTERS] or "made on the page"
+    _, secret = await services.key_maker.create_key(chosen, {Scope.CHAT}, name)
+    address = f"{request.url.scheme}://{request.url.netloc}/v1"
+    return render_page(request, login, "_key.html", chosen, "start", address=address, secret=secret)
+
+
+@router.post("/ui/chat")
+async def chat(request: Request) -> Response:
+    """A chat request of the box: as `POST /v1/chat/completions`, with the login for a key."""
+    login = await operator(request, needs_store=False)  # chats go on without PostgreSQL
+    services = services_of(request)
+    body = await read_json(request, services.limits)
+    key = replace(login.key, scopes=login.key.scopes | {Scope.CHAT})
+    return ChatExchange(await prepare(services, key, request.headers, body), services)
+
+
+@router.get("/ui/chat/{name}")
+async def recorded_chat(request: Request, name: str) -> Response:
+    """The recorded turns of the box's chat."""
+    login = await viewer(request)
+    if _CHAT_NAME.fullmatch(name) is None:
+        raise RequestRejected(f"No chat of this page is called {name!r}.", status=404, code="not_found")
+    reading = services_of(request).reading
+    session = await reading.session_of_client(login.key.id, name)
+    if session is None:
+        return render(request, "_note.html", note="")
+    chat = await reading.session_from(session, 0, 50)
+    return render_page(request, login, "_recorded.html", login.key.policy, "start", chat=chat)

@@ -13,7 +13,7 @@ from api.ui.sessions import TURNS_ON_A_PAGE, on_page
 from clawloop.contracts.episodes import RolloutsPlan
 from clawloop.errors import NotFound, RequestRejected
 from clawloop.ids import EpisodeId, RolloutGroupId
-from clawloop.operations.episodes import episode_page, found_episode, group_page
+from clawloop.operations.rollouts import episode_page, found_episode, group_page
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 

@@ -4,45 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from api.ui import (
-    access,
-    assets,
-    compare,
-    engines,
-    events,
-    files,
-    judging,
-    login,
-    now,
-    rollouts,
-    sessions,
-    settings,
-    start,
-    tokens,
-    turns,
-    upkeep,
-    versions,
-)
+from api.ui import engines, events, login, now, page, rollouts, sessions, settings, versions
 
-ROUTERS: tuple[APIRouter, ...] = tuple(
-    module.router
-    for module in (
-        assets,
-        login,
-        now,
-        events,
-        sessions,
-        turns,
-        files,
-        tokens,
-        versions,
-        compare,
-        rollouts,
-        engines,
-        settings,
-        judging,
-        access,
-        upkeep,
-        start,
-    )
-)
+_PAGES = (page, login, now, events, sessions, versions, rollouts, engines, settings)
+ROUTERS: tuple[APIRouter, ...] = (page.assets_router, *(module.router for module in _PAGES if module is not page))

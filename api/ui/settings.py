@@ -1,18 +1,26 @@
-"""`GET /ui/settings`: what a policy learns by, its probes, the keys, the policies, and upkeep."""
+"""`GET /ui/settings`: recipes, probes, keys, policies and upkeep, with the forms that change them."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
+from api.admin.sessions import lines_of
 from api.dependencies import Services, services_of
 from api.ui.logins import Login
-from api.ui.page import PageRoute, operator, policy_of, read_form, render_page, viewer
-from clawloop.contracts.serving import Scope
-from clawloop.errors import RecipeRejected, RequestRejected
-from clawloop.operations.precision import judge_precision
+from api.ui.page import PageRoute, operator, policy_of, read_form, render, render_page, version_number, viewer
+from clawloop.contracts.answers import NewKey
+from clawloop.contracts.serving import KeyLimits, Scope
+from clawloop.errors import RecipeRejected, RequestRejected, SetupError
+from clawloop.ids import SessionId
+from clawloop.operations.export import ExportFilter, ExportKind
+from clawloop.operations.history import MOST_COMPARED_TURNS, judge_precision, judged_by_workers
+from clawloop.operations.keys import MOST_DAYS
 from clawloop.operations.probes import MOST_PROBES, find_probe, read_probes
-from clawloop.recipes.recipe import read_recipe, toml_of
+from clawloop.recipes.recipe import Recipe, read_recipe, toml_of
+
+# The page -------------------------------------------------------------------------------------------------------------
+# `GET /ui/settings`: what a policy learns by, its probes, the keys, the policies, and upkeep.
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -80,3 +88,210 @@ async def remove_probe(request: Request, probe: str, policy: str | None = None) 
 async def _probes(request: Request, services: Services, login: Login, policy: str, note: str) -> Response:
     probes = await services.probes.all(policy)
     return render_page(request, login, "_probes.html", policy, "settings", probes=probes, note=note)
+
+
+# Keys and policies ----------------------------------------------------------------------------------------------------
+# `POST /ui/access/…`: makes, limits and revokes keys; makes and retires policies.
+
+_NAME_CHARACTERS = 200
+_LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrency", "stored_mib")
+
+
+@router.post("/ui/access/keys")
+async def make_key(request: Request, policy: str | None = None) -> Response:
+    """Make a key of any scope; its secret is shown only once."""
+    await operator(request)
+    form = await read_form(request)
+    try:
+        scope = Scope(form.get("scope", ""))
+    except ValueError:
+        raise RequestRejected("The scope is chat, read or admin.", field="scope") from None
+    if len(name := form.get("name", "").strip()) > _NAME_CHARACTERS:
+        raise RequestRejected(f"The name has {_NAME_CHARACTERS} characters at most.", field="name")
+    try:
+        made = await services_of(request).key_operations.create(form.get("policy", ""), [scope], name, _days(form))
+    except SetupError as error:
+        raise RequestRejected(f"{error}.", status=404, code="policy_not_found", field="policy") from error
+    return await _keys(request, policy, None, made)
+
+
+@router.post("/ui/access/keys/{prefix}/revoke")
+async def revoke_key(request: Request, prefix: str, policy: str | None = None) -> Response:
+    await operator(request)
+    revoked = await services_of(request).key_operations.revoke(prefix)
+    return await _keys(request, policy, f"{revoked.prefix} is revoked: gateways refuse it within 30 seconds.")
+
+
+@router.post("/ui/access/keys/{prefix}/limits")
+async def limit_key(request: Request, prefix: str, policy: str | None = None) -> Response:
+    """Replace a key's limits; an empty field is no limit."""
+    await operator(request)
+    services = services_of(request)
+    form = await read_form(request)
+    limits = KeyLimits(**{name: _limit(form, name) for name in _LIMITS})
+    found = await services.key_operations.prefix_of(prefix)
+    if await services.key_uses.set_limits(found, limits) is None:
+        raise RequestRejected(f"There is no key {prefix}.", status=404, code="not_found", field="prefix")
+    return await show_key(request, found)
+
+
+@router.get("/ui/access/keys/{prefix}")
+async def show_key(request: Request, prefix: str) -> Response:
+    """A key's limits and newest turn."""
+    login = await operator(request)
+    services = services_of(request)
+    use = await services.key_uses.use_of(await services.key_operations.prefix_of(prefix))
+    if use is None:
+        raise RequestRejected(f"There is no key {prefix}.", status=404, code="not_found", field="prefix")
+    return render(request, "_key_limits.html", use=use, limits=_LIMITS, login=login)
+
+
+@router.post("/ui/access/policies")
+async def make_policy(request: Request, policy: str | None = None) -> Response:
+    """Make a policy that begins at the base model of the policy of the page, or from a version of it."""
+    login = await operator(request)
+    services = services_of(request)
+    like = policy_of(services, login, policy)
+    form = await read_form(request)
+    version = version_number(form.get("version", "").strip() or "0")
+    made = await services.training_operations.create_policy(form.get("name", "").strip(), like, None, version)
+    begins = f" It answers as version {version} of {like} within seconds." if version else ""
+    return await _policies(request, login, policy, f"{made.result.policy} is made. Make a key for it.{begins}")
+
+
+@router.post("/ui/access/policies/{name}/retire")
+async def retire_policy(request: Request, name: str, policy: str | None = None) -> Response:
+    login = await operator(request)
+    retired = await services_of(request).training_operations.retire_policy(name)
+    note = f"{retired.result.policy} is retired: its keys are revoked for good."
+    return await _policies(request, login, policy, note)
+
+
+async def _policies(request: Request, login: Login, policy: str | None, note: str) -> Response:
+    services = services_of(request)
+    await services.directory.refresh()
+    return render_page(request, login, "_policies.html", policy_of(services, login, policy), "settings", note=note)
+
+
+async def _keys(request: Request, policy: str | None, note: str | None, made: NewKey | None = None) -> Response:
+    login = await operator(request)
+    services = services_of(request)
+    chosen = policy_of(services, login, policy)
+    keys = (await services.key_operations.list()).keys
+    scopes = [scope.value for scope in Scope]
+    return render_page(request, login, "_keys.html", chosen, "settings", keys=keys, made=made, note=note, scopes=scopes)
+
+
+def _days(form: dict[str, str]) -> int | None:
+    value = form.get("days", "").strip()
+    if not value:
+        return None
+    if not value.isascii() or not value.isdigit() or len(value) > 5 or not 1 <= int(value) <= MOST_DAYS:
+        raise RequestRejected(f"`days` is a number from 1 to {MOST_DAYS}, or empty: no end.", field="days")
+    return int(value)
+
+
+def _limit(form: dict[str, str], name: str) -> int | None:
+    value = form.get(name, "").strip()
+    if not value:
+        return None
+    if not value.isascii() or not value.isdigit() or len(value) > 10 or not 1 <= int(value) <= 2**31 - 1:
+        raise RequestRejected(f"`{name}` is a number from 1, or empty for no limit.", field=name)
+    return int(value)
+
+
+# Upkeep ---------------------------------------------------------------------------------------------------------------
+# `/ui/upkeep/…`, `/ui/export`: the ledger's check, judging again, what was recorded.
+
+
+@router.post("/ui/upkeep/check")
+async def check_ledger(request: Request) -> Response:
+    """Verify the invariants, and compare the adapters' files with their hash."""
+    await operator(request)
+    return render(request, "_check.html", report=await services_of(request).ledger.report(files=True))
+
+
+@router.post("/ui/upkeep/unjudged")
+async def judge_unjudged(request: Request) -> Response:
+    await operator(request)
+    turns = await services_of(request).session_operations.rejudge_unjudged()
+    return _asked(request, len(turns), len([turn for turn in turns if turn.refused is not None]))
+
+
+@router.post("/ui/sessions/{session_id}/judge")
+async def judge_session(request: Request, session_id: SessionId) -> Response:
+    await operator(request)
+    services = services_of(request)
+    # An id that no session has is an error, not a session without turns.
+    session = await services.reading.references.session(str(session_id))
+    turns = await services.session_operations.rejudge_session(session)
+    return _asked(request, len(turns), len([turn for turn in turns if turn.refused is not None]))
+
+
+@router.get("/ui/export")
+async def export(request: Request, records: ExportKind, policy: str | None = None) -> Response:
+    """A file with what was recorded; as `GET /admin/v1/export`, with the login for a key."""
+    login = await viewer(request)
+    services = services_of(request)
+    chosen = policy_of(services, login, policy)
+    pages = services.exporter.pages(records, ExportFilter(chosen, None, None, None), None)
+    # Read before the status is sent, so that a database that is away is a 503.
+    first = await anext(pages, None)
+    headers = {"Content-Disposition": f'attachment; filename="{records.value}.jsonl"'}
+    return StreamingResponse(lines_of(first, pages), media_type="application/x-ndjson", headers=headers)
+
+
+def _asked(request: Request, turns: int, refused: int) -> Response:
+    note = f"{turns - refused} turns are judged again; their places show the results."
+    if refused:
+        note += f" {refused} cannot be."
+    return render(request, "_note.html", note=note)
+
+
+# Judging by another recipe --------------------------------------------------------------------------------------------
+# `POST /ui/judge/history`: stored turns judged by another recipe, compared, and on request judged again by it.
+
+
+@router.post("/ui/judge/history")
+async def compare_history(request: Request, policy: str | None = None) -> Response:
+    """Judge further stored turns, without changing anything, and compare all so far."""
+    login = await operator(request)
+    services = services_of(request)
+    chosen = policy_of(services, login, policy)
+    form = await read_form(request)
+    turns = form.get("turns", "")
+    if not turns.isascii() or not turns.isdigit() or len(turns) > 3 or not 0 < int(turns) <= MOST_COMPARED_TURNS:
+        raise RequestRejected(f"`turns` is a number from 1 to {MOST_COMPARED_TURNS}.", field="turns")
+    try:
+        found = await services.history.compare(chosen, _recipe(form), int(turns))
+    except RecipeRejected as error:
+        raise RequestRejected(f"{error}.", code="invalid_recipe", field=error.field) from error
+    notice = judged_by_workers(found.judge)
+    return render_page(request, login, "_agreement.html", chosen, "settings", found=found, notice=notice)
+
+
+@router.post("/ui/judge/history/apply")
+async def apply_history(request: Request, policy: str | None = None) -> Response:
+    """Have the turns judged again on which the verdicts differ."""
+    login = await operator(request)
+    services = services_of(request)
+    chosen = policy_of(services, login, policy)
+    try:
+        applied = await services.history.apply(chosen, _recipe(await read_form(request)))
+    except RecipeRejected as error:
+        raise RequestRejected(f"{error}.", code="invalid_recipe", field=error.field) from error
+    refused = len([turn for turn in applied if turn.refused is not None])
+    asked = len(applied) - refused
+    note = f"{asked} turns are judged again, by the judge workers' own judge; their places show the results."
+    if refused:
+        note += f" {refused} cannot be."
+    return render(request, "_note.html", note=note)
+
+
+def _recipe(form: dict[str, str]) -> Recipe | None:
+    """
+    Raises:
+        RecipeRejected
+    """
+    written = form.get("recipe", "")
+    return read_recipe(written) if written.strip() else None

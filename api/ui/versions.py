@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from api.chat.comparison import compare
 from api.dependencies import services_of
 from api.ui.now import situation_of
 from api.ui.page import PageRoute, operator, policy_of, read_form, render_page, version_number, viewer
 from clawloop.contracts.training import TrainingView, VersionView
 from clawloop.errors import RequestRejected
-from clawloop.operations.applied import Applied
-from clawloop.operations.versions import version_detail
+from clawloop.operations.ports import Applied
+from clawloop.operations.training import version_detail
+
+# Versions -------------------------------------------------------------------------------------------------------------
+# `GET /ui/versions`: why the agent changed. The lineage, what each version was trained on, and what to do about it.
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -139,3 +143,17 @@ def _noted(applied: Applied[TrainingView], note: str) -> str:
     if applied.signal_error is None:
         return note
     return f"{note} Temporal does not answer now: the workers see the change when they look next."
+
+
+# Comparison -----------------------------------------------------------------------------------------------------------
+# `POST /ui/compare`: the same prompt answered by a version and by its parent, side by side, as side turns.
+
+
+@router.post("/ui/compare")
+async def compare_prompt(request: Request) -> Response:
+    login = await operator(request)
+    form = await read_form(request)
+    number = version_number(form.get("version", ""))
+    found = await compare(services_of(request), login.key, login.key.policy, number, [form.get("prompt", "")])
+    answers = found.prompts[0].answers
+    return render_page(request, login, "_compared.html", login.key.policy, "versions", answers=answers)

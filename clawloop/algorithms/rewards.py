@@ -1,16 +1,19 @@
-"""Rewards of whole responses: running baseline, group advantage, outcome + process, overlong penalty.
-
-Plain Python without torch, so that the code that makes samples can use it. A reward that is not known is None, never 0.
-"""
+"""Rewards and advantages of whole responses and episodes, and whether a sample is too stale. Without torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 
 from clawloop.errors import StreamsUnusable
+
+# Responses ------------------------------------------------------------------------------------------------------------
+# Rewards of whole responses: running baseline, group advantage, outcome + process, overlong penalty.
+#
+# Plain Python without torch, so that the code that makes samples can use it. A reward that is not known is None, never
+# 0.
 
 # Below this, rewards differ by rounding only; dividing by it would amplify noise to the size of a verdict.
 _CONSTANT = 1e-6
@@ -135,3 +138,111 @@ def overlong_penalty(tokens: int, *, limit_tokens: int, cache_tokens: int, cut_b
         return -1.0
     # + 0.0 turns −0.0 into 0.0.
     return min(0.0, (limit_tokens - cache_tokens - tokens) / cache_tokens) + 0.0
+
+
+# Episodes -------------------------------------------------------------------------------------------------------------
+# Advantages of the episodes of one rollout group: k attempts at one task, compared with each other.
+#
+# GRPO with the reward of the whole attempt (outcome supervision, arXiv 2402.03300): each token of each turn of episode
+# i has the advantage Â_i = (R_i − mean R) / std R, over the episodes that have a reward, with the population's std.
+# Plain Python without torch. An episode without a reward has none: it is not a reward of 0.
+
+
+def needed_rewards(size: int) -> int:
+    """The least number of episodes with a reward by which a group of `size` is settled: max(2, ⌈size/2⌉)."""
+    return max(2, math.ceil(size / 2))
+
+
+def episode_advantages(rewards: Sequence[float | None]) -> tuple[float | None, ...] | None:
+    """Â of each episode, the same for all its turns; None where the episode gives no sample.
+
+    An episode with exactly the mean reward gives none: its gradient is 0. A group of equal rewards gives no sample at
+    all.
+
+    Args:
+        rewards: R of each episode of the group; None without one.
+
+    Returns:
+        None if too few episodes have a reward to compare them: the group is dropped.
+
+    Raises:
+        StreamsUnusable: a reward is not finite.
+    """
+    if sum(reward is not None for reward in rewards) < needed_rewards(len(rewards)):
+        return None
+    return tuple(advantage or None for advantage in group_advantages(rewards))
+
+
+def step_advantages(rewards: Sequence[Sequence[float] | None]) -> tuple[tuple[float | None, ...], ...] | None:
+    """Â of each turn, compared only with the turns of the other episodes at the same index (RLAnything, arXiv
+    2602.02488: R_ij = O_i + (λ/m)·ΣS_ij, standardised per step index).
+
+    An index that only one episode has reached has nothing to be compared with, and gives no sample.
+
+    Args:
+        rewards: R of each turn of each episode, in order; None for an episode without a reward.
+
+    Returns:
+        Per episode one per turn; None if too few episodes have a reward.
+
+    Raises:
+        StreamsUnusable: a reward is not finite.
+    """
+    known = [turns for turns in rewards if turns is not None]
+    if len(known) < needed_rewards(len(rewards)):
+        return None
+    longest = max((len(turns) for turns in known), default=0)
+    columns: list[tuple[float | None, ...]] = []
+    for index in range(longest):
+        column = [None if turns is None or index >= len(turns) else turns[index] for turns in rewards]
+        alone = sum(reward is not None for reward in column) < 2
+        columns.append(tuple(None for _ in column) if alone else group_advantages(column))
+    return tuple(
+        () if turns is None else tuple(columns[index][episode] or None for index in range(len(turns)))
+        for episode, turns in enumerate(rewards)
+    )
+
+
+# Staleness ------------------------------------------------------------------------------------------------------------
+# Staleness of a sample: the limit after which it is not trained.
+#
+# Next-state evidence ages with each version. Explicit feedback does not; it is dropped only if the policy has drifted
+# away from the response itself.
+
+
+def versions_apart(version: int, head: int, parents: Mapping[int, int]) -> int:
+    """Number of steps between two versions in the version tree, through their nearest common ancestor.
+
+    The difference of their numbers would be wrong after a roll-back, when the head does not descend from `version`.
+
+    Args:
+        version: the version that answered.
+        head: the version that would be trained.
+        parents: version → parent, for every version but 0.
+
+    Raises:
+        KeyError: the parent of a version is not in `parents`.
+    """
+    up = path_to_base(version, parents)
+    down = path_to_base(head, parents)
+    # Both paths end at version 0, so the versions in common are their common end.
+    shared = len(set(up) & set(down))
+    return len(up) + len(down) - 2 * shared
+
+
+def path_to_base(version: int, parents: Mapping[int, int]) -> list[int]:
+    """The version, its parent, and so on to version 0."""
+    path = [version]
+    while path[-1] != 0:
+        path.append(parents[path[-1]])
+    return path
+
+
+def is_stale(apart: int, *, bound: int, explicit: bool) -> bool:
+    """True if the sample expires: more than `bound` versions apart, and not explicit feedback."""
+    return not explicit and apart > bound
+
+
+def has_drifted(mean_abs_log_ratio: float, *, bound: float, explicit: bool) -> bool:
+    """True if a step drops a sample of explicit feedback as `drifted`: its mean |log ρ| exceeds the bound."""
+    return explicit and mean_abs_log_ratio > bound

@@ -68,7 +68,7 @@ def export_adapter(
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    from clawloop.adapters.digest import CONFIG_FILE, WEIGHTS_FILE
+    from clawloop.adapters.directory import CONFIG_FILE, WEIGHTS_FILE
 
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (adapter / name).is_file():

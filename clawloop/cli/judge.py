@@ -9,8 +9,7 @@ import typer
 
 from clawloop.cli.operations import with_operations, with_reading
 from clawloop.cli.session import SESSION_HELP, TURN_HELP
-from clawloop.cli.show import show_json, show_table
-from clawloop.cli.terminal import AsJson, Data, fail, with_database
+from clawloop.cli.terminal import AsJson, Data, fail, show_json, show_table, with_database
 from clawloop.errors import SetupError
 
 if TYPE_CHECKING:
@@ -98,8 +97,8 @@ def show_precision(
     as_json: AsJson = False,
 ) -> None:
     """Show the agreement of votes on episodes' turns with rewards, by the number of votes in a verdict."""
-    from clawloop.operations.precision import judge_precision
-    from db.judging.precision import PostgresVoteReader
+    from clawloop.operations.history import judge_precision
+    from db.judging.rejudging import PostgresVoteReader
 
     found = with_database(data, lambda database: judge_precision(PostgresVoteReader(database), policy))
     if as_json:

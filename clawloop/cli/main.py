@@ -16,29 +16,23 @@ from typing import Annotated
 import typer
 
 from clawloop.cli.adapter import adapter_app
-from clawloop.cli.check import check_app
-from clawloop.cli.demo.app import demo_app
-from clawloop.cli.encryption import encryption_app
+from clawloop.cli.content import encryption_app, erase_command, export
+from clawloop.cli.demo import demo_app
 from clawloop.cli.engine import engine_app
 from clawloop.cli.environment import environment_app
-from clawloop.cli.erase import erase_command
 from clawloop.cli.evaluate import evaluate_command
-from clawloop.cli.export import export
 from clawloop.cli.feedback import feedback
 from clawloop.cli.judge import judge_app
-from clawloop.cli.key import key_app
-from clawloop.cli.key_limits import limit_key
+from clawloop.cli.key import key_app, limit_key
 from clawloop.cli.openclaw_config import openclaw_config
 from clawloop.cli.plan import plan_command
 from clawloop.cli.probe import probe_app
-from clawloop.cli.recover import recover_command
 from clawloop.cli.rollouts import episode_app, rollouts_app
 from clawloop.cli.session import session_app, why_command
-from clawloop.cli.status import status_command
 from clawloop.cli.terminal import Data, fail, settings_of
-from clawloop.cli.training import policy_app, recipe_app, training_app
+from clawloop.cli.training import compare_version, list_events, policy_app, recipe_app, training_app
 from clawloop.cli.up import up_command
-from clawloop.cli.versions import compare_version, list_events
+from clawloop.cli.upkeep import check_app, recover_command, status_command
 from clawloop.cli.worker import worker_app
 from clawloop.errors import ClawloopError, RecipeRejected
 from clawloop.local.private_folder import UMASK

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from clawloop.operations.workflow_links import WorkflowLinks
     from clawloop.processes.operations import Operations
     from clawloop.settings import Settings
-    from clawloop.temporal.environment_workers import TemporalEnvironmentWorkers
+    from clawloop.temporal.server import TemporalEnvironmentWorkers
     from db.database import Database
 
 Result = TypeVar("Result")
@@ -68,7 +68,7 @@ def links_of(data: Path | None) -> WorkflowLinks:
 
 def with_engines(data: Path | None, work: Callable[[EngineOperations], Coroutine[Any, Any, Result]]) -> Result:
     async def run(database: Database) -> Result:
-        from clawloop.processes.engine_operations import engine_operations_on
+        from clawloop.processes.operations import engine_operations_on
 
         return await work(engine_operations_on(database, settings_of(data)))
 
@@ -89,7 +89,7 @@ def with_history(data: Path | None, work: Callable[[HistoryOperations], Coroutin
     """Run `work` with the judge of the settings and the current engines."""
 
     async def run(database: Database) -> Result:
-        from clawloop.processes.history import history_on
+        from clawloop.processes.operations import history_on
         from db.serving.directory import PostgresDirectoryStore
 
         sessions = operations_of(database, data).sessions
@@ -123,7 +123,7 @@ class _TemporalOnDemand:
 
     async def _environment_workers(self) -> TemporalEnvironmentWorkers:
         client = await self._client()
-        from clawloop.temporal.environment_workers import TemporalEnvironmentWorkers
+        from clawloop.temporal.server import TemporalEnvironmentWorkers
 
         return TemporalEnvironmentWorkers(client)
 

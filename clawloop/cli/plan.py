@@ -1,32 +1,98 @@
-"""`clawloop plan`: which process runs on which GPU, with memory by part, before anything is started."""
+"""`clawloop plan`: which process runs on which GPU, with memory by part; and the options it shares with `up`."""
 
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawloop.cli.chat_options import ChatTemplate, ReasoningParser, ToolCallParser
-from clawloop.cli.layout_options import (
-    MICRO_BATCH_TOKENS,
-    Dtype,
-    Indices,
-    MaxLoras,
-    MaxModelLen,
-    MaxSampleTokens,
-    Memory,
-    MicroBatchTokens,
-    Policies,
-    Quantised,
-    ServeModel,
-    indices,
-)
-
 if TYPE_CHECKING:
-    from clawloop.layout.parts import Layout
+    from clawloop.layout.memory import Layout
     from clawloop.layout.request import Gpus, TrainingNeeds
+
+
+# Chat options ---------------------------------------------------------------------------------------------------------
+# Options of `up` and `plan` that override the settings of a model's family.
+
+ChatTemplate = Annotated[
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help="A chat template (Jinja) instead of the model's own."),
+]
+ToolCallParser = Annotated[
+    str | None, typer.Option(help="vLLM's parser of tool calls, or none; by default that of the model's family.")
+]
+ReasoningParser = Annotated[
+    str | None, typer.Option(help="vLLM's parser of thinking, or none; by default that of the model's family.")
+]
+
+
+# Layout options -------------------------------------------------------------------------------------------------------
+# Options that `clawloop plan` and `clawloop up` share.
+
+
+class Device(StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Quantise(StrEnum):
+    NF4 = "nf4"
+
+
+Indices = Annotated[
+    str | None, typer.Option(metavar="0,1,…", help="GPUs for it, counted from 0; the plan chooses them by default.")
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(help="float32 or bfloat16, on GPUs bfloat16 alone; by default that on GPUs, else the model's own."),
+]
+MaxModelLen = Annotated[int | None, typer.Option(min=1, help="Longest context of engines, in tokens.")]
+MaxSampleTokens = Annotated[
+    int | None, typer.Option(min=1, help="Longest sample the trainer reads; --max-model-len if left out.")
+]
+MicroBatchTokens = Annotated[int, typer.Option(min=1, help="Tokens the trainer reads at once.")]
+MaxLoras = Annotated[
+    int | None,
+    typer.Option(min=1, help="Versions that have running requests at the same time; by default as --policies needs."),
+]
+Policies = Annotated[
+    int, typer.Option(min=1, max=1000, help="Policies that the engines answer for, one for each person say.")
+]
+Memory = Annotated[float | None, typer.Option(min=0.1, help="GiB of memory without a GPU; this machine's by default.")]
+Quantised = Annotated[
+    Quantise | None,
+    typer.Option(
+        "--quantise", help="Keep the trainer's base model in 4 bits (QLoRA); the recipe needs a decoupled correction."
+    ),
+]
+ServeModel = Annotated[
+    Path | None,
+    typer.Option(help="A quantised copy of the model (AWQ, GPTQ, FP8), which engines serve instead of it."),
+]
+MICRO_BATCH_TOKENS = 8192
+
+
+def indices(option: str, text: str | None) -> tuple[int, ...] | None:
+    """
+    Raises:
+        BadParameter: no list of indices.
+    """
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise typer.BadParameter(f"{text!r}: give indices from 0 on, separated by commas: 0,1", param_hint=option)
+    numbers = tuple(int(word) for word in words)
+    if len(set(numbers)) != len(numbers):
+        raise typer.BadParameter(f"{text!r} names a GPU twice", param_hint=option)
+    return numbers
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+# `clawloop plan`: which process runs on which GPU, with memory by part, before anything is started.
 
 
 def plan_command(
@@ -59,10 +125,9 @@ def plan_command(
 ) -> None:
     """Show which process runs on which GPU and why, with memory by part; refuse what cannot fit."""
     from clawloop.families.chat_format import ChatOptions
-    from clawloop.layout.model_folder import read_model_shape
+    from clawloop.layout.model_folder import read_model_shape, read_served_copy
     from clawloop.layout.plan import plan
     from clawloop.layout.request import Gpus, Request, dtype_of, limits_for
-    from clawloop.layout.served_copy import read_served_copy
     from clawloop.layout.table import as_data, table
     from clawloop.local.checks import require_model
     from clawloop.local.machine import memory_bytes

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clawloop.cli.show import age, show_json, show_table
-from clawloop.cli.terminal import AsJson, Data, with_database
+from clawloop.cli.terminal import AsJson, Data, age, show_json, show_table, with_database
 from clawloop.errors import SetupError
 from clawloop.ids import short_form
 
 if TYPE_CHECKING:
-    from clawloop.contracts.probes import ProbeContent, StoredProbe
+    from clawloop.contracts.training import ProbeContent, StoredProbe
     from db.database import Database
 
 probe_app = typer.Typer(no_args_is_help=True, help="Probes: prompts that the gate asks of each version.")

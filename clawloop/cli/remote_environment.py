@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clawloop.environments.agent import CommandHarness
 from clawloop.environments.choice import ENVIRONMENTS, WITHOUT_BROWSER, allowed_variables, choose
 from clawloop.environments.harbor_toml import AGENT_SECONDS
+from clawloop.environments.task import CommandHarness
 from clawloop.environments.verifiers.loading import VerifiersOptions
-from clawloop.episodes.limits import LONGEST_SECONDS
+from clawloop.episodes.kinds import LONGEST_SECONDS
 from clawloop.errors import ClawloopError, SetupError
 from clawloop.processes.remote_environment import RemoteWorker, run_remote_worker
 from clawloop.telemetry.logs import configure_logging

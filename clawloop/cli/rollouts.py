@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clawloop.cli.operations import links_of, with_operations
-from clawloop.cli.show import age, show_facts, show_json, show_table, when
-from clawloop.cli.terminal import AsJson, Data, checked_reason, with_database
+from clawloop.cli.terminal import (
+    AsJson,
+    Data,
+    age,
+    checked_reason,
+    show_facts,
+    show_json,
+    show_table,
+    when,
+    with_database,
+)
 from clawloop.ids import short_form
 
 if TYPE_CHECKING:
@@ -23,7 +32,7 @@ if TYPE_CHECKING:
     from clawloop.contracts.answers import EpisodePage
     from clawloop.contracts.episodes import EpisodeView, KindView, RolloutsView
     from clawloop.contracts.views import SessionDetail
-    from clawloop.operations.applied import Applied
+    from clawloop.operations.ports import Applied
     from clawloop.operations.rollouts import RolloutOperations
     from db.database import Database
 
@@ -85,7 +94,7 @@ def list_groups(
 ) -> None:
     """Show rollout groups, newest first, each with its result and mean reward."""
     from clawloop.contracts.answers import GroupPage
-    from clawloop.operations.episodes import group_page
+    from clawloop.operations.rollouts import group_page
     from db.episodes.groups import PostgresEpisodeStore
 
     async def read(database: Database) -> GroupPage:
@@ -125,7 +134,7 @@ def list_episodes(
     as_json: AsJson = False,
 ) -> None:
     """Show episodes, newest first: how each ended, its reward, and what was trained."""
-    from clawloop.operations.episodes import episode_page
+    from clawloop.operations.rollouts import episode_page
     from db.episodes.groups import PostgresEpisodeStore
 
     async def read(database: Database) -> EpisodePage:
@@ -166,8 +175,8 @@ def show_episode(
 ) -> None:
     """Show one episode: how it ended, its reward, and what was said, with the outcome of each reply and its reason."""
     from clawloop.cli.conversation import conversation_lines
-    from clawloop.operations.episodes import found_episode
     from clawloop.operations.reading import Reading
+    from clawloop.operations.rollouts import found_episode
     from db.episodes.groups import PostgresEpisodeStore
     from db.turns.sessions import PostgresSessionStore
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from clawloop.cli.operations import with_reading
-from clawloop.cli.show import age, show_facts, show_json, show_table, when
-from clawloop.cli.terminal import AsJson, Data
+from clawloop.cli.terminal import AsJson, Data, age, show_facts, show_json, show_table, when
 
 if TYPE_CHECKING:
     from clawloop.contracts.views import SessionPage, SessionView, TurnView
@@ -133,7 +132,7 @@ def why_command(
 ) -> None:
     """Show the result of one reply's turn, and the reason."""
     if tokens:
-        from clawloop.cli.tokens import show_tokens
+        from clawloop.cli.conversation import show_tokens
 
         show_tokens(turn, data, as_json=as_json)
         return

@@ -1,28 +1,43 @@
-"""`clawloop training`, `clawloop policy` and `clawloop recipe`: shows and changes training.
-
-Heavy imports happen inside a verb.
-"""
+"""`clawloop training`, `clawloop policy` and `clawloop recipe`: shows and changes training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clawloop.cli.gateway_request import Url, gateway_address, kept_key, post
 from clawloop.cli.operations import links_of, with_operations
-from clawloop.cli.show import age, doing, show_facts, show_json, show_table
-from clawloop.cli.terminal import AsJson, Data, checked_reason, settings_of, with_database
+from clawloop.cli.terminal import (
+    AsJson,
+    Data,
+    age,
+    checked_reason,
+    doing,
+    printable,
+    settings_of,
+    show_facts,
+    show_json,
+    show_table,
+    with_database,
+    wrapped,
+)
 from clawloop.errors import SetupError
 
 if TYPE_CHECKING:
-    from clawloop.contracts.answers import TrainingStatus, VersionDetail
-    from clawloop.contracts.browsing import TrainedReply
+    from clawloop.contracts.answers import Comparison, PolicyEvent, TrainedReply, TrainingStatus, VersionDetail
     from clawloop.contracts.training import BroughtAdapter, TrainingView, VersionView
-    from clawloop.operations.applied import Applied
+    from clawloop.operations.ports import Applied
     from clawloop.operations.training import TrainingOperations
     from db.database import Database
+
+
+# Training -------------------------------------------------------------------------------------------------------------
+# `clawloop training`, `clawloop policy` and `clawloop recipe`: shows and changes training.
+#
+# Heavy imports happen inside a verb.
 
 training_app = typer.Typer(no_args_is_help=True, help="Training: its state, pause and resume.")
 policy_app = typer.Typer(no_args_is_help=True, help="Policies and their versions.")
@@ -145,7 +160,7 @@ def create_policy(
 
 def _bring(adapter: Path, model: Path | None, policy: str, data: Path | None) -> BroughtAdapter:
     """The adapter as the first version of a policy, in the data folder."""
-    from clawloop.operations.policy_names import check_policy_name
+    from clawloop.operations.training import check_policy_name
     from clawloop.training.adapters.brought import bring_adapter
 
     settings = settings_of(data)
@@ -204,9 +219,9 @@ def show_version(
     as_json: AsJson = False,
 ) -> None:
     """Show one version: its gate, its step, and the replies it was trained on."""
-    from clawloop.operations.versions import version_detail
-    from db.training.browsing import PostgresTrainingBrowser
+    from clawloop.operations.training import version_detail
     from db.training.operators import PostgresTrainingStore
+    from db.training.status import PostgresTrainingBrowser
 
     async def read(database: Database) -> VersionDetail:
         return await version_detail(PostgresTrainingStore(database), PostgresTrainingBrowser(database), policy, version)
@@ -360,3 +375,86 @@ def _version_row(version: VersionView) -> dict[str, str]:
         "loss": f"{loss:.4g}" if isinstance(loss, int | float) else "",
         "state and gate": "; ".join(each for each in (version.state, measured, origin, gate, took) if each),
     }
+
+
+# Versions and events --------------------------------------------------------------------------------------------------
+# `clawloop policy compare` and `policy events`: why it answers as it does. Heavy imports happen inside a verb.
+
+# Eight prompts, each answered twice with 512 tokens, on an engine of ten tokens a second.
+_COMPARE_SECONDS = 900.0
+_INDENT = "    "
+
+
+def compare_version(
+    version: Annotated[int, typer.Argument(min=1, max=2**31 - 1, help="As `policy versions` shows it.")],
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(help="Ask both this; repeatable. Default: what was asked in replies that it was trained on."),
+    ] = None,
+    policy: Policy = "default",
+    url: Url = None,
+    key: Annotated[
+        str | None, typer.Option(help="An admin key; by default the one that `up` made in the data folder.")
+    ] = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a version and its parent the same prompts, and show the answers under each other. Needs a running gateway."""
+    from urllib.parse import quote
+
+    from clawloop.contracts.answers import Comparison
+
+    path = f"/admin/v1/policies/{quote(policy, safe='')}/versions/{version}/compare"
+    body = {"prompts": prompt} if prompt else {}
+    found = Comparison.model_validate(
+        post(gateway_address(url, data), path, body, key or kept_key(data, "admin"), _COMPARE_SECONDS)
+    )
+    if as_json:
+        show_json(found)
+        return
+    for line in _lines(found):
+        typer.echo(line)
+
+
+def _lines(found: Comparison) -> Iterator[str]:
+    for number, compared in enumerate(found.prompts):
+        if number:
+            yield ""
+        yield from wrapped(f"asked: {compared.prompt}", "")
+        for answer in compared.answers:
+            parent = ", its parent" if answer.version == found.parent else ""
+            yield f"-- version {answer.version}{parent}"
+            said = answer.text or "(nothing)" if answer.problem is None else f"no answer: {answer.problem}"
+            yield from wrapped(said, _INDENT)
+        first, *others = [answer.text for answer in compared.answers]
+        if first is not None and others == [first]:
+            yield "-- both answered the same, word for word"
+
+
+def list_events(
+    policy: Policy = "default",
+    limit: Annotated[int, typer.Option(min=1, max=500, help="The newest ones.")] = 20,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a policy's events, newest first: roll-backs, pauses, recipes, rejected versions."""
+    from clawloop.contracts.answers import EventList
+    from db.training.operators import PostgresTrainingStore
+    from db.training.status import PostgresTrainingBrowser
+
+    async def read(database: Database) -> EventList:
+        await PostgresTrainingStore(database).status(policy)  # there must be such a policy
+        return EventList(events=await PostgresTrainingBrowser(database).events(policy, limit))
+
+    found = with_database(data, read)
+    if as_json:
+        show_json(found)
+        return
+    show_table([_event_row(event) for event in found.events])
+    if len(found.events) == limit:
+        typer.echo(f"the newest {limit}, --limit shows more")
+
+
+def _event_row(event: PolicyEvent) -> dict[str, str]:
+    detail = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in event.detail.items() if value is not None)
+    return {"age": age(event.at), "what": event.kind.replace("_", " "), "detail": printable(detail)}

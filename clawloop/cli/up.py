@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawloop.cli.chat_options import ChatTemplate, ReasoningParser, ToolCallParser
-from clawloop.cli.layout_options import (
+from clawloop.cli.plan import (
     MICRO_BATCH_TOKENS,
+    ChatTemplate,
     Device,
     Dtype,
     Indices,
@@ -24,7 +24,9 @@ from clawloop.cli.layout_options import (
     MicroBatchTokens,
     Policies,
     Quantised,
+    ReasoningParser,
     ServeModel,
+    ToolCallParser,
     indices,
 )
 from clawloop.cli.terminal import settings_of
@@ -95,7 +97,7 @@ def up_command(
     from clawloop.local.machine import Device as MachineDevice
     from clawloop.local.model_layout import ModelOptions
     from clawloop.local.plan import UpOptions
-    from clawloop.local.supervision.status import status_board
+    from clawloop.local.supervision.supervisor import status_board
     from clawloop.local.up import run
     from clawloop.recipes.recipe import load_recipe
 

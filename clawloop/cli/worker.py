@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawloop.cli.layout_options import Device, Quantised
+from clawloop.cli.plan import Device, Quantised
 from clawloop.cli.terminal import Data, settings_of
 from clawloop.errors import SetupError
 
@@ -195,8 +195,8 @@ def environment(
     data: Data = None,
 ) -> None:
     """Run episodes and their verifiers in sandboxes on this machine; any number of processes."""
-    from clawloop.environments.agent import CommandHarness
     from clawloop.environments.choice import DEFAULT_ENVIRONMENTS, BrowserOptions
+    from clawloop.environments.task import CommandHarness
     from clawloop.processes.environment import run_environment_worker
     from clawloop.telemetry.logs import configure_logging
 

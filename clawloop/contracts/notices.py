@@ -1,17 +1,32 @@
-"""What workflows are notified of, and the port that notifies them. Ids and reasons, never text of a conversation.
-
-PostgreSQL has what a notice is about before it is sent, and the workflow decides by that. So each notice is idempotent
-and best effort: the sweep repeats one that was not sent, or the workflow looks again by itself.
-"""
+"""What crosses Temporal to workflows: the base of messages, notices, and the port that sends them. Ids and reasons."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
+from pydantic import BaseModel, ConfigDict
+
 from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested, SessionFacts, TurnRecorded
 from clawloop.contracts.training import OperatorChange
 from clawloop.ids import SessionId
+
+# Messages -------------------------------------------------------------------------------------------------------------
+# The base of what crosses Temporal between workflows and activities: ids, scores and reasons, never text.
+#
+# Open workflows and saved histories hold messages. After a release their fields keep their names, and a new field is
+# optional.
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+# Notices --------------------------------------------------------------------------------------------------------------
+# What workflows are notified of, and the port that notifies them. Ids and reasons, never text of a conversation.
+#
+# PostgreSQL has what a notice is about before it is sent, and the workflow decides by that. So each notice is
+# idempotent and best effort: the sweep repeats one that was not sent, or the workflow looks again by itself.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,162 @@
-"""Contracts of training: steps, their batches and figures, and the versions they make.
-
-Step n makes version n. Numbers are never reused, so an abandoned step leaves a gap.
-"""
+"""Contracts of training: steps, their batches, attempts and figures, the versions they make, and checks of the gate."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
+from typing import Any, Protocol
 from uuid import UUID
 
 from pydantic import JsonValue
 
-from clawloop.contracts.gate_checks import GateCheck
-from clawloop.contracts.progress import StepProgress
-from clawloop.contracts.version_origin import VersionOrigin
-from clawloop.ids import EpisodeId, SampleId
+from clawloop.contracts.turns import Message
+from clawloop.ids import EpisodeId, ProbeId, SampleId
 from clawloop.recipes.recipe import Recipe
+
+# Origins --------------------------------------------------------------------------------------------------------------
+# Origin of a policy's first version, if the policy began from a version of another policy.
+
+
+@dataclass(frozen=True, slots=True)
+class VersionOrigin:
+    """The version of another policy that a policy begins from: the two have the same files."""
+
+    policy: str
+    n: int
+
+
+# Checks of the gate ---------------------------------------------------------------------------------------------------
+# Contracts of the gate: what each of its checks found about a version.
+
+SECONDS = "seconds"
+"""The figure of a check that gives its duration in seconds."""
+
+
+class CheckName(StrEnum):
+    """A check of the gate."""
+
+    NUMBERS = "numbers"  # the step's figures, and how far the version moved
+    REPLAY = "replay"  # held-out turns, scored under the version and its parent
+    PROBES = "probes"  # prompts that the version and its parent answered
+    CANARY = "canary"  # verdicts on a share of the sessions, once the version is the head
+
+
+class CheckResult(StrEnum):
+    """Result of a check of the gate."""
+
+    PASSED = "passed"
+    NOT_ENOUGH = "not_enough"  # too little to decide by; the version is not rejected for it
+    FAILED = "failed"  # the version is rejected
+
+
+@dataclass(frozen=True, slots=True)
+class GateCheck:
+    """Result of one check of the gate for a version, with reason and figures.
+
+    Args:
+        reason: for people: what was compared, or what is wrong.
+        figures: the numbers it was decided by; None where a number is not known.
+    """
+
+    name: CheckName
+    result: CheckResult
+    reason: str
+    figures: Mapping[str, float | None]
+
+    def noting(self, note: str) -> GateCheck:
+        """The check with a further remark for people."""
+        return replace(self, reason=f"{self.reason}; {note}")
+
+    def timed(self, seconds: float | None) -> GateCheck:
+        """The check with its duration among its figures; None: unknown."""
+        return self if seconds is None else replace(self, figures={**self.figures, SECONDS: seconds})
+
+
+def gate_seconds(checks: Sequence[GateCheck]) -> float | None:
+    """Seconds that the checks of a version took, without the waiting between them; None if unknown."""
+    known = [seconds for check in checks if (seconds := check.figures.get(SECONDS)) is not None]
+    return sum(known) if known else None
+
+
+# Attempts -------------------------------------------------------------------------------------------------------------
+# Number of attempts at a step.
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """Counts of a step's attempts, by the way they ended.
+
+    Args:
+        begun: the running one included.
+        failed: the trainer said that it cannot compute this step.
+        interrupted: something else ended it, and said so: the trainer was stopped, or PostgreSQL was away.
+    """
+
+    begun: int
+    failed: int
+    interrupted: int
+
+    @property
+    def lost(self) -> int:
+        """Attempts that reported no end: the trainer was killed, its machine lost power, or it has a bug."""
+        return max(0, self.begun - 1 - self.failed - self.interrupted)
+
+
+# Progress -------------------------------------------------------------------------------------------------------------
+# Progress of training.
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Speed at which a step is computed.
+
+    Args:
+        tokens_a_second: read, or trained, in the present stage.
+        seconds_left: until the step is computed, estimated from the part that is done.
+    """
+
+    tokens_a_second: float
+    seconds_left: float
+
+
+class StatusCallback(Protocol):
+    """Called often with a step's current activity, and with its pace while something is computed."""
+
+    def __call__(self, status: str, pace: Pace | None = None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepProgress:
+    """Current activity of a step, or of the version it made, for people.
+
+    Args:
+        now: e.g. `training, micro-batch 3 of 8`; as of a few seconds ago.
+        seconds: since the attempt at the step began; None: none has, or it has ended.
+        tokens_a_second, seconds_left: as of a `Pace`; None until the first micro-batch is computed, and where nothing
+            is computed.
+    """
+
+    now: str
+    seconds: float | None = None
+    tokens_a_second: float | None = None
+    seconds_left: float | None = None
+
+
+def waiting_words(why: str | None) -> str:
+    """Activity of a step between two attempts, for people.
+
+    Args:
+        why: reason that the last attempt ended before the step was done.
+    """
+    return "waits to be tried again" if why is None else f"waits to be tried again: {why}"
+
+
+# Steps and versions ---------------------------------------------------------------------------------------------------
+# Contracts of training: steps, their batches and figures, and the versions they make.
+#
+# Step n makes version n. Numbers are never reused, so an abandoned step leaves a gap.
 
 
 class SampleState(StrEnum):
@@ -102,7 +241,7 @@ class VersionRef:
 
     Args:
         path: the directory, below the data folder's `adapters`, e.g. `default/v3-0123456789ab`.
-        sha256: of the adapter, in hex; see `clawloop.adapters.digest.check_version`.
+        sha256: of the adapter, in hex; see `clawloop.adapters.directory.check_version`.
     """
 
     policy: str
@@ -387,3 +526,100 @@ class VersionView:
     gate_seconds: float | None = None
     match: float | None = None
     origin: VersionOrigin | None = None
+
+
+# Probes ---------------------------------------------------------------------------------------------------------------
+# Contracts of probes: prompts that the gate asks of a version and of its parent before the version answers.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeContent:
+    """A probe's messages, and the content of a right answer; without `contains`, `regex` and `exact` it is unchecked.
+
+    Args:
+        tools: as a client offers them; None without tools.
+        contains: texts that the answer has to contain, whatever their case.
+        regex: a pattern, in the syntax of Rust's regex crate, that has to match anywhere in the answer.
+        exact: the whole answer, apart from white space around it.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    contains: Sequence[str] = ()
+    regex: str | None = None
+    exact: str | None = None
+
+    @property
+    def is_checked(self) -> bool:
+        return bool(self.contains) or self.regex is not None or self.exact is not None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredProbe:
+    """An operator's probe."""
+
+    id: ProbeId
+    content: ProbeContent
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class AskedProbe:
+    """A probe of a check.
+
+    Args:
+        id: the operator's probe, or the praised turn that it was drawn from.
+    """
+
+    id: UUID
+    content: ProbeContent
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePlan:
+    """The gate's questions about a candidate, and the versions to ask.
+
+    Args:
+        base_model: the name under which engines serve version 0.
+        parent: number of the version that the candidate is compared with.
+    """
+
+    policy: str
+    base_model: str
+    candidate: VersionRef
+    parent: int
+    recipe: Recipe
+    probes: Sequence[AskedProbe]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAnswer:
+    """An answer to a probe.
+
+    Args:
+        tool_calls: the arguments of each tool call as the model wrote them, by the name it called.
+        cut: the limit of tokens ended it.
+    """
+
+    text: str
+    tool_calls: Sequence[tuple[str, str]] = ()
+    cut: bool = False
+
+
+# Records of steps -----------------------------------------------------------------------------------------------------
+# The stored record of a step, for programs that compare runs.
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """The stored record of a step that made a version.
+
+    Args:
+        metrics: as in `VersionView`.
+        at: when the version was made.
+    """
+
+    policy: str
+    n: int
+    metrics: Mapping[str, JsonValue]
+    at: datetime

@@ -16,8 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from clawloop.contracts.answers import EpisodePage, GroupPage, TrainingStatus, VersionList
 from clawloop.contracts.episodes import EpisodeView, GroupView, RolloutsView
-from clawloop.contracts.gate_checks import CheckName, CheckResult
-from clawloop.contracts.training import VersionView
+from clawloop.contracts.training import CheckName, CheckResult, VersionView
 from clawloop.contracts.turns import TurnKind
 from clawloop.contracts.views import SessionDetail, SessionPage, SessionView, TurnView
 from clawloop.demo.openai_client import PATIENCE_SECONDS

@@ -22,8 +22,8 @@ from clawloop.demo.phrasing import MEASURED_PHRASES, Feedback, Mood, handwritten
 from clawloop.demo.vocabulary import END
 from clawloop.demo.world import HINTS, STYLES, Axis, Request, answer, every_request, style_of
 from clawloop.judging.hints import with_hint
-from clawloop.judging.parsing import Vote, parse_hint, parse_vote
 from clawloop.judging.prompts import AnswerForm, JudgePrompt
+from clawloop.judging.voting import Vote, parse_hint, parse_vote
 
 _BATCH_PROMPTS = 64  # per forward pass; a prompt has a few hundred tokens
 _MAX_ANSWER_TOKENS = 96  # the longest right answer has about 70

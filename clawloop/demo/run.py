@@ -36,7 +36,7 @@ from clawloop.processes.database import codec_of
 from db.database import BACKGROUND_LIMIT, Database
 from db.serving.directory import ensure_policy
 from db.serving.keys import PostgresKeyStore
-from db.training.measured import PostgresMeasurements
+from db.training.policies import PostgresMeasurements
 from db.training.probes import PostgresProbeStore
 from db.training.recipes import ensure_recipe
 

@@ -1,6 +1,6 @@
 """Shows the progress of a demo: a live table on a terminal, lines anywhere else.
 
-Satisfies `clawloop.local.supervision.status.Board` and `experiment.ExperimentBoard`.
+Satisfies `clawloop.local.supervision.supervisor.Board` and `experiment.ExperimentBoard`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from clawloop.demo.plan import PlannedRun
 from clawloop.demo.report import GOAL, Evaluation
-from clawloop.local.supervision.part import PartState, PartStatus
+from clawloop.local.supervision.supervisor import PartState, PartStatus
 
 _COLUMNS = ("user", "method", "step", "version", "interactions", "reward", "match", "requests failed", "seconds")
 _TEXT_COLUMNS = ("user", "method")

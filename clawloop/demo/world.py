@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeAlias
 
-from clawloop.contracts.probes import ProbeContent
+from clawloop.contracts.training import ProbeContent
 
 _SUBJECTS = tomllib.loads((Path(__file__).parent / "words" / "subjects.toml").read_text(encoding="utf-8"))
 

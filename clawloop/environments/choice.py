@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from clawloop.environments.agent import CommandHarness
 from clawloop.environments.browser.chromium import Chromium
 from clawloop.environments.browser.environment import BrowserEnvironment
 from clawloop.environments.browser.kinds import KINDS, KINDS_BY_NAME, Kind
 from clawloop.environments.harbor import HarborEnvironment
 from clawloop.environments.reasoning_gym.environment import ReasoningGymEnvironment
 from clawloop.environments.swe.environment import SweEnvironment
-from clawloop.environments.task import Environment
+from clawloop.environments.task import CommandHarness, Environment
 from clawloop.environments.terminal.environment import TerminalEnvironment
 from clawloop.environments.tool_call.environment import ToolCallEnvironment
 from clawloop.errors import SetupError

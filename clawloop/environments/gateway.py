@@ -27,7 +27,7 @@ _NO_ARTIFACT = "0" * 64
 
 
 class WorkerGateway:
-    """Satisfies `EpisodeKeys` and `Artifacts` of `clawloop.episodes.ports`.
+    """Satisfies `EpisodeKeys` and `Artifacts` of `clawloop.episodes.running`.
 
     Args:
         url: the gateway's, without a path.

@@ -16,7 +16,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from clawloop.environments.agent import HARNESS, AgentLoop, CommandHarness
 from clawloop.environments.harbor_toml import (
     AGENT_SECONDS,
     VERIFIER_SECONDS,
@@ -28,13 +27,21 @@ from clawloop.environments.harbor_toml import (
     TaskTable,
     read_toml,
 )
-from clawloop.environments.playing import NOT_READY
-from clawloop.environments.reward import packed
-from clawloop.environments.task import EnvironmentTask, Solution, Split, parse_task_id, split_of
-from clawloop.episodes.limits import LONGEST_SECONDS
+from clawloop.environments.playing import NOT_READY, packed
+from clawloop.environments.task import (
+    HARNESS,
+    AgentLoop,
+    CommandHarness,
+    EnvironmentTask,
+    Solution,
+    Split,
+    parse_task_id,
+    split_of,
+)
+from clawloop.episodes.kinds import LONGEST_SECONDS
 from clawloop.errors import EpisodeUnusable, SetupError, TaskUnusable
 from clawloop.sandboxes.boxes import MIB, Limits
-from clawloop.sandboxes.contents import WORK_VARIABLE
+from clawloop.sandboxes.folders import WORK_VARIABLE
 
 log = logging.getLogger(__name__)
 

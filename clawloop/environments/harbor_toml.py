@@ -24,9 +24,9 @@ from pydantic import (
     model_validator,
 )
 
-from clawloop.episodes.limits import LONGEST_SECONDS
+from clawloop.episodes.kinds import LONGEST_SECONDS
 from clawloop.errors import SetupError
-from clawloop.sandboxes.images import image_name
+from clawloop.sandboxes.containers import image_name
 
 SCHEMA = "1.4"
 # Harbor has no limit of an agent's time; commands of a small model take seconds.

@@ -23,7 +23,7 @@ ENDINGS = {
 
 
 class SandboxRunner:
-    """Satisfies `clawloop.episodes.ports.EpisodeRunner`.
+    """Satisfies `clawloop.episodes.running.EpisodeRunner`.
 
     Args:
         gateway: host and port of the gateway.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from uuid import UUID
 
-from clawloop.episodes.limits import CALL_LIMIT
+from clawloop.episodes.kinds import CALL_LIMIT
 from clawloop.ids import EpisodeId
 
 SECRET_BYTES = 32

@@ -1,11 +1,26 @@
-"""The kinds of tasks of our own environments, how hard each can be made, and the ids of such tasks."""
+"""The kinds of tasks of our own environments, how hard each can be made, and how long episodes may take."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from types import MappingProxyType
+
+# Limits ---------------------------------------------------------------------------------------------------------------
+# Time limits of episodes. A task that asks for more is refused when it is loaded, since no error would show later.
+
+LONGEST_SECONDS = 4 * 3600.0
+"""Longest run of an agent and of a verifier; if an environment of verifiers does both, of all its stages together."""
+CALL_LIMIT = timedelta(seconds=LONGEST_SECONDS) + timedelta(hours=2)
+"""Time limit of the activity around an agent or a verifier, which also pulls an image and waits for a gateway."""
+KEY_LEAST_LEFT = timedelta(seconds=LONGEST_SECONDS) + timedelta(hours=1)
+"""Least time left of an episode's key when its agent starts, since the gateway's clock may differ."""
+
+
+# Kinds ----------------------------------------------------------------------------------------------------------------
+# The kinds of tasks of our own environments, how hard each can be made, and the ids of such tasks.
 
 
 @dataclass(frozen=True, slots=True)

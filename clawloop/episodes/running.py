@@ -1,14 +1,119 @@
-"""Episodes in sandboxes: one attempt of `run_episode` is one sandbox; `verify_episode` may be repeated."""
+"""Episodes in sandboxes: what crosses Temporal to their worker, what it needs, and its activities."""
 
 from __future__ import annotations
 
 import logging
+from typing import Protocol
 
 from temporalio import activity
 
-from clawloop.episodes.messages import REASON_LIMIT, EpisodeRan, EpisodeVerified, RunEpisode, VerifyEpisode
-from clawloop.episodes.ports import Artifacts, EpisodeKeys, EpisodeRunner
+from clawloop.contracts.episodes import AgentRun, Ending
+from clawloop.contracts.notices import Message
 from clawloop.heartbeat import heartbeating
+from clawloop.ids import EpisodeId
+
+# Messages -------------------------------------------------------------------------------------------------------------
+# Messages through Temporal between a rollout group and its environment's worker: ids, scores and reasons.
+#
+# Open workflows and saved histories hold them: new fields must be optional.
+
+REASON_LIMIT = 300
+
+
+def environment_queue(environment: str) -> str:
+    """The queue of the workers that have this environment. Open workflows hold the value, so it never changes."""
+    return f"environment-{environment}"
+
+
+class RunEpisode(Message):
+    episode: EpisodeId
+    environment: str
+    task: str
+
+
+class VerifyEpisode(Message):
+    episode: EpisodeId
+    environment: str
+    task: str
+    artifact_sha256: str
+
+
+class EpisodeVerified(Message):
+    """
+    Args:
+        reward: None if the verifier gave none.
+    """
+
+    reward: float | None
+    reason: str = ""
+
+
+class EpisodeRan(Message):
+    """
+    Args:
+        artifact_sha256: of what the agent left.
+        verified: the verdict where it came with the agent's end; None: `verify_episode` gives it.
+    """
+
+    ending: Ending
+    reason: str
+    artifact_sha256: str | None = None
+    verified: EpisodeVerified | None = None
+
+
+# Ports ----------------------------------------------------------------------------------------------------------------
+# Ports of an environment's worker.
+
+
+class EpisodeKeys(Protocol):
+    async def key_of(self, episode: EpisodeId) -> str:
+        """The key of a running episode, for its agent that starts now.
+
+        Raises:
+            EpisodeUnusable: there is no such episode, it has ended, or an agent has used its key already: what that one
+                did is unknown, and no second agent continues it.
+            StoreUnavailable
+        """
+
+
+class EpisodeRunner(Protocol):
+    """Runs agents and verifiers, each in a sandbox of its own that is gone afterwards.
+
+    All raise EpisodeUnusable if there is no such environment or task, and SandboxFailed if the sandbox itself did not
+    work.
+    """
+
+    async def require_usable(self, environment: str, task_id: str) -> None:
+        """Check a task before its first agent starts, where its environment does not answer for it.
+
+        Raises:
+            TaskUnusable: its rewards cannot be trusted.
+        """
+
+    async def run_agent(self, environment: str, task_id: str, episode: EpisodeId, key: str) -> AgentRun:
+        """Let the agent work on the task until it ends, or its limit is reached."""
+
+    async def verify(
+        self, environment: str, task_id: str, episode: EpisodeId, artifact: bytes
+    ) -> tuple[float | None, str]:
+        """The reward for what an agent left, or None and why there is none."""
+
+
+class Artifacts(Protocol):
+    """Artifacts that agents left, by digest."""
+
+    async def store(self, artifact: bytes) -> str:
+        """The artifact's SHA-256 in hex. Idempotent."""
+
+    async def load(self, sha256: str) -> bytes:
+        """
+        Raises:
+            EpisodeUnusable: the artifact is missing or damaged.
+        """
+
+
+# Activities -----------------------------------------------------------------------------------------------------------
+# Episodes in sandboxes: one attempt of `run_episode` is one sandbox; `verify_episode` may be repeated.
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from clawloop.errors import SetupError
-from clawloop.families.template import read_template, render
-from clawloop.families.thinking import SWITCHES, Thinking, switched, thinking_of
+from clawloop.families.template import SWITCHES, Thinking, read_template, render, switched, thinking_of
 
 NO_PARSER = "none"
 

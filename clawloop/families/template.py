@@ -1,10 +1,11 @@
-"""A model folder's chat template: its text, and what it renders."""
+"""A model folder's chat template: its text, what it renders, and whether the model thinks."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,6 +16,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from clawloop.errors import SetupError
+
+# Templates ------------------------------------------------------------------------------------------------------------
+# A model folder's chat template: its text, and what it renders.
 
 # Files in which a folder may keep its template, the first that has one counts: the order of `transformers`.
 _JSON_FILES = ("chat_template.json", "tokenizer_config.json")
@@ -114,3 +118,51 @@ def _in_json(path: Path) -> str:
         named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
         found = named.get("default")
     return found if isinstance(found, str) else ""
+
+
+# Thinking -------------------------------------------------------------------------------------------------------------
+# A model's thinking mode, read from its chat template.
+#
+# A template has a switch for thinking, or opens the thinking itself, or has neither. The mode is read from two
+# renderings of one chat, so the same rule serves a template's text and an engine's `/tokenize`.
+
+# The switches of chat templates: Qwen, GLM, Gemma and most others have the first, DeepSeek and Granite the second.
+# Templates ignore what they do not know.
+SWITCHES = ("enable_thinking", "thinking")
+# Marks that open and close thinking in a rendered prompt.
+_BRACKETS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|channel>thought", "<channel|>"),
+)
+# Mistral's models think because the system prompt of their template asks them to, and shows the brackets.
+_BY_PROMPT = "[THINK]"
+# gpt-oss writes to channels, and to `analysis` first; its template only says so.
+_CHANNELS = "Valid channels: analysis"
+
+
+class Thinking(StrEnum):
+    """A model's thinking mode."""
+
+    NEVER = "never"
+    OPTIONAL = "optional"  # a request can switch it on and off
+    ALWAYS = "always"  # nothing can switch it off
+
+
+def switched(on: bool) -> dict[str, bool]:
+    """A request's `chat_template_kwargs` that switch thinking on or off."""
+    return dict.fromkeys(SWITCHES, on)
+
+
+def thinking_of(switched_on: str, switched_off: str) -> Thinking:
+    """
+    Args:
+        switched_on, switched_off: the same chat with the prompt for a reply, rendered with each setting of the switch.
+    """
+    is_open = any(switched_off.rfind(opens) > switched_off.rfind(closes) for opens, closes in _BRACKETS)
+    if is_open or _CHANNELS in switched_off:
+        return Thinking.ALWAYS
+    asked_for = any(closes in switched_off for opens, closes in _BRACKETS if opens == _BY_PROMPT)
+    return Thinking.OPTIONAL if asked_for or switched_on != switched_off else Thinking.NEVER

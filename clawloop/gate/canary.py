@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
+from clawloop.contracts.training import CheckName, CheckResult, GateCheck
 
 MIN_SESSIONS = 8
 """Fewest sessions of the canary and of the others; the spread of fewer is unknown."""

@@ -1,25 +1,177 @@
-"""The evidence a judge sees of a turn: task, recent history, reply, what came next, explicit feedback.
-
-Messages are as clients sent them, so a field may have any shape; content that a judge cannot read (an image, a part of
-unknown type) is named in brackets. System messages and thinking are left out: the former are long and not about the
-reply, the latter was never shown to the user.
-"""
+"""The evidence a judge sees of a turn, bounded, between tags that it cannot contain."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import count
+from typing import Literal, TypeAlias
 
 from pydantic import JsonValue
 
 from clawloop.contracts.turns import Message
-from clawloop.judging.blocks import Block, Role, Section, harmless
-from clawloop.judging.truncation import Budgets, cut_middle, share
+from clawloop.ids import TurnId
 from clawloop.recipes.recipe import Signal
 from clawloop.turns.canonical import is_volatile
-from clawloop.turns.files import references_of
-from clawloop.turns.part_names import for_judges, kind_of_part
+from clawloop.turns.files import for_judges, kind_of_part, references_of
 from clawloop.turns.thinking import THINKING_PARTS, without_leading_thinking
+
+# Bounds ---------------------------------------------------------------------------------------------------------------
+# Truncates long texts in the middle, and divides a budget of characters.
+#
+# Budgets are in characters, because the judge's tokenizer is not known; a token is at least one character in nearly
+# every tokenizer, about four in English.
+
+_MARK = "\n[... {} characters cut ...]\n"
+MARK_ROOM = len(_MARK.format(10**12))  # the longest mark: no text has 10^12 characters
+
+SMALLEST_TOTAL = 600  # below this the smallest section has little room beside the mark of a cut
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """Characters per section of a judge prompt; they add up to `total`.
+
+    The default, 24,000 characters, is 6-8 thousand tokens of English: half a context of 16k, which leaves the other
+    half for the judge's thinking.
+    """
+
+    task: int = 5_000
+    history: int = 4_000
+    reply: int = 6_000
+    next: int = 7_000
+    feedback: int = 2_000
+
+    @property
+    def total(self) -> int:
+        return self.task + self.history + self.reply + self.next + self.feedback
+
+    @classmethod
+    def of(cls, total: int) -> Budgets:
+        """Another total in the default proportions, for a judge with another context."""
+        if total < SMALLEST_TOTAL:
+            raise ValueError(f"a judge prompt needs at least {SMALLEST_TOTAL} characters, not {total}")
+        default = cls()
+        return cls(
+            task=default.task * total // default.total,
+            history=default.history * total // default.total,
+            reply=default.reply * total // default.total,
+            next=default.next * total // default.total,
+            feedback=default.feedback * total // default.total,
+        )
+
+
+DEFAULT_BUDGETS = Budgets()
+
+
+def cut_middle(text: str, limit: int) -> str:
+    """`text` in at most `limit` characters: its beginning and end, and between them how many are cut.
+
+    If the limit has no room for that mark, only the beginning is left.
+    """
+    if len(text) <= limit:
+        return text
+    room = limit - MARK_ROOM
+    if room <= 0:
+        return text[: max(limit, 0)]
+    head = (room + 1) // 2
+    tail = room - head
+    return text[:head] + _MARK.format(len(text) - room) + text[len(text) - tail :]
+
+
+def share(lengths: Sequence[int], budget: int) -> list[int]:
+    """The part of `budget` for each text: short texts get all they need, long ones equal parts of the rest."""
+    shares = [0] * len(lengths)
+    left = budget
+    waiting = sorted(range(len(lengths)), key=lambda index: lengths[index])
+    while waiting:
+        equal = left // len(waiting)
+        index = waiting.pop(0)
+        shares[index] = min(lengths[index], equal)
+        left -= shares[index]
+    return shares
+
+
+# Tags -----------------------------------------------------------------------------------------------------------------
+# Blocks: pieces of evidence between tags that the evidence cannot contain.
+#
+# Each tag carries a mark of six hexadecimal digits. The mark is derived from the turn id, again and again until no
+# block contains it, so no block can close itself, open another or give an answer that needs the mark. The mark is no
+# secret: who knows the turn id can compute the marks, but a mark that a text contains is not used.
+
+MARK_DIGITS = 6  # 16.7 million marks: always more than a text of 24,000 characters contains
+
+Role: TypeAlias = Literal["system", "user", "assistant", "tool", "tool_call", "other", "note"]
+Section: TypeAlias = Literal["history", "task", "reply", "next", "feedback"]
+
+# Control tokens of chat templates. A judge's tokenizer recognises these strings anywhere, so a text that contains them
+# could end its own message. Known families: `<|…|>` (Qwen, Llama 3, Phi, gpt-oss, Cohere), `<｜…｜>` (DeepSeek),
+# `[INST]` and `<<SYS>>` (Mistral, Llama 2), angle words (Gemma and others). For a judge whose template has other
+# control tokens, add them here.
+_CONTROL = re.compile(
+    r"<(?=[|｜][^|｜<>\n]{1,64}[|｜]>)"
+    r"|<(?=</?SYS>>)"
+    r"|<(?=/?(?:s|bos|eos|pad|unk|mask|start_of_turn|end_of_turn|think|tool_call|tool_response|tools)>)"
+    r"|\[(?=/?(?:INST|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|SYSTEM_PROMPT|THINK)\])",
+    re.IGNORECASE,
+)
+# Lone surrogates cannot be sent; of the control characters only tabs and line ends have a meaning in a chat.
+_UNSENDABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+_NOT_HEX = re.compile("[^0-9a-f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One piece of evidence: its section, its author's role, its text, and SHA-256 of the images in it."""
+
+    section: Section
+    role: Role
+    text: str
+    images: tuple[str, ...] = ()
+
+
+def harmless(text: str) -> str:
+    """`text` in the same length, without control tokens of chat templates and unsendable characters."""
+    return _CONTROL.sub("(", _UNSENDABLE.sub("�", text))
+
+
+def has_control_tokens(text: str) -> bool:
+    return _CONTROL.search(text) is not None
+
+
+def choose_mark(turn_id: TurnId, texts: Iterable[str]) -> str:
+    """The first mark of this turn that none of `texts` contains; deterministic.
+
+    A text also contains a mark that is written in another case or width, or with other characters between its digits.
+    """
+    taken: set[str] = set()
+    for text in texts:
+        digits = _NOT_HEX.sub("", unicodedata.normalize("NFKC", text).casefold())
+        taken.update(digits[at : at + MARK_DIGITS] for at in range(len(digits) - MARK_DIGITS + 1))
+    return next(mark for attempt in count() if (mark := _mark(turn_id, attempt)) not in taken)
+
+
+def render(blocks: Sequence[Block], mark: str) -> str:
+    """The blocks in order, between tags. Their texts must be harmless, and the mark chosen for them."""
+    return "\n".join(
+        f"<{block.section} {mark} {block.role}>\n{block.text}\n</{block.section} {mark}>" for block in blocks
+    )
+
+
+def _mark(turn_id: TurnId, attempt: int) -> str:
+    digest = blake2b(turn_id.bytes + attempt.to_bytes(8, "big"), person=b"clawloop judge")
+    return digest.hexdigest()[:MARK_DIGITS]
+
+
+# Evidence -------------------------------------------------------------------------------------------------------------
+# The evidence a judge sees of a turn: task, recent history, reply, what came next, explicit feedback.
+#
+# Messages are as clients sent them, so a field may have any shape; content that a judge cannot read (an image, a part
+# of unknown type) is named in brackets. System messages and thinking are left out: the former are long and not about
+# the reply, the latter was never shown to the user.
 
 MAX_HISTORY = 8  # messages: enough to understand a short request
 MAX_PIECES = 12  # per section: of many parallel tool results the first and the last ones are shown

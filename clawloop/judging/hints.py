@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clawloop.contracts.turns import Message
-from clawloop.judging.blocks import has_control_tokens
-from clawloop.judging.evidence import Evidence
-from clawloop.judging.parsing import HintVote
+from clawloop.judging.evidence import Evidence, has_control_tokens
+from clawloop.judging.voting import HintVote
 from clawloop.turns.canonical import is_volatile
 
 SHORTEST = 10  # characters; a hint must be longer: a shorter one says "redo" rather than how

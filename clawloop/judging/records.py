@@ -12,8 +12,7 @@ from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import StoredTurn, TurnOutcome
 from clawloop.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId
 from clawloop.judging.hints import HintChoice
-from clawloop.judging.parsing import HintVote, Vote
-from clawloop.judging.voting import Verdict
+from clawloop.judging.voting import HintVote, Verdict, Vote
 from clawloop.recipes.recipe import Recipe
 from clawloop.turns.parents import Candidate
 from clawloop.turns.places import PlacedReply

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from clawloop.errors import SetupError
-from clawloop.layout.model_shape import ModelShape
+from clawloop.layout.model_folder import ModelShape
 from clawloop.recipes.recipe import Recipe, require_decoupled
-from clawloop.training.model.families import Quantisation
+from clawloop.training.model.checkpoint import Quantisation
 
 LONGEST_CONTEXT_TOKENS = 32768
 """Longest context of an engine without an option for it: enough for an agent's prompt with tools; more costs memory."""

@@ -23,7 +23,7 @@ from clawloop.errors import SetupError
 from clawloop.families.chat_format import ChatOptions, read_chat_format
 from clawloop.local.services.temporal_server import NAMESPACE
 from clawloop.serving.endpoints import bearer
-from clawloop.training.model.families import DECODER_PREFIX
+from clawloop.training.model.checkpoint import DECODER_PREFIX
 from db.database import driver_url, postgres_message
 
 # A new PostgreSQL takes 60 MiB, four logs at most 80, an adapter of a 4B model 130: enough for the first days.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from clawloop.local.supervision.part import Part
+from clawloop.local.supervision.supervisor import Part
 
 FILE = "metric-targets.json"
 

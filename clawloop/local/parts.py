@@ -23,7 +23,7 @@ from clawloop.local.services import temporal_server
 from clawloop.local.services import vllm as vllm_server
 from clawloop.local.services.postgres import EmbeddedPostgres
 from clawloop.local.services.vllm import EngineOptions, ModelFacts
-from clawloop.local.supervision.part import Launch, Part, RestartPolicy
+from clawloop.local.supervision.supervisor import Launch, Part, RestartPolicy
 from clawloop.recipes.recipe import Recipe
 
 LOOPBACK = "127.0.0.1"

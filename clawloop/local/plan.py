@@ -11,13 +11,12 @@ from pathlib import Path
 
 from clawloop.errors import SetupError
 from clawloop.local import checks, parts
-from clawloop.local.model_layout import ModelOptions
+from clawloop.local.model_layout import ModelOptions, PlannedModels, model_in, plan_models
 from clawloop.local.parts import LOOPBACK
-from clawloop.local.planned_models import PlannedModels, model_in, plan_models
 from clawloop.local.services.postgres import EmbeddedPostgres
 from clawloop.local.services.temporal_server import Ports
 from clawloop.local.services.vllm import GUARD_SECRET, GUARD_SECRETS, ModelFacts, read_model
-from clawloop.local.supervision.part import Part
+from clawloop.local.supervision.supervisor import Part
 from clawloop.local.tiny_model import ensure_tiny_model
 from clawloop.recipes.recipe import Recipe
 from clawloop.serving.engine_secret import SecretFile

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from clawloop.encryption.key_file import SETTING
 from clawloop.errors import SetupError
-from clawloop.layout.engine import chats_of_gateway, grammars_of_gateway, probes_at_once
+from clawloop.layout.memory import chats_of_gateway, grammars_of_gateway, probes_at_once
 from clawloop.layout.table import overview
 from clawloop.local import checks, parts
 from clawloop.local.keys_file import read_keys, write_keys
@@ -27,9 +27,7 @@ from clawloop.local.metric_targets import write_targets
 from clawloop.local.parts import Deployment
 from clawloop.local.plan import Plan, UpOptions, plan_parts
 from clawloop.local.private_folder import keep_private
-from clawloop.local.supervision.part import PartState, PartStatus
-from clawloop.local.supervision.status import Board
-from clawloop.local.supervision.supervisor import Supervisor
+from clawloop.local.supervision.supervisor import Board, PartState, PartStatus, Supervisor
 from clawloop.processes.listener import QUEUED_CONNECTIONS
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders

@@ -1,8 +1,4 @@
-"""Judges stored turns by another judge or recipe, and compares; nothing changes unless that is asked for.
-
-A few turns a call, so that chats, which share the engines, are not disturbed, and each is stored at once: the next call
-goes on where this one, or one that failed, ended.
-"""
+"""Stored turns judged by another judge or recipe, compared; and votes compared with outcomes."""
 
 from __future__ import annotations
 
@@ -15,15 +11,21 @@ from clawloop.contracts.answers import Rejudged
 from clawloop.contracts.views import View
 from clawloop.errors import JudgeUnavailable, RecipeRejected, StateConflict
 from clawloop.ids import TurnId
-from clawloop.judging.agreement import Agreement, Pair, agreement, by_version
+from clawloop.judging.agreement import Agreement, Pair, Precision, VotedTurn, agreement, by_version, precision_by_votes
 from clawloop.operations.ports import TrainingStore
 from clawloop.operations.sessions import SessionOperations
 from clawloop.recipes.recipe import Recipe
 
+# Another judge --------------------------------------------------------------------------------------------------------
+# Judges stored turns by another judge or recipe, and compares; nothing changes unless that is asked for.
+#
+# A few turns a call, so that chats, which share the engines, are not disturbed, and each is stored at once: the next
+# call goes on where this one, or one that failed, ended.
+
 # Turns that are judged at once: their votes are one request each, beside the chats of the same engines.
 CONCURRENT_TURNS = 2
 # A call takes a judge's time for this many turns at most.
-MOST_TURNS = 100
+MOST_COMPARED_TURNS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,7 @@ class HistoryOperations:
             StoreUnavailable
         """
         recipe, key = await self._key(policy, recipe)
-        waiting = await self._store.next_turns(key, min(turns, MOST_TURNS))
+        waiting = await self._store.next_turns(key, min(turns, MOST_COMPARED_TURNS))
         slots = asyncio.Semaphore(CONCURRENT_TURNS)
         stopped: str | None = None
 
@@ -243,3 +245,35 @@ class HistoryOperations:
         if not recipe.signal.verdicts:
             raise RecipeRejected("is false: there are no verdicts to compare", field="signal.verdicts")
         return recipe, HistoryKey(policy, recipe.signal.hash, self._judge.name)
+
+
+# Outcomes -------------------------------------------------------------------------------------------------------------
+# Precision of a judge's votes, compared with the outcomes of episodes.
+
+
+class VoteReader(Protocol):
+    async def voted_turns(self, policy: str) -> list[VotedTurn]:
+        """The newest turns of the policy's episodes that have a reward and were voted on.
+
+        Raises:
+            NotFound: there is no such policy.
+            StoreUnavailable
+        """
+
+
+class JudgePrecision(View):
+    """
+    Args:
+        by_votes: for the majority of the first 1, 3, 5 … votes; empty without a voted turn.
+    """
+
+    policy: str
+    by_votes: Sequence[Precision]
+
+
+async def judge_precision(reader: VoteReader, policy: str) -> JudgePrecision:
+    """
+    Raises:
+        NotFound, StoreUnavailable
+    """
+    return JudgePrecision(policy=policy, by_votes=precision_by_votes(await reader.voted_turns(policy)))

@@ -1,4 +1,4 @@
-"""Status of every component: engines, policies, sessions, and current problems."""
+"""Status of every component, and whether the ledger is whole."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from clawloop.contracts.answers import EngineList, ServiceStatus, TrainingStatus
+from clawloop.contracts.answers import CheckReport, EngineList, ServiceStatus, TrainingStatus
 from clawloop.contracts.episodes import RolloutsState
 from clawloop.contracts.training import TrainingState
 from clawloop.operations.engines import EngineOperations
 from clawloop.operations.ports import TrainingStore
 from clawloop.operations.rollouts import RolloutOperations
 from clawloop.operations.workflow_links import NO_LINKS, WorkflowLinks
+
+# Status ---------------------------------------------------------------------------------------------------------------
+# Status of every component: engines, policies, sessions, and current problems.
 
 NO_TEMPORAL = "no Temporal is configured: turns are recorded and not judged; set TEMPORAL_ADDRESS"
 """Problem shown if no Temporal is configured; a Temporal that does not answer is another problem."""
@@ -120,3 +123,19 @@ def _of_engines(engines: EngineList) -> list[str]:
     if all(engine.draining for engine in engines.engines):
         problems.append(f"every engine is drained: `clawloop engine drain --undo {engines.engines[0].id}`")
     return problems
+
+
+# Check ----------------------------------------------------------------------------------------------------------------
+# Verifies the ledger's invariants, and that the adapters' files are those of their versions.
+
+
+class LedgerCheck(Protocol):
+    async def report(self, *, files: bool) -> CheckReport:
+        """A report of the broken invariants.
+
+        Args:
+            files: also compare the adapters' files with their hash.
+
+        Raises:
+            StoreUnavailable
+        """

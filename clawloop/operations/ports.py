@@ -1,16 +1,47 @@
-"""Ports of operations. Every store call raises StoreUnavailable when PostgreSQL does not answer in time."""
+"""What operations need, and the result of one. Every store call may raise StoreUnavailable."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from clawloop.contracts.episodes import RolloutsPlan, RolloutsView
 from clawloop.contracts.sessions import Erasure
 from clawloop.contracts.training import BroughtAdapter, TrainingView, VersionView
+from clawloop.errors import SignalFailed
 from clawloop.ids import RolloutGroupId, SessionId, TurnId
-from clawloop.judging.rejudging import RejudgeFacts
+from clawloop.judging.plan import RejudgeFacts
 from clawloop.recipes.recipe import Recipe
+
+# Results --------------------------------------------------------------------------------------------------------------
+# The result of an operation that PostgreSQL holds, whether or not its workflow could be notified.
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Applied(Generic[Result]):
+    """
+    Args:
+        signal_error: why the workflow could not be notified; None if it was.
+    """
+
+    result: Result
+    signal_error: str | None = None
+
+
+async def notify_best_effort(result: Result, signal: Awaitable[None]) -> Applied[Result]:
+    """The result, once its workflow is notified or cannot be."""
+    try:
+        await signal
+    except SignalFailed as error:
+        return Applied(result, signal_error=str(error))
+    return Applied(result)
+
+
+# Ports ----------------------------------------------------------------------------------------------------------------
+# Ports of operations. Every store call raises StoreUnavailable when PostgreSQL does not answer in time.
 
 
 class TrainingStore(Protocol):

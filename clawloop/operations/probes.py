@@ -11,9 +11,9 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from clawloop.contracts.probes import ProbeContent, StoredProbe
+from clawloop.contracts.training import ProbeContent, StoredProbe
 from clawloop.errors import AmbiguousId, NotFound
-from clawloop.gate.probe_content import pattern_problem
+from clawloop.gate.checks import pattern_problem
 from clawloop.ids import ProbeId, ids_beginning
 
 MOST_PROBES = 200

@@ -9,9 +9,8 @@ from clawloop.contracts.answers import Rejudged
 from clawloop.contracts.notices import Notifier, SessionErased, SessionNotice
 from clawloop.contracts.sessions import Erasure, RejudgeRequested
 from clawloop.ids import SessionId, TurnId
-from clawloop.judging.rejudging import RejudgeFacts, why_not_rejudged
-from clawloop.operations.applied import Applied, notify_best_effort
-from clawloop.operations.ports import ErasedArtifacts, ErasureStore, RejudgeStore
+from clawloop.judging.plan import RejudgeFacts, why_not_rejudged
+from clawloop.operations.ports import Applied, ErasedArtifacts, ErasureStore, RejudgeStore, notify_best_effort
 
 # Signals are sent one after the other, 10 ms each; the next call takes the next turns.
 UNJUDGED_LIMIT = 1000

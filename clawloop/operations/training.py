@@ -1,14 +1,61 @@
-"""Operators' changes to a policy's training: PostgreSQL decides; the workflow is then notified, best effort."""
+"""What operators do to a policy's training, and one version with what it was trained on."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+from clawloop.contracts.answers import TrainedReply, VersionDetail
 from clawloop.contracts.notices import BatchWaits, Notifier, OperatorChanged
-from clawloop.contracts.training import BroughtAdapter, OperatorAction, OperatorChange, TrainingView
-from clawloop.operations.applied import Applied, notify_best_effort
-from clawloop.operations.policy_names import check_policy_name
-from clawloop.operations.ports import TrainingStore
-from clawloop.operations.reasons import check_reason
+from clawloop.contracts.training import BroughtAdapter, OperatorAction, OperatorChange, TrainingView, VersionView
+from clawloop.errors import NotFound, ValueRejected
+from clawloop.operations.ports import Applied, TrainingStore, notify_best_effort
 from clawloop.recipes.recipe import Recipe, require_rank
+
+# Reasons --------------------------------------------------------------------------------------------------------------
+# Reasons that operators give for a pause; people read them beside the state they explain.
+
+REASON_CHARACTERS = 500
+"""A reason stands in one line of the page and of `status`; a longer text belongs elsewhere."""
+
+
+def check_reason(reason: str) -> str:
+    """The reason, without space around it.
+
+    Raises:
+        ValueRejected: it says nothing, or too much.
+    """
+    if not 0 < len(stripped := reason.strip()) <= REASON_CHARACTERS:
+        raise ValueRejected(f"A reason has 1 to {REASON_CHARACTERS} characters.", field="reason")
+    return stripped
+
+
+# Names of policies ----------------------------------------------------------------------------------------------------
+# Names that a policy may have: they stand in model names, in paths of adapters and in ids of workflows.
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+# `policy` is every key's own policy; `X-side` and `X-v7` are names of its side turns and versions.
+_TAKEN = re.compile(r"policy|.*-side|.*-v\d+")
+
+
+def check_policy_name(name: str) -> str:
+    """The name.
+
+    Raises:
+        ValueRejected: it cannot be a policy's name.
+    """
+    if not _NAME.fullmatch(name) or _TAKEN.fullmatch(name):
+        raise ValueRejected(
+            "A policy's name has up to 63 small letters, digits, `.`, `_` and `-`, and begins with a letter or digit. "
+            "It is not `policy`, and ends neither in `-side` nor in `-v` and a number.",
+            field="name",
+        )
+    return name
+
+
+# Training -------------------------------------------------------------------------------------------------------------
+# Operators' changes to a policy's training: PostgreSQL decides; the workflow is then notified, best effort.
 
 
 class TrainingOperations:
@@ -92,3 +139,36 @@ class TrainingOperations:
     async def _notify(self, view: TrainingView, action: OperatorAction, detail: str) -> Applied[TrainingView]:
         notice = OperatorChanged(view.policy, OperatorChange(action, detail))
         return await notify_best_effort(view, self._notifier.notify(notice))
+
+
+# Versions -------------------------------------------------------------------------------------------------------------
+# One version with the samples it was trained on.
+
+
+class VersionStore(Protocol):
+    """Every call raises StoreUnavailable when PostgreSQL does not answer in time."""
+
+    async def versions(self, policy: str) -> list[VersionView]:
+        """All versions; NotFound without such a policy."""
+
+
+class BatchReader(Protocol):
+    async def batch(self, policy: str, step: int) -> Sequence[TrainedReply]:
+        """The samples of a step with their replies, in the batch's order."""
+
+
+async def version_detail(versions: VersionStore, batches: BatchReader, policy: str, n: int) -> VersionDetail:
+    """
+    Raises:
+        NotFound: there is no such policy or version.
+        StoreUnavailable
+    """
+    known = await versions.versions(policy)
+    shown = next((version for version in known if version.n == n), None)
+    if shown is None:
+        raise NotFound(f"Policy {policy!r} has no version {n}.", code="version_not_found", field="version")
+    return VersionDetail(
+        version=shown,
+        children=[version.n for version in known if version.parent == n],
+        batch=await batches.batch(policy, n),
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from clawloop.contracts.serving import Scope
 from clawloop.errors import RecipeRejected, SetupError
-from clawloop.processes.engine_check import check_engines
+from clawloop.processes.operations import check_engines
 from clawloop.recipes.recipe import Advantage, Gate, Loss, Optimiser, Recipe, Train, require_decoupled, require_rank
 from db.content import PLAIN, ContentCodec
 from db.database import BACKGROUND_LIMIT, Database

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 
+from api.recording.spool import rejected_turns, reseal_turn, waiting_turns
 from clawloop.encryption.sealer import Sealer
-from clawloop.errors import StoreUnavailable
+from clawloop.environments.artifacts import ArtifactFolder
+from clawloop.errors import EncryptionKeyMissing, RecordUnusable, SetupError, StoreUnavailable
 from clawloop.processes.endpoints import database_url
 from clawloop.settings import Settings
 from db.content import PLAIN, ContentCodec
 from db.database import BACKGROUND_LIMIT, Database
+from db.encryption.installation import check_value, require_right_keys
+from db.encryption.rotation import rotate
 from db.schema import require_known_schema
+
+# Opening --------------------------------------------------------------------------------------------------------------
+# Opens the database of the settings, with the keys that encrypt its content.
 
 log = logging.getLogger(__name__)
 
@@ -74,3 +86,125 @@ async def ready_database(settings: Settings, stack: AsyncExitStack) -> Database:
                 log.warning("PostgreSQL does not answer yet", extra={"why": str(error)})
                 logged = True
             await asyncio.sleep(_RETRY_SECONDS)
+
+
+# A gateway's keys -----------------------------------------------------------------------------------------------------
+# Keeps a gateway without the right keys from storing anything, also while PostgreSQL is away.
+#
+# PostgreSQL knows which keys encrypt it. A mark beside the spool says the same where PostgreSQL does not answer.
+
+_KEYS_RETRY_SECONDS = 1.0
+
+
+def write_mark(spool: Path, content: ContentCodec) -> None:
+    """Note on this disk what PostgreSQL says of the keys."""
+    mark = _mark(spool)
+    if not content.is_on:
+        mark.unlink(missing_ok=True)
+        return
+    if _is_written(mark, content):  # a gateway starts on a full disk, too
+        return
+    spool.mkdir(parents=True, exist_ok=True)
+    partial = mark.with_suffix(f".{os.getpid()}")
+    partial.write_bytes(check_value(content))
+    partial.replace(mark)
+
+
+def require_marked_keys(spool: Path, content: ContentCodec) -> None:
+    """
+    Raises:
+        SetupError: turns in this folder are encrypted with other keys.
+    """
+    try:
+        stored = _mark(spool).read_bytes()
+    except FileNotFoundError:
+        return
+    require_right_keys(stored, content)
+
+
+async def compare_keys(database: Database) -> None:
+    """Compare the keys with PostgreSQL once it answers; end the process if they are others."""
+    while True:
+        try:
+            await database.compare_keys()
+            return
+        except StoreUnavailable:
+            await asyncio.sleep(_KEYS_RETRY_SECONDS)
+        except SetupError as error:
+            log.critical("this gateway must not go on", extra={"why": str(error)})
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+
+
+def _is_written(mark: Path, content: ContentCodec) -> bool:
+    try:
+        stored = mark.read_bytes()
+        require_right_keys(stored, content)
+    except (FileNotFoundError, SetupError):
+        return False
+    return stored.startswith(content.head)
+
+
+def _mark(spool: Path) -> Path:
+    return spool / "encryption"
+
+
+# Encrypting anew ------------------------------------------------------------------------------------------------------
+# Encrypts stored content by the file's first key: the database's, and the data folder's.
+
+
+@dataclass(frozen=True, slots=True)
+class Reencrypted:
+    """
+    Args:
+        rows: changed, by table.
+        files: changed in the data folder.
+        unreadable: places that no key opens; they stay as they are.
+    """
+
+    rows: dict[str, int]
+    files: int
+    unreadable: list[str]
+
+
+async def reencrypt(settings: Settings, *, decrypt: bool, told: Callable[[str, int], None]) -> Reencrypted:
+    """
+    Args:
+        decrypt: store all as plain content; everything else must be stopped.
+        told: as for `rotate`.
+
+    Raises:
+        SetupError, StoreUnavailable
+    """
+    assert settings.encryption_key_file is not None
+    sealer = Sealer(settings.encryption_key_file)
+    database = open_database(settings)
+    try:
+        done = await rotate(database, decrypt=decrypt, told=told)
+    finally:
+        await database.close()
+    files, unreadable = await asyncio.to_thread(_reseal_files, settings.data, sealer, decrypt)
+    return Reencrypted(done.rows, files, [*done.unreadable, *unreadable])
+
+
+def _reseal_files(data: Path, sealer: Sealer, decrypt: bool) -> tuple[int, list[str]]:
+    changed, unreadable = 0, []
+    for reseal in _resealing(data, sealer, decrypt):
+        try:
+            changed += reseal()
+        except (RecordUnusable, EncryptionKeyMissing) as error:
+            unreadable.append(str(error))
+        except FileNotFoundError:  # pruned or removed meanwhile
+            continue
+    return changed, unreadable
+
+
+def _resealing(data: Path, sealer: Sealer, decrypt: bool) -> Iterator[Callable[[], bool]]:
+    """One function for each file, which re-encrypts it and returns True if it changed."""
+    spool = data / "spool"
+    for path in chain(rejected_turns(spool), waiting_turns(spool)):
+        yield lambda path=path: reseal_turn(path, sealer, decrypt=decrypt)  # type: ignore[misc]
+    if not decrypt:  # a keyed digest is of an encrypted artifact for ever
+        folder = ArtifactFolder(data / "artifacts", sealer)
+        for digest in folder.digests():
+            yield lambda digest=digest: folder.reseal(digest)  # type: ignore[misc]

@@ -10,7 +10,6 @@ from pathlib import Path
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from clawloop.environments.agent import CommandHarness
 from clawloop.environments.choice import (
     BrowserOptions,
     allowed_variables,
@@ -20,13 +19,14 @@ from clawloop.environments.choice import (
     probe,
 )
 from clawloop.environments.runner import SandboxRunner
+from clawloop.environments.task import CommandHarness
 from clawloop.episodes.running import EnvironmentActivities
 from clawloop.processes.artifacts import open_artifacts
 from clawloop.processes.database import ready_database, require_database, sealer_of
 from clawloop.processes.endpoints import required_temporal_address
 from clawloop.processes.environment_queue import CountedRunner, environment_worker, sweep_left_behind
 from clawloop.processes.worker_process import run_workers
-from clawloop.sandboxes.by_image import SandboxesByImage
+from clawloop.sandboxes.containers import SandboxesByImage
 from clawloop.sandboxes.folders import BoxFolders
 from clawloop.settings import Settings
 from clawloop.telemetry.metrics import EnvironmentMetrics

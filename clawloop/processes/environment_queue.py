@@ -11,9 +11,7 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from clawloop.contracts.episodes import AgentRun
-from clawloop.episodes.messages import environment_queue
-from clawloop.episodes.ports import EpisodeRunner
-from clawloop.episodes.running import EnvironmentActivities
+from clawloop.episodes.running import EnvironmentActivities, EpisodeRunner, environment_queue
 from clawloop.errors import PermanentError, TransientError
 from clawloop.ids import EpisodeId
 from clawloop.processes.worker_process import GRACE
@@ -25,7 +23,7 @@ SWEEP_SECONDS = 60.0
 
 
 class CountedRunner:
-    """A runner with metrics. Satisfies `clawloop.episodes.ports.EpisodeRunner`."""
+    """A runner with metrics. Satisfies `clawloop.episodes.running.EpisodeRunner`."""
 
     def __init__(self, runner: EpisodeRunner, metrics: EnvironmentMetrics) -> None:
         self._runner = runner

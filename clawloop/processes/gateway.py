@@ -19,8 +19,7 @@ from temporalio.client import Client
 from api.app import create_app
 from api.auth import KeyRing
 from api.chat.grammar_slots import GrammarSlots
-from api.chat.key_limits import KeyLimiter
-from api.chat.stored_bytes import StoredBytes
+from api.chat.key_limits import KeyLimiter, StoredBytes
 from api.chat.versions import VersionChooser
 from api.dependencies import Limits, Services
 from api.http_protocol import BoundedHttpProtocol
@@ -37,16 +36,12 @@ from clawloop.operations.keys import KeyOperations
 from clawloop.operations.overview import Overview
 from clawloop.operations.reading import Reading
 from clawloop.processes.artifacts import open_artifacts
-from clawloop.processes.database import open_database, sealer_of
+from clawloop.processes.database import compare_keys, open_database, require_marked_keys, sealer_of, write_mark
 from clawloop.processes.draining_server import CUT_SECONDS, DrainingServer
-from clawloop.processes.encryption import compare_keys, require_marked_keys, write_mark
 from clawloop.processes.endpoints import database_url, engine_secret, temporal_address, workflow_links
-from clawloop.processes.engine_operations import engine_operations_on
 from clawloop.processes.gateway_pages import GatewayPages
-from clawloop.processes.history import history_on
-from clawloop.processes.ledger_check import DatabaseCheck
 from clawloop.processes.notifier import notifier_on
-from clawloop.processes.operations import NoTemporal, operations_on
+from clawloop.processes.operations import DatabaseCheck, NoTemporal, engine_operations_on, history_on, operations_on
 from clawloop.processes.runtime_file import installation_id
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.directory import DirectoryCache
@@ -54,29 +49,26 @@ from clawloop.serving.rotation import Rotation
 from clawloop.settings import Settings
 from clawloop.telemetry.metrics import GatewayMetrics
 from clawloop.telemetry.tracing import tracing
-from clawloop.temporal.environment_workers import TemporalEnvironmentWorkers
 from clawloop.temporal.plugin import connect
-from clawloop.temporal.watch import TemporalWatch
+from clawloop.temporal.server import TemporalEnvironmentWorkers, TemporalWatch
 from db.content import ContentCodec
 from db.database import BACKGROUND_LIMIT, CHAT_LIMIT, Database
 from db.episodes.groups import PostgresEpisodeStore
 from db.export import PostgresExportStore
 from db.judging.feedback import PostgresFeedbackStore
-from db.judging.precision import PostgresVoteReader
+from db.judging.rejudging import PostgresVoteReader
 from db.overview import PostgresOverviewStore
 from db.schema import is_current, require_known_schema
-from db.serving.directory import PostgresDirectoryStore
+from db.serving.directory import PostgresDirectoryStore, PostgresListener
 from db.serving.engines import add_missing_engines
-from db.serving.key_uses import PostgresKeyUses
-from db.serving.keys import PostgresKeyStore
-from db.serving.listener import PostgresListener
+from db.serving.keys import PostgresKeyStore, PostgresKeyUses
 from db.serving.publishing import PostgresPublishingStore
-from db.training.browsing import PostgresTrainingBrowser
 from db.training.operators import PostgresTrainingStore
 from db.training.probes import PostgresProbeStore
-from db.turns.conversation_cache import ConversationCache
+from db.training.status import PostgresTrainingBrowser
 from db.turns.files import PostgresFileStore
 from db.turns.insert import PostgresTurnStore
+from db.turns.read import ConversationCache
 from db.turns.sessions import PostgresSessionStore
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import aiohttp
 from prometheus_client import CollectorRegistry, generate_latest
 
-from clawloop.telemetry.pages import LabelledRegistry, merge_pages, page_of
+from clawloop.telemetry.metrics import LabelledRegistry, merge_pages, page_of
 
 log = logging.getLogger(__name__)
 

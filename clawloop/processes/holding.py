@@ -17,8 +17,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from clawloop.errors import SetupError, SignalFailed, StoreUnavailable
-from clawloop.temporal.deadline import temporal_deadline
-from clawloop.temporal.namespace import PREPARE_LIMIT
+from clawloop.temporal.server import PREPARE_LIMIT, temporal_deadline
 from db.database import Database
 from db.temporal_server import RENEW_EVERY, TemporalServerStore
 

@@ -17,15 +17,12 @@ from clawloop.environments.choice import gateway_address, images_of, probe
 from clawloop.environments.gateway import WorkerGateway
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import Environment
-from clawloop.environments.verifiers.leftovers import sweep_rollouts
 from clawloop.environments.verifiers.loading import VerifiersOptions, load
-from clawloop.environments.verifiers.relay import KeyRelay
-from clawloop.environments.verifiers.runner import VerifiersRunner
-from clawloop.episodes.ports import EpisodeRunner
-from clawloop.episodes.running import EnvironmentActivities
+from clawloop.environments.verifiers.runner import KeyRelay, VerifiersRunner, sweep_rollouts
+from clawloop.episodes.running import EnvironmentActivities, EpisodeRunner
 from clawloop.processes.environment_queue import CountedRunner, environment_worker, sweep_left_behind
 from clawloop.processes.worker_process import run_workers
-from clawloop.sandboxes.by_image import SandboxesByImage
+from clawloop.sandboxes.containers import SandboxesByImage
 from clawloop.sandboxes.folders import BoxFolders
 from clawloop.telemetry.metrics import EnvironmentMetrics
 

@@ -23,26 +23,23 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from activities.training.steps import StepStore
 from activities.training.train_step import RunLog, Trainer, TrainingActivities
-from clawloop.contracts.progress import StatusCallback
-from clawloop.contracts.training import StepBatch, TrainedStep
+from clawloop.contracts.training import StatusCallback, StepBatch, TrainedStep
 from clawloop.errors import ClawloopError, PermanentError, TrainerUnavailable, TransientError
 from clawloop.processes.database import ready_database, require_database
 from clawloop.processes.endpoints import required_temporal_address
-from clawloop.processes.parent_death import end_with_parent
-from clawloop.processes.process_exit import exit_process
+from clawloop.processes.process_exit import end_with_parent, exit_process
 from clawloop.processes.worker_process import GRACE, LOOPBACK, run_workers
 from clawloop.settings import Settings, read_settings
 from clawloop.telemetry.logs import configure_logging
 from clawloop.telemetry.metrics import TrainerMetrics
 from clawloop.training.adapters.files import remove_unfinished
-from clawloop.training.ranks.collectives import Ranks
-from clawloop.training.ranks.command_loop import COMMAND_TIMEOUT, join, leave_process_group, serve_rank
+from clawloop.training.ranks import COMMAND_TIMEOUT, Ranks, join, leave_process_group, serve_rank
 from clawloop.training.run_log import TensorBoardLog
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.step_runner import StepRunner
 from clawloop.training.threaded_trainer import PING_INTERVAL, ThreadedTrainer
 from db.training.steps import PostgresStepStore
-from db.turns.conversation_cache import ConversationCache
+from db.turns.read import ConversationCache
 from workflows import names
 
 log = logging.getLogger(__name__)
@@ -60,7 +57,7 @@ class TrainerProcess(BaseModel):
         pool: the pool whose steps it takes.
         nproc: ranks on this machine.
         health_port, health_host: as for `run_workers`.
-        ping_interval, command_timeout: see `ThreadedTrainer` and `clawloop.training.ranks.command_loop`.
+        ping_interval, command_timeout: see `ThreadedTrainer` and `clawloop.training.ranks`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,12 +1,10 @@
-"""Assembles the workers of the orchestrator (workflows, ledger activities) and of the judge.
-
-PostgreSQL and judges may be unavailable at the start and later: activities are retried.
-"""
+"""Assembles the workers of the orchestrator (workflows, ledger activities) and of the judge."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from enum import StrEnum
@@ -19,50 +17,101 @@ from activities.episodes import EpisodeLedgerActivities, EpisodeUpkeep
 from activities.judging.closing import ClosingActivities
 from activities.judging.episode_votes import EpisodeJudgingActivities
 from activities.judging.judge_turn import JudgingActivities
+from activities.notify import TrainingNotifier
 from activities.serving.engines import EngineReconciler
 from activities.serving.publishing import PublishingActivities
 from activities.serving.retention import Retention
 from activities.sweep import SweepActivities
 from activities.training.gate import Canaries, GateActivities
-from activities.training.notifier import TrainingNotifier
 from activities.training.probes import ProbeActivities
 from activities.training.steps import StepActivities
-from clawloop.adapters.folder import AdapterFolder
+from clawloop.adapters.directory import AdapterFolder
 from clawloop.contracts.notices import BatchWaits, Notifier
 from clawloop.contracts.serving import Directory
-from clawloop.errors import SignalFailed, StoreUnavailable
+from clawloop.errors import SetupError, SignalFailed, StoreUnavailable
+from clawloop.judging.prompts import AnswerForm
 from clawloop.processes.database import ready_database, require_database
 from clawloop.processes.endpoints import engine_secret, required_temporal_address
 from clawloop.processes.holding import Holding
-from clawloop.processes.judge import engine_endpoints, judge_client
 from clawloop.processes.notifier import notifier_on
 from clawloop.processes.worker_process import GRACE, LOOPBACK, RETRY_SECONDS, run_workers
 from clawloop.serving.directory import DirectoryCache, DirectoryStore
+from clawloop.serving.endpoints import Endpoint, Endpoints
+from clawloop.serving.judge import JudgeClient, PictureReader, RequestClock
 from clawloop.serving.probes import ProbeClient
 from clawloop.serving.rendering import EngineRenderer
 from clawloop.settings import Settings
 from clawloop.telemetry.metrics import WorkerMetrics
-from clawloop.temporal.namespace import prepare_namespace
-from clawloop.temporal.replay_slots import POLLS, replaying_few_at_once
+from clawloop.temporal.replay import POLLS, replaying_few_at_once
+from clawloop.temporal.server import prepare_namespace
 from db.database import Database
 from db.episodes.groups import PostgresEpisodeStore
 from db.episodes.rollouts import PostgresRolloutStore
 from db.judging.closing import PostgresClosingStore
-from db.judging.judge_samples import PostgresJudgeSampleStore
 from db.judging.judgements import PostgresJudgementStore
+from db.judging.rewards import PostgresJudgeSampleStore
 from db.serving.directory import PostgresDirectoryStore
 from db.serving.publishing import PostgresPublishingStore
 from db.sweep import PostgresSweepStore
 from db.temporal_server import TemporalServerStore
-from db.training.canary import PostgresCanaryStore
-from db.training.gate import PostgresGateStore
+from db.training.gate import PostgresCanaryStore, PostgresGateStore
 from db.training.probes import PostgresProbeStore
 from db.training.steps import PostgresStepStore
 from db.training.work_flag import PostgresWorkStore
-from db.turns.conversation_cache import ConversationCache
 from db.turns.files import PostgresFileStore
+from db.turns.read import ConversationCache
 from workflows import names
 from workflows.registered import WORKFLOWS
+
+# The judge ------------------------------------------------------------------------------------------------------------
+# The judge of the settings: CLAWLOOP_JUDGE_URL, or the base model on the engines.
+
+
+def engine_endpoints(settings: Settings, directory: Callable[[], Directory]) -> Endpoints:
+    """The engines that are not draining, with the name of the policy's base model, and their secret."""
+    secret = engine_secret(settings)
+
+    def endpoints(policy_id: str) -> list[Endpoint]:
+        now = directory()
+        names = [policy.base_model for policy in now.policies if policy.id == policy_id]
+        return [Endpoint(engine.url, name, secret()) for name in names for engine in now.engines if not engine.draining]
+
+    return endpoints
+
+
+def judge_client(
+    settings: Settings,
+    directory: Callable[[], Directory],
+    clock: RequestClock | None = None,
+    pictures: PictureReader | None = None,
+) -> JudgeClient:
+    """
+    Args:
+        pictures: of the evidence; read only if CLAWLOOP_JUDGE_IMAGES says that the judge sees.
+
+    Raises:
+        SetupError: CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not.
+    """
+    seen = pictures if settings.judge_images else None
+    if settings.judge_url is None:
+        endpoints = engine_endpoints(settings, directory)
+        return JudgeClient(endpoints, _form(settings.judge_form), with_chats=True, clock=clock, pictures=seen)
+    if settings.judge_model is None:
+        raise SetupError("CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not: set it to the model's name there")
+    key = None if settings.judge_api_key is None else settings.judge_api_key.get_secret_value()
+    endpoint = Endpoint(settings.judge_url.rstrip("/").removesuffix("/v1"), settings.judge_model, key)
+    form = _form(settings.judge_form or "free")
+    return JudgeClient(lambda policy: [endpoint], form, clock=clock, pictures=seen)
+
+
+def _form(setting: str | None) -> AnswerForm | None:
+    return None if setting in (None, "auto") else AnswerForm(setting)
+
+
+# Workers --------------------------------------------------------------------------------------------------------------
+# Assembles the workers of the orchestrator (workflows, ledger activities) and of the judge.
+#
+# PostgreSQL and judges may be unavailable at the start and later: activities are retried.
 
 log = logging.getLogger(__name__)
 

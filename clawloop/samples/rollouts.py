@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from clawloop.algorithms.episodes import episode_advantages, needed_rewards, step_advantages
-from clawloop.algorithms.rewards import process_reward
+from clawloop.algorithms.rewards import episode_advantages, needed_rewards, process_reward, step_advantages
 from clawloop.contracts.episodes import EpisodeState, GroupState
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import EpisodeId, JudgementId, TurnId

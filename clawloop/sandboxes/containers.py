@@ -1,30 +1,289 @@
-"""Sandboxes by podman or docker, for tasks that name an image: its files, read-only, instead of the host's /usr.
-
-A container has no network, capability or writable place but folders in memory: the image's working folder, /tmp, /logs
-and /artifact. Its name is that of its folder, and labels say whose it is, so that those of dead workers are found.
-"""
+"""Sandboxes by podman or docker, for tasks that name an image."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import re
+import shutil
 import signal
 import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clawloop.errors import SandboxFailed
+from clawloop.errors import EpisodeUnusable, SandboxFailed, SetupError
 from clawloop.sandboxes.answers import parse_answer, read_up_to
 from clawloop.sandboxes.boxes import BoxResult, BoxTask
-from clawloop.sandboxes.container_engine import ContainerEngine
-from clawloop.sandboxes.contents import fill, give, own_uid, resource_limits
-from clawloop.sandboxes.folders import BoxFolders
-from clawloop.sandboxes.images import Image, Images
+from clawloop.sandboxes.bubblewrap import Bubblewrap
+from clawloop.sandboxes.folders import TAKEN, BoxFolders, fill, give, own_uid, resource_limits, working_folder
 from clawloop.sandboxes.relay import relaying
 
+# The engine -----------------------------------------------------------------------------------------------------------
+# podman or docker, by its program: found, asked, and told to remove containers.
+
+_PROGRAMS = ("podman", "docker")
+_PROBE_SECONDS = 20.0
+_COMMAND_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerEngine:
+    """
+    Args:
+        is_podman: whatever the program is called; Debian's `podman-docker` calls it docker.
+    """
+
+    program: Path
+    is_podman: bool
+
+    @classmethod
+    def find(cls) -> ContainerEngine:
+        """The first of podman and docker that answers; asked once, when a worker starts.
+
+        Raises:
+            SetupError: none does.
+        """
+        problems = []
+        for name in _PROGRAMS:
+            found = shutil.which(name)
+            if found is None:
+                problems.append(f"there is no {name}")
+                continue
+            try:
+                asked = subprocess.run([found, "info"], capture_output=True, timeout=_PROBE_SECONDS, check=False)
+                version = subprocess.run([found, "--version"], capture_output=True, timeout=_PROBE_SECONDS, check=False)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                problems.append(f"`{name} info` fails: {error}")
+                continue
+            if asked.returncode == 0:
+                return cls(Path(found), version.stdout.lower().startswith(b"podman"))
+            why = " ".join(asked.stderr.decode(errors="replace").split())[-200:]
+            problems.append(f"`{name} info` fails ({why})")
+        raise SetupError(f"no containers on this machine: {', and '.join(problems)}")
+
+    def tmpfs_options(self, user: str) -> str:
+        """Mount options that give a tmpfs to the container's user, and keep it empty.
+
+        Over a folder that the image has, runc gives it that folder's mode, so that only its owner can write. podman
+        would copy into it what the image has there.
+
+        Args:
+            user: of `user`.
+        """
+        uid, _, gid = user.partition(":")
+        return "notmpcopyup,U" if self.is_podman else f"uid={uid},gid={gid}"
+
+    @property
+    def run_options(self) -> tuple[str, ...]:
+        """podman makes further places writable, and passes proxies on."""
+        return ("--read-only-tmpfs=false", "--http-proxy=false") if self.is_podman else ()
+
+    def user(self, uid: int | None) -> str:
+        """User and group of a container's processes: those of this process if it is not root.
+
+        Args:
+            uid: of the container's own; None if this process is not root.
+        """
+        if uid is not None:
+            return f"{uid}:{uid}"
+        # Without root podman gives containers a namespace of users, where 0 is this process's own.
+        return "0:0" if self.is_podman else f"{os.geteuid()}:{os.getegid()}"
+
+    def ask(self, *words: str, seconds: float = _COMMAND_SECONDS) -> subprocess.CompletedProcess[bytes]:
+        """
+        Raises:
+            OSError, subprocess.TimeoutExpired
+        """
+        return subprocess.run([str(self.program), *words], capture_output=True, timeout=seconds, check=False)
+
+    def remove(self, name: str) -> None:
+        """Kill and remove a container with its volumes, if it is there."""
+        try:
+            self.ask("rm", "--force", "--volumes", name)
+        except (OSError, subprocess.TimeoutExpired):
+            return  # the sweep tries again
+
+    def named_with(self, label: str) -> list[str]:
+        """Names of the containers with this label, in whatever state.
+
+        Raises:
+            OSError, subprocess.SubprocessError: the program does not answer.
+        """
+        listed = self.ask("ps", "--all", "--filter", f"label={label}", "--format", "{{.Names}}")
+        listed.check_returncode()
+        return listed.stdout.decode(errors="replace").split()
+
+    def has_image(self, identity: str) -> bool:
+        """True if the image of this id is on the machine.
+
+        Raises:
+            OSError, subprocess.SubprocessError: the program does not answer, which asking for the image alone would not
+                tell from an image that is gone.
+        """
+        listed = self.ask("image", "ls", "--all", "--quiet", "--no-trunc")
+        listed.check_returncode()
+        # podman inspects ids without the prefix, and lists them with it.
+        ids = {one.removeprefix("sha256:") for one in listed.stdout.decode(errors="replace").split()}
+        return identity.removeprefix("sha256:") in ids
+
+
+# Images ---------------------------------------------------------------------------------------------------------------
+# Images of containers: pulled where they are missing, which is said, and looked into once.
+
 log = logging.getLogger(__name__)
+
+# Folder with the files of images that set no working folder, as other tools assume.
+DEFAULT_WORK = "/app"
+PULL_SECONDS = 600.0
+# An image that could not be used is not asked for again by each episode.
+_REFUSED_SECONDS = 600.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """
+    Args:
+        name: as the task gives it.
+        id: of its content: all containers of a worker have the same.
+        work: its working folder.
+        variables: of its configuration, e.g. PATH.
+        volumes: where it would have disk space without a limit.
+        files: a tar archive of what is in its working folder.
+    """
+
+    name: str
+    id: str
+    work: str
+    variables: Mapping[str, str]
+    volumes: Sequence[str]
+    files: bytes = b""
+
+
+def image_name(name: object) -> str:
+    """
+    Raises:
+        SetupError: this is no name of an image.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise SetupError(f"{name!r} is no name of an image")
+    return name
+
+
+class Images:
+    """
+    Args:
+        content: runs a container of the image, whose artifact is what is in its working folder.
+    """
+
+    def __init__(self, engine: ContainerEngine, content: Callable[[Image], Awaitable[BoxResult]]) -> None:
+        self._engine = engine
+        self._content = content
+        self._ready: dict[tuple[str, str | None], Image] = {}
+        self._refused: dict[tuple[str, str | None], tuple[float, str]] = {}
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def ready(self, name: str, folder: str | None = None) -> Image:
+        """
+        Args:
+            folder: of `BoxTask.folder`.
+
+        Raises:
+            EpisodeUnusable: it cannot be pulled, or lacks what a sandbox needs.
+            SandboxFailed: containers did not work.
+        """
+        async with self._locks[name]:
+            if (name, folder) in self._ready:
+                return self._ready[name, folder]
+            until, why = self._refused.get((name, folder), (0.0, ""))
+            if time.monotonic() < until:
+                raise EpisodeUnusable(why)
+            try:
+                image = await asyncio.to_thread(self._found, name)
+                image = replace(image, work=working_folder(folder, (image.work,)))
+                self._ready[name, folder] = replace(image, files=await self._files(image))
+            except EpisodeUnusable as error:
+                self._refused[name, folder] = (time.monotonic() + _REFUSED_SECONDS, str(error))
+                raise
+            except (OSError, subprocess.SubprocessError) as error:
+                raise SandboxFailed(f"{self._engine.program.name} does not answer: {error}") from error
+            return self._ready[name, folder]
+
+    async def forget_if_gone(self, image: Image) -> None:
+        """If the image was removed from the machine, have the next user look for it, and pull it, again."""
+        try:
+            there = await asyncio.to_thread(self._engine.has_image, image.id)
+        except (OSError, subprocess.SubprocessError):
+            return
+        if not there:  # and keep one that was pulled meanwhile
+            self._ready = {key: known for key, known in self._ready.items() if known.id != image.id}
+
+    def _found(self, name: str) -> Image:
+        asked = self._inspected(name)
+        if asked.returncode != 0:
+            log.warning("pulling an image, which is not on this machine", extra={"image": name})
+            try:
+                pulled = self._engine.ask("pull", "--quiet", name, seconds=PULL_SECONDS)
+            except subprocess.TimeoutExpired:
+                raise EpisodeUnusable(f"the image {name} was not pulled in {PULL_SECONDS:g} s") from None
+            if pulled.returncode != 0:
+                why = " ".join(pulled.stderr.decode(errors="replace").split())[-200:]
+                raise EpisodeUnusable(f"the image {name} cannot be pulled: {why}")
+            asked = self._inspected(name)
+            asked.check_returncode()
+        identity, _, config = asked.stdout.decode().partition(" ")
+        return image_of(name, identity, json.loads(config) or {})
+
+    def _inspected(self, name: str) -> subprocess.CompletedProcess[bytes]:
+        return self._engine.ask("image", "inspect", "--format", "{{.Id}} {{json .Config}}", name)
+
+    async def _files(self, image: Image) -> bytes:
+        try:
+            copied = await self._content(image)
+        except SandboxFailed as error:
+            if "python3" not in str(error):
+                raise
+            raise EpisodeUnusable(f"the image {image.name} cannot be used: it has no python3") from error
+        if copied.problem is not None or copied.exit_code != 0:
+            why = copied.problem or " ".join(copied.output.decode(errors="replace").split())[-200:]
+            raise EpisodeUnusable(
+                f"the image {image.name} cannot be used: its folder {image.work} was not copied: {why}"
+            )
+        return copied.artifact
+
+
+def image_of(name: str, identity: str, config: Mapping[str, object]) -> Image:
+    """An image by what `image inspect` says of it.
+
+    Raises:
+        EpisodeUnusable: its working folder cannot be one.
+    """
+    work = str(config.get("WorkingDir") or "/").rstrip("/") or DEFAULT_WORK
+    if TAKEN.fullmatch(work):
+        raise EpisodeUnusable(f"the image {name} cannot be used: its working folder is {work}")
+    variables, volumes = config.get("Env"), config.get("Volumes")
+    pairs = [str(pair).partition("=") for pair in variables] if isinstance(variables, list) else []
+    return Image(
+        name,
+        identity,
+        work,
+        {"PATH": "/usr/local/bin:/usr/bin:/bin", **{key: value for key, _, value in pairs}},
+        sorted(volumes) if isinstance(volumes, dict) else (),
+    )
+
+
+# Sandboxes ------------------------------------------------------------------------------------------------------------
+# Sandboxes by podman or docker, for tasks that name an image: its files, read-only, instead of the host's /usr.
+#
+# A container has no network, capability or writable place but folders in memory: the image's working folder, /tmp,
+# /logs and /artifact. Its name is that of its folder, and labels say whose it is, so that those of dead workers are
+# found.
 
 OWNER_LABEL = "clawloop.owner"
 EPISODE_LABEL = "clawloop.episode"
@@ -204,3 +463,52 @@ class Containers:
         for name in dead:
             self._engine.remove(name)
         return len(dead)
+
+
+# Choice ---------------------------------------------------------------------------------------------------------------
+# Chooses who makes a sandbox: containers for tasks that name an image, bubblewrap for all others.
+
+
+class SandboxesByImage:
+    """Satisfies `clawloop.sandboxes.boxes.Sandboxes`.
+
+    Args:
+        containers: None: a task that names an image is refused.
+    """
+
+    def __init__(self, host: Bubblewrap, containers: Containers | None, folders: BoxFolders) -> None:
+        self._host = host
+        self._containers = containers
+        self._folders = folders
+
+    @classmethod
+    def find(cls, folders: BoxFolders, images: Collection[str] = ()) -> SandboxesByImage:
+        """
+        Args:
+            images: that tasks name; without any, no containers are looked for.
+
+        Raises:
+            SetupError: bubblewrap makes no sandboxes here, or there are images and no containers.
+        """
+        host = Bubblewrap.find(folders)
+        try:
+            containers = Containers.find(folders) if images else None
+        except SetupError as error:
+            raise SetupError(f"a task needs the image {min(images)}, and there are {error}") from None
+        return cls(host, containers, folders)
+
+    @property
+    def with_images(self) -> bool:
+        return self._containers is not None
+
+    async def run(self, task: BoxTask) -> BoxResult:
+        if task.image is None:
+            return await self._host.run(task)
+        if self._containers is None:
+            raise EpisodeUnusable(f"the task needs the image {task.image}, and this worker has no containers")
+        return await self._containers.run(task)
+
+    def sweep(self) -> int:
+        """Remove what dead workers left; returns how many containers and folders."""
+        containers = 0 if self._containers is None else self._containers.sweep()
+        return containers + self._folders.sweep()

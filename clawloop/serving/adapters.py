@@ -17,11 +17,10 @@ import aiohttp
 import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
-from clawloop.adapters.digest import check_version
+from clawloop.adapters.directory import check_version
 from clawloop.contracts.training import VersionRef
 from clawloop.errors import AdapterUnreadable, AdapterUnusable, EngineRejected, EngineUnavailable
-from clawloop.serving.connections import connector
-from clawloop.serving.endpoints import BEFORE_CHATS, bearer
+from clawloop.serving.endpoints import BEFORE_CHATS, bearer, connector
 from clawloop.serving.engine_secret import Secret, no_secret
 
 # The agent runs on the engine's machine.

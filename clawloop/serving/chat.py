@@ -17,8 +17,7 @@ import orjson
 
 from clawloop.contracts.serving import Engine, RouteKey, ServedModel
 from clawloop.errors import EngineBroke, EngineRejected, EngineUnavailable
-from clawloop.serving.connections import connector
-from clawloop.serving.endpoints import bearer
+from clawloop.serving.endpoints import bearer, connector
 from clawloop.serving.engine_secret import Secret, no_secret
 from clawloop.serving.events import event_data
 from clawloop.serving.rotation import Rotation

@@ -1,16 +1,11 @@
-"""One JSON request to one of several servers, without retries after an error: those belong to Temporal.
-
-A request without an answer for long is sent a second time while the first goes on: a connection can fall silent without
-an error, and the time limit must allow for the slowest answers.
-
-Error messages name statuses and error types, and never quote the request.
-"""
+"""One JSON request to one of several servers, without retries after an error: those belong to Temporal."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
+import socket
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,8 +16,56 @@ from typing import Any
 
 import aiohttp
 import orjson
+from aiohttp import AddrInfoType
 
-from clawloop.serving.connections import connector
+# Connections ----------------------------------------------------------------------------------------------------------
+# TCP connections to engines and judges, which end when the other machine is gone.
+#
+# A machine that loses its power or network sends no reset, so a client would wait as long as the slowest answer may
+# take: half an hour for a chat. With keep-alive the kernel asks the other side's kernel, which answers at once even if
+# the server is busy.
+
+# When nothing came for as long, the kernel asks, and asks again.
+ASK_SECONDS = 15
+# The connection ends when no answer came for as long. A server that stands still and reads nothing of a long request
+# counts, too: a minute of that is borne.
+GONE_MILLISECONDS = 90_000
+# Engines close a connection that was idle for 5 s (uvicorn's default). Using it again at that moment would look like a
+# dead engine.
+KEEP_SECONDS = 3.0
+
+
+def connector(*, reused: bool = True) -> aiohttp.TCPConnector:
+    """Connections without a limit on their number.
+
+    Args:
+        reused: an idle connection is used again for `KEEP_SECONDS`; False: each is used once.
+    """
+    return aiohttp.TCPConnector(
+        limit=0,
+        keepalive_timeout=KEEP_SECONDS if reused else None,
+        force_close=not reused,
+        socket_factory=_watched_socket,
+    )
+
+
+def _watched_socket(address: AddrInfoType) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    watched = socket.socket(family=family, type=kind, proto=protocol)
+    watched.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    watched.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, ASK_SECONDS)
+    watched.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ASK_SECONDS)
+    watched.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_MILLISECONDS)
+    return watched
+
+
+# Requests -------------------------------------------------------------------------------------------------------------
+# One JSON request to one of several servers, without retries after an error: those belong to Temporal.
+#
+# A request without an answer for long is sent a second time while the first goes on: a connection can fall silent
+# without an error, and the time limit must allow for the slowest answers.
+#
+# Error messages name statuses and error types, and never quote the request.
 
 log = logging.getLogger(__name__)
 

@@ -10,15 +10,14 @@ from typing import Any
 
 import aiohttp
 
-from clawloop.contracts.probes import ProbeAnswer, ProbeContent
 from clawloop.contracts.serving import Directory, ServedModel
+from clawloop.contracts.training import ProbeAnswer, ProbeContent
 from clawloop.contracts.turns import Message
 from clawloop.errors import EngineRejected, EngineUnavailable
 from clawloop.families.orders import Rule, as_sent
-from clawloop.families.thinking import switched
+from clawloop.families.template import switched
 from clawloop.ids import version_name
-from clawloop.serving.connections import connector
-from clawloop.serving.endpoints import BEFORE_CHATS, Endpoint, JsonClient, NoReply, bearer
+from clawloop.serving.endpoints import BEFORE_CHATS, Endpoint, JsonClient, NoReply, bearer, connector
 from clawloop.serving.engine_secret import Secret
 from clawloop.serving.served_model import read_model
 

@@ -28,7 +28,7 @@ from clawloop.contracts.notices import (
 )
 from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRecorded
 from clawloop.contracts.training import TrainingState
-from clawloop.temporal.deadline import UPDATE_LIMIT, temporal_deadline
+from clawloop.temporal.server import UPDATE_LIMIT, temporal_deadline
 from workflows import names
 from workflows.page_links import NO_PAGE, PageLinks
 from workflows.state import EngineState, PolicyRollouts, PolicyTraining, SessionState

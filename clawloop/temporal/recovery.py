@@ -17,9 +17,8 @@ from clawloop.contracts.sessions import RejudgeRequested, SessionFacts, TurnReco
 from clawloop.errors import SignalFailed
 from clawloop.ids import SessionId, TurnId
 from clawloop.operations.recovery import ToldTurns
-from clawloop.temporal.deadline import temporal_deadline
-from clawloop.temporal.namespace import PREPARE_LIMIT, prepare_namespace
 from clawloop.temporal.notifier import TemporalNotifier
+from clawloop.temporal.server import PREPARE_LIMIT, prepare_namespace, temporal_deadline
 from workflows import names
 from workflows.state import SessionState
 

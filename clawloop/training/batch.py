@@ -8,8 +8,7 @@ from clawloop.contracts.training import BatchSample, StepBatch
 from clawloop.errors import NothingToTrain, SampleUnusable
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Train
-from clawloop.training.packing.plan import check_limits
-from clawloop.training.packing.sequences import Limits, TokenSequence
+from clawloop.training.packing import Limits, TokenSequence, check_limits
 
 
 def plain_sequence(sample: BatchSample) -> TokenSequence:

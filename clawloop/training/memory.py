@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import torch
 
-from clawloop.contracts.progress import StatusCallback
-from clawloop.contracts.training import BatchSample, StepFigures
+from clawloop.contracts.training import BatchSample, StatusCallback, StepFigures
 from clawloop.errors import RankOutOfMemory, TrainerFailed
 from clawloop.ids import SampleId
-from clawloop.training.packing.sequences import Limits
+from clawloop.training.packing import Limits
 
 REMEDY = "lower --micro-batch-tokens or --max-tokens; `clawloop plan` says what fits"
 # If a batch loses more than this share of its samples, the memory is at fault and not the samples.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from clawloop.contracts.step_record import StepRecord
+from clawloop.contracts.training import StepRecord
 from clawloop.errors import SetupError
 
 

@@ -1,8 +1,4 @@
-"""One training step: a batch of samples in, one optimiser update per epoch and the step's figures out.
-
-A number that is not finite, a ratio or a distance to the base out of bounds stop a step before the optimiser moves;
-scores of the new version that are not finite stop it afterwards.
-"""
+"""One training step: a batch of samples in, one optimiser update per epoch and the step's figures out."""
 
 from __future__ import annotations
 
@@ -10,30 +6,200 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from clawloop.algorithms.aggregation import Divisor
-from clawloop.algorithms.losses import StepLoss, step_loss
+from clawloop.algorithms.advantages import with_advantage
+from clawloop.algorithms.losses import Divisor, StepLoss, step_loss
+from clawloop.algorithms.rewards import has_drifted
 from clawloop.algorithms.scoring import Scores
-from clawloop.algorithms.streams import Streams
-from clawloop.contracts.training import BatchSample, SampleMetrics, StepFigures
-from clawloop.errors import NothingToTrain, StepDiverged
+from clawloop.algorithms.streams import Streams, logprobs_T
+from clawloop.contracts.training import BatchSample, Distance, SampleMetrics, StepFigures
+from clawloop.errors import NothingToTrain, StepDiverged, StreamsUnusable
+from clawloop.recipes.gate import TOKEN_LIMIT
 from clawloop.recipes.recipe import Gate, Optimiser, Train
-from clawloop.training.batch_signals import BatchSignals, gather_batch_signals
-from clawloop.training.distances import distance, token_moves
-from clawloop.training.model.adapter import full_tensor
-from clawloop.training.model.port import PolicyModel
+from clawloop.training.model.port import PolicyModel, full_tensor
 from clawloop.training.model.token_scores import TokenScores
-from clawloop.training.packing.collate import MicroBatch
-from clawloop.training.packing.sequences import Limits
-from clawloop.training.progress import TRAINED_WORK, PaceMeter, Progress, ProgressCallback, ignore_progress
-from clawloop.training.ranks.collectives import Ranks
-from clawloop.training.scorer import ReadVersion, Scorer, ids_at_positions, scores_by_sample
-from clawloop.training.scoring_passes import RankShard, ScoringPass, plan_scoring_passes, shard_batch
+from clawloop.training.packing import Limits, MicroBatch
+from clawloop.training.ranks import TRAINED_WORK, PaceMeter, Progress, ProgressCallback, Ranks, ignore_progress
+from clawloop.training.scoring import (
+    RankShard,
+    ReadVersion,
+    Scorer,
+    ScoringPass,
+    hinted_member,
+    ids_at_positions,
+    plan_scoring_passes,
+    scores_by_sample,
+    shard_batch,
+)
+
+# Streams before training ----------------------------------------------------------------------------------------------
+# The streams of each sample before training: recorded log-probs, and the scores of policy, reference and teacher.
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSignals:
+    """Streams to train on of this rank's samples, by index in the batch, or the reasons that samples are dropped."""
+
+    streams: dict[int, Streams]
+    dropped: dict[int, str]
+
+
+def gather_batch_signals(
+    scorer: Scorer, samples: Sequence[BatchSample], shard: RankShard, recipe: Train
+) -> BatchSignals:
+    """Runs the passes without gradient and combines their scores with what was recorded.
+
+    Raises:
+        StepDiverged: a pass gives numbers that are not finite.
+        AdapterUnusable, AdapterUnreadable: a teacher's version cannot be used, or not now.
+    """
+    policy: dict[int, Scores] = {}
+    reference: dict[int, Scores] = {}
+    teacher: dict[int, Scores] = {}
+    answered: dict[int, Scores] = {}
+    teacher_ids: dict[int, Tensor] = {}
+    student_ids: dict[int, Tensor] = {}  # by member of the hinted document
+    for scoring_pass, micro_batches in shard.scored.items():
+        scores, ids = scorer.score(scoring_pass, micro_batches, at_ids=student_ids)
+        if scoring_pass.policy:
+            policy = scores
+        if scoring_pass.reference:
+            reference = scores
+        if scoring_pass.hinted:
+            teacher |= scores
+            teacher_ids |= ids
+        answered |= {index: scores[index] for index in scoring_pass.answered if index in scores}
+        if scoring_pass.top_k and not scoring_pass.hinted:
+            student_ids = {hinted_member(index): ids_TK for index, ids_TK in ids.items()}
+    signals = BatchSignals({}, {})
+    for index in (member for micro_batch in shard.trained for member in micro_batch.members):
+        sample = samples[index]
+        try:
+            streams = _streams(
+                sample,
+                reference.get(index),
+                teacher.get(hinted_member(index)),
+                answered.get(index),
+                teacher_ids.get(hinted_member(index)),
+                scorer.model.device,
+            )
+            if recipe.loss.correction == "decoupled":
+                streams = replace(streams, prox_logprob_T=policy[index].logprob_T)
+            if recipe.loss.policy_gradient > 0:
+                streams = with_advantage(streams, sample.reward, recipe.advantage)
+        except (StreamsUnusable, NothingToTrain) as error:
+            signals.dropped[index] = str(error)
+            continue
+        drift = _drift(policy[index], streams) if sample.explicit else 0.0
+        if has_drifted(drift, bound=recipe.drift, explicit=sample.explicit):
+            signals.dropped[index] = f"drifted: mean |log ratio| {drift:.2f}, bound {recipe.drift:g}"
+        elif not _has_gradient(streams, recipe):
+            signals.dropped[index] = "neither a verdict nor a hint that this recipe learns from"
+        else:
+            signals.streams[index] = streams
+    return signals
+
+
+def _streams(
+    sample: BatchSample,
+    reference: Scores | None,
+    teacher: Scores | None,
+    answered: Scores | None,
+    topk_ids_TK: Tensor | None,
+    device: torch.device,
+) -> Streams:
+    mask = sample.response_mask or [True] * len(sample.response_ids)
+    streams = Streams(
+        response_mask_T=torch.tensor(mask, dtype=torch.bool),
+        behaviour_logprob_T=logprobs_T(sample.logprobs, name="behaviour_logprob_T"),
+    ).to(device)
+    return replace(
+        streams,
+        reference_logprob_T=reference.logprob_T if reference else None,
+        teacher_logprob_T=teacher.logprob_T if teacher else None,
+        answered_logprob_T=answered.logprob_T if answered else None,
+        teacher_topk_ids_TK=topk_ids_TK if teacher else None,
+        teacher_topk_logprobs_TK=teacher.topk_logprobs_TK if teacher else None,
+        teacher_tail_T=teacher.tail_T if teacher else None,
+    )
+
+
+def _drift(policy: Scores, streams: Streams) -> float:
+    """Mean |log ρ| over the trained tokens, in nats."""
+    assert streams.behaviour_logprob_T is not None
+    gap_T = (policy.logprob_T - streams.behaviour_logprob_T).abs()
+    return float(gap_T[streams.response_mask_T].mean())
+
+
+def _has_gradient(streams: Streams, recipe: Train) -> bool:
+    return streams.advantage_T is not None or (recipe.loss.distillation > 0 and streams.teacher_topk_ids_TK is not None)
+
+
+# Distances after it ---------------------------------------------------------------------------------------------------
+# Distance of a step's version from its parent and from the base, on the tokens it was trained on.
+
+
+def distance(
+    of: Mapping[int, Tensor], to: Mapping[int, Tensor], streams: Mapping[int, Streams], far: float, ranks: Ranks
+) -> Distance | None:
+    """The distance over the trained tokens of all ranks; None if a member has no log-probs to compare with.
+
+    Args:
+        of: member → float[T], log-probs of the new version.
+        to: likewise of the version to compare with.
+        streams: members that were trained, with their masks.
+        far: beyond this a token counts as far.
+    """
+    gaps = {
+        member: (of[member] - to[member]).abs()[of_member.response_mask_T]
+        for member, of_member in streams.items()
+        if member in of and member in to
+    }
+    complete = gaps.keys() == streams.keys()
+    values = torch.cat([gap_T.double().cpu() for gap_T in gaps.values()]).tolist() if gaps else []
+    gathered = ranks.all_gather((complete, values))
+    all_values = torch.tensor(list(chain.from_iterable(part for _, part in gathered)), dtype=torch.float64)
+    if not all(known for known, _ in gathered) or not len(all_values):
+        return None
+    return Distance(
+        mean=float(all_values.clamp(max=TOKEN_LIMIT).mean()),
+        median=float(all_values.median()),
+        share=float((all_values > far).double().mean()),
+    )
+
+
+def token_moves(
+    new: Mapping[int, Tensor], before: Mapping[int, Tensor], streams: Mapping[int, Streams]
+) -> dict[int, list[float | None]]:
+    """Member → by how much each token's log-probability changed, None for a token that was not trained.
+
+    Args:
+        new: member → float[T], log-probs of the version that the step made.
+        before: likewise as the step began.
+        streams: members that were trained, with their masks.
+    """
+    return {
+        member: [
+            moved if trained else None
+            for moved, trained in zip(
+                (new[member] - before[member]).tolist(), of_member.response_mask_T.bool().tolist(), strict=True
+            )
+        ]
+        for member, of_member in streams.items()
+    }
+
+
+# The step -------------------------------------------------------------------------------------------------------------
+# One training step: a batch of samples in, one optimiser update per epoch and the step's figures out.
+#
+# A number that is not finite, a ratio or a distance to the base out of bounds stop a step before the optimiser moves;
+# scores of the new version that are not finite stop it afterwards.
 
 Value = TypeVar("Value")
 

@@ -14,11 +14,10 @@ from datetime import timedelta
 
 import torch
 
-from clawloop.contracts.progress import Pace, StatusCallback
-from clawloop.contracts.training import StepBatch, TrainedStep
+from clawloop.contracts.training import Pace, StatusCallback, StepBatch, TrainedStep
 from clawloop.errors import ClawloopError, TrainerFailed, TrainerUnavailable
 from clawloop.training.memory import REMEDY, is_out_of_memory
-from clawloop.training.ranks.command_loop import broadcast_step, ping, shutdown_ranks
+from clawloop.training.ranks import broadcast_step, ping, shutdown_ranks
 from clawloop.training.step_runner import StepRunner
 
 log = logging.getLogger(__name__)

@@ -1,18 +1,12 @@
-"""Files in messages by reference: an image that a client sends as a data URL is stored once, under its SHA-256.
-
-Engines get messages as clients sent them. What is recorded has in place of each file
-`{"stored_file": {"sha256": …, "media_type": …, "bytes": …, "width": …, "height": …}}`, and it is this form that prefix
-hashes are of: the same image gives the same hash in each turn, whatever the lines of its base64, and another image
-another one. An address (`https://…`) is recorded as it is, and nobody fetches it. Never raises for a message of any
-shape.
-"""
+"""Files in messages by reference, what kind of picture they are, and how parts that are no text are named."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import re
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -21,8 +15,171 @@ from pydantic import JsonValue
 
 from clawloop.contracts.turns import Message
 from clawloop.turns.canonical import TEXT_PARTS
-from clawloop.turns.pictures import picture_size
 from clawloop.turns.thinking import THINKING_PARTS
+
+# Pictures -------------------------------------------------------------------------------------------------------------
+# What kind of picture some bytes are, and how large it is, by their header alone: nothing is decoded.
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_GIFS = (b"GIF87a", b"GIF89a")
+_JPEG = b"\xff\xd8\xff"
+# JPEG's markers that carry the size: every SOF but those of tables (DHT, JPG, DAC).
+_JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_JPEG_SEGMENTS = 2000  # a picture has some tens of them
+
+Size = tuple[int, int]
+
+
+def picture_type(content: bytes) -> str | None:
+    """The media type of a picture that every browser shows; None for everything else, SVG with its scripts too."""
+    if content.startswith(_PNG):
+        return "image/png"
+    if content.startswith(_JPEG):
+        return "image/jpeg"
+    if content.startswith(_GIFS):
+        return "image/gif"
+    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
+        return "image/webp"
+    return None
+
+
+def picture_size(content: bytes) -> Size | None:
+    """Width and height in pixels, as the header says them; None if it does not."""
+    read = _SIZES.get(picture_type(content) or "")
+    if read is None:
+        return None
+    try:
+        size = read(content)
+    except (struct.error, IndexError):  # cut short
+        return None
+    return size if size is not None and all(size) else None
+
+
+def _png(content: bytes) -> Size | None:
+    width, height = struct.unpack_from(">II", content, 16)
+    return (width, height) if content[12:16] == b"IHDR" else None
+
+
+def _gif(content: bytes) -> Size:
+    width, height = struct.unpack_from("<HH", content, 6)
+    return width, height
+
+
+def _webp(content: bytes) -> Size | None:
+    match content[12:16]:
+        case b"VP8X":
+            width, height = (int.from_bytes(content[at : at + 3], "little") for at in (24, 27))
+            return (width + 1, height + 1) if len(content) >= 30 else None
+        case b"VP8L":
+            (bits,) = struct.unpack_from("<I", content, 21)
+            return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+        case b"VP8 ":
+            width, height = struct.unpack_from("<HH", content, 26)
+            return width & 0x3FFF, height & 0x3FFF
+    return None
+
+
+def _jpeg(content: bytes) -> Size | None:
+    at = 2
+    for _ in range(_JPEG_SEGMENTS):
+        if content[at] != 0xFF:
+            return None
+        marker = content[at + 1]
+        if marker == 0xFF:  # padding
+            at += 1
+            continue
+        if marker in _JPEG_SIZES:
+            height, width = struct.unpack_from(">HH", content, at + 5)
+            return width, height
+        (length,) = struct.unpack_from(">H", content, at + 2)
+        at += 2 + length
+    return None
+
+
+_SIZES: dict[str, Callable[[bytes], Size | None]] = {
+    "image/png": _png,
+    "image/gif": _gif,
+    "image/webp": _webp,
+    "image/jpeg": _jpeg,
+}
+
+
+# Names ----------------------------------------------------------------------------------------------------------------
+# Names content parts that are no text: an image, sound, video, a file; for judges and for people.
+
+# vLLM reads a part by its type, or by the key that holds its content.
+KINDS = ("image", "audio", "video", "file")
+_LONGEST_ADDRESS = 200
+_MEDIA_TYPE = re.compile(r"[\w.+-]+/[\w.+-]+", re.ASCII)
+
+
+def kind_of_part(part: dict[str, JsonValue]) -> str | None:
+    """`image`, `audio`, `video` or `file`; None for a part of another kind."""
+    said = " ".join([str(part.get("type", "")), *part])
+    return next((kind for kind in KINDS if kind in said), None)
+
+
+def for_judges(part: dict[str, JsonValue]) -> str | None:
+    """What a judge is told of a part in place of it, as `image: image/png, 640x480`; None for an unknown kind."""
+    if (kind := kind_of_part(part)) is None:
+        return None
+    said = [_told(reference, kind) for reference in references_of(part)]
+    return "; ".join(said or [f"{kind}: {address}" for address in _addresses(part)]) or kind
+
+
+def for_people(part: dict[str, JsonValue]) -> str | None:
+    """As `for_judges`, with size and hash: `image/png, 12 kB, 640x480, sha256 1f2e3d4c5b6a…`."""
+    if (kind := kind_of_part(part)) is None:
+        return None
+    said = [described(reference, kind) for reference in references_of(part)]
+    return "; ".join(said or [f"{kind} {address}" for address in _addresses(part)]) or kind
+
+
+def described(reference: FileReference, kind: str) -> str:
+    said = [_media_type(reference) or kind]
+    said += [] if reference.size_bytes is None else [_size(reference.size_bytes)]
+    said += _pixels(reference)
+    return ", ".join([*said, f"sha256 {reference.sha256[:12]}…"])
+
+
+def _told(reference: FileReference, kind: str) -> str:
+    known = [media_type] if (media_type := _media_type(reference)) else []
+    said = ", ".join([*known, *_pixels(reference)])
+    return f"{kind}: {said}" if said else kind
+
+
+def _media_type(reference: FileReference) -> str | None:
+    match = _MEDIA_TYPE.match(reference.media_type or "")
+    return match[0] if match else None
+
+
+def _pixels(reference: FileReference) -> list[str]:
+    return [] if reference.width is None else [f"{reference.width}x{reference.height}"]
+
+
+def _size(size_bytes: int) -> str:
+    if size_bytes < 1000:
+        return "1 byte" if size_bytes == 1 else f"{size_bytes} bytes"
+    return f"{size_bytes / 1000:.0f} kB" if size_bytes < 1_000_000 else f"{size_bytes / 1_000_000:.1f} MB"
+
+
+def _addresses(part: dict[str, JsonValue]) -> list[str]:
+    values = list(part.values())
+    values += [inner for value in values if isinstance(value, dict) for inner in value.values()]
+    return [
+        value[:_LONGEST_ADDRESS]
+        for value in values
+        if isinstance(value, str) and value.startswith(("http://", "https://"))
+    ]
+
+
+# References -----------------------------------------------------------------------------------------------------------
+# Files in messages by reference: an image that a client sends as a data URL is stored once, under its SHA-256.
+#
+# Engines get messages as clients sent them. What is recorded has in place of each file `{"stored_file": {"sha256": …,
+# "media_type": …, "bytes": …, "width": …, "height": …}}`, and it is this form that prefix hashes are of: the same
+# image gives the same hash in each turn, whatever the lines of its base64, and another image another one. An address
+# (`https://…`) is recorded as it is, and nobody fetches it. Never raises for a message of any shape.
 
 STORED = "stored_file"
 

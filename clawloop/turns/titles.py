@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from clawloop.contracts.turns import Message
 from clawloop.turns.canonical import is_volatile, text_parts
-from clawloop.turns.part_names import for_people
+from clawloop.turns.files import for_people
 
 _TITLE_LENGTH = 80
 

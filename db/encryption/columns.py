@@ -11,8 +11,7 @@ from enum import Enum, auto
 from typing import Any
 
 from clawloop.encryption.sealer import HEAD_BYTES, KEYED_BYTES
-from db.content import MARK, SEALED_REST, ContentCodec, base64_head
-from db.content_rows import answer_row, step_sample_row
+from db.content import MARK, SEALED_REST, ContentCodec, answer_row, base64_head, step_sample_row
 
 
 class Form(Enum):

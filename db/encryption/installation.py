@@ -1,13 +1,35 @@
-"""Checks that this process has the keys of an encrypted database."""
+"""Whether a database is encrypted, and whether this process has its keys."""
 
 from __future__ import annotations
 
-from sqlalchemy import text
+from datetime import datetime
+
+from sqlalchemy import CheckConstraint, text
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import Mapped, mapped_column
 
 from clawloop.encryption.key_file import SETTING
 from clawloop.errors import ContentUnreadable, EncryptionKeyMissing, SetupError
 from db.content import ContentCodec
+from db.declarative import Base
+
+# The row --------------------------------------------------------------------------------------------------------------
+# The row that says that a database is encrypted.
+
+
+class EncryptionRow(Base):
+    """The content of this database is encrypted; one row or none. While it is there, PostgreSQL takes no plain text."""
+
+    __tablename__ = "encryption"
+    __table_args__ = (CheckConstraint("only_row", name="only_row"),)
+
+    only_row: Mapped[bool] = mapped_column(primary_key=True, server_default=text("true"))
+    check_value: Mapped[bytes]  # only the right keys open it
+    since: Mapped[datetime] = mapped_column(server_default=text("now()"))
+
+
+# Check ----------------------------------------------------------------------------------------------------------------
+# Checks that this process has the keys of an encrypted database.
 
 _PLACE = ("encryption.check_value", "the installation")
 _KNOWN = b"clawloop"

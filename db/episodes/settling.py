@@ -16,12 +16,9 @@ from clawloop.contracts.turns import TurnOutcome, TurnStatus
 from clawloop.errors import ContentUnreadable, EngineAnswerUnusable, RecipeRejected, RecordUnusable
 from clawloop.ids import EpisodeId, JudgementId, RolloutGroupId, TurnId, new_judgement_id, new_sample_id
 from clawloop.recipes.recipe import Recipe, Signal
-from clawloop.samples.eligibility import PREFIX, unseen_parts, why_not_trainable
-from clawloop.samples.holdout import is_held_out
+from clawloop.samples.decision import PREFIX, is_held_out, unseen_parts, why_not_trainable
 from clawloop.samples.rollouts import EpisodeTurn, Member, Settlement, hold_out, settle
-from db.arrays import ID_BYTES, bytes_to_logprobs
-from db.content import ContentCodec, content_of, plain_length
-from db.exact_json import storable
+from db.content import ID_BYTES, ContentCodec, bytes_to_logprobs, content_of, plain_length, storable
 from db.tables import ApiKeyRow, EpisodeRow, JudgementRow, RolloutGroupRow, SampleRow
 from db.training.policies import lock_policy
 from db.training.recipes import recipe_of_policy

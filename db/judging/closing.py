@@ -13,10 +13,9 @@ from clawloop.contracts.turns import TurnKind, TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.ids import JudgementId, SessionId, TurnId
 from clawloop.judging.records import ClosingSession, SessionTurn, TurnDecision
-from clawloop.samples.fallback import FallbackSample
-from db.content import ContentCodec, content_of
+from clawloop.samples.decision import FallbackSample
+from db.content import ContentCodec, content_of, storable
 from db.database import Database, transaction
-from db.exact_json import storable
 from db.judging.rewards import finalize_groups_of, finalize_outcome_of
 from db.judging.votes import direct_from_text, read_direct
 from db.tables import JudgementRow, SessionRow, TurnRow

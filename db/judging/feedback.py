@@ -24,9 +24,8 @@ from clawloop.contracts.turns import CALLS_TOOLS, TurnKind, TurnOutcome
 from clawloop.contracts.views import FeedbackView
 from clawloop.errors import AlreadyAnswered
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
-from db.content import content_of
+from db.content import content_of, storable
 from db.database import Database, transaction
-from db.exact_json import storable
 from db.judging.rewards import finalize_outcome_of
 from db.tables import ApiKeyRow, FeedbackRequestRow, FeedbackRow, JudgementRow, SampleRow, SessionRow, TurnRow
 from db.training.policies import lock_policy

@@ -26,10 +26,8 @@ from clawloop.errors import ClawloopError, RecordUnusable, StoreUnavailable
 from clawloop.ids import FeedbackId, JudgementId, TurnId, new_sample_id
 from clawloop.judging.records import Ballot, FinalizedJudgement, Relation
 from clawloop.samples.rewards import with_reward
-from db.arrays import ids_to_bytes
-from db.content import ContentCodec, content_of
+from db.content import ContentCodec, content_of, ids_to_bytes, storable
 from db.database import Raw, raw_connection
-from db.exact_json import storable
 from db.group_commit import ALONE, Answer
 from db.judging.rewards import finalize_by_outcome, finalize_group
 from db.tables import FeedbackRow

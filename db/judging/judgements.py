@@ -1,26 +1,29 @@
-"""Judgements in PostgreSQL: one for each revision of a turn, and each answer of a judge once.
-
-Calls of one kind that come together share a transaction (`db/group_commit.py`).
-"""
+"""Judgements in PostgreSQL: what they need of turns, how they are opened, and one row for each revision of a turn."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
 
+from cachetools import LRUCache
+from psycopg.rows import dict_row
 from sqlalchemy import and_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
 from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.training import UNTAKEN
-from clawloop.contracts.turns import TurnOutcome
+from clawloop.contracts.turns import MatchedBy, TurnOutcome
 from clawloop.errors import RecordUnusable
-from clawloop.ids import FeedbackId, JudgementId, SessionId, TurnId
-from clawloop.judging.parsing import Vote
+from clawloop.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId, new_judgement_id
 from clawloop.judging.prompts import JudgeReply
 from clawloop.judging.records import (
     VOTES,
+    CurrentJudgement,
     FinalizedJudgement,
+    GivenFeedback,
     JudgingContext,
     OpenJudgement,
     StoredAnswers,
@@ -28,15 +31,151 @@ from clawloop.judging.records import (
     StoredVote,
     TurnContext,
 )
-from db.database import Database, transaction
+from clawloop.judging.voting import Vote
+from clawloop.recipes.recipe import Recipe
+from clawloop.turns.parents import may_be_placed
+from db.content import content_of
+from db.database import Database, raw_connection, transaction
 from db.group_commit import Answer, GroupCommit, limit_lock_wait
-from db.judging.contexts import read_contexts
 from db.judging.finalize import Finalizing, finalize
-from db.judging.opening import Opening, lock_turn, open_judgement, open_judgements
 from db.judging.votes import Hints, Votes, insert_direct_vote, insert_hints, insert_votes, read_open
-from db.tables import JudgementRow, SampleRow, TurnRow
+from db.tables import FeedbackRow, JudgementRow, SampleRow, TurnRow
+from db.training.recipes import recipe_by_hash
 from db.training.samples import read_trained_turns
-from db.turns.conversation_cache import ConversationCache
+from db.turns.prepared_turn import Request
+from db.turns.read import ConversationCache, stored_turn
+from db.turns.session_lookup import candidates_of_many, find_places_in
+
+# Contexts -------------------------------------------------------------------------------------------------------------
+# Reads what judging needs of turns, of any number of them in a handful of statements.
+#
+# The statements go to psycopg directly: with SQLAlchemy each takes several times the CPU, and each judged turn pays
+# for it. What is rare (feedback, a conversation that is in no cache) uses the shared functions. Every function works
+# in the caller's transaction.
+
+# The nearest main turn above; side turns between do not count.
+_ABOVE = """(
+    WITH RECURSIVE up AS (
+        SELECT p.id, p.kind, p.parent_turn_id FROM turns p WHERE p.id = t.parent_turn_id
+        UNION ALL
+        SELECT p.id, p.kind, p.parent_turn_id FROM up JOIN turns p ON p.id = up.parent_turn_id
+        WHERE up.kind = 'side')
+    SELECT id FROM up WHERE kind = 'main')"""
+# A turn is overtaken by one that entered or was signalled before it: transactions do not commit in the order in which
+# they began, which `entered_at` is, so the later turn may have been judged before this one was there.
+# One statement reads all that has one row: each statement costs a judge worker more CPU than it costs PostgreSQL.
+_TURNS = f"""
+    WITH asked AS (SELECT t.id, CASE WHEN %b THEN {_ABOVE} END AS above FROM turns t WHERE t.id = ANY(%b::uuid[]))
+    SELECT {", ".join(f"t.{column.name}" for column in TurnRow.__table__.columns)},
+        s.policy, s.api_key_id, s.task_outcome, l.tools,
+        current.revision AS judged_revision, current.outcome AS judged_outcome, current.verdict AS judged_verdict,
+        current.shown_by AS judged_by,
+        (SELECT count(*) FROM turns o WHERE o.session_id = t.session_id AND o.kind = 'main' AND o.id <= t.id) AS number,
+        {_ABOVE} AS follows, below.followed_by, below.overtaken_by,
+        EXISTS (SELECT FROM feedback f WHERE f.turn_id = t.id) AS rated,
+        EXISTS (
+            SELECT FROM turns o
+            WHERE o.session_id = t.session_id AND o.outcome IN ('trained', 'rolled_back')) AS session_trained
+    FROM (SELECT id FROM asked UNION SELECT above FROM asked) wanted
+    JOIN turns t ON t.id = wanted.id JOIN sessions s ON s.id = t.session_id
+    LEFT JOIN tool_lists l ON l.sha256 = t.tools_sha256
+    LEFT JOIN LATERAL (
+        SELECT j.revision, j.outcome, j.verdict, j.shown_by FROM judgements j
+        WHERE j.turn_id = t.id AND j.decided_at IS NOT NULL
+        ORDER BY j.revision DESC, j.decided_at DESC LIMIT 1) current ON true
+    CROSS JOIN LATERAL (
+        WITH RECURSIVE down AS (
+            SELECT c.id, c.kind, c.entered_at, c.announced_at FROM turns c WHERE c.parent_turn_id = t.id
+            UNION ALL
+            SELECT c.id, c.kind, c.entered_at, c.announced_at FROM down JOIN turns c ON c.parent_turn_id = down.id
+            WHERE down.kind = 'side')
+        SELECT array_agg(id ORDER BY id) AS followed_by,
+            array_agg(id) FILTER (
+                WHERE entered_at < t.entered_at OR announced_at < coalesce(t.announced_at, 'infinity')) AS overtaken_by
+        FROM down WHERE kind = 'main') below
+    WHERE t.kind = 'main'
+    ORDER BY t.id
+"""
+
+
+async def read_contexts(
+    connection: AsyncConnection, conversations: ConversationCache, turn_ids: Sequence[TurnId], *, with_followed: bool
+) -> dict[TurnId, tuple[TurnContext, bool]]:
+    """The contexts of those that are main turns, and whether a turn of their session was ever trained.
+
+    Args:
+        with_followed: also of the main turns that these follow.
+    """
+    raw = await raw_connection(connection)
+    async with raw.cursor(row_factory=dict_row, binary=True) as cursor:
+        await cursor.execute(_TURNS, [with_followed, list(turn_ids)])
+        rows = await cursor.fetchall()
+    requests: list[tuple[SessionId, Request]] = []
+    turns = []
+    for row in rows:
+        conversation = await conversations.of_row(connection, row)
+        turn = stored_turn(row, conversation, content_of(connection))
+        record = turn.record
+        turns.append(turn)
+        first = record.group_id or record.turn_id
+        requests.append((turn.session_id, Request(record.api_key_id, record.evidence, record.messages, first)))
+    candidates = await candidates_of_many(raw, content_of(connection), requests)
+    placed = [
+        (await find_places_in(connection, session, request)).replies
+        if turn.matched_by is not MatchedBy.CONTEXT and may_be_placed(request.history, found)
+        else []
+        for turn, (session, request), found in zip(turns, requests, candidates, strict=True)
+    ]
+    return {
+        turn.record.turn_id: (
+            TurnContext(
+                turn=turn,
+                number=row["number"],
+                seed=request.seed,
+                candidates=found,
+                follows=None if row["follows"] is None else TurnId(row["follows"]),
+                followed_by=[TurnId(later) for later in row["followed_by"] or ()],
+                overtaken_by=frozenset(TurnId(later) for later in row["overtaken_by"] or ()),
+                current=_current_judgement(row),
+                task_outcome=row["task_outcome"],
+                feedback=await _feedback(connection, turn.record.turn_id) if row["rated"] else [],
+                placed=by_place,
+            ),
+            row["session_trained"],
+        )
+        for row, turn, (_, request), found, by_place in zip(rows, turns, requests, candidates, placed, strict=True)
+    }
+
+
+def _current_judgement(row: Mapping[str, Any]) -> CurrentJudgement | None:
+    if row["judged_revision"] is None:
+        return None
+    next_turn_id = None if row["judged_by"] is None else TurnId(row["judged_by"])
+    outcome = TurnOutcome(row["judged_outcome"])
+    return CurrentJudgement(row["judged_revision"], outcome, row["judged_verdict"], next_turn_id)
+
+
+async def _feedback(connection: AsyncConnection, turn_id: TurnId) -> list[GivenFeedback]:
+    query = select(FeedbackRow).where(FeedbackRow.turn_id == turn_id).order_by(FeedbackRow.received_at, FeedbackRow.id)
+    content = content_of(connection)
+    return [
+        GivenFeedback(
+            id=FeedbackId(row.id),
+            turn_id=TurnId(row.turn_id),
+            api_key_id=ApiKeyId(row.api_key_id),
+            score=row.score,
+            text=content.read_text(row.text, "feedback.text", row.id),
+            received_at=row.received_at,
+            applied=row.applied_at is not None,
+        )
+        for row in await connection.execute(query)
+    ]
+
+
+# Judgements -----------------------------------------------------------------------------------------------------------
+# Judgements in PostgreSQL: one for each revision of a turn, and each answer of a judge once.
+#
+# Calls of one kind that come together share a transaction (`db/group_commit.py`).
 
 
 class PostgresJudgementStore:
@@ -172,3 +311,126 @@ class PostgresJudgementStore:
     async def _finalize(self, connection: AsyncConnection, calls: Sequence[Finalizing]) -> list[Answer[str | None]]:
         await limit_lock_wait(connection, calls)
         return await finalize(connection, calls)
+
+
+# Opening --------------------------------------------------------------------------------------------------------------
+# Opens judgements, of any number of turns in a handful of statements.
+#
+# Every function works in the caller's transaction. The statements go to psycopg directly, in a pipeline: with
+# SQLAlchemy each takes several times the CPU, and each judged turn pays for it.
+
+# A policy has few recipes in use, and a recipe never changes; reading one is a large part of opening a judgement.
+_RECIPES: LRUCache[str, Recipe] = LRUCache(64)
+
+# Keeps them from being erased, in the order of erasures.
+_KEEP = "SELECT id, outcome FROM turns WHERE id = ANY(%b::uuid[]) ORDER BY id FOR KEY SHARE"
+# Two openings of one turn's judgement come one after the other. New turns may refer to a turn that is locked so.
+_LOCK = "SELECT id, outcome FROM turns WHERE id = ANY(%b::uuid[]) ORDER BY id FOR NO KEY UPDATE"
+# Statements of their own: they see what was committed while this transaction waited for the locks.
+_FACTS = """
+    SELECT t.id, s.policy, p.recipe_hash, j.id, j.recipe_hash
+    FROM unnest(%b::uuid[], %b::int[]) AS r(turn_id, revision)
+    JOIN turns t ON t.id = r.turn_id JOIN sessions s ON s.id = t.session_id JOIN policies p ON p.id = s.policy
+    LEFT JOIN judgements j ON j.turn_id = t.id AND j.revision = r.revision
+"""
+_INSERT = """
+    INSERT INTO judgements (id, turn_id, recipe_hash, revision, shown_by, evidence_hash)
+    SELECT * FROM unnest(%b::uuid[], %b::uuid[], %b::text[], %b::int[], %s::uuid[], %b::bytea[])
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The arguments of `activities.judging.ports.JudgementStore.open`."""
+
+    turn_id: TurnId
+    next_turn_id: TurnId | None
+    evidence_hash: bytes
+    hint_kind: str
+    revision: int = 0
+
+
+async def open_judgement(connection: AsyncConnection, opening: Opening) -> OpenJudgement:
+    """
+    Raises:
+        RecordUnusable: as `JudgementStore.open`.
+    """
+    (opened,) = await open_judgements(connection, [opening])
+    if isinstance(opened, Exception):
+        raise opened
+    return opened
+
+
+async def open_judgements(
+    connection: AsyncConnection, openings: Sequence[Opening]
+) -> list[OpenJudgement | RecordUnusable]:
+    """A judgement of each turn: continued, or made now under its policy's recipe.
+
+    Args:
+        openings: of different turns.
+    """
+    raw = await raw_connection(connection)
+    turns = [opening.turn_id for opening in openings]
+    later = [opening.next_turn_id for opening in openings if opening.next_turn_id is not None]
+    async with raw.pipeline():
+        kept = await raw.execute(_KEEP, [[*turns, *later]])
+        locked = await raw.execute(_LOCK, [turns])
+        facts = await raw.execute(_FACTS, [turns, [opening.revision for opening in openings]])
+    outcomes: dict[UUID, str] = dict(await kept.fetchall()) | dict(await locked.fetchall())
+    found = {row[0]: row[1:] for row in await facts.fetchall()}
+    opened: list[OpenJudgement | RecordUnusable] = []
+    new: list[tuple[Any, ...]] = []
+    for opening in openings:
+        try:
+            require_kept(opening.turn_id, outcomes)
+            if opening.next_turn_id is not None:
+                require_kept(opening.next_turn_id, outcomes)
+        except RecordUnusable as error:
+            opened.append(error)
+            continue
+        policy, current, judgement, own = found[opening.turn_id]
+        if judgement is not None:
+            # A judgement in progress keeps its recipe, whatever the policy's recipe is by now.
+            opened.append(await read_open(connection, JudgementId(judgement), own, opening.hint_kind))
+        elif current is None:
+            opened.append(RecordUnusable(f"policy {policy!r} has no recipe"))
+        else:
+            recipe = await _recipe(connection, current)
+            id_ = new_judgement_id()
+            opened.append(OpenJudgement(id_, recipe, {}, {}))
+            digest = content_of(connection).write_digest(opening.evidence_hash)
+            new.append((id_, opening.turn_id, current, opening.revision, opening.next_turn_id, digest))
+    if new:
+        await raw.execute(_INSERT, [list(column) for column in zip(*new, strict=True)])
+    return opened
+
+
+async def lock_turn(connection: AsyncConnection, turn_id: TurnId, next_turn_id: TurnId | None) -> None:
+    """Lock a turn, and keep the one that holds its next state from being erased.
+
+    Raises:
+        RecordUnusable: one of them was erased.
+    """
+    raw = await raw_connection(connection)
+    later = [] if next_turn_id is None else [next_turn_id]
+    async with raw.pipeline():
+        kept = await raw.execute(_KEEP, [[turn_id, *later]])
+        locked = await raw.execute(_LOCK, [[turn_id]])
+    outcomes: dict[UUID, str] = dict(await kept.fetchall()) | dict(await locked.fetchall())
+    for one in (turn_id, *later):
+        require_kept(one, outcomes)
+
+
+def require_kept(turn_id: TurnId, outcomes: Mapping[UUID, str]) -> None:
+    """
+    Raises:
+        RecordUnusable: the turn was erased.
+    """
+    if outcomes[turn_id] == TurnOutcome.ERASED:
+        raise RecordUnusable(f"turn {turn_id} was erased")
+
+
+async def _recipe(connection: AsyncConnection, recipe_hash: str) -> Recipe:
+    if (known := _RECIPES.get(recipe_hash)) is None:
+        known = _RECIPES[recipe_hash] = await recipe_by_hash(connection, recipe_hash)
+    return known

@@ -16,13 +16,11 @@ from psycopg.rows import TupleRow
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.ids import JudgementId
-from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.prompts import JudgeReply
 from clawloop.judging.records import DIRECT, VOTES, OpenJudgement, StoredAnswers, StoredHint, StoredVote
-from db.content import ContentCodec, content_of
-from db.content_rows import answer_row
+from clawloop.judging.voting import HintVote, Vote
+from db.content import ContentCodec, answer_row, content_of, storable
 from db.database import Raw, raw_connection
-from db.exact_json import storable
 from db.training.recipes import recipe_by_hash
 
 _CHOICES: tuple[Vote, ...] = (1, 0, -1)

@@ -1,20 +1,28 @@
-"""Stores policies, and reads the directory that the gateway routes by."""
+"""The directory of policies and engines that gateways route by, and the listener for its changes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
+import psycopg
 from pydantic import JsonValue
-from sqlalchemy import select
+from sqlalchemy import make_url, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.serving import Directory, Policy
 from clawloop.errors import SetupError
-from db.database import Database, transaction
-from db.exact_json import exact_json
+from db.content import exact_json
+from db.database import Database, driver_url, postgres_message, transaction
 from db.serving.engines import read_engines
+from db.serving.publishing import CHANNEL
 from db.tables import PolicyRow, VersionRow
+
+# The directory --------------------------------------------------------------------------------------------------------
+# Stores policies, and reads the directory that the gateway routes by.
 
 DEFAULT_SAMPLING: dict[str, JsonValue] = {
     "temperature": 0.6,
@@ -78,3 +86,57 @@ async def ensure_policy(database: Database, policy: str, base_model: str, aliase
         await connection.execute(insert(VersionRow).values(policy=policy, n=0).on_conflict_do_nothing())
 
     await database.run(ensure)
+
+
+# The listener ---------------------------------------------------------------------------------------------------------
+# Listens for directory changes, on a PostgreSQL connection of its own.
+#
+# Notifications are lost while the connection is down, so that reconnecting counts as a change.
+
+log = logging.getLogger(__name__)
+
+# The directory is also read every second.
+RECONNECT_SECONDS = 1.0
+# A connection cut by the network raises nothing; after this long without a notification it gets a query.
+SILENCE_SECONDS = 10.0
+CONNECT_SECONDS = 5
+
+
+class PostgresListener:
+    """Implements `clawloop.serving.directory.DirectoryChanges`."""
+
+    def __init__(self, url: str) -> None:
+        self._address = make_url(driver_url(url)).set(drivername="postgresql").render_as_string(hide_password=False)
+
+    async def changes(self) -> AsyncGenerator[None, None]:
+        """Yields at once, at each change, and after each reconnection; never ends by itself."""
+        logged = False
+        while True:
+            try:
+                connection = await self._connect()
+                async with connection:
+                    await connection.execute(f"LISTEN {CHANNEL}")
+                    logged = False
+                    yield  # what changed before this connection listened
+                    while True:
+                        async with aclosing(connection.notifies(timeout=SILENCE_SECONDS, stop_after=1)) as changes:
+                            async for _ in changes:
+                                yield
+                        await connection.execute("SELECT")
+            except (psycopg.Error, OSError) as error:
+                if not logged:
+                    why = postgres_message(error) if isinstance(error, psycopg.Error) else str(error)
+                    log.warning(
+                        "not listening for directory changes; reading the directory every second", extra={"why": why}
+                    )
+                    logged = True
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def _connect(self) -> psycopg.AsyncConnection:
+        return await psycopg.AsyncConnection.connect(
+            self._address,
+            autocommit=True,
+            connect_timeout=CONNECT_SECONDS,
+            application_name="clawloop notices",
+            tcp_user_timeout=10_000,  # milliseconds, so that the query above fails on a dead network
+        )

@@ -1,8 +1,4 @@
-"""Stores API keys: found by their public prefix, verified by a hash, shown once.
-
-A key reads `cl-PUBLIC-SECRET`. The secret part is 256 random bits, so one SHA-256 is enough: there is nothing to
-guess, and a slow hash would only slow down every request.
-"""
+"""API keys: found by their public prefix, verified by a hash, with what each may use; the secret of episode keys."""
 
 from __future__ import annotations
 
@@ -10,22 +6,28 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, delete, func, or_, select, update
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.browsing import StoredKey
-from clawloop.contracts.serving import ApiKey, KeyEntry, KeyLimits, Scope
-from clawloop.episodes.keys import is_episode_key
+from clawloop.contracts.answers import StoredKey
+from clawloop.contracts.serving import ApiKey, KeyEntry, KeyLimits, KeyUse, Scope
+from clawloop.episodes.keys import SECRET_BYTES, is_episode_key
 from clawloop.errors import SetupError
 from clawloop.ids import ApiKeyId, EpisodeId, new_api_key_id
+from db.content import storable
 from db.database import Database, transaction
-from db.episodes.signing import drop_signing_secret, signing_secret
-from db.exact_json import storable
-from db.tables import ApiKeyRow, PolicyRow
+from db.tables import ApiKeyRow, PolicyRow, SessionRow, SigningKeyRow, StoredBytesRow
+
+# Keys -----------------------------------------------------------------------------------------------------------------
+# Stores API keys: found by their public prefix, verified by a hash, shown once.
+#
+# A key reads `cl-PUBLIC-SECRET`. The secret part is 256 random bits, so one SHA-256 is enough: there is nothing to
+# guess, and a slow hash would only slow down every request.
 
 _PUBLIC_BYTES = 4
 _SECRET_BYTES = 32
@@ -167,3 +169,84 @@ def _key(row: Any) -> ApiKey:
 
 def _sha256(secret: str) -> bytes:
     return hashlib.sha256(secret.encode()).digest()
+
+
+# Uses -----------------------------------------------------------------------------------------------------------------
+# Stores each key's limits, and reads its use.
+
+
+class PostgresKeyUses:
+    """Implements `api.ports.KeyUses`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @transaction
+    async def use_of(self, connection: AsyncConnection, prefix: str) -> KeyUse | None:
+        return await _read(connection, prefix)
+
+    @transaction
+    async def set_limits(self, connection: AsyncConnection, prefix: str, limits: KeyLimits) -> KeyUse | None:
+        row = update(ApiKeyRow).where(ApiKeyRow.prefix == storable(prefix), ApiKeyRow.episode_id.is_(None))
+        await connection.execute(
+            row.values(
+                requests_per_minute=limits.requests_per_minute,
+                tokens_per_minute=limits.tokens_per_minute,
+                concurrency=limits.concurrency,
+                stored_mib=limits.stored_mib,
+            )
+        )
+        return await _read(connection, prefix)
+
+    @transaction
+    async def stored_bytes(self, connection: AsyncConnection, keys: Sequence[ApiKeyId]) -> dict[ApiKeyId, int]:
+        total = func.sum(StoredBytesRow.bytes)
+        of_keys = select(StoredBytesRow.api_key_id, total).where(StoredBytesRow.api_key_id.in_(keys))
+        rows = (await connection.execute(of_keys.group_by(StoredBytesRow.api_key_id))).all()
+        return {ApiKeyId(key): int(size) for key, size in rows}
+
+
+async def _read(connection: AsyncConnection, prefix: str) -> KeyUse | None:
+    newest = select(func.max(SessionRow.last_turn_at)).where(SessionRow.api_key_id == ApiKeyRow.id)
+    stored = select(func.coalesce(func.sum(StoredBytesRow.bytes), 0)).where(StoredBytesRow.api_key_id == ApiKeyRow.id)
+    query = select(
+        ApiKeyRow.__table__,
+        newest.scalar_subquery().label("last_turn_at"),
+        stored.scalar_subquery().label("stored_bytes"),
+    )
+    of_people = query.where(ApiKeyRow.prefix == storable(prefix), ApiKeyRow.episode_id.is_(None))
+    row = (await connection.execute(of_people)).mappings().one_or_none()
+    if row is None:
+        return None
+    return KeyUse(
+        prefix=row["prefix"],
+        name=row["name"],
+        policy=row["policy"],
+        limits=KeyLimits(row["requests_per_minute"], row["tokens_per_minute"], row["concurrency"], row["stored_mib"]),
+        expires_at=row["expires_at"],
+        revoked_at=row["revoked_at"],
+        last_turn_at=row["last_turn_at"],
+        stored_bytes=max(0, int(row["stored_bytes"])),
+    )
+
+
+# Episode keys ---------------------------------------------------------------------------------------------------------
+# The secret that episode keys are signed with, read by every gateway and worker; made where there is none.
+
+_NAME = "episodes"
+
+
+async def signing_secret(connection: AsyncConnection) -> bytes:
+    """The secret, in the caller's transaction; made if there is none."""
+    query = select(SigningKeyRow.secret).where(SigningKeyRow.name == _NAME)
+    secret: bytes | None = await connection.scalar(query)
+    if secret is None:
+        new = insert(SigningKeyRow).values(name=_NAME, secret=secrets.token_bytes(SECRET_BYTES))
+        await connection.execute(new.on_conflict_do_nothing())
+        secret = (await connection.execute(query)).scalar_one()
+    return secret
+
+
+async def drop_signing_secret(connection: AsyncConnection) -> None:
+    """Have a new one made for the next episode. Keys that were handed out stay valid: PostgreSQL has their SHA-256."""
+    await connection.execute(delete(SigningKeyRow).where(SigningKeyRow.name == _NAME))

@@ -1,4 +1,4 @@
-"""Stores which versions engines should have and have loaded, which one is active, and which files may be removed."""
+"""Versions in PostgreSQL: which one engines should have, have loaded, and which one is active."""
 
 from __future__ import annotations
 
@@ -9,19 +9,77 @@ from sqlalchemy import TextClause, delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.algorithms.staleness import path_to_base
+from clawloop.algorithms.rewards import path_to_base
 from clawloop.contracts.adapter_directory import AdapterDirectory
 from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import VersionRef
 from clawloop.errors import RecordUnusable
+from clawloop.gate.canary import version_for_all
 from clawloop.recipes.recipe import Train
+from db.content import storable
 from db.database import Database, transaction
-from db.exact_json import storable
-from db.serving.activation import is_served, read_version_for_all, set_active
 from db.serving.engines import read_engines
 from db.tables import EngineRow, EngineVersionRow, PolicyRow, VersionRow
-from db.training.lineage import read_parents, version_ref
-from db.training.policies import lock_policy
+from db.training.policies import lock_policy, read_parents, version_ref
+
+# Activation -----------------------------------------------------------------------------------------------------------
+# Changes a policy's active version and notifies gateways, in the caller's transaction.
+#
+# The caller must hold the policy's lock.
+
+CHANNEL = "clawloop_directory"
+"""Gateways LISTEN on it; the payload is the policy."""
+
+_NOTIFY = text("SELECT pg_notify(:channel, :policy)")
+
+
+async def is_served(connection: AsyncConnection, policy: str, n: int) -> bool:
+    """True if an engine that takes requests has loaded this version; every engine has version 0.
+
+    An engine's `problem` does not count: an engine that does not answer has no rows in `engine_versions`, and an engine
+    that cannot load the active version must not prevent another version from replacing it.
+    """
+    if n == 0:
+        return True
+    loaded = (
+        select(EngineVersionRow.engine_id)
+        .join(EngineRow, EngineRow.id == EngineVersionRow.engine_id)
+        .where(EngineVersionRow.policy == policy, EngineVersionRow.version == n)
+        .where(~EngineRow.draining)
+    )
+    return bool(await connection.scalar(select(loaded.exists())))
+
+
+async def read_version_for_all(connection: AsyncConnection, policy: PolicyRow) -> int:
+    """The version that should be active."""
+    parent = None if policy.canary is None else await canary_parent(connection, policy.id, policy.canary)
+    return version_for_all(policy.head, policy.pinned, parent)
+
+
+async def canary_parent(connection: AsyncConnection, policy: str, canary: int) -> int:
+    """The version that the conversations get which do not get the canary."""
+    query = select(VersionRow.parent).where(VersionRow.policy == policy, VersionRow.n == canary)
+    return (await connection.execute(query)).scalar_one() or 0
+
+
+async def notify_directory(connection: AsyncConnection, policy: str) -> None:
+    """Have gateways read again which versions answer."""
+    await connection.execute(_NOTIFY, {"channel": CHANNEL, "policy": policy})
+
+
+async def set_active(connection: AsyncConnection, policy: PolicyRow, n: int) -> None:
+    """Make version `n` the active one."""
+    if policy.active == n:
+        return
+    versions = update(VersionRow).where(VersionRow.policy == policy.id)
+    await connection.execute(versions.where(VersionRow.n == policy.active).values(retired_at=func.now()))
+    await connection.execute(versions.where(VersionRow.n == n).values(activated_at=func.now(), retired_at=None))
+    await connection.execute(update(PolicyRow).where(PolicyRow.id == policy.id).values(active=n))
+    await notify_directory(connection, policy.id)
+
+
+# Publishing -----------------------------------------------------------------------------------------------------------
+# Stores which versions engines should have and have loaded, which one is active, and which files may be removed.
 
 # A candidate is loaded before it is accepted: it can then be asked, and answers at once.
 # The parent of a canary answers the others, and again once a pin ends.

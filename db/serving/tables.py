@@ -9,8 +9,8 @@ from uuid import UUID
 from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, ForeignKeyConstraint, Identity, text
 from sqlalchemy.orm import Mapped, mapped_column
 
+from db.content import ExactJson
 from db.declarative import Base
-from db.exact_json import ExactJson
 
 
 class PolicyRow(Base):

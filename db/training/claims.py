@@ -1,32 +1,86 @@
-"""Chooses the samples of a step: the oldest fresh ones it can learn from; the others expire, with the reason.
-
-A step learns from chats or from rollout groups (`db/training/group_claims.py`), whichever has waited longer.
-Works in the caller's transaction, which must hold the policy's lock. Lengths are checked in SQL; tokens are decoded
-once, when the batch is read.
-"""
+"""Chooses the samples of a step: when the schedule lets it, the oldest fresh ones and whole groups."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.algorithms.staleness import is_stale, versions_apart
+from clawloop.algorithms.rewards import is_stale, versions_apart
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import ContentUnreadable
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
-from db.arrays import ID_BYTES
-from db.content import ContentCodec, content_of, plain_length
-from db.training.batches import SAMPLE_COLUMNS, needs_version, sample_fault
-from db.training.lineage import read_parents, version_refs, versions_of_other_shape
-from db.training.samples import RECIPE_CHANGED, end_samples
+from clawloop.recipes.schedule import CHAT_MINUTES, Closed, closed_by, day_begin
+from db.content import ID_BYTES, ContentCodec, content_of, plain_length
+from db.tables import VersionRow
+from db.training.policies import read_parents, version_refs, versions_of_other_shape
+from db.training.samples import RECIPE_CHANGED, SAMPLE_COLUMNS, end_samples, needs_version, sample_fault
+
+# Schedule -------------------------------------------------------------------------------------------------------------
+# Reads what a recipe's schedule depends on, in the caller's transaction.
+
+# A reply that takes longer is cut by the gateway's own limits.
+_LONGEST_REPLY = timedelta(hours=1)
+# Ids of turns begin with the time at which the turn began, so their index serves for times.
+_CHAT_P95 = text("""
+    SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY extract(epoch FROM finished_at - started_at))
+    FROM turns WHERE id >= :first AND finished_at >= :since AND status IN ('complete', 'length')
+        AND kind = 'main' AND episode_id IS NULL
+""")
+# The training workflow looks again this often; the sweep decides once a minute.
+_RECHECK_SECONDS = 60.0
+
+
+def closed_by_canary(canary: int | None, pinned: int | None) -> Closed | None:
+    """No batch is claimed while a canary is open, so that nothing is trained from what may be rolled back."""
+    if canary is None:
+        return None
+    if pinned is not None:
+        why = f"version {canary} is a canary that no conversation gets while version {pinned} is pinned"
+        return Closed(f"{why}; `clawloop policy pin --none` goes on with it", _RECHECK_SECONDS)
+    return Closed(f"version {canary} is a canary, and its verdicts have not decided yet", _RECHECK_SECONDS)
+
+
+async def read_closed(connection: AsyncConnection, policy: str, recipe: Recipe) -> Closed | None:
+    """The reason that the policy's schedule lets no batch be claimed now; None if it lets one."""
+    schedule = recipe.train.schedule
+    if schedule is None:
+        return None
+    now = (await connection.execute(select(func.now()))).scalar_one()
+    made, chat_p95 = 0, None
+    if schedule.versions_a_day:
+        today = VersionRow.created_at >= day_begin(schedule, now)
+        # The version that a policy began from does not count as made by it.
+        own = (VersionRow.policy == policy, VersionRow.n > 0, VersionRow.origin_policy.is_(None))
+        count = select(func.count()).where(*own, today)
+        made = (await connection.execute(count)).scalar_one()
+    if schedule.chat_seconds:
+        since = now - timedelta(minutes=CHAT_MINUTES)
+        parameters = {"first": first_id(since - _LONGEST_REPLY), "since": since}
+        found = (await connection.execute(_CHAT_P95, parameters)).scalar_one()
+        chat_p95 = None if found is None else float(found)
+    return closed_by(schedule, now, made, chat_p95)
+
+
+def first_id(moment: datetime) -> UUID:
+    """No turn that began later has a smaller id: UUIDv7 begins with its milliseconds."""
+    return UUID(int=int(moment.timestamp() * 1000) << 80)
+
+
+# Samples --------------------------------------------------------------------------------------------------------------
+# Chooses the samples of a step: the oldest fresh ones it can learn from; the others expire, with the reason.
+#
+# A step learns from chats or from rollout groups (`db/training/claims.py`), whichever has waited longer. Works
+# in the caller's transaction, which must hold the policy's lock. Lengths are checked in SQL; tokens are decoded once,
+# when the batch is read.
 
 # A claim examines this many samples at most, so that it ends within its limit however many wait: expiring one takes
 # 0.1 ms.
@@ -193,3 +247,71 @@ def known_prompt_tokens(row: Any) -> int:
     if row.parent_turn_id is not None and row.parent_tokens is None:
         return int(row.prompt_shared + row.prompt_added)
     return int(min(row.prompt_shared, row.parent_tokens or 0) + row.prompt_added)
+
+
+# Groups ---------------------------------------------------------------------------------------------------------------
+# Chooses the rollout groups of a step: the oldest whole ones it can learn from.
+#
+# Works in the caller's transaction, which must hold the policy's lock.
+
+# Group ids sort by the time the group was made.
+_FRESH_GROUPS = text("""
+    SELECT rollout_group_id AS id, count(*) AS size FROM samples
+    WHERE policy = :policy AND state = 'fresh' AND rollout_group_id IS NOT NULL
+        AND (CAST(:after AS uuid) IS NULL OR rollout_group_id > :after)
+    GROUP BY rollout_group_id ORDER BY rollout_group_id LIMIT :limit
+""")
+_OF_GROUPS = text(f"""{CLAIM_COLUMNS}
+    WHERE s.policy = :policy AND s.state = 'fresh' AND s.rollout_group_id = ANY(:groups)
+    ORDER BY s.rollout_group_id, s.id FOR NO KEY UPDATE OF s, t SKIP LOCKED
+""")
+
+
+async def choose_groups(connection: AsyncConnection, policy: str, recipe: Recipe, head: int) -> Chosen:
+    """All samples of `batch_groups` groups, or of fewer whose oldest sample has waited long enough, or none."""
+    wanted = recipe.train.batch_groups
+    eligibility = await Eligibility.of(connection, policy, recipe, head)
+    usable: dict[UUID, list[Any]] = {}
+    after: UUID | None = None
+    while len(usable) < wanted:
+        parameters = {"policy": policy, "after": after, "limit": wanted}
+        sizes = {row.id: row.size for row in await connection.execute(_FRESH_GROUPS, parameters)}
+        if sizes:
+            usable |= await _usable_groups(connection, eligibility, policy, sizes)
+        if len(sizes) < wanted:
+            break
+        after = max(sizes)
+    groups = sorted(usable)[:wanted]
+    rows = [row for group in groups for row in usable[group]]
+    return choice(rows, f"{len(groups)} of {wanted} rollout groups", recipe, full=len(groups) >= wanted)
+
+
+async def _usable_groups(
+    connection: AsyncConnection, eligibility: Eligibility, policy: str, sizes: dict[UUID, int]
+) -> dict[UUID, list[Any]]:
+    """The groups a step can take, without those of which another transaction has locked a turn."""
+    found = (await connection.execute(_OF_GROUPS, {"policy": policy, "groups": list(sizes)})).all()
+    counts = Counter(row.rollout_group_id for row in found)
+    rows = [row for row in found if counts[row.rollout_group_id] == sizes[row.rollout_group_id]]
+    rows = await _expire_stale_groups(connection, eligibility, rows)
+    groups: defaultdict[UUID, list[Any]] = defaultdict(list)
+    for row in await expire_unusable(connection, eligibility, rows):
+        groups[row.rollout_group_id].append(row)
+    return dict(groups)
+
+
+async def _expire_stale_groups(connection: AsyncConnection, eligibility: Eligibility, rows: list[Any]) -> list[Any]:
+    """The rows without those of stale groups: a group is as old as its oldest turn."""
+    bound = eligibility.recipe.train.group_staleness_versions
+    oldest: dict[UUID, int] = {}
+    for row in rows:
+        if row.version == 0 or row.version in eligibility.parents:
+            apart = eligibility.apart_from_head(row.version)
+            oldest[row.rollout_group_id] = max(apart, oldest.get(row.rollout_group_id, 0))
+    stale = {
+        SampleId(row.id): f"stale: its group's oldest turn is {apart} versions apart, bound {bound}"
+        for row in rows
+        if (apart := oldest.get(row.rollout_group_id, 0)) > bound
+    }
+    await end_samples(connection, stale, SampleState.EXPIRED, TurnOutcome.EXPIRED)
+    return [row for row in rows if row.id not in stale]

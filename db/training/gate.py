@@ -1,23 +1,30 @@
-"""Decides about candidates: accepted, its version is the policy's head; rejected, its samples are set aside.
-
-Every change locks the policy's row, so that concurrent changes run one after the other.
-"""
+"""Decides about candidates, and about canaries."""
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.gate_checks import GateCheck
-from clawloop.contracts.training import StepState
+from clawloop.contracts.training import GateCheck, StepState
 from clawloop.errors import RecipeRejected
+from clawloop.gate.canary import CanaryDecision, CanaryEnd, decide_canary
 from clawloop.recipes.recipe import Gate
 from db.database import Database, transaction
-from db.serving.activation import notify_directory
-from db.tables import StepRow
-from db.training.gate_checks import read_checks, record_check
-from db.training.policies import lock_policy
+from db.serving.publishing import canary_parent, notify_directory
+from db.tables import PolicyRow, StepRow, VersionRow
+from db.training.gate_checks import insert_checks, read_canary_sessions, read_checks, record_check
+from db.training.operators import continue_from
+from db.training.policies import insert_event, lock_policy
 from db.training.recipes import recipe_by_hash
-from db.training.step_transitions import abandon_step, accept_step, lock_step, moved_on, reject_step
+from db.training.steps import abandon_step, accept_step, count_rejection, lock_step, moved_on, reject_step
+from db.training.work_flag import notify_by_sweep
+
+# Candidates -----------------------------------------------------------------------------------------------------------
+# Decides about candidates: accepted, its version is the policy's head; rejected, its samples are set aside.
+#
+# Every change locks the policy's row, so that concurrent changes run one after the other.
 
 
 class PostgresGateStore:
@@ -66,4 +73,66 @@ async def _gate(connection: AsyncConnection, step: StepRow) -> Gate:
     try:
         return (await recipe_by_hash(connection, step.recipe_hash)).gate
     except RecipeRejected:  # of another version of Clawloop; the candidate must not stay open
+        return Gate()
+
+
+# Canaries -------------------------------------------------------------------------------------------------------------
+# Canaries in PostgreSQL: the head answers a share of the sessions until verdicts, or time, decide about it.
+
+# While a version is pinned no conversation gets a canary, and the pin holds.
+_OPEN = text("SELECT id FROM policies WHERE canary IS NOT NULL AND pinned IS NULL ORDER BY id")
+
+
+class PostgresCanaryStore:
+    """Implements `activities.training.gate.CanaryStore`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @transaction
+    async def open(self, connection: AsyncConnection) -> list[str]:
+        return list(await connection.scalars(_OPEN))
+
+    @transaction
+    async def decide(self, connection: AsyncConnection, policy: str) -> CanaryDecision | None:
+        row = await lock_policy(connection, policy)
+        if row.canary is None or row.canary_since is None or row.pinned is not None:
+            return None
+        now = (await connection.execute(select(func.now()))).scalar_one()
+        before = await canary_parent(connection, policy, row.canary)
+        gate = await _gate_of_version(connection, policy, row.canary)
+        of_canary, of_others = await read_canary_sessions(connection, policy, row.canary, before, row.canary_since)
+        decision = decide_canary(
+            of_canary,
+            of_others,
+            (now - row.canary_since) / timedelta(hours=1),
+            gate.canary_hours,
+        )
+        if decision is None:
+            return None
+        await insert_checks(connection, policy, row.canary, [decision.check])
+        detail = {"version": row.canary, "end": decision.end.value, "reason": decision.check.reason}
+        await insert_event(connection, policy, "canary_ended", **detail)
+        if decision.end is CanaryEnd.WORSE:
+            retired = update(VersionRow).where(VersionRow.policy == policy, VersionRow.n == row.canary)
+            await connection.execute(retired.values(retired_at=func.now()))
+            why = f"version {row.canary} was a canary that verdicts found worse"
+            await continue_from(connection, row, before, why, row.rejections)
+            await count_rejection(connection, policy, row.canary, f"canary: {decision.check.reason}", gate.pause_after)
+            await insert_event(connection, policy, "rolled_back", to=before, head=row.head, active=row.active)
+        else:
+            accepted = {"canary": None, "rejections": 0}
+            await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(accepted))
+        await notify_directory(connection, policy)
+        await notify_by_sweep(connection, policy)
+        return decision
+
+
+async def _gate_of_version(connection: AsyncConnection, policy: str, n: int) -> Gate:
+    query = select(StepRow.recipe_hash).where(
+        StepRow.policy == policy, StepRow.n == n, StepRow.state == StepState.COMMITTED
+    )
+    try:
+        return (await recipe_by_hash(connection, (await connection.execute(query)).scalar_one())).gate
+    except RecipeRejected:  # of another version of Clawloop; the canary must end all the same
         return Gate()

@@ -8,25 +8,28 @@ from typing import Any
 from sqlalchemy import delete, func, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.gate_checks import CheckName, GateCheck
-from clawloop.contracts.probes import AskedProbe, ProbeContent, ProbePlan, StoredProbe
-from clawloop.contracts.training import StepState
+from clawloop.contracts.training import (
+    AskedProbe,
+    CheckName,
+    GateCheck,
+    ProbeContent,
+    ProbePlan,
+    StepState,
+    StoredProbe,
+)
 from clawloop.contracts.turns import TurnRecord
 from clawloop.errors import NotFound, RecipeRejected, RecordUnusable, StateConflict
 from clawloop.ids import ProbeId, TurnId, new_probe_id
 from clawloop.recipes.recipe import Recipe
 from clawloop.turns.files import references_in
-from db.content import content_of
+from db.content import content_of, exact_json, storable
 from db.database import Database, transaction
-from db.exact_json import exact_json, storable
 from db.tables import PolicyRow, ProbeRow, VersionRow
 from db.training.gate_checks import read_checks, record_check
-from db.training.lineage import version_ref
-from db.training.policies import lock_policy, require_policy
+from db.training.policies import lock_policy, require_policy, version_ref
 from db.training.recipes import recipe_by_hash
-from db.training.step_transitions import lock_step
-from db.turns.conversation_cache import ConversationCache
-from db.turns.read import read_turn
+from db.training.steps import lock_step
+from db.turns.read import ConversationCache, read_turn
 
 # Among the newest, so that what the policy is asked for now is compared; each version gets others of them, and each
 # attempt at the same version the same ones.

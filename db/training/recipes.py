@@ -11,8 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.errors import RecipeRejected, RecordUnusable
 from clawloop.recipes.recipe import Lora, Recipe, parse_stored_recipe
+from db.content import exact_json
 from db.database import Database
-from db.exact_json import exact_json
 from db.tables import PolicyRow, RecipeRow, StepRow, VersionRow
 from db.training.policies import insert_event, lock_policy
 from db.training.samples import expire_samples_of_other_signal

@@ -9,11 +9,9 @@ from uuid import UUID
 from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from clawloop.contracts.gate_checks import CheckName, CheckResult
-from clawloop.contracts.training import SampleState, StepState
-from db.content import SEALED_REST
+from clawloop.contracts.training import CheckName, CheckResult, SampleState, StepState
+from db.content import SEALED_REST, ExactJson
 from db.declarative import Base, one_of
-from db.exact_json import ExactJson
 
 
 class RecipeRow(Base):
@@ -55,7 +53,7 @@ class SampleRow(Base):
     state: Mapped[str]
     reason: Mapped[str]
     reward: Mapped[float | None]  # None: no reward term
-    hinted_prompt_ids: Mapped[bytes | None]  # encoded by db.arrays; None: no teacher term
+    hinted_prompt_ids: Mapped[bytes | None]  # encoded by db.content; None: no teacher term
     # A step takes all samples of a rollout group or none; None: a sample of a chat.
     rollout_group_id: Mapped[UUID | None] = mapped_column(ForeignKey("rollout_groups.id"))
     created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
@@ -110,8 +108,8 @@ class StepSampleRow(Base):
     place: Mapped[int]  # order in the batch
     dropped: Mapped[str | None]  # why the step left the sample out
     without_hint: Mapped[str | None]  # why only its verdict was trained
-    advantages: Mapped[bytes | None]  # of each token of the reply, by db.arrays; None: the step used none
-    moves: Mapped[bytes | None]  # each token's change of log-prob, by db.arrays; None: the recipe did not ask for it
+    advantages: Mapped[bytes | None]  # of each token of the reply, by db.content; None: the step used none
+    moves: Mapped[bytes | None]  # each token's change of log-prob, by db.content; None: the recipe did not ask for it
 
 
 class GateCheckRow(Base):

@@ -67,7 +67,7 @@ async def notify_by_sweep(connection: AsyncConnection, policy: str) -> None:
 
 
 class PostgresWorkStore:
-    """Implements `activities.training.notifier.WorkStore`."""
+    """Implements `activities.notify.WorkStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

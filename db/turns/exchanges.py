@@ -29,13 +29,9 @@ from clawloop.contracts.views import (
 )
 from clawloop.ids import FeedbackId, SampleId, TurnId
 from clawloop.turns.canonical import response_digest
-from db.arrays import bytes_to_advantages
-from db.content import ContentCodec, content_of
-from db.content_rows import ANSWER_KEY, answer_row, step_sample_row
-from db.exact_json import storable
+from db.content import ANSWER_KEY, ContentCodec, answer_row, bytes_to_advantages, content_of, step_sample_row, storable
 from db.tables import FeedbackRow, HintRow, SampleRow, VoteRow
-from db.turns.conversation_cache import ConversationCache
-from db.turns.read import read_turn
+from db.turns.read import ConversationCache, read_turn
 
 _ADDED = text("""
     SELECT t.id, t.matched_by, t.messages_kept, t.messages_added, t.response, p.response_digest AS parent_digest,

@@ -14,10 +14,8 @@ from clawloop.turns.canonical import History, extend_digest, response_digest, se
 from clawloop.turns.continued import whole_reply
 from clawloop.turns.files import ContentFile, take_files
 from clawloop.turns.identify import named_session_id
-from db.arrays import ids_to_bytes
-from db.content import PLAIN, ContentCodec
-from db.exact_json import exact_json
-from db.turns.deltas import Conversation
+from db.content import PLAIN, ContentCodec, exact_json, ids_to_bytes
+from db.turns.read import Conversation
 
 
 @dataclass(frozen=True)

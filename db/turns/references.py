@@ -9,13 +9,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.turns import TurnKind
 from clawloop.ids import SessionId, TurnId
+from db.content import storable
 from db.database import Database, transaction
-from db.exact_json import storable
 from db.tables import SessionRow, TurnRow
 
 
 class PostgresReferenceStore:
-    """Satisfies `clawloop.operations.references.ReferenceStore`."""
+    """Satisfies `clawloop.operations.reading.ReferenceStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -18,9 +18,8 @@ from clawloop.errors import ContentUnreadable, EncryptionKeyMissing, StateConfli
 from clawloop.ids import ApiKeyId, EpisodeId, SessionId, TurnId, short_form
 from clawloop.turns.explain import Waiting, explain
 from clawloop.turns.titles import title_of
-from db.content import ContentCodec, content_of, plain_length
+from db.content import ContentCodec, content_of, exact_json, plain_length, storable
 from db.database import transaction
-from db.exact_json import exact_json, storable
 from db.training.policies import require_policy
 from db.turns.exchanges import read_detail, read_exchanges
 from db.turns.references import PostgresReferenceStore

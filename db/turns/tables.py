@@ -12,9 +12,8 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from clawloop.contracts.sessions import SessionState
 from clawloop.contracts.turns import MatchedBy, TurnKind, TurnOutcome, TurnStatus
-from db.content import SEALED_REST, plain_length
+from db.content import SEALED_REST, ExactJson, plain_length
 from db.declarative import Base, one_of
-from db.exact_json import ExactJson
 
 
 class PrefixRole(StrEnum):
@@ -152,7 +151,7 @@ class TurnRow(Base):
     reply_digest: Mapped[bytes | None]  # of the conversation up to and including the reply
     asked_digest: Mapped[bytes | None]  # of the request as matched: finds replies in other words by their place
     prompt_shared: Mapped[int | None]
-    prompt_ids: Mapped[bytes | None]  # encoded by db.arrays
+    prompt_ids: Mapped[bytes | None]  # encoded by db.content
     response_ids: Mapped[bytes | None]
     logprobs: Mapped[bytes | None]
     sampling: Mapped[Any] = mapped_column(ExactJson)

@@ -17,8 +17,7 @@ from starlette.datastructures import Headers
 from api.app import create_app
 from api.auth import KeyRing
 from api.chat.grammar_slots import GrammarSlots
-from api.chat.key_limits import KeyLimiter
-from api.chat.stored_bytes import StoredBytes
+from api.chat.key_limits import KeyLimiter, StoredBytes
 from api.chat.versions import VersionChooser
 from api.dependencies import Limits, Services
 from api.http_protocol import BoundedHttpProtocol

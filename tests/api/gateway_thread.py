@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clawloop.operations.reading import Reading
 from db.database import BACKGROUND_LIMIT, Database
-from db.training.browsing import PostgresTrainingBrowser
+from db.training.status import PostgresTrainingBrowser
 from db.turns.sessions import PostgresSessionStore
 from tests.api.conftest import Gateway, running_gateway, until
 from tests.fakes.engine import fake_engine

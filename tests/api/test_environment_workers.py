@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from api.admin.environment_workers import ARTIFACT_BYTES
+from api.admin.rollouts import ARTIFACT_BYTES
 from clawloop.contracts.serving import Scope
 from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.environments.gateway import WorkerGateway

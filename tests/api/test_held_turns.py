@@ -11,7 +11,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from api.recording import held_turns, spool_drain
+from api.recording import insert_queue
+from api.recording import recorder as recorder_module
 from api.recording.recorder import Recorder
 from api.recording.spool import Spool
 from clawloop.contracts.turns import InsertedTurn, TurnRecord
@@ -22,7 +23,7 @@ from tests.fakes.turn_store import FakeTurnStore
 
 @pytest.fixture(autouse=True)
 def quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (held_turns, spool_drain):
+    for module in (recorder_module, insert_queue):
         monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
 
 
@@ -138,7 +139,7 @@ async def test_a_bug_at_the_end_costs_no_turn_that_postgres_takes(
 ) -> None:
     store, spool = GatedStore(FakeTurnStore()), FullSpool(tmp_path, 10**8)
     async with recorder_holding(store, spool, *(texts := [f"turn {number}" for number in range(9)])) as recorder:
-        monkeypatch.setattr(held_turns, "RETRY_SECONDS", 10**6)
+        monkeypatch.setattr(recorder_module, "RETRY_SECONDS", 10**6)
         monkeypatch.setattr(spool, "write", Mock(side_effect=KeyError("a bug")))
     assert sorted(map(str, texts_of(store.turns))) == texts
     assert lost(recorder, "stopped") == 0

@@ -15,7 +15,7 @@ import httpx
 import orjson
 import pytest
 
-from api.chat import client_reading, stream
+from api.chat import key_limits, stream
 from api.dependencies import Limits
 from clawloop.contracts.turns import InsertedTurn, TurnRecord, TurnStatus
 from clawloop.settings import ChatBounds
@@ -67,7 +67,7 @@ async def _disconnect_while_storing(gateway: Gateway, body: dict[str, Any]) -> N
 async def test_a_client_that_stops_reading_ends_the_engines_request(
     tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_reading, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(key_limits, "STALL_SECONDS", 0.5)
     monkeypatch.setattr(stream, "STALL_CHECK_SECONDS", 0.1)
     async with running_gateway(tmp_path, engines=[engine]) as gateway:
         with _asking_for_an_endless_stream(gateway):

@@ -13,8 +13,7 @@ import pytest
 from openai import AsyncOpenAI
 from starlette.datastructures import Headers
 
-from api.chat.key_limits import KeyLimiter
-from api.chat.stored_bytes import StoredBytes
+from api.chat.key_limits import KeyLimiter, StoredBytes
 from clawloop.contracts.serving import ApiKey, KeyLimits, Scope
 from clawloop.errors import RequestRejected, StoreUnavailable
 from clawloop.ids import ApiKeyId, new_api_key_id, new_episode_id
@@ -239,7 +238,7 @@ async def test_a_bug_does_not_end_the_looking(monkeypatch: pytest.MonkeyPatch) -
             raise RuntimeError("a bug")
         return await read(keys)
 
-    monkeypatch.setattr("api.chat.stored_bytes.REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr("api.chat.key_limits.REFRESH_SECONDS", 0.01)
     monkeypatch.setattr(store, "stored_bytes", fails_once)
     async with StoredBytes(store) as bounded:
         bounded.require_room(mine)

@@ -15,7 +15,7 @@ from anthropic import AsyncAnthropic
 from anthropic.types import ErrorResponse, Message, MessageParam, ToolParam
 from anthropic.types.message_create_params import MessageCreateParamsNonStreaming
 
-from api.wire.messages_request import MessagesRequest, translate
+from api.wire.messages import MessagesRequest, translate_messages
 from clawloop.contracts.turns import SessionSource, TurnKind, TurnStatus
 from clawloop.ids import responses_id, turn_id_of
 from tests.api.chat_requests import IDS, TEXT
@@ -267,7 +267,7 @@ def test_every_published_field_is_used_or_named() -> None:
     values: dict[str, Any] = dict.fromkeys(get_type_hints(MessageCreateParamsNonStreaming), "x")
     values |= body(stream=False, tools=[TOOL], tool_choice={"type": "auto"}, stop_sequences=["x"])
     values |= {"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}, "metadata": {}, "system": "s"}
-    translated = translate(values, (), MessagesRequest)
+    translated = translate_messages(values, (), MessagesRequest)
     read = set(MessagesRequest.model_fields)
     assert set(translated.ignored) == set(values) - read
 

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from api.app import create_app
-from api.chat.answer_schemas import ChatCompletion, ChatCompletionChunk
-from api.openapi import CODES
-from api.request_examples import REQUEST_EXAMPLES
+from api.chat.schemas import ChatCompletion, ChatCompletionChunk
+from api.openapi import CODES, REQUEST_EXAMPLES
 from clawloop.contracts.serving import Scope
 from tests.api.conftest import Gateway
 

@@ -10,7 +10,7 @@ import pytest
 
 from api.ui.changes import AWAY, Changes
 from api.ui.logins import COOKIE
-from clawloop.contracts.browsing import Counts
+from clawloop.contracts.answers import Counts
 from clawloop.contracts.serving import Scope
 from clawloop.errors import StoreUnavailable
 from tests.api.conftest import Gateway

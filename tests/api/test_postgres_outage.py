@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from api.recording.spool_drain import BATCH_TURNS
+from api.recording.insert_queue import DRAIN_BATCH_TURNS
 from clawloop.contracts.turns import InsertedTurn, TurnRecord
 from clawloop.errors import RecordUnusable
 from clawloop.settings import WhenStorageIsFull
@@ -171,19 +171,19 @@ async def test_turns_in_memory_that_cannot_be_stored_block_no_others(
         held, store = gateway.services.recorder._held, PoisonStore()
         store.available = False
         held._store = gateway.services.recorder._inserts._store = gateway.services.recorder._drain._store = store
-        for text in [word] * BATCH_TURNS + ["fine"]:
+        for text in [word] * DRAIN_BATCH_TURNS + ["fine"]:
             assert (await client.post(PATH, json=chat_body(text))).status_code == 200
-        assert len(held._turns) == BATCH_TURNS + 1
+        assert len(held._turns) == DRAIN_BATCH_TURNS + 1
         store.available = True
         await until(lambda: store.records)
         await until(lambda: word == "bug" or not held._turns)
         metrics = (await client.get("/metrics")).text
         assert [record.messages[0]["content"] for record in store.records] == ["fine"]
         if word == "poison":  # `rejected/` is full too
-            assert f'clawloop_gateway_turns_lost_total{{why="rejected"}} {BATCH_TURNS}.0' in metrics
+            assert f'clawloop_gateway_turns_lost_total{{why="rejected"}} {DRAIN_BATCH_TURNS}.0' in metrics
             assert "clawloop_gateway_held_turns 0.0" in metrics
         else:
-            assert len(held._turns) == BATCH_TURNS  # a bug may be mended: tried again and again
+            assert len(held._turns) == DRAIN_BATCH_TURNS  # a bug may be mended: tried again and again
 
 
 def _lost(metrics: str) -> list[str]:

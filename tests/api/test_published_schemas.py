@@ -20,9 +20,9 @@ from anthropic.types import ContentBlockParam, ToolUnionParam
 from openai.types.responses import ResponseInputItemParam, ToolParam
 
 from api.chat import fields
-from api.wire.messages_request import translate as from_messages
-from api.wire.responses_request import check
-from api.wire.responses_request import translate as from_responses
+from api.wire.messages import translate_messages as from_messages
+from api.wire.responses import check
+from api.wire.responses import translate_responses as from_responses
 from clawloop.errors import RequestRejected
 
 FUNCTION = {"type": "function", "name": "now", "parameters": {"type": "object"}}

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from api.recording import insert_queue, spool_drain
+from api.recording import insert_queue
+from api.recording import insert_queue as insert_queue_module
 from api.recording.insert_queue import InsertQueue
 from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
@@ -133,13 +134,13 @@ async def test_after_an_overload_turns_go_to_postgres_at_once_whatever_the_spool
     # Whoever stored a turn, the limit's crossing did not double it.
     assert sorted(record.turn_id for record in turns.records if record in late) == [turn.turn_id for turn in late]
     assert len(turns.records) == 41
-    assert max(drained.batches) <= spool_drain.LONGEST_BATCH_TURNS
+    assert max(drained.batches) <= insert_queue_module.LONGEST_BATCH_TURNS
 
 
 async def test_a_long_backlog_is_stored_in_larger_batches_and_in_smaller_ones_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spool_drain, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(insert_queue_module, "RETRY_SECONDS", 0.01)
     earlier = Spool(tmp_path, 10**8)
     for n in range(100):
         earlier.write(turn_record(f"{n}", evidence=SessionEvidence(SessionSource.HEADER, f"{n}")))
@@ -201,7 +202,7 @@ async def test_while_postgres_is_away_one_turn_at_a_time_tries_it(
 
 async def test_the_drain_notices_that_postgres_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(insert_queue, "AWAY_SECONDS", 10**6)
-    monkeypatch.setattr(spool_drain, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(insert_queue_module, "RETRY_SECONDS", 0.01)
     turns = FakeTurnStore()
     store = GatedStore(turns)
     spool = Spool(tmp_path, 10**8)
@@ -263,7 +264,7 @@ async def test_a_turn_at_which_the_store_breaks_holds_up_no_spooled_turn(tmp_pat
 async def test_two_gateways_drain_one_folder_and_take_over_a_dead_ones_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spool_drain, "TAKE_OVER_SECONDS", 0.02)
+    monkeypatch.setattr(insert_queue_module, "TAKE_OVER_SECONDS", 0.02)
     turns = FakeTurnStore()
     store = GatedStore(turns)
     one, two, dead = (Spool(tmp_path, 10**8) for _ in range(3))

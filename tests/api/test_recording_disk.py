@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from api.recording import spool_drain
+from api.recording import insert_queue
 from api.recording.spool import Spool
 from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnRecord
 from tests.api.conftest import until
@@ -45,7 +45,7 @@ class RemountedDisk:
 
 @pytest.fixture(autouse=True)
 def quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool_drain, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(insert_queue, "RETRY_SECONDS", 0.01)
 
 
 def spool_all(spool: Spool, *texts: str) -> list[TurnRecord]:
@@ -61,11 +61,11 @@ def damage(spool: Spool, record: TurnRecord) -> Path:
     return path
 
 
-@pytest.mark.parametrize("retried", [spool_drain.RETRIED_FILES, 3])
+@pytest.mark.parametrize("retried", [insert_queue.RETRIED_FILES, 3])
 async def test_on_a_read_only_disk_each_spooled_turn_is_stored_once_and_removed_when_that_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retried: int
 ) -> None:
-    monkeypatch.setattr(spool_drain, "RETRIED_FILES", retried)
+    monkeypatch.setattr(insert_queue, "RETRIED_FILES", retried)
     store, spool = GatedStore(FakeTurnStore()), Spool(tmp_path, 10**8)
     texts = [f"{n}" for n in range(20)]
     *_, last = spool_all(spool, *texts)
@@ -119,7 +119,7 @@ async def test_a_turn_that_somebody_deletes_while_it_cannot_be_set_aside_is_forg
 async def test_a_file_of_a_dead_gateway_that_cannot_be_moved_holds_up_no_other_and_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(spool_drain, "TAKE_OVER_SECONDS", 0.01)
+    monkeypatch.setattr(insert_queue, "TAKE_OVER_SECONDS", 0.01)
     store = GatedStore(FakeTurnStore())
     dead, spool = Spool(tmp_path, 10**8), Spool(tmp_path, 10**8)
     [stays, *others] = spool_all(dead, "stays", "b", "c", "d")

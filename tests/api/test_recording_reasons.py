@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from api.recording import spool_drain
+from api.recording import insert_queue
 from api.recording.spool import Spool
 from clawloop.contracts.turns import TurnRecord
 from clawloop.errors import EncryptionKeyMissing
@@ -20,7 +20,7 @@ from tests.records import turn_record
 
 @pytest.fixture(autouse=True)
 def quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool_drain, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(insert_queue, "RETRY_SECONDS", 0.01)
 
 
 class BrokenSpool(Spool):

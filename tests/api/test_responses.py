@@ -14,7 +14,7 @@ from openai.types.responses import FunctionToolParam, Response, ResponseInputIte
 from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
 from pydantic import TypeAdapter
 
-from api.wire.responses_request import ResponsesRequest, translate
+from api.wire.responses import ResponsesRequest, translate_responses
 from clawloop.contracts.serving import Scope
 from clawloop.contracts.turns import TurnKind, TurnStatus
 from clawloop.ids import TurnId, new_turn_id, responses_id, turn_id_of
@@ -234,7 +234,7 @@ def test_every_published_field_is_used_or_named() -> None:
     values: dict[str, Any] = dict.fromkeys(get_type_hints(ResponseCreateParamsNonStreaming), "x")
     values |= {"tools": [TOOL], "reasoning": {"effort": "low"}, "text": {}, "tool_choice": "auto", "include": []}
     values |= {"truncation": "disabled", "stream": False, "stream_options": None, "metadata": {}}
-    translated = translate(values, (), [])
+    translated = translate_responses(values, (), [])
     refused = {"background", "conversation", "prompt"}
     assert set(translated.ignored) == set(values) - set(ResponsesRequest.model_fields) - refused - {"stream_options"}
 
@@ -248,7 +248,7 @@ def test_the_items_that_are_read_are_published_ones() -> None:
         {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "done"}]},
     ]
     TypeAdapter(list[ResponseInputItemParam]).validate_python(items)
-    translated = translate({"model": "policy", "instructions": "b", "input": items}, (), [])
+    translated = translate_responses({"model": "policy", "instructions": "b", "input": items}, (), [])
     assert translated.body["messages"] == [
         {"role": "system", "content": "b\n\na"},
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]},

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from api.chat.as_meant import take_as_meant
 from api.chat.schemas import parse_chat_request
-from api.wire.messages_reply import MessagesReply
-from api.wire.messages_request import translate as from_messages
+from api.wire.messages import MessagesReply
+from api.wire.messages import translate_messages as from_messages
 from api.wire.reply import TokenCounts
-from api.wire.responses_request import check
-from api.wire.responses_request import translate as from_responses
+from api.wire.responses import check
+from api.wire.responses import translate_responses as from_responses
 from clawloop.errors import EngineAnswerUnusable, RequestRejected
 from clawloop.families.orders import Rule, as_sent
 from tests.api.test_published_schemas import BLOCKS as BLOCKS_DECIDED

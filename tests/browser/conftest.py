@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from playwright.async_api import Browser, async_playwright
 
-from clawloop.environments.browser.fetch import chromium_folder
+from clawloop.environments.browser.chromium import chromium_folder
 from tests.ui.conftest import page
 
 __all__ = ["page"]

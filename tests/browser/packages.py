@@ -6,8 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from clawloop.environments.browser.chromium import FETCHED
-from clawloop.environments.browser.fetch import NpmPackage
+from clawloop.environments.browser.chromium import FETCHED, NpmPackage
 
 AXE = NpmPackage("axe-core", "4.14.1", "e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745")
 

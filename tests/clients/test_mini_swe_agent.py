@@ -10,10 +10,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from clawloop.contracts.episodes import Ending
-from clawloop.environments.agent import CommandHarness
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.swe.environment import SweEnvironment, generated_repository
-from clawloop.environments.task import Split
+from clawloop.environments.task import CommandHarness, Split
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
 from tests.api.conftest import Gateway, gateway, shared_gateway

@@ -14,9 +14,18 @@ from psycopg.rows import dict_row
 from activities.serving.publishing import PublishingStore
 from activities.training.gate import GateStore
 from activities.training.steps import StepStore
-from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
 from clawloop.contracts.serving import Engine, Scope
-from clawloop.contracts.training import SampleState, StepBatch, StepFigures, StepState, TrainedStep, VersionRef
+from clawloop.contracts.training import (
+    CheckName,
+    CheckResult,
+    GateCheck,
+    SampleState,
+    StepBatch,
+    StepFigures,
+    StepState,
+    TrainedStep,
+    VersionRef,
+)
 from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome
 from clawloop.ids import ApiKeyId, FeedbackId, SampleId, new_feedback_id
 from clawloop.judging.hints import HintChoice

@@ -8,12 +8,11 @@ from datetime import timedelta
 import pytest
 
 from clawloop.contracts.adapter_directory import AdapterDirectory
-from clawloop.contracts.training import BroughtAdapter, StepState, VersionRef
-from clawloop.contracts.version_origin import VersionOrigin
+from clawloop.contracts.training import BroughtAdapter, StepState, VersionOrigin, VersionRef
 from clawloop.errors import NotFound, RecipeRejected, StateConflict
 from clawloop.recipes.recipe import Lora
-from db.training.browsing import PostgresTrainingBrowser
-from db.training.lineage import versions_of_other_shape
+from db.training.policies import versions_of_other_shape
+from db.training.status import PostgresTrainingBrowser
 from db.training.work_flag import PostgresWorkStore
 from tests.contract.learning import POLICY, Learning, PostgresLearning, publish, recipe, reject, step, trained
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from activities.notify import TrainingNotifier
 from activities.training.gate import Canaries
-from activities.training.notifier import TrainingNotifier
-from clawloop.contracts.gate_checks import CheckName, CheckResult
-from clawloop.contracts.training import TrainingState
+from clawloop.contracts.training import CheckName, CheckResult, TrainingState
 from clawloop.gate.canary import CanaryEnd
 from clawloop.recipes.recipe import Gate
 from db.serving.directory import PostgresDirectoryStore
-from db.training.canary import PostgresCanaryStore
+from db.training.gate import PostgresCanaryStore
 from db.training.work_flag import PostgresWorkStore
 from tests.contract.learning import POLICY, RECIPE, PostgresLearning, step
 from tests.fakes.notifier import FakeNotifier

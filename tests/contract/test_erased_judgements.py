@@ -8,7 +8,7 @@ import pytest
 
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable
-from clawloop.judging.parsing import HintVote
+from clawloop.judging.voting import HintVote
 from tests.contract.ledgers import GOOD, TIE, Ledger, fake_ledger, ledger, postgres_ledger
 
 __all__ = ["fake_ledger", "ledger", "postgres_ledger"]

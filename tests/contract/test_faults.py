@@ -28,7 +28,7 @@ from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import ApiKeyId, new_api_key_id
 from clawloop.local.checks import choose_port
 from clawloop.local.services.postgres import EmbeddedPostgres, free_port
-from db import connection_check
+from db import database as database_module
 from db.database import Database
 from db.schema import migrate
 from db.serving.directory import PostgresDirectoryStore, ensure_policy
@@ -207,19 +207,19 @@ async def test_only_a_connection_that_lay_in_the_pool_for_a_while_is_asked_wheth
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
-    ask = connection_check.ask
+    ask = database_module.ask
 
     async def count(connection: psycopg.AsyncConnection[Any]) -> None:
         asked.append(connection)
         await ask(connection)
 
-    monkeypatch.setattr(connection_check, "ask", count)
+    monkeypatch.setattr(database_module, "ask", count)
     database = Database(postgres_url, timedelta(seconds=30))
     try:
-        monkeypatch.setattr(connection_check, "_IDLE_SECONDS", 3600.0)
+        monkeypatch.setattr(database_module, "_IDLE_SECONDS", 3600.0)
         assert [await database.run(_answer) for _ in range(3)] == [1] * 3
         assert len(asked) == 0
-        monkeypatch.setattr(connection_check, "_IDLE_SECONDS", 0.0)
+        monkeypatch.setattr(database_module, "_IDLE_SECONDS", 0.0)
         assert [await database.run(_answer) for _ in range(3)] == [1] * 3
         assert len(asked) == 3
     finally:
@@ -231,7 +231,7 @@ async def test_a_lost_network_fails_only_who_is_in_a_transaction(
 ) -> None:
     """All pooled connections fall silent, one of them within a transaction that holds a lock."""
     unanswered: list[object] = []
-    ask = connection_check.ask
+    ask = database_module.ask
 
     async def note(connection: psycopg.AsyncConnection[Any]) -> None:
         try:
@@ -240,7 +240,7 @@ async def test_a_lost_network_fails_only_who_is_in_a_transaction(
             unanswered.append(connection)
             raise
 
-    monkeypatch.setattr(connection_check, "ask", note)
+    monkeypatch.setattr(database_module, "ask", note)
     address = urlsplit(postgres_url)
     assert address.port is not None
     port = choose_port("a proxy", "127.0.0.1", 0, "")

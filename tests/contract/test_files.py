@@ -14,9 +14,9 @@ from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, Ses
 from clawloop.turns.files import STORED, references_in
 from db.database import Database
 from db.invariants import violations
-from db.turns.conversation_cache import ConversationCache
-from db.turns.insert_batch import insert_batch
+from db.turns.insert import insert_batch
 from db.turns.prepared_turn import PreparedTurn
+from db.turns.read import ConversationCache
 from tests.contract.conftest import Stores
 from tests.pictures import asks_about, png
 from tests.records import turn_record

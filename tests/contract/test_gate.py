@@ -7,8 +7,16 @@ import asyncio
 import pytest
 
 from activities.training.gate import DecideVersion, GateActivities
-from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
-from clawloop.contracts.training import Claim, SampleState, StepBatch, StepState, TrainingState
+from clawloop.contracts.training import (
+    CheckName,
+    CheckResult,
+    Claim,
+    GateCheck,
+    SampleState,
+    StepBatch,
+    StepState,
+    TrainingState,
+)
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import NotFound, RecordUnusable, StateConflict
 from clawloop.recipes.recipe import Recipe

@@ -8,11 +8,11 @@ from uuid import uuid4
 from clawloop.contracts.training import BatchSample, SampleState
 from clawloop.contracts.turns import TurnOutcome, TurnRecord
 from clawloop.recipes.recipe import Gate, Recipe, Train
-from clawloop.samples.holdout import is_held_out
+from clawloop.samples.decision import is_held_out
 from db.database import Database
-from db.training.held_out import read_held_out
+from db.training.gate_checks import read_held_out
 from db.training.status import read_status
-from db.turns.conversation_cache import ConversationCache
+from db.turns.read import ConversationCache
 from tests.contract.learning import POLICY, PostgresLearning, recipe, step
 from tests.contract.ledgers import BAD, GOOD, RECIPE, Ledger, fake_ledger, finalize, ledger, postgres_ledger
 

@@ -11,12 +11,11 @@ from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import TurnId, new_feedback_id, new_turn_id
 from clawloop.judging.agreement import Pair
 from clawloop.judging.hints import HintChoice
-from clawloop.judging.parsing import Vote
 from clawloop.judging.records import FinalizedJudgement
-from clawloop.judging.voting import Verdict
+from clawloop.judging.voting import Verdict, Vote
 from clawloop.operations.history import HistoryKey, HistoryStore, HistoryTurn, NewVerdict
 from db.episodes.groups import PostgresEpisodeStore
-from db.judging.history import PostgresHistoryStore
+from db.judging.rejudging import PostgresHistoryStore
 from tests.contract.episodes import LIFETIME, new_group
 from tests.contract.learning import POLICY, PostgresLearning
 from tests.fakes.history_store import FakeHistoryStore

@@ -13,7 +13,6 @@ from clawloop.contracts.turns import TurnKind, TurnOutcome, TurnRecord
 from clawloop.errors import StoreUnavailable
 from clawloop.ids import SessionId, new_turn_id
 from clawloop.judging.hints import NOT_ASKED
-from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.records import (
     DIRECT,
     VOTES,
@@ -22,9 +21,9 @@ from clawloop.judging.records import (
     Relation,
     TurnDecision,
 )
-from clawloop.judging.voting import Verdict
+from clawloop.judging.voting import HintVote, Verdict, Vote
 from clawloop.recipes.recipe import Recipe
-from clawloop.samples.fallback import FallbackSample
+from clawloop.samples.decision import FallbackSample
 from tests.contract.ledgers import BAD, GOOD, TIE, Ledger, fake_ledger, finalize, ledger, postgres_ledger, related
 
 __all__ = ["fake_ledger", "ledger", "postgres_ledger"]

@@ -6,12 +6,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from clawloop.contracts.browsing import StoredKey
+from clawloop.contracts.answers import StoredKey
 from clawloop.contracts.serving import KeyLimits, Scope
 from clawloop.errors import SetupError
 from db.database import Database
-from db.serving.key_uses import PostgresKeyUses
-from db.serving.keys import PostgresKeyStore
+from db.serving.keys import PostgresKeyStore, PostgresKeyUses
 from tests.contract.conftest import Stores
 
 

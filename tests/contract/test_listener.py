@@ -11,9 +11,8 @@ import pytest
 
 from clawloop.serving.directory import DirectoryCache
 from db.database import Database
-from db.serving.directory import PostgresDirectoryStore
+from db.serving.directory import PostgresDirectoryStore, PostgresListener
 from db.serving.engines import add_engine
-from db.serving.listener import PostgresListener
 from db.serving.publishing import PostgresPublishingStore
 from tests.conftest import execute
 

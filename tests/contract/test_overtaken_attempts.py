@@ -8,10 +8,17 @@ from collections.abc import Sequence
 import pytest
 
 from activities.training.train_step import StepDone, TrainingActivities
-from clawloop.contracts.attempts import Attempts
-from clawloop.contracts.gate_checks import GateCheck
-from clawloop.contracts.progress import Pace, StatusCallback, StepProgress
-from clawloop.contracts.training import StepBatch, StepState, TrainedStep, TrainingState
+from clawloop.contracts.training import (
+    Attempts,
+    GateCheck,
+    Pace,
+    StatusCallback,
+    StepBatch,
+    StepProgress,
+    StepState,
+    TrainedStep,
+    TrainingState,
+)
 from clawloop.errors import (
     AdapterUnusable,
     NothingToTrain,

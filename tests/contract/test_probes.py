@@ -15,10 +15,8 @@ from starlette.routing import Route
 
 from activities.training.gate import DecideVersion, GateActivities
 from activities.training.probes import ProbeActivities, ProbeVersion
-from clawloop.contracts.gate_checks import CheckResult
-from clawloop.contracts.probes import ProbeContent
 from clawloop.contracts.serving import Directory, Engine, Policy
-from clawloop.contracts.training import StepState
+from clawloop.contracts.training import CheckResult, ProbeContent, StepState
 from clawloop.errors import EngineUnavailable, NotFound, StateConflict
 from clawloop.ids import new_probe_id
 from clawloop.judging.prompts import AnswerForm

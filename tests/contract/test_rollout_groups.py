@@ -11,7 +11,7 @@ import pytest
 
 from activities.episodes import EpisodeStore
 from clawloop.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, EpisodeState, GroupState, GroupTask
-from clawloop.episodes.ports import EpisodeKeys
+from clawloop.episodes.running import EpisodeKeys
 from clawloop.errors import RecordUnusable
 from clawloop.ids import EpisodeId, RolloutGroupId
 from db.database import Database

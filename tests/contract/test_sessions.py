@@ -12,8 +12,7 @@ from clawloop.contracts.turns import CALLS_TOOLS, SessionEvidence, SessionSource
 from clawloop.contracts.views import SessionFilter, Tokens
 from clawloop.errors import AmbiguousId, NotFound
 from clawloop.ids import SessionId, new_turn_id, response_id
-from clawloop.operations.reading import Reading
-from clawloop.operations.references import References
+from clawloop.operations.reading import Reading, References
 from tests.contract.conftest import Stores
 from tests.records import turn_record
 

@@ -16,14 +16,14 @@ from clawloop.episodes.keys import KEY_LIFETIME, EpisodeKey, sign, verify
 from clawloop.errors import RecordUnusable
 from clawloop.ids import ApiKeyId, RolloutGroupId, SampleId
 from clawloop.recipes.recipe import Gate
-from clawloop.samples.holdout import is_held_out
+from clawloop.samples.decision import is_held_out
 from db.episodes.groups import PostgresEpisodeStore
 from db.invariants import violations
 from db.judging.rejudging import PostgresRejudgeStore
 from db.serving.keys import PostgresKeyStore
 from db.sweep import PostgresSweepStore
-from db.training.held_out import read_held_out
-from db.turns.conversation_cache import ConversationCache
+from db.training.gate_checks import read_held_out
+from db.turns.read import ConversationCache
 from tests.contract.episodes import LIFETIME, add_turns, new_group, run_group, samples_of_group
 from tests.contract.learning import POLICY, PostgresLearning, commit, publish, recipe, step, trained
 from tests.records import turn_record

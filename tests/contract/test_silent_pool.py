@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.errors import StoreUnavailable
 from clawloop.local.checks import choose_port
-from db import connection_check
+from db import database as database_module
 from db.database import CHAT_LIMIT, Database
 from tests.chaos.proxy import Proxy
 
@@ -23,13 +23,13 @@ LIMIT = 4 * CHAT_LIMIT
 
 
 def test_a_gateways_limit_is_shorter_than_a_connections_time_to_answer() -> None:
-    assert CHAT_LIMIT < LIMIT < timedelta(seconds=connection_check._ANSWER_SECONDS)
+    assert CHAT_LIMIT < LIMIT < timedelta(seconds=database_module._ANSWER_SECONDS)
 
 
 async def test_each_silent_connection_of_a_gateways_pool_costs_one_transaction_its_limit(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_check, "_IDLE_SECONDS", 0.0)  # they lay in the pool for long enough
+    monkeypatch.setattr(database_module, "_IDLE_SECONDS", 0.0)  # they lay in the pool for long enough
     address = urlsplit(postgres_url)
     assert address.port is not None
     port = choose_port("a proxy", "127.0.0.1", 0, "")

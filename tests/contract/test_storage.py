@@ -13,8 +13,8 @@ import pytest
 
 from clawloop.contracts.turns import Message, TurnRecord
 from db.database import Database
-from db.turns.conversation_cache import ConversationCache
 from db.turns.insert import PostgresTurnStore
+from db.turns.read import ConversationCache
 from tests.contract.conftest import Stores
 from tests.records import turn_record
 

@@ -13,7 +13,7 @@ from clawloop.ids import ApiKeyId
 from db.database import Database
 from db.erasure import PostgresErasureStore
 from db.judging.feedback import PostgresFeedbackStore
-from db.serving.key_uses import PostgresKeyUses
+from db.serving.keys import PostgresKeyUses
 from db.sweep import PostgresSweepStore
 from db.turns.insert import PostgresTurnStore
 from db.turns.stored_bytes import ROW_BYTES

@@ -8,9 +8,17 @@ import pytest
 
 from activities.training.steps import REASON_LIMIT
 from activities.training.train_step import LOST_ATTEMPTS, StepDone, TrainingActivities, TrainStep
-from clawloop.contracts.gate_checks import CheckResult
-from clawloop.contracts.progress import Pace, StatusCallback, StepProgress
-from clawloop.contracts.training import SampleState, StepBatch, StepState, TrainedStep, TrainingState
+from clawloop.contracts.training import (
+    CheckResult,
+    Pace,
+    SampleState,
+    StatusCallback,
+    StepBatch,
+    StepProgress,
+    StepState,
+    TrainedStep,
+    TrainingState,
+)
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import (
     AdapterUnreadable,
@@ -29,7 +37,7 @@ from clawloop.errors import (
     TransientError,
 )
 from clawloop.recipes.recipe import Recipe
-from clawloop.training.progress import ignore_status
+from clawloop.training.ranks import ignore_status
 from tests.contract.desk import ASK, Desk, desk
 from tests.contract.learning import POLICY, recipe
 from tests.fakes.trainer import FakeTrainer

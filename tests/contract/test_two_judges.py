@@ -14,9 +14,9 @@ from activities.judging.vote_collector import VoteCollector
 from clawloop.contracts.turns import Message, TurnRecord
 from clawloop.errors import StoreUnavailable
 from clawloop.judging.next_state_lookup import find_next_state
-from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt
 from clawloop.judging.records import HINTS, FinalizedJudgement, OpenJudgement, StoredAnswers
+from clawloop.judging.voting import HintVote, Vote
 from clawloop.recipes.recipe import JudgeForm, Recipe
 from tests.contract.ledgers import GOOD, Ledger, fake_ledger, ledger, postgres_ledger
 

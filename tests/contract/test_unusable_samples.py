@@ -7,8 +7,8 @@ import pytest
 from clawloop.contracts.training import SampleState, StepState
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable
-from db.arrays import bytes_to_logprobs
-from db.training import batches
+from db.content import bytes_to_logprobs
+from db.training import samples
 from db.training.steps import PostgresStepStore
 from tests.contract.learning import POLICY, PostgresLearning, commit, recipe, trained
 
@@ -69,7 +69,7 @@ async def test_a_sample_damaged_after_the_claim_is_dropped_and_the_others_are_tr
             raise fault
         return bytes_to_logprobs(stored, count)
 
-    monkeypatch.setattr(batches, "bytes_to_logprobs", decode)
+    monkeypatch.setattr(samples, "bytes_to_logprobs", decode)
     batch = await postgres_learning.steps.batch(POLICY, 1)
     assert len(batch.samples) == 3
     assert damaged not in {sample.sample_id for sample in batch.samples}

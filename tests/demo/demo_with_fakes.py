@@ -15,14 +15,13 @@ from typing import Any
 
 import typer
 
-from clawloop.cli.demo.chat import chat_command
-from clawloop.cli.demo.run import run_command
+from clawloop.cli.demo import chat_command, run_command
 from clawloop.cli.up import prepare_deployment
 from clawloop.demo import run as demo_run
 from clawloop.local import parts, up
 from clawloop.local.parts import Deployment
 from clawloop.local.plan import UpOptions
-from clawloop.local.supervision.part import Launch, Part
+from clawloop.local.supervision.supervisor import Launch, Part
 from clawloop.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,7 +24,7 @@ from clawloop.demo.world import Axis
 from clawloop.errors import SetupError
 from clawloop.local.checks import choose_port
 from db.database import Database
-from db.training.measured import PostgresMeasurements
+from db.training.policies import PostgresMeasurements
 from tests.fakes.engine import serving
 from tests.fakes.scripted_gateway import ScriptedGateway, scripted_gateway
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clawloop.demo.faults import FaultInjector
-from clawloop.local.supervision.part import PartState
+from clawloop.local.supervision.supervisor import PartState
 from tests.local.test_supervisor import SLEEPS, part, supervising
 
 NAMES = ("postgres", "temporal", "vllm", "gateway-1", "gateway-2", "trainer")

@@ -20,7 +20,7 @@ from clawloop.demo.practice.practise import PracticeOptions, practise
 from clawloop.demo.practice.toys import toy_of
 from clawloop.local import up
 from clawloop.local.plan import UpOptions
-from clawloop.local.supervision.part import PartState, PartStatus
+from clawloop.local.supervision.supervisor import PartState, PartStatus
 from tests.fakes.engine import fake_engine
 from tests.records import episode_view
 

@@ -19,7 +19,7 @@ from clawloop.demo.practice.practice_run import Run
 from clawloop.demo.practice.report import PracticeReport
 from clawloop.errors import SetupError
 from clawloop.ids import version_name
-from clawloop.local.supervision.part import PartStatus
+from clawloop.local.supervision.supervisor import PartStatus
 from tests.records import episode_view
 
 

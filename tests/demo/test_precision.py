@@ -15,7 +15,7 @@ from clawloop.demo.plan import plan
 from clawloop.demo.practice import practise as practice
 from clawloop.demo.practice.toys import TOYS
 from clawloop.demo.scoreboard import LineBoard
-from clawloop.layout.parts import Role
+from clawloop.layout.memory import Role
 from clawloop.local import model_layout
 from clawloop.local.machine import Device
 from clawloop.local.model_layout import lay_out, widest_dtype

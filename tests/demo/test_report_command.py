@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from clawloop.cli.demo.report import report_command
+from clawloop.cli.demo import report_command
 from clawloop.demo.report_formats import as_json
 from tests.demo.test_report import report
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from clawloop.demo.plan import PlannedRun
 from clawloop.demo.recipes import Method
 from clawloop.demo.scoreboard import LineBoard, TableBoard
-from clawloop.local.supervision.part import PartState, PartStatus
+from clawloop.local.supervision.supervisor import PartState, PartStatus
 from tests.demo.test_report import evaluated
 
 ONE, TWO = PlannedRun(1, Method.COMBINED), PlannedRun(2, Method.BINARY)

@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 from clawloop.errors import SetupError
 from clawloop.families.chat_format import ChatFormat
-from clawloop.families.thinking import Thinking
+from clawloop.families.template import Thinking
 from clawloop.local.services import vllm
 from clawloop.processes.install_check import EXTRA_OF
 from tests.deploy.imports import PACKAGES, VLLM, closure, distributions, imported

@@ -19,12 +19,11 @@ from typer.main import get_command
 
 from clawloop.cli.main import app
 from clawloop.families.chat_format import ChatFormat
-from clawloop.families.thinking import Thinking
+from clawloop.families.template import Thinking
 from clawloop.layout import plan as layouts
-from clawloop.layout.engine import chats_of_gateway, grammars_of_gateway, probes_at_once
-from clawloop.layout.parts import Process, Role
+from clawloop.layout.memory import Process, Role, chats_of_gateway, grammars_of_gateway, probes_at_once
 from clawloop.local.services.vllm import GUARD_SECRET, GUARD_SECRETS, EngineOptions, ModelFacts, launch
-from clawloop.local.supervision.part import Launch
+from clawloop.local.supervision.supervisor import Launch
 from clawloop.serving.engine_guard import EngineGuard
 from clawloop.settings import Settings
 from tests.deploy.containers import Container, composed, kustomized, of_compose, of_kubernetes

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from clawloop.layout import plan as layouts
-from clawloop.layout.parts import Process, Role
+from clawloop.layout.memory import Process, Role
 from clawloop.layout.request import TrainingNeeds, limits_for
 from clawloop.local.services.vllm import EngineOptions, launch
 from tests.deploy.containers import (

@@ -9,13 +9,10 @@ import torch
 
 from clawloop.contracts.training import VersionRef
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, read_adapter, write_version
-from clawloop.training.model.adapter import adapter_tensors, reset_adapter, set_adapter
-from clawloop.training.model.base_weights import BaseWeights
+from clawloop.training.model.checkpoint import BaseWeights
 from clawloop.training.model.loading import load_model
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.model.port import PolicyModel
-from clawloop.training.packing.collate import collate
-from clawloop.training.packing.sequences import TokenSequence
+from clawloop.training.model.port import LoraShape, PolicyModel, adapter_tensors, reset_adapter, set_adapter
+from clawloop.training.packing import TokenSequence, collate
 
 LORA = LoraShape(rank=4, alpha=8.0)
 

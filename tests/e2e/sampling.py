@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from clawloop.layout.arguments import engine_environment
+from clawloop.layout.table import engine_environment
 from clawloop.local.services.vllm import LORA_TARGETS
 
 TEMPERATURE = 0.7

@@ -11,12 +11,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from clawloop.adapters.digest import CONFIG_FILE, adapter_sha256
+from clawloop.adapters.directory import CONFIG_FILE, adapter_sha256
 from clawloop.contracts.training import VersionRef
 from clawloop.errors import AdapterUnusable, EngineRejected, EngineUnavailable
 from clawloop.local.checks import choose_port
 from clawloop.serving.adapters import VllmControl
-from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.port import LoraShape
 from tests.e2e.adapters import random_versions
 from tests.fakes.engine_control import FakeEngineControl
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.port import LoraShape
 from tests.e2e.adapters import apply_adapter, load_policy, logprobs, random_versions
 from tests.e2e.sampling import MARK, TEMPERATURE
 from tests.training.families import save_family

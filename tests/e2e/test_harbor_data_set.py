@@ -18,7 +18,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from clawloop.sandboxes.container_engine import ContainerEngine
+from clawloop.sandboxes.containers import ContainerEngine
 from tests.e2e.foreign_worker import foreign_worker, settled_groups, worker_key
 from tests.e2e.gateway import prepared, running_gateway
 from tests.e2e.workers import running_workers

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from activities.judging.judge_turn import JudgingActivities
 from activities.judging.messages import JudgeTurn
-from activities.training.notifier import TrainingNotifier
+from activities.notify import TrainingNotifier
 from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import StoredTurn
 from clawloop.judging.hints import LEAD_IN
@@ -25,7 +25,7 @@ from clawloop.recipes.recipe import Recipe
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
-from db.arrays import bytes_to_ids
+from db.content import bytes_to_ids
 from db.database import Database
 from db.judging.judgements import PostgresJudgementStore
 from db.schema import migrate

@@ -28,7 +28,7 @@ from clawloop.ids import TurnId, response_id
 from clawloop.local.checks import choose_port
 from clawloop.processes.bootstrap import prepare
 from clawloop.recipes.recipe import Recipe
-from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.port import LoraShape
 from db.database import BACKGROUND_LIMIT, Database
 from db.invariants import violations
 from db.schema import migrate

@@ -16,11 +16,11 @@ from typing import Any
 import httpx
 import pytest
 
-from clawloop.judging.parsing import parse_vote
 from clawloop.judging.prompts import AnswerForm, vote_prompt
+from clawloop.judging.voting import parse_vote
 from clawloop.serving.endpoints import Endpoint, JsonClient
 from clawloop.serving.judge import JudgeClient
-from clawloop.serving.token_texts import PATH, texts_of, texts_request
+from clawloop.serving.rendering import PATH, texts_of, texts_request
 from db.schema import migrate
 from tests.conftest import database_address, execute
 from tests.e2e.gateway import RealGateway, prepared, running_gateway

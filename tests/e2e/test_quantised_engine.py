@@ -8,7 +8,7 @@ import pytest
 
 from clawloop.contracts.training import BatchSample
 from clawloop.recipes.recipe import Loss
-from clawloop.training.progress import ignore_status
+from clawloop.training.ranks import ignore_status
 from clawloop.training.step_runner import StepRunner
 from tests.lone_engine import MIB, Start, running_engine
 from tests.quantised_copy import Method, write_copy

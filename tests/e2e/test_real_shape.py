@@ -21,8 +21,8 @@ import psutil
 import pytest
 from tokenizers import Tokenizer
 
-from clawloop.layout import engine, trainer
-from clawloop.layout.engine import Serving
+from clawloop.layout import memory as layout_memory
+from clawloop.layout.memory import Serving
 from clawloop.layout.model_folder import read_model_shape
 from clawloop.layout.request import TrainingNeeds
 from clawloop.local.tiny_model import ensure_tiny_model
@@ -179,15 +179,19 @@ def expected(model: Path) -> tuple[int, int]:
     data = planned(model)
     cache = next(part["bytes"] for part in data["engine 0"] if part["name"] == "KV cache")
     served = (
-        engine.weight_bytes(shape, b)
-        + engine.packed_vocabulary(shape, b)
-        + engine.lora_slots(shape, 4, RANK, b)
-        + engine.loaded_loras(shape, 1, RANK, b)
+        layout_memory.weight_bytes(shape, b)
+        + layout_memory.packed_vocabulary(shape, b)
+        + layout_memory.lora_slots(shape, 4, RANK, b)
+        + layout_memory.loaded_loras(shape, 1, RANK, b)
         + cache
-        + engine.reading_bytes(shape, serving, b)
+        + layout_memory.reading_bytes(shape, serving, b)
     )
-    working = trainer.working_bytes(shape, needs, b, tokens=PROMPT_TOKENS + ANSWER_TOKENS - 1, responses=ANSWER_TOKENS)
-    return served, trainer.base_bytes(shape, b, CONTEXT) + trainer.adapter_bytes(shape, needs) + sum(working)
+    working = layout_memory.working_bytes(
+        shape, needs, b, tokens=PROMPT_TOKENS + ANSWER_TOKENS - 1, responses=ANSWER_TOKENS
+    )
+    return served, layout_memory.base_bytes(shape, b, CONTEXT) + layout_memory.adapter_bytes(shape, needs) + sum(
+        working
+    )
 
 
 def planned(model: Path) -> dict[str, list[dict[str, Any]]]:

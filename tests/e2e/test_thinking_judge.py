@@ -11,14 +11,14 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from clawloop.families.thinking import Thinking
+from clawloop.families.template import Thinking
 from clawloop.judging.prompts import AnswerForm, vote_prompt
 from clawloop.local.checks import choose_port
 from clawloop.local.services.vllm import read_model
 from clawloop.serving import judge
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
-from clawloop.serving.thinking_probe import ThinkingProbe
+from clawloop.serving.rendering import ThinkingProbe
 from tests.e2e.conftest import running_engine
 from tests.engine_options import engine_options
 from tests.unit.judging.conversations import TURN, evidence

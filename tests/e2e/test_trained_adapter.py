@@ -13,13 +13,10 @@ from clawloop.contracts.training import BatchSample
 from clawloop.ids import SampleId, version_name
 from clawloop.recipes.recipe import Optimiser
 from clawloop.training.adapters.files import read_adapter
-from clawloop.training.model.adapter import set_adapter
 from clawloop.training.model.loading import load_model
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.model.port import PolicyModel
-from clawloop.training.packing.collate import collate
-from clawloop.training.packing.sequences import TokenSequence
-from clawloop.training.progress import ignore_status
+from clawloop.training.model.port import LoraShape, PolicyModel, set_adapter
+from clawloop.training.packing import TokenSequence, collate
+from clawloop.training.ranks import ignore_status
 from clawloop.training.step_runner import StepRunner
 from tests.training.steps import RECIPE, completed, never, setup_of, step_of
 

@@ -16,7 +16,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from clawloop.local.checks import choose_port
-from clawloop.serving import connections, endpoints
+from clawloop.serving import endpoints
+from clawloop.serving import endpoints as endpoints_module
 from clawloop.serving.endpoints import AnswerTimes, Endpoint, JsonClient, NoReply, Reply
 from tests.chaos.proxy import Proxy
 from tests.fakes.engine import serving
@@ -230,7 +231,7 @@ async def test_the_kernel_asks_whether_the_other_machine_is_there(reused: bool) 
     url = f"http://{LOOPBACK}:{server.sockets[0].getsockname()[1]}"
     async with (
         server,
-        aiohttp.ClientSession(connector=connections.connector(reused=reused)) as session,
+        aiohttp.ClientSession(connector=endpoints_module.connector(reused=reused)) as session,
         session.get(url) as answer,
     ):
         assert answer.connection is not None
@@ -239,5 +240,9 @@ async def test_the_kernel_asks_whether_the_other_machine_is_there(reused: bool) 
         assert used.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_USER_TIMEOUT)
         options = [used.getsockopt(socket.IPPROTO_TCP, name) for name in names]
-        assert options == [connections.ASK_SECONDS, connections.ASK_SECONDS, connections.GONE_MILLISECONDS]
+        assert options == [
+            endpoints_module.ASK_SECONDS,
+            endpoints_module.ASK_SECONDS,
+            endpoints_module.GONE_MILLISECONDS,
+        ]
     await ended.wait()

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from activities.serving.engines import EngineActivities, EngineLoad
-from clawloop.adapters.digest import HASHED_FILES, adapter_sha256
+from clawloop.adapters.directory import HASHED_FILES, adapter_sha256
 from clawloop.errors import EngineUnavailable
 from clawloop.training.adapters.files import write_version
 from db.serving.directory import ensure_policy

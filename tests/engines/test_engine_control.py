@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
-from clawloop.adapters.digest import HASHED_FILES, adapter_sha256
+from clawloop.adapters.directory import HASHED_FILES, adapter_sha256
 from clawloop.contracts.training import VersionRef
 from clawloop.errors import AdapterUnusable, EngineRejected, EngineUnavailable
 from clawloop.serving.adapters import VllmControl

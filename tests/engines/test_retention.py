@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from activities.serving.retention import Retention
-from clawloop.adapters.folder import AdapterFolder
+from clawloop.adapters.directory import AdapterFolder
 from clawloop.contracts.training import VersionRef
 from clawloop.errors import AdapterUnusable
 from clawloop.recipes.recipe import Recipe, Train

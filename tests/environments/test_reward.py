@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 
-from clawloop.environments.reward import packed, read_reward
+from clawloop.environments.playing import packed, read_reward
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from clawloop.demo.swe.toy import commands
 from clawloop.environments.check import Checked, check_task
 from clawloop.environments.harbor import HarborTask, environment_task
 from clawloop.environments.playing import reward_of
-from clawloop.environments.swe.environment import SweEnvironment, generated_repository
-from clawloop.environments.swe.kinds import FUNCTIONS
+from clawloop.environments.swe.environment import FUNCTIONS, SweEnvironment, generated_repository
 from clawloop.environments.task import Split
 from clawloop.episodes.kinds import KINDS, ChosenKind
 from clawloop.sandboxes.boxes import BoxTask

@@ -18,8 +18,13 @@ from clawloop.environments.choice import choose, images_of
 from clawloop.environments.harbor import BASH, HarborEnvironment, HarborTask, environment_task, read_task
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import Split
-from clawloop.environments.terminal.environment import TerminalEnvironment, as_harbor_task, generated_task
-from clawloop.environments.terminal.kinds import KINDS, Scenario
+from clawloop.environments.terminal.environment import (
+    KINDS,
+    Scenario,
+    TerminalEnvironment,
+    as_harbor_task,
+    generated_task,
+)
 from clawloop.episodes.kinds import KINDS as KINDS_OF
 from clawloop.episodes.kinds import ChosenKind
 from clawloop.errors import RecordUnusable, SetupError

@@ -21,17 +21,23 @@ from aiohttp import web
 from clawloop.cli.remote_environment import _parser, worker_of
 from clawloop.contracts.episodes import Ending
 from clawloop.environments.task import Split
-from clawloop.environments.verifiers import outcome
-from clawloop.environments.verifiers.leftovers import WORKING_FOLDERS, sweep_rollouts
+from clawloop.environments.verifiers import runner as runner_module
 from clawloop.environments.verifiers.loading import require_images, split_tasks
-from clawloop.environments.verifiers.outcome import kept_reward, outcome_of, unanswered
-from clawloop.environments.verifiers.relay import SESSION_HEADER, KeyRelay
+from clawloop.environments.verifiers.runner import (
+    SESSION_HEADER,
+    WORKING_FOLDERS,
+    KeyRelay,
+    kept_reward,
+    outcome_of,
+    sweep_rollouts,
+    unanswered,
+)
 from clawloop.errors import SetupError
 
 
 @pytest.fixture(autouse=True)
 def _some_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome, "version", lambda name: "0.4.0")
+    monkeypatch.setattr(runner_module, "version", lambda name: "0.4.0")
 
 
 def trace(stop: str = "agent_completed", *, status: int | None = None, **changes: Any) -> SimpleNamespace:
@@ -193,7 +199,7 @@ async def test_the_relay_gives_up_after_a_while_and_passes_refusals_at_once() ->
 _KILLED = """
 import subprocess, sys, time
 from pathlib import Path
-from clawloop.environments.verifiers.leftovers import RolloutNotes
+from clawloop.environments.verifiers.runner import RolloutNotes
 with RolloutNotes.open(Path(sys.argv[1])) as notes:
     notes.begun("a"); notes.begun("b"); notes.ended("b")
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)

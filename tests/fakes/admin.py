@@ -52,7 +52,7 @@ class FakeEngineProbe:
 
 
 class FakeLedgerCheck:
-    """Satisfies `clawloop.operations.ledger.LedgerCheck`."""
+    """Satisfies `clawloop.operations.overview.LedgerCheck`."""
 
     async def report(self, *, files: bool) -> CheckReport:
         broken = [Broken(invariant="files", row="v1")] if files else []

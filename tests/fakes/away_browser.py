@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from clawloop.contracts.browsing import (
+from clawloop.contracts.answers import (
     Counts,
     PolicyEvent,
     ReplyFigures,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from clawloop.adapters.digest import CONFIG_FILE, check_version
+from clawloop.adapters.directory import CONFIG_FILE, check_version
 from clawloop.contracts.training import VersionRef
 from clawloop.errors import EngineRejected, EngineUnavailable
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from clawloop.contracts.gate_checks import GateCheck
-from clawloop.contracts.training import StepState
+from clawloop.contracts.training import GateCheck, StepState
 from clawloop.errors import RecordUnusable
 from tests.fakes.ledger import FakeLedger, FakeStep
 

@@ -10,11 +10,10 @@ from clawloop.contracts.sessions import SessionState
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import StoredTurn
 from clawloop.ids import JudgementId, TurnId
-from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.records import DIRECT, Ballot, FinalizedJudgement, OpenJudgement, StoredAnswers
-from clawloop.judging.voting import direct_vote
+from clawloop.judging.voting import HintVote, Vote, direct_vote
 from clawloop.recipes.recipe import Recipe
-from clawloop.samples.holdout import is_held_out
+from clawloop.samples.decision import is_held_out
 
 
 @dataclass

@@ -12,7 +12,6 @@ from clawloop.contracts.training import UNTAKEN, SampleState
 from clawloop.contracts.turns import StoredTurn, TurnKind, TurnOutcome
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId, new_feedback_id, new_judgement_id
-from clawloop.judging.parsing import Vote
 from clawloop.judging.prompts import JudgeReply
 from clawloop.judging.records import (
     ClosingSession,
@@ -29,8 +28,9 @@ from clawloop.judging.records import (
     TurnContext,
     TurnDecision,
 )
+from clawloop.judging.voting import Vote
 from clawloop.recipes.recipe import Recipe
-from clawloop.samples.fallback import FallbackSample
+from clawloop.samples.decision import FallbackSample
 from clawloop.samples.rewards import Member, decide_by_outcome, decide_group, wait_for_outcome, with_reward
 from db.turns.prepared_turn import PreparedTurn
 from tests.fakes.judgement import Closed, FakeJudgement, new_sample_state

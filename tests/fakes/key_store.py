@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from clawloop.contracts.browsing import StoredKey
+from clawloop.contracts.answers import StoredKey
 from clawloop.contracts.serving import ApiKey, KeyEntry, KeyLimits, KeyUse, Scope
 from clawloop.episodes.keys import EpisodeKey, sign
 from clawloop.errors import StoreUnavailable

@@ -6,28 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from clawloop.algorithms.staleness import path_to_base
-from clawloop.contracts.gate_checks import GateCheck
-from clawloop.contracts.progress import Pace, StepProgress
+from clawloop.algorithms.rewards import path_to_base
 from clawloop.contracts.serving import Engine
 from clawloop.contracts.training import (
     OPEN_STEPS,
     BatchSample,
+    GateCheck,
+    Pace,
     SampleState,
+    StepProgress,
     StepState,
     TrainedStep,
     TrainingState,
     TrainingView,
+    VersionOrigin,
     VersionRef,
 )
 from clawloop.contracts.turns import TurnOutcome
-from clawloop.contracts.version_origin import VersionOrigin
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import SampleId, new_sample_id
 from clawloop.recipes.recipe import Recipe
 from clawloop.recipes.schedule import Closed, closed_by, day_begin
 from db.training.status import after_rejections, open_step, waits_for
-from db.training.step_transitions import paused_by_rejections, trained_detail
+from db.training.steps import paused_by_rejections, trained_detail
 
 
 @dataclass

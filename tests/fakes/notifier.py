@@ -70,7 +70,7 @@ class FakeNotifier:
 
 
 class NoWork:
-    """Satisfies `activities.training.notifier.WorkStore`: no batch ever waits."""
+    """Satisfies `activities.notify.WorkStore`: no batch ever waits."""
 
     async def pending_work(self, age: timedelta) -> list[str]:
         return []

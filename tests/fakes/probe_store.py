@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from clawloop.contracts.probes import ProbeContent, StoredProbe
+from clawloop.contracts.training import ProbeContent, StoredProbe
 from clawloop.errors import NotFound, StateConflict
 from clawloop.ids import ProbeId, new_probe_id
 

@@ -64,7 +64,7 @@ class FakeRolloutsStore:
 
 @dataclass
 class FakeEpisodeKeys:
-    """Satisfies `clawloop.episodes.ports.EpisodeKeys`.
+    """Satisfies `clawloop.episodes.running.EpisodeKeys`.
 
     Attributes:
         running: keys of episodes that no agent has played.
@@ -80,7 +80,7 @@ class FakeEpisodeKeys:
 
 @dataclass
 class FakeEpisodeReader:
-    """Satisfies `clawloop.operations.episodes.EpisodeReader`; both lists are newest first."""
+    """Satisfies `clawloop.operations.rollouts.EpisodeReader`; both lists are newest first."""
 
     all_groups: list[GroupView] = field(default_factory=list)
     all_episodes: list[EpisodeView] = field(default_factory=list)

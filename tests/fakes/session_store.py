@@ -28,7 +28,7 @@ from clawloop.contracts.views import (
 )
 from clawloop.errors import AlreadyAnswered, NotFound
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id, short_form
-from clawloop.judging.rejudging import RejudgeFacts
+from clawloop.judging.plan import RejudgeFacts
 from clawloop.turns.canonical import response_digest
 from clawloop.turns.explain import Waiting, explain
 from clawloop.turns.titles import title_of

@@ -6,19 +6,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from clawloop.algorithms.staleness import is_stale, versions_apart
-from clawloop.contracts.attempts import Attempts
-from clawloop.contracts.gate_checks import GateCheck
-from clawloop.contracts.progress import Pace, waiting_words
-from clawloop.contracts.step_record import StepRecord
-from clawloop.contracts.training import Claim, SampleState, StepBatch, StepState, TrainedStep, TrainingView, VersionRef
+from clawloop.algorithms.rewards import is_stale, versions_apart
+from clawloop.contracts.training import (
+    Attempts,
+    Claim,
+    GateCheck,
+    Pace,
+    SampleState,
+    StepBatch,
+    StepRecord,
+    StepState,
+    TrainedStep,
+    TrainingView,
+    VersionRef,
+    waiting_words,
+)
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
-from db.training.batches import needs_version
+from db.training.samples import needs_version
 from db.training.status import described
-from db.training.step_transitions import metrics_of, with_hints_lost
+from db.training.steps import metrics_of, with_hints_lost
 from tests.fakes.ledger import FakeLedger, FakePolicy, FakeSample, FakeStep, FakeVersion
 
 

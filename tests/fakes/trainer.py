@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import hashlib
 
-from clawloop.contracts.progress import StatusCallback
-from clawloop.contracts.training import BatchSample, SampleMetrics, StepBatch, StepFigures, TrainedStep, VersionRef
+from clawloop.contracts.training import (
+    BatchSample,
+    SampleMetrics,
+    StatusCallback,
+    StepBatch,
+    StepFigures,
+    TrainedStep,
+    VersionRef,
+)
 from clawloop.errors import ClawloopError
 from clawloop.ids import SampleId
 

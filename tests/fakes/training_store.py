@@ -6,15 +6,22 @@ from dataclasses import replace
 
 from pydantic import JsonValue
 
-from clawloop.contracts.gate_checks import gate_seconds
-from clawloop.contracts.training import BroughtAdapter, SampleState, StepState, TrainingView, VersionRef, VersionView
+from clawloop.contracts.training import (
+    BroughtAdapter,
+    SampleState,
+    StepState,
+    TrainingView,
+    VersionOrigin,
+    VersionRef,
+    VersionView,
+    gate_seconds,
+)
 from clawloop.contracts.turns import TurnOutcome
-from clawloop.contracts.version_origin import VersionOrigin
 from clawloop.errors import NotFound, RecordUnusable, StateConflict
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
 from db.training.operators import version_place
-from db.training.step_transitions import metrics_of, trained_detail
+from db.training.steps import metrics_of, trained_detail
 from tests.fakes.ledger import FakeLedger, FakePolicy, FakeVersion
 
 

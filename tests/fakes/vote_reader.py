@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from clawloop.errors import NotFound
-from clawloop.judging.precision import VotedTurn
+from clawloop.judging.agreement import VotedTurn
 
 
 @dataclass
 class FakeVoteReader:
-    """Satisfies `clawloop.operations.precision.VoteReader`, for the policy `default`."""
+    """Satisfies `clawloop.operations.history.VoteReader`, for the policy `default`."""
 
     turns: list[VotedTurn] = field(default_factory=list)
 

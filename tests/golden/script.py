@@ -23,16 +23,14 @@ import psycopg
 from activities.judging.closing import ClosingActivities
 from activities.judging.judge_turn import JudgingActivities
 from activities.judging.messages import CloseSession, JudgeTurn
+from activities.notify import TrainingNotifier
 from activities.serving.publishing import PublishingActivities, PublishVersion
 from activities.training.gate import DecideVersion, GateActivities
-from activities.training.notifier import TrainingNotifier
 from activities.training.steps import ClaimBatch, QuarantineStep, StepActivities
 from activities.training.train_step import TrainingActivities, TrainStep
 from clawloop.contracts.episodes import RolloutsPlan
-from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
-from clawloop.contracts.probes import ProbeContent
 from clawloop.contracts.serving import Scope
-from clawloop.contracts.training import StepState
+from clawloop.contracts.training import CheckName, CheckResult, GateCheck, ProbeContent, StepState
 from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind, TurnStatus
 from clawloop.errors import StepDiverged
 from clawloop.ids import SessionId, TurnId
@@ -97,7 +95,7 @@ def fixed_ids(stack: AsyncExitStack) -> None:
     stack.enter_context(patch("clawloop.ids.uuid7", next_id))
     stack.enter_context(patch("tests.records.datetime", RisingClock))
     stack.enter_context(patch("db.serving.keys.secrets", secrets))
-    for module in ("clawloop.cli.show", "api.ui.wording"):
+    for module in ("clawloop.cli.terminal", "api.ui.wording"):
         stack.enter_context(patch(f"{module}.datetime", FixedClock))
 
 

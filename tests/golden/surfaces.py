@@ -16,7 +16,7 @@ from uuid import UUID
 
 import httpx
 
-from db.arrays import bytes_to_advantages, bytes_to_ids, bytes_to_logprobs
+from db.content import bytes_to_advantages, bytes_to_ids, bytes_to_logprobs
 from db.tables import Base
 from tests.contract.learning import PostgresLearning
 from tests.ui.conftest import Page, Visitor

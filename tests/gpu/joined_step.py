@@ -9,8 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from clawloop.training.progress import ignore_status
-from clawloop.training.ranks.command_loop import join, leave_process_group
+from clawloop.training.ranks import ignore_status, join, leave_process_group
 from clawloop.training.step_runner import StepRunner
 from tests.training.steps import never, samples_of, setup_of, step_of
 

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from clawloop.recipes.recipe import Loss
-from clawloop.training.model.families import Backend
+from clawloop.training.model.checkpoint import Backend
 from clawloop.training.model.loading import load_model
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.model.port import PolicyModel
-from clawloop.training.packing.collate import collate
-from clawloop.training.packing.sequences import TokenSequence
-from clawloop.training.progress import ignore_status
+from clawloop.training.model.port import LoraShape, PolicyModel
+from clawloop.training.packing import TokenSequence, collate
+from clawloop.training.ranks import ignore_status
 from clawloop.training.step_runner import StepRunner
 from tests.training.steps import RECIPE, completed, never, samples_of, setup_of, step_of
 from tests.training.tiny import random_sequences, reference_model, save_checkpoint

@@ -10,19 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from clawloop.layout.parts import Process, Role
+from clawloop.layout.memory import Process, Role
 from clawloop.local.checks import choose_port
 from clawloop.local.machine import Device
 from clawloop.local.model_layout import ModelOptions, lay_out
 from clawloop.local.services.vllm import EngineOptions, launch, read_model
 from clawloop.recipes.recipe import Recipe
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
-from clawloop.training.model.adapter import adapter_tensors
-from clawloop.training.model.base_weights import BaseWeights
+from clawloop.training.model.checkpoint import BaseWeights
 from clawloop.training.model.loading import load_model
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.packing.collate import collate
-from clawloop.training.packing.sequences import TokenSequence
+from clawloop.training.model.port import LoraShape, adapter_tensors
+from clawloop.training.packing import TokenSequence, collate
 from tests.lone_engine import MIB, Start, running_engine, running_launch, used_on_gpu
 from tests.quantised_copy import Method, write_copy, write_unpacked
 from tests.random_model import QWEN3_27M, write_random_model

@@ -11,9 +11,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clawloop.contracts.training import BatchSample
 from clawloop.training.batch import plain_sequence
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.model.torchtune_loading import load_torchtune_model
-from clawloop.training.packing.collate import collate
+from clawloop.training.model.decoder import load_torchtune_model
+from clawloop.training.model.port import LoraShape
+from clawloop.training.packing import collate
 from tests.training.tiny import relative_error, save_checkpoint, session_batch, shake_adapter
 
 pytestmark = [

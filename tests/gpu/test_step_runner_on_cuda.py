@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clawloop.training.adapters.files import read_adapter
-from clawloop.training.progress import ignore_status
+from clawloop.training.ranks import ignore_status
 from clawloop.training.step_runner import StepRunner
 from tests.training.steps import completed, never, samples_of, setup_of, step_of
 from tests.training.tiny import save_checkpoint

@@ -14,7 +14,7 @@ from psycopg.rows import dict_row
 from activities.judging.closing import ClosingActivities
 from activities.judging.judge_turn import JudgingActivities
 from activities.judging.messages import Closed, CloseSession, JudgeTurn
-from activities.training.notifier import TrainingNotifier
+from activities.notify import TrainingNotifier
 from clawloop.contracts.serving import Scope
 from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, StoredTurn, TurnRecord
@@ -22,8 +22,7 @@ from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_i
 from clawloop.judging.prompts import AnswerForm
 from clawloop.recipes.recipe import Recipe
 from clawloop.serving.endpoints import Endpoint
-from clawloop.serving.judge import JudgeClient
-from clawloop.serving.judge_pictures import PictureReader
+from clawloop.serving.judge import JudgeClient, PictureReader
 from clawloop.serving.rendering import EngineRenderer
 from clawloop.telemetry.metrics import WorkerMetrics
 from db.database import Database

@@ -13,12 +13,12 @@ from clawloop.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, GroupS
 from clawloop.errors import NotFound
 from clawloop.ids import ApiKeyId, new_rollout_group_id
 from clawloop.judging.prompts import AnswerForm
-from clawloop.operations.precision import judge_precision
+from clawloop.operations.history import judge_precision
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from db.episodes.groups import PostgresEpisodeStore
 from db.invariants import violations
-from db.judging.precision import PostgresVoteReader
+from db.judging.rejudging import PostgresVoteReader
 from tests.judging.conftest import JUDGE_SECONDS, Bench, set_recipe, with_signal
 
 TURNS = ("What is 2 plus 2?", "It printed 4", "Say it")

@@ -23,9 +23,8 @@ from clawloop.contracts.turns import (
 from clawloop.errors import RecordUnusable
 from clawloop.ids import SessionId, new_turn_id
 from clawloop.judging.hints import NOT_ASKED, HintChoice
-from clawloop.judging.parsing import HintVote
 from clawloop.judging.records import FinalizedJudgement
-from clawloop.judging.voting import Verdict
+from clawloop.judging.voting import HintVote, Verdict
 from db.erasure import PostgresErasureStore
 from db.invariants import violations
 from db.tables import Base

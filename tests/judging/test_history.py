@@ -19,7 +19,7 @@ from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.errors import NotFound, RecipeRejected, StateConflict
 from clawloop.operations.history import CONCURRENT_TURNS, HistoryOperations
 from clawloop.operations.sessions import SessionOperations
-from clawloop.processes.history import history_on
+from clawloop.processes.operations import history_on
 from clawloop.recipes.recipe import Recipe
 from clawloop.settings import Settings
 from db.erasure import PostgresErasureStore

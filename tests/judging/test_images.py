@@ -60,7 +60,7 @@ async def test_a_judge_that_refuses_images_reads_what_they_are(binary_bench: Ben
 async def test_the_newest_images_are_seen_as_far_as_there_is_room(
     binary_bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clawloop.serving.judge_pictures.MOST_BYTES", 100)
+    monkeypatch.setattr("clawloop.serving.judge.MOST_BYTES", 100)
     pictures = [png(pixels=bytes([n]) * 10) for n in range(6)] + [png(pixels=bytes(200))]
     shown = [asks_about(picture, f"Picture {n}") for n, picture in enumerate(pictures)]
     [asked] = await seen_by(binary_bench, *binary_bench.conversation(shown, "No, look again."))

@@ -18,7 +18,7 @@ from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from db.episodes.groups import PostgresEpisodeStore
 from db.invariants import violations
-from db.judging.judge_samples import PostgresJudgeSampleStore
+from db.judging.rewards import PostgresJudgeSampleStore
 from db.serving.directory import ensure_policy
 from db.serving.keys import PostgresKeyStore
 from db.training.recipes import ensure_recipe

@@ -16,7 +16,6 @@ from clawloop.contracts.turns import TurnOutcome, TurnRecord
 from clawloop.errors import RecordUnusable, StoreUnavailable
 from clawloop.ids import SessionId, TurnId
 from clawloop.judging.hints import NOT_ASKED
-from clawloop.judging.parsing import Vote
 from clawloop.judging.records import (
     HINTS,
     VOTES,
@@ -26,7 +25,7 @@ from clawloop.judging.records import (
     OpenJudgement,
     Relation,
 )
-from clawloop.judging.voting import Verdict
+from clawloop.judging.voting import Verdict, Vote
 from clawloop.recipes.recipe import Gate
 from db.database import Database
 from db.invariants import violations

@@ -10,7 +10,7 @@ from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import TurnKind, TurnOutcome, TurnRecord
 from clawloop.errors import JudgeUnavailable
 from clawloop.ids import SessionId, new_turn_id
-from clawloop.judging.rejudging import why_not_rejudged
+from clawloop.judging.plan import why_not_rejudged
 from db.erasure import PostgresErasureStore
 from db.judging.rejudging import PostgresRejudgeStore
 from tests.judging.conftest import Bench

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from activities import notify, sweep
+from activities.notify import TrainingNotifier
 from activities.sweep import SweepActivities
-from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.notices import BatchWaits, Notice, SessionNotice
 from clawloop.contracts.sessions import FeedbackGiven, TurnRecorded
 from clawloop.contracts.turns import TurnKind

@@ -10,7 +10,7 @@ from clawloop.errors import SetupError
 from clawloop.local import parts, up
 from clawloop.local.parts import Deployment
 from clawloop.local.plan import UpOptions
-from clawloop.local.supervision.part import PartStatus
+from clawloop.local.supervision.supervisor import PartStatus
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
 

@@ -132,7 +132,7 @@ def test_killing_the_supervisor_leaves_no_process(tmp_path: Path) -> None:
 import asyncio, signal, sys
 from datetime import timedelta
 from pathlib import Path
-from clawloop.local.supervision.part import Launch, Part
+from clawloop.local.supervision.supervisor import Launch, Part
 from clawloop.local.supervision.supervisor import Supervisor
 
 async def main():

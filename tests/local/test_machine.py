@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clawloop.errors import RecipeRejected, SetupError
-from clawloop.layout.parts import Role
+from clawloop.layout.memory import Role
 from clawloop.local.machine import Device, Gpu, environment_device, find_gpus
 from clawloop.local.model_layout import ModelOptions, lay_out
 from clawloop.recipes.recipe import Recipe

@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from clawloop.local.metric_targets import FILE, write_targets
-from clawloop.local.supervision.part import Launch, Part
+from clawloop.local.supervision.supervisor import Launch, Part
 
 
 async def ready() -> bool:

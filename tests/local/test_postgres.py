@@ -18,7 +18,8 @@ import psycopg
 import pytest
 
 from clawloop.errors import SetupError
-from clawloop.local.services import postgres, service_user
+from clawloop.local.services import postgres
+from clawloop.local.services import postgres as postgres_module
 from clawloop.local.services.postgres import EmbeddedPostgres, running_postgres
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
@@ -133,7 +134,7 @@ def test_programs_that_the_user_cannot_reach_are_copied(
 
     with tempfile.TemporaryDirectory(prefix="clawloop-test-", dir="/tmp") as reachable:
         Path(reachable).chmod(0o755)
-        monkeypatch.setattr(service_user, "_COPIES", Path(reachable))
+        monkeypatch.setattr(postgres_module, "_COPIES", Path(reachable))
         with running_postgres(data) as server:
             assert Path(server_process(server).exe()).is_relative_to(reachable)
         with running_postgres(data) as server:  # reuses the copy
@@ -143,9 +144,9 @@ def test_programs_that_the_user_cannot_reach_are_copied(
         # A folder owned by another user is not trusted.
         os.chown(reachable, 65534, 65534)
         monkeypatch.setattr(tempfile, "gettempdir", lambda: reachable)
-        user = service_user.service_user(data / "cluster")
+        user = postgres_module.service_user(data / "cluster")
         assert user is not None
-        assert not service_user._written_by_root_alone(next(Path(reachable).iterdir()))
+        assert not postgres_module._written_by_root_alone(next(Path(reachable).iterdir()))
 
 
 class Killed(NamedTuple):

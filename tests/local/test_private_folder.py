@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from clawloop.adapters.digest import HASHED_FILES
+from clawloop.adapters.directory import HASHED_FILES
 from clawloop.local.private_folder import keep_private
 from clawloop.training.adapters.files import write_version
 

@@ -8,15 +8,14 @@ from datetime import timedelta
 from pathlib import Path
 
 from clawloop.families.chat_format import ChatFormat
-from clawloop.families.thinking import Thinking
+from clawloop.families.template import Thinking
 from clawloop.local import parts
 from clawloop.local.parts import Deployment
 from clawloop.local.services import temporal_server
 from clawloop.local.services.postgres import EmbeddedPostgres
 from clawloop.local.services.vllm import EngineOptions, ModelFacts
 from clawloop.local.supervision import guard
-from clawloop.local.supervision.part import Part
-from clawloop.local.supervision.supervisor import GUARD_SECONDS
+from clawloop.local.supervision.supervisor import GUARD_SECONDS, Part
 
 PROMISED = timedelta(seconds=20)
 

@@ -20,9 +20,7 @@ import pytest
 
 from clawloop.errors import SetupError
 from clawloop.local.parts import Deployment, gateways
-from clawloop.local.supervision.part import Launch, Part, PartState, RestartPolicy
-from clawloop.local.supervision.part_log import PartLog
-from clawloop.local.supervision.supervisor import Supervisor
+from clawloop.local.supervision.supervisor import Launch, Part, PartLog, PartState, RestartPolicy, Supervisor
 from tests.local.status_recorder import StatusRecorder
 
 QUICK = RestartPolicy(

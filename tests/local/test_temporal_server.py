@@ -16,8 +16,7 @@ from temporalio.client import Client
 
 from clawloop.local import checks, parts
 from clawloop.local.services import temporal_server
-from clawloop.local.supervision.part import PartState
-from clawloop.local.supervision.supervisor import Supervisor
+from clawloop.local.supervision.supervisor import PartState, Supervisor
 from tests.local.status_recorder import StatusRecorder
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from clawloop.local.checks import choose_port
 from clawloop.operations.overview import NO_TEMPORAL
 from clawloop.settings import Settings
 from clawloop.temporal.plugin import connect
-from clawloop.temporal.watch import AWAY, TemporalWatch
+from clawloop.temporal.server import AWAY, TemporalWatch
 
 
 async def _until(watch: TemporalWatch, problem: str | None) -> None:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from clawloop.families.chat_format import ChatFormat
-from clawloop.families.thinking import Thinking
+from clawloop.families.template import Thinking
 from clawloop.layout.model_folder import read_model_shape
 from clawloop.local.checks import require_model
 from clawloop.local.services.vllm import read_model

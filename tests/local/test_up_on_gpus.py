@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from clawloop.layout.memory import Layout
 from clawloop.layout.model_folder import read_model_shape
-from clawloop.layout.parts import Layout
 from clawloop.layout.plan import plan
 from clawloop.layout.request import Gpus, Request, TrainingNeeds, limits_for
 from clawloop.local.tiny_model import ensure_tiny_model

@@ -10,8 +10,8 @@ import pytest
 
 from clawloop.errors import SetupError
 from clawloop.families.chat_format import ChatFormat
-from clawloop.families.thinking import Thinking
-from clawloop.layout.model_shape import ModelShape
+from clawloop.families.template import Thinking
+from clawloop.layout.model_folder import ModelShape
 from clawloop.layout.plan import plan
 from clawloop.local.services.vllm import (
     GUARD_SECRET,

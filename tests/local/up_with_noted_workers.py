@@ -10,7 +10,7 @@ from pathlib import Path
 from clawloop.cli import up
 from clawloop.local import parts
 from clawloop.local.parts import Deployment
-from clawloop.local.supervision.part import Launch, Part
+from clawloop.local.supervision.supervisor import Launch, Part
 from tests.local import up_with_stand_ins
 
 # Answers /readyz once it has noted its arguments and variables.

@@ -18,7 +18,7 @@ from clawloop.cli import up
 from clawloop.local import parts
 from clawloop.local.parts import Deployment
 from clawloop.local.private_folder import UMASK
-from clawloop.local.supervision.part import Launch, Part
+from clawloop.local.supervision.supervisor import Launch, Part
 
 SERVER = """
 import http.server, os, socket, sys

@@ -9,8 +9,7 @@ from uuid import uuid4
 import pytest
 
 from clawloop.sandboxes.boxes import BoxResult, BoxTask
-from clawloop.sandboxes.container_engine import ContainerEngine
-from clawloop.sandboxes.containers import Containers
+from clawloop.sandboxes.containers import ContainerEngine, Containers
 from tests.sandboxes.local_image import import_image
 
 FILES = {"work/hello.txt": (b"hello\n", 0o644), "work/run.sh": (b"#!/bin/sh\necho ran\n", 0o755)}

@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from clawloop.sandboxes.container_engine import ContainerEngine
+from clawloop.sandboxes.containers import ContainerEngine
 
 _FILES = ["cat", "chmod", "chown", "cp", "find", "gzip", "head", "ls", "mkdir", "rm", "tar", "tee", "touch"]
 _PROGRAMS = ["bash", "sh", "env", "grep", "setsid", "sleep", "true", *_FILES]

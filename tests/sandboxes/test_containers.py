@@ -19,11 +19,8 @@ from clawloop.errors import RecordUnusable, SandboxFailed, SetupError
 from clawloop.ids import new_episode_id
 from clawloop.sandboxes.boxes import BoxTask, Limits
 from clawloop.sandboxes.bubblewrap import Bubblewrap
-from clawloop.sandboxes.by_image import SandboxesByImage
-from clawloop.sandboxes.container_engine import ContainerEngine
-from clawloop.sandboxes.containers import Containers
+from clawloop.sandboxes.containers import ContainerEngine, Containers, SandboxesByImage, image_of
 from clawloop.sandboxes.folders import BoxFolders
-from clawloop.sandboxes.images import image_of
 from tests.sandboxes.test_bubblewrap import MIB, open_folder
 
 __all__ = ["open_folder"]

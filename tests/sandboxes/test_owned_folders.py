@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from clawloop.sandboxes.owned_folders import abandoned_folders, owned_folder
+from clawloop.sandboxes.folders import abandoned_folders, owned_folder
 
 _PREFIX = "test-"
 _REMOVING = ("unlink", "rmdir")

@@ -20,9 +20,7 @@ from clawloop.environments.runner import SandboxRunner
 from clawloop.errors import RecordUnusable
 from clawloop.ids import new_episode_id
 from clawloop.sandboxes.boxes import BoxTask
-from clawloop.sandboxes.by_image import SandboxesByImage
-from clawloop.sandboxes.container_engine import ContainerEngine
-from clawloop.sandboxes.containers import OWNER_LABEL, Containers
+from clawloop.sandboxes.containers import OWNER_LABEL, ContainerEngine, Containers, SandboxesByImage
 from clawloop.sandboxes.folders import BoxFolders
 from tests.environments.scripted_model import bash_call, model
 from tests.sandboxes.test_bubblewrap import ROOT, files_of, open_folder, wait_until

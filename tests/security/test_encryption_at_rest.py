@@ -29,14 +29,13 @@ from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.errors import ContentUnreadable, EncryptionKeyMissing, RecordUnusable, SetupError, StateConflict
 from clawloop.local import parts
 from clawloop.local.parts import Deployment
-from clawloop.processes.encryption import compare_keys, require_marked_keys, write_mark
+from clawloop.processes.database import compare_keys, require_marked_keys, write_mark
 from clawloop.processes.gateway import GatewayOptions, gateway_services
-from clawloop.processes.ledger_check import DatabaseCheck
+from clawloop.processes.operations import DatabaseCheck
 from clawloop.settings import Settings
-from db.content import PLAIN
+from db.content import PLAIN, ExactJson
 from db.encryption.columns import PLAIN_COLUMNS, SEALED_TABLES, TOOL_LISTS
 from db.erasure import PostgresErasureStore
-from db.exact_json import ExactJson
 from db.serving.engines import add_engine
 from db.serving.keys import PostgresKeyStore
 from db.tables import Base

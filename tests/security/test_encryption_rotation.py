@@ -21,16 +21,17 @@ from clawloop.encryption.sealer import Sealer
 from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.errors import StoreUnavailable
 from clawloop.ids import SessionId, new_turn_id
-from clawloop.processes.ledger_check import DatabaseCheck
+from clawloop.processes.operations import DatabaseCheck
 from db.content import PLAIN, ContentCodec
 from db.database import Database
-from db.encryption import rotation, windows
+from db.encryption import rotation
+from db.encryption import rotation as rotation_module
 from db.encryption.columns import SEALED_TABLES, Form
 from db.encryption.rotation import rotate
 from db.erasure import PostgresErasureStore
-from db.turns.conversation_cache import ConversationCache
 from db.turns.files import PostgresFileStore
 from db.turns.insert import PostgresTurnStore
+from db.turns.read import ConversationCache
 from db.turns.sessions import PostgresSessionStore
 from tests.pictures import asks_about
 from tests.records import turn_record
@@ -73,7 +74,7 @@ async def test_a_process_that_ran_before_without_keys_stores_no_plain_content(
 async def test_old_rows_are_read_beside_new_ones_and_rotation_encrypts_them(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(windows, "_WINDOW_ROWS", 2)
+    monkeypatch.setattr(rotation_module, "_WINDOW_ROWS", 2)
     loop = await whole_loop(postgres_url, PLAIN)
     await loop.database.close()
     async with opened(postgres_url, codec(tmp_path)) as database:
@@ -143,7 +144,7 @@ async def test_an_interrupted_rotation_to_a_new_key_goes_on_and_the_old_key_may_
     old = path.read_text().splitlines()[-1]
     add_key(path)
     monkeypatch.setattr(rotation, "_BATCH_ROWS", 1)
-    monkeypatch.setattr(windows, "_WINDOW_ROWS", 2)
+    monkeypatch.setattr(rotation_module, "_WINDOW_ROWS", 2)
 
     class Killed(Exception):
         pass

@@ -19,8 +19,7 @@ from starlette.routing import Route
 
 from clawloop.errors import SetupError
 from clawloop.local.keys_file import renew_engine_secret
-from clawloop.local.model_layout import ModelOptions
-from clawloop.local.planned_models import model_in, plan_models
+from clawloop.local.model_layout import ModelOptions, model_in, plan_models
 from clawloop.local.tiny_model import ensure_tiny_model
 from clawloop.processes.endpoints import engine_secret
 from clawloop.serving import engine_guard

@@ -17,10 +17,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from api.app import create_app
 from api.auth import KeyRing
-from api.body_room import BodyRoom
 from api.chat import key_limits
 from api.chat.key_limits import KeyLimiter
 from api.dependencies import Limits
+from api.request_body import BodyRoom
 from clawloop.contracts.serving import ApiKey, KeyLimits
 from clawloop.contracts.serving import Scope as KeyScope
 from clawloop.errors import RequestRejected

@@ -17,10 +17,10 @@ from typing import Any
 from activities.judging.closing import ClosingActivities
 from activities.judging.judge_turn import JudgingActivities
 from activities.judging.messages import CloseSession, CollectDirectVote, JudgeTurn
+from activities.notify import TrainingNotifier
 from activities.serving.engines import EngineActivities, EngineLoad, EngineUnload
 from activities.serving.publishing import PublishingActivities, PublishVersion
 from activities.training.gate import DecideVersion, GateActivities
-from activities.training.notifier import TrainingNotifier
 from activities.training.steps import ClaimBatch, StepActivities
 from activities.training.train_step import StepDone, TrainingActivities, TrainStep
 from clawloop.contracts.serving import Engine
@@ -28,8 +28,8 @@ from clawloop.contracts.training import OPEN_STEPS, SampleState, StepState
 from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
 from clawloop.errors import JudgeUnavailable, StateConflict
 from clawloop.ids import SampleId, SessionId, TurnId
-from clawloop.judging.parsing import Vote
 from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt
+from clawloop.judging.voting import Vote
 from clawloop.recipes.recipe import JudgeForm
 from tests.fakes.gate_store import FakeGateStore
 from tests.fakes.ledger import FakeLedger

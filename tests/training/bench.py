@@ -23,7 +23,7 @@ from activities.training.train_step import StepDone, TrainStep
 from clawloop.contracts.training import StepBatch, StepState, TrainedStep
 from clawloop.processes.trainer import TrainerProcess
 from clawloop.temporal.plugin import connect
-from clawloop.training.progress import ignore_status
+from clawloop.training.ranks import ignore_status
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.step_runner import StepRunner
 from db.database import Database

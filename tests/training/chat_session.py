@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from clawloop.contracts.turns import Message
 from clawloop.judging.hints import with_hint
-from clawloop.training.packing.sequences import TokenSequence
+from clawloop.training.packing import TokenSequence
 from tests.chats import assistant, system, user
 from tests.openclaw_chats import TOOLS
 

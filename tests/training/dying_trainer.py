@@ -17,9 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clawloop.contracts.gate_checks import GateCheck
-from clawloop.contracts.progress import Pace, StatusCallback
-from clawloop.contracts.training import StepBatch, StepState, TrainedStep
+from clawloop.contracts.training import GateCheck, Pace, StatusCallback, StepBatch, StepState, TrainedStep
 from clawloop.processes.trainer import TrainerProcess, training_worker
 from clawloop.temporal.plugin import connect
 from clawloop.training.step_runner import StepRunner

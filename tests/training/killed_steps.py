@@ -15,12 +15,10 @@ from pathlib import Path
 import torch
 
 from clawloop.recipes.recipe import Train
-from clawloop.training.adapters.checkpoint import begin, save_version
-from clawloop.training.adapters.files import BaseIdentity, WrittenVersion
+from clawloop.training.adapters.files import BaseIdentity, WrittenVersion, begin, save_version
 from clawloop.training.model.loading import load_model
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.model.port import PolicyModel
-from clawloop.training.progress import Progress
+from clawloop.training.model.port import LoraShape, PolicyModel
+from clawloop.training.ranks import Progress
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.methods import LIMITS, METHODS, batch_of, train_part
 

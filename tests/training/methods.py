@@ -7,11 +7,10 @@ from pathlib import Path
 
 from clawloop.algorithms.rewards import group_advantages, integrated_reward, process_reward
 from clawloop.contracts.training import BatchSample
-from clawloop.judging.parsing import Vote
-from clawloop.judging.voting import majority
+from clawloop.judging.voting import Vote, majority
 from clawloop.recipes.recipe import Optimiser, Train, load_recipe
 from clawloop.training.model.port import PolicyModel
-from clawloop.training.packing.sequences import Limits
+from clawloop.training.packing import Limits
 from tests.training.tiny import VOCAB, session_batch
 
 RECIPES = Path(__file__).parents[2] / "deploy" / "recipes"

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from clawloop.contracts.training import BatchSample
 from clawloop.recipes.recipe import Train
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
-from clawloop.training.model.adapter import adapter_tensors
 from clawloop.training.model.decoder import TorchtuneModel
+from clawloop.training.model.port import adapter_tensors
 from tests.training.tiny import reference_model
 
 

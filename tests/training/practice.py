@@ -19,14 +19,14 @@ from pathlib import Path
 
 import torch
 
-from clawloop.algorithms.episodes import episode_advantages
+from clawloop.algorithms.rewards import episode_advantages
 from clawloop.contracts.training import BatchSample, StepBatch, VersionRef
 from clawloop.demo.practice.toy import GROUP_SIZE, Toy
 from clawloop.demo.practice.toy_model import Attempt, ToyModel
 from clawloop.demo.practice.toys import toy_of
 from clawloop.ids import new_episode_id, new_sample_id
 from clawloop.training.adapters.merge import merge
-from clawloop.training.progress import ignore_status
+from clawloop.training.ranks import ignore_status
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.step_runner import StepRunner
 from tests.training.steps import completed, never

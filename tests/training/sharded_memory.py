@@ -19,21 +19,21 @@ from tests.training.torchrun import launch_two_ranks
 def _rank(base: Path, out: Path) -> None:
     # Not above: the agent needs none of it, and it takes seconds.
     from clawloop.processes.process_exit import exit_process
-    from clawloop.training.model import attention, layer
-    from clawloop.training.ranks.command_loop import join, leave_process_group
+    from clawloop.training.model import decoder
+    from clawloop.training.ranks import join, leave_process_group
     from clawloop.training.step_runner import StepRunner
     from tests.training.steps import Reported, never, samples_of, setup_of, step_of
 
     def attend_or_fail(*arguments: Any, **named: Any) -> torch.Tensor:
         if torch.is_grad_enabled():
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return attention.attend_along_branches(*arguments, **named)
+        return decoder.attend_along_branches(*arguments, **named)
 
     torch.set_num_threads(1)
     ranks = join(torch.device("cpu"))
     if not ranks.is_first and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         # In the middle of a forward pass, where the other rank waits for its share of the next layer.
-        vars(layer)["attend_along_branches"] = attend_or_fail
+        vars(decoder)["attend_along_branches"] = attend_or_fail
     reported = Reported()
     runner = StepRunner(setup_of(base, out / "adapters", ranks="sharded", micro_batch_tokens=120), ranks)
     trained = runner.train(step_of(samples_of(base, 1), 1), reported, never)

@@ -8,12 +8,11 @@ from uuid import UUID
 
 import torch
 
-from clawloop.contracts.progress import Pace
-from clawloop.contracts.training import BatchSample, StepBatch, TrainedStep, VersionRef
+from clawloop.contracts.training import BatchSample, Pace, StepBatch, TrainedStep, VersionRef
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Lora, Loss, Optimiser, Recipe, Train
 from clawloop.training.model.loading import load_model
-from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.port import LoraShape
 from clawloop.training.setup import TrainerSetup
 from tests.training.tiny import random_batch
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import PeftModel
 
-from clawloop.adapters.digest import adapter_sha256, check_version
+from clawloop.adapters.directory import adapter_sha256, check_version
 from clawloop.errors import AdapterUnusable
 from clawloop.training.adapters.files import (
     Adapter,
@@ -20,11 +20,9 @@ from clawloop.training.adapters.files import (
     remove_unfinished,
     write_version,
 )
-from clawloop.training.model.adapter import adapter_tensors, set_adapter
-from clawloop.training.model.base_weights import BaseWeights
+from clawloop.training.model.checkpoint import BaseWeights
 from clawloop.training.model.loading import load_model
-from clawloop.training.model.lora import PROJECTIONS, LoraShape
-from clawloop.training.model.port import PolicyModel
+from clawloop.training.model.port import PROJECTIONS, LoraShape, PolicyModel, adapter_tensors, set_adapter
 from tests.training.tiny import all_logits, random_ids, reference_model, save_checkpoint, shake_adapter
 
 CPU = torch.device("cpu")

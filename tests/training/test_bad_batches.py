@@ -14,11 +14,9 @@ from torch import Tensor
 from clawloop.contracts.training import BatchSample, StepFigures
 from clawloop.errors import NothingToTrain, SampleUnusable
 from clawloop.recipes.recipe import Loss, Optimiser, Train
-from clawloop.training.model.adapter import adapter_tensors, set_adapter
 from clawloop.training.model.loading import load_model
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.model.port import PolicyModel
-from clawloop.training.packing.sequences import Limits
+from clawloop.training.model.port import LoraShape, PolicyModel, adapter_tensors, set_adapter
+from clawloop.training.packing import Limits
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.tiny import VOCAB, random_batch, relative_error, sample_id, shake_adapter
 

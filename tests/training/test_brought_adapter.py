@@ -11,13 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from clawloop.adapters.digest import check_version
+from clawloop.adapters.directory import check_version
 from clawloop.errors import AdapterUnusable
 from clawloop.training.adapters.brought import bring_adapter
-from clawloop.training.adapters.checkpoint import resume, save_version
-from clawloop.training.adapters.files import BaseIdentity, read_adapter
-from clawloop.training.model.base_weights import BaseWeights
-from clawloop.training.model.lora import LoraShape
+from clawloop.training.adapters.files import BaseIdentity, read_adapter, resume, save_version
+from clawloop.training.model.checkpoint import BaseWeights
+from clawloop.training.model.port import LoraShape
 from clawloop.training.step import train_step
 from tests.training.test_checkpoint import LIMITS, RECIPE, fresh, identity
 from tests.training.test_merge import base_and_adapter

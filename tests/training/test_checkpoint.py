@@ -9,13 +9,11 @@ import torch
 
 from clawloop.errors import AdapterUnusable
 from clawloop.recipes.recipe import Optimiser, Train
-from clawloop.training.adapters.checkpoint import begin, resume, save_version
-from clawloop.training.adapters.files import BaseIdentity, WrittenVersion
-from clawloop.training.model.base_weights import BaseWeights
+from clawloop.training.adapters.files import BaseIdentity, WrittenVersion, begin, resume, save_version
+from clawloop.training.model.checkpoint import BaseWeights
 from clawloop.training.model.loading import load_model
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.model.port import PolicyModel
-from clawloop.training.packing.sequences import Limits
+from clawloop.training.model.port import LoraShape, PolicyModel
+from clawloop.training.packing import Limits
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.tiny import VOCAB, random_batch, save_checkpoint
 

@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawloop.errors import SampleUnusable
-from clawloop.training.packing.collate import collate, filler
-from clawloop.training.packing.plan import plan_micro_batches
-from clawloop.training.packing.sequences import Limits, TokenSequence
+from clawloop.training.packing import Limits, TokenSequence, collate, filler, plan_micro_batches
 from tests.training.tiny import VOCAB, random_sequences
 
 lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=20)

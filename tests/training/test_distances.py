@@ -8,16 +8,15 @@ import pytest
 import torch
 
 from clawloop.algorithms.streams import Streams
-from clawloop.contracts.gate_checks import CheckResult
-from clawloop.gate.numbers import check_numbers
+from clawloop.contracts.training import CheckResult
+from clawloop.gate.checks import check_numbers
 from clawloop.recipes.gate import TOKEN_LIMIT
 from clawloop.recipes.recipe import Bounds, Gate, Optimiser, Train
-from clawloop.training.distances import distance
 from clawloop.training.model.loading import load_model
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.packing.sequences import Limits
-from clawloop.training.ranks.collectives import Ranks
-from clawloop.training.step import make_optimizer, train_step
+from clawloop.training.model.port import LoraShape
+from clawloop.training.packing import Limits
+from clawloop.training.ranks import Ranks
+from clawloop.training.step import distance, make_optimizer, train_step
 from tests.training.tiny import VOCAB, random_batch
 
 LIMITS = Limits(budget_tokens=4096, max_tokens=256, vocab_size=VOCAB)

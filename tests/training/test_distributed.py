@@ -13,8 +13,8 @@ import torch
 
 from clawloop.training.adapters.files import read_adapter
 from clawloop.training.model.loading import load_model
-from clawloop.training.ranks.collectives import Ranks
-from clawloop.training.scoring_passes import ScoringPass, hinted_member, shard_batch
+from clawloop.training.ranks import Ranks
+from clawloop.training.scoring import ScoringPass, hinted_member, shard_batch
 from tests.training.methods import METHODS
 from tests.training.tiny import random_batch, save_checkpoint
 from tests.training.two_ranks import CPU, LIMITS, LORA, REPLICATED, SHARDED, run

@@ -19,14 +19,11 @@ from clawloop.errors import ModelUnsupported
 from clawloop.recipes.recipe import Recipe
 from clawloop.training.adapters.files import read_adapter
 from clawloop.training.adapters.merge import merge
-from clawloop.training.model.adapter import adapter_tensors, set_adapter
-from clawloop.training.model.families import DECODER_PREFIX, read_family
+from clawloop.training.model.checkpoint import DECODER_PREFIX, read_family
 from clawloop.training.model.loading import load_model
-from clawloop.training.model.lora import PROJECTIONS, LoraShape
-from clawloop.training.model.port import PolicyModel
-from clawloop.training.packing.collate import collate
-from clawloop.training.packing.sequences import TokenSequence
-from clawloop.training.progress import ignore_status
+from clawloop.training.model.port import PROJECTIONS, LoraShape, PolicyModel, adapter_tensors, set_adapter
+from clawloop.training.packing import TokenSequence, collate
+from clawloop.training.ranks import ignore_status
 from clawloop.training.step_runner import StepRunner
 from tests.training.families import FAMILIES, save_family
 from tests.training.steps import RECIPE, completed, never, setup_of, step_of

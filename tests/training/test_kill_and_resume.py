@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clawloop.training.adapters.checkpoint import begin, resume
+from clawloop.training.adapters.files import begin, resume
 from tests.training.killed_steps import IDENTITY, KILLS, fresh, left_by, take_step
 from tests.training.tiny import save_checkpoint
 

@@ -13,8 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 from clawloop.contracts.training import BatchSample
 from clawloop.recipes.recipe import Distillation, Loss, Optimiser, Train
 from clawloop.training.model.loading import load_model
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.packing.sequences import Limits
+from clawloop.training.model.port import LoraShape
+from clawloop.training.packing import Limits
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.methods import train_part
 from tests.training.tiny import sample_id, save_checkpoint

@@ -14,11 +14,9 @@ from torch import Tensor, nn
 from clawloop.contracts.training import BatchSample, StepFigures
 from clawloop.recipes.recipe import Train
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
-from clawloop.training.model.adapter import adapter_tensors
 from clawloop.training.model.loading import load_model
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.model.port import PolicyModel
-from clawloop.training.packing.sequences import Limits
+from clawloop.training.model.port import LoraShape, PolicyModel, adapter_tensors
+from clawloop.training.packing import Limits
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.methods import LIMITS, METHODS, batch_of, train_part
 from tests.training.tiny import VOCAB, reference_model, relative_error, shake_adapter

@@ -10,12 +10,10 @@ import torch
 
 from clawloop.errors import ModelUnsupported
 from clawloop.training.model import token_scores
-from clawloop.training.model.base_weights import BaseWeights
-from clawloop.training.model.decoder import TorchtuneModel
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.model.torchtune_loading import load_torchtune_model
-from clawloop.training.packing.collate import collate
-from clawloop.training.packing.sequences import TokenSequence
+from clawloop.training.model.checkpoint import BaseWeights
+from clawloop.training.model.decoder import TorchtuneModel, load_torchtune_model
+from clawloop.training.model.port import LoraShape
+from clawloop.training.packing import TokenSequence, collate
 from tests.training.tiny import (
     VOCAB,
     Family,

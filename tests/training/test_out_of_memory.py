@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from clawloop.contracts.progress import Pace
-from clawloop.contracts.training import BatchSample, StepFigures
+from clawloop.contracts.training import BatchSample, Pace, StepFigures
 from clawloop.errors import AdapterUnreadable, StepDiverged, StepTooLarge, TrainerFailed, TrainerUnavailable
-from clawloop.training import attempt_record, step_runner
-from clawloop.training.progress import ignore_status
+from clawloop.training import step_runner
+from clawloop.training import step_runner as step_runner_module
+from clawloop.training.ranks import ignore_status
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.step import train_step
 from clawloop.training.step_runner import StepRunner
@@ -115,7 +115,7 @@ class Killed(BaseException):
 def kernel(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Processes that the kernel has killed for want of memory, as the last element."""
     kills = [3]
-    monkeypatch.setattr(attempt_record, "oom_kills", lambda: kills[-1])
+    monkeypatch.setattr(step_runner_module, "oom_kills", lambda: kills[-1])
     return kills
 
 
@@ -225,7 +225,7 @@ def test_what_a_stopped_attempt_found_out_stays_true(
 
 
 def test_the_kernels_count_is_read_where_it_is_written() -> None:
-    found = attempt_record.oom_kills()
+    found = step_runner_module.oom_kills()
     assert ("oom_kill" in Path("/proc/vmstat").read_text()) == (found is not None)
 
 

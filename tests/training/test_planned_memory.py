@@ -12,15 +12,13 @@ from torchao.dtypes.nf4tensor import NF4Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from clawloop.contracts.training import BatchSample
-from clawloop.layout import trainer
-from clawloop.layout.model_folder import read_model_shape
-from clawloop.layout.model_shape import ModelShape
+from clawloop.layout import memory
+from clawloop.layout.model_folder import ModelShape, read_model_shape
 from clawloop.layout.request import TrainingNeeds
 from clawloop.recipes.recipe import Bounds, Distillation, Loss, Train
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.model.lora_linear import is_lora
-from clawloop.training.model.torchtune_loading import load_torchtune_model
-from clawloop.training.packing.sequences import Limits
+from clawloop.training.model.decoder import is_lora, load_torchtune_model
+from clawloop.training.model.port import LoraShape
+from clawloop.training.packing import Limits
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.test_memory import peak_bytes
 from tests.training.tiny import sample_id
@@ -102,7 +100,7 @@ def test_activations_are_what_was_planned(shape: str, dtype: torch.dtype, tmp_pa
     folder = save_model(tmp_path, dtype, vocab_size=512, num_hidden_layers=3, head_dim=32, **SHAPES[shape])
     batch = samples(512, [(1990, 11), (1980, 11)])
     measured, found = measured_step(folder, dtype, RECIPES["plain"][0], batch)
-    planned = trainer.working_bytes(found, TrainingNeeds(), dtype.itemsize, tokens=2000, responses=11, longest=11)
+    planned = memory.working_bytes(found, TrainingNeeds(), dtype.itemsize, tokens=2000, responses=11, longest=11)
     assert planned[1] == 0
     assert planned[0] == pytest.approx(measured, rel=0.1)
 
@@ -116,7 +114,7 @@ def test_logits_are_what_was_planned(recipe: str, responses: int, tmp_path: Path
     batch = samples(32768, [(20, responses), (20, responses)])
     measured, found = measured_step(folder, torch.bfloat16, train, batch)
     tokens = 19 + responses
-    planned = trainer.working_bytes(found, needs, 2, tokens=tokens, responses=responses, longest=responses)
+    planned = memory.working_bytes(found, needs, 2, tokens=tokens, responses=responses, longest=responses)
     assert planned[1] > planned[0]
     assert sum(planned) == pytest.approx(measured, rel=0.05)
 
@@ -128,7 +126,7 @@ def test_a_chat_that_shares_its_beginning_fills_the_largest_micro_batch(tmp_path
     batch = samples(512, [(1900, 101)] * 10, shared=1900)
     measured, found = measured_step(folder, torch.bfloat16, RECIPES["plain"][0], batch, budget=2000)
     # The longest has 2,000 tokens, and half a budget joins it: 1,900 and ten answers of 100.
-    planned = trainer.working_bytes(found, TrainingNeeds(), 2, tokens=2900, responses=1010, longest=101, joined=2000)
+    planned = memory.working_bytes(found, TrainingNeeds(), 2, tokens=2900, responses=1010, longest=101, joined=2000)
     assert sum(planned) == pytest.approx(measured, rel=0.1)
 
 
@@ -145,10 +143,10 @@ def test_an_adapter_takes_sixteen_bytes_a_parameter(tmp_path: Path) -> None:
         assert parameter.grad is not None
         moments = [value for name, value in optimizer.state[parameter].items() if name != "step"]
         held += sum(tensor.numel() * tensor.element_size() for tensor in (parameter, parameter.grad, *moments))
-    assert held == trainer.adapter_bytes(read_model_shape(folder), TrainingNeeds(rank=4))
+    assert held == memory.adapter_bytes(read_model_shape(folder), TrainingNeeds(rank=4))
     base = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
     frozen = base - held // 4
-    assert trainer.base_bytes(read_model_shape(folder), 4, positions=8192) == pytest.approx(frozen, rel=0.01)
+    assert memory.base_bytes(read_model_shape(folder), 4, positions=8192) == pytest.approx(frozen, rel=0.01)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
@@ -159,8 +157,8 @@ def test_a_base_in_4_bits_takes_what_was_planned(dtype: torch.dtype, tmp_path: P
     frozen = [*(parameter for name, parameter in model.named_parameters() if not is_lora(name)), *model.buffers()]
     assert sum(isinstance(tensor, NF4Tensor) for tensor in frozen) == 21
     held = sum(_bytes(tensor) for tensor in frozen)
-    assert trainer.base_bytes(shape, dtype.itemsize, 8192, quantised=True) == pytest.approx(held, rel=0.01)
-    assert trainer.base_bytes(shape, dtype.itemsize, 8192) > 2 * held
+    assert memory.base_bytes(shape, dtype.itemsize, 8192, quantised=True) == pytest.approx(held, rel=0.01)
+    assert memory.base_bytes(shape, dtype.itemsize, 8192) > 2 * held
 
     optimizer = make_optimizer(model, RECIPES["plain"][0].optimiser)
     batch = samples(512, [(390, 11), (380, 11)])
@@ -171,8 +169,8 @@ def test_a_base_in_4_bits_takes_what_was_planned(dtype: torch.dtype, tmp_path: P
     step()
     gradient = sum(parameter.numel() * 4 for parameter in model.adapter_parameters().values())
     measured = peak_bytes(tmp_path, step) + gradient
-    activations = trainer.working_bytes(shape, TrainingNeeds(), dtype.itemsize, tokens=400, responses=11, longest=11)
-    unpacked = trainer.unpacked_bytes(shape, dtype.itemsize)
+    activations = memory.working_bytes(shape, TrainingNeeds(), dtype.itemsize, tokens=400, responses=11, longest=11)
+    unpacked = memory.unpacked_bytes(shape, dtype.itemsize)
     assert sum(activations) + unpacked == pytest.approx(measured, rel=0.1)
 
 

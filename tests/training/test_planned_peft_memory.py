@@ -9,12 +9,12 @@ import pytest
 import torch
 import transformers
 
-from clawloop.layout import trainer
+from clawloop.layout import memory
 from clawloop.layout.model_folder import read_model_shape
 from clawloop.layout.request import TrainingNeeds
 from clawloop.training.model.loading import load_model
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.packing.sequences import Limits
+from clawloop.training.model.port import LoraShape
+from clawloop.training.packing import Limits
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.test_memory import peak_bytes
 from tests.training.test_planned_memory import RECIPES, samples
@@ -63,7 +63,7 @@ def test_activations_are_what_was_planned(family: str, shape: str, dtype: torch.
     gradient = sum(parameter.numel() * 4 for parameter in model.adapter_parameters().values())
     # The first step's gradient is let go and made again: the record counts that below zero.
     measured = peak_bytes(folder, lambda: train_step(model, optimizer, batch, recipe, limits)) + gradient
-    planned = trainer.working_bytes(
+    planned = memory.working_bytes(
         read_model_shape(folder), TrainingNeeds(), dtype.itemsize, tokens=TOKENS, responses=RESPONSES, longest=RESPONSES
     )
     assert sum(planned) == pytest.approx(measured, rel=0.15)

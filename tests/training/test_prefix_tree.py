@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.training.packing import prefix_tree
-from clawloop.training.packing.prefix_tree import CommonPrefixes, PrefixIndex, PrefixTree, build_prefix_tree
+from clawloop.training import packing
+from clawloop.training.packing import CommonPrefixes, PrefixIndex, PrefixTree, build_prefix_tree
 
 # Two ids only, so that beginnings are shared often and at every depth; some documents equal or inside others.
 forests = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=1, max_size=12)
@@ -20,7 +20,7 @@ forests = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_siz
 @pytest.fixture(autouse=True, scope="module")
 def every_shared_token_counts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefix_tree, "MIN_SHARED_TOKENS", 1)
+        patch.setattr(packing, "MIN_SHARED_TOKENS", 1)
         yield
 
 
@@ -98,7 +98,7 @@ def test_the_longest_shared_prefix_is_that_of_pairwise_comparison(documents: lis
 
 
 def test_a_short_prefix_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_tree, "MIN_SHARED_TOKENS", 3)
+    monkeypatch.setattr(packing, "MIN_SHARED_TOKENS", 3)
     assert build_prefix_tree([[1, 2, 3], [1, 2, 4]]).layout().attends_to == ((0,), (1,))
     assert build_prefix_tree([[1, 2, 3, 4], [1, 2, 3, 5]]).layout().attends_to == ((0, 1), (0, 2))
     assert build_prefix_tree([[1, 2, 3], [1, 2]]).layout() == build_prefix_tree([[1, 2, 3]]).layout(), (

@@ -10,11 +10,11 @@ from torchao.dtypes.nf4tensor import NF4Tensor
 
 from clawloop.errors import RecipeRejected
 from clawloop.recipes.recipe import Loss, Recipe
-from clawloop.training.model.families import Backend
+from clawloop.training.model.checkpoint import Backend
 from clawloop.training.model.loading import load_model
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.packing.collate import collate
-from clawloop.training.progress import ignore_status
+from clawloop.training.model.port import LoraShape
+from clawloop.training.packing import collate
+from clawloop.training.ranks import ignore_status
 from clawloop.training.step_runner import StepRunner
 from tests.training.steps import RECIPE, completed, never, samples_of, setup_of, step_of
 from tests.training.tiny import random_sequences

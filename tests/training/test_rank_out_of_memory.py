@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clawloop.training.adapters.files import read_adapter
-from clawloop.training.progress import ignore_status
+from clawloop.training.ranks import ignore_status
 from clawloop.training.step_runner import StepRunner
 from tests.training.steps import completed, never, samples_of, setup_of, step_of
 

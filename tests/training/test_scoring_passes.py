@@ -15,12 +15,11 @@ from clawloop.errors import SampleUnusable
 from clawloop.recipes.recipe import Optimiser, Train
 from clawloop.training import step as steps
 from clawloop.training.batch import hinted_sequence, plain_sequence
-from clawloop.training.model.adapter import adapter_tensors
 from clawloop.training.model.loading import load_model
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.packing.sequences import Limits
-from clawloop.training.progress import Progress
-from clawloop.training.scoring_passes import ScoringPass, hinted_member, plan_scoring_passes, shard_batch
+from clawloop.training.model.port import LoraShape, adapter_tensors
+from clawloop.training.packing import Limits
+from clawloop.training.ranks import Progress
+from clawloop.training.scoring import ScoringPass, hinted_member, plan_scoring_passes, shard_batch
 from tests.training.tiny import (
     VOCAB,
     random_ids,

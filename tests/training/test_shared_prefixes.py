@@ -13,16 +13,13 @@ from torch import Tensor
 from clawloop.contracts.training import BatchSample, StepFigures
 from clawloop.local.tiny_model import ensure_tiny_model
 from clawloop.recipes.recipe import Loss, Optimiser, Train
+from clawloop.training import packing
 from clawloop.training.batch import plain_sequence
-from clawloop.training.model import attention
-from clawloop.training.model.decoder import TorchtuneModel
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.model.torchtune_loading import load_torchtune_model
-from clawloop.training.packing import prefix_tree
-from clawloop.training.packing.collate import collate
-from clawloop.training.packing.plan import plan_micro_batches
-from clawloop.training.packing.sequences import Limits, TokenSequence
-from clawloop.training.scoring_passes import ScoringPass, shard_batch
+from clawloop.training.model import decoder
+from clawloop.training.model.decoder import TorchtuneModel, load_torchtune_model
+from clawloop.training.model.port import LoraShape
+from clawloop.training.packing import Limits, TokenSequence, collate, plan_micro_batches
+from clawloop.training.scoring import ScoringPass, shard_batch
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.chat_session import session_turns
@@ -88,8 +85,8 @@ def families(draw: st.DrawFn) -> list[TokenSequence]:
 
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_tree, "MIN_SHARED_TOKENS", 1)
-    monkeypatch.setattr(attention, "_CPU_QUERY_CHUNK", 3)
+    monkeypatch.setattr(packing, "MIN_SHARED_TOKENS", 1)
+    monkeypatch.setattr(decoder, "_CPU_QUERY_CHUNK", 3)
 
 
 @pytest.mark.slow
@@ -185,7 +182,7 @@ def test_memory_for_the_backward_pass_of_attention_grows_with_the_input_tokens()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            attention.attend_along_branches(q, k, v, mask=layout, dropout_p=0.0, is_causal=False)
+            decoder.attend_along_branches(q, k, v, mask=layout, dropout_p=0.0, is_causal=False)
         return sum(storages.values()), read
 
     (lone, few), (shared, many) = kept(1), kept(12)

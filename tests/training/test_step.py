@@ -15,13 +15,10 @@ from clawloop.errors import AdapterUnusable, NothingToTrain, SampleUnusable, Ste
 from clawloop.ids import new_episode_id
 from clawloop.recipes.recipe import Advantage, Bounds, Distillation, Loss, Optimiser, Train
 from clawloop.training.batch import plain_sequence
-from clawloop.training.model.adapter import adapter_tensors
-from clawloop.training.model.decoder import TorchtuneModel
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.model.torchtune_loading import load_torchtune_model
-from clawloop.training.packing.collate import collate
-from clawloop.training.packing.sequences import Limits
-from clawloop.training.progress import Progress
+from clawloop.training.model.decoder import TorchtuneModel, load_torchtune_model
+from clawloop.training.model.port import LoraShape, adapter_tensors
+from clawloop.training.packing import Limits, collate
+from clawloop.training.ranks import Progress
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.plain_step import peft_model, plain_gradients, plain_logprobs
 from tests.training.tiny import VOCAB, random_batch, sample_id, shake_adapter

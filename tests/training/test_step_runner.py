@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.adapters.digest import WEIGHTS_FILE
+from clawloop.adapters.directory import WEIGHTS_FILE
 from clawloop.contracts.training import BatchSample, VersionRef
 from clawloop.errors import (
     AdapterUnreadable,
@@ -24,7 +24,7 @@ from clawloop.errors import (
 )
 from clawloop.recipes.recipe import Bounds, Distillation, Lora, Loss, Optimiser, Recipe
 from clawloop.training.adapters import files
-from clawloop.training.progress import ignore_status
+from clawloop.training.ranks import ignore_status
 from clawloop.training.step_runner import StepRunner
 from tests.training.steps import RECIPE, Reported, completed, never, samples_of, setup_of, step_of
 from tests.training.tiny import VOCAB, save_checkpoint

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from clawloop.recipes.recipe import Train
-from clawloop.training.model.adapter import adapter_tensors
 from clawloop.training.model.loading import load_model
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.packing.sequences import Limits
+from clawloop.training.model.port import LoraShape, adapter_tensors
+from clawloop.training.packing import Limits
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.tiny import VOCAB, random_batch, shake_adapter
 

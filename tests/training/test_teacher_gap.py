@@ -14,17 +14,12 @@ from clawloop.algorithms.streams import Streams
 from clawloop.contracts.training import BatchSample
 from clawloop.recipes.recipe import Train
 from clawloop.training.batch import hinted_sequence, plain_sequence
-from clawloop.training.batch_signals import gather_batch_signals
-from clawloop.training.model.adapter import adapter_tensors, set_adapter
 from clawloop.training.model.loading import load_model
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.model.port import PolicyModel
-from clawloop.training.packing.collate import collate
-from clawloop.training.packing.sequences import Limits, TokenSequence
-from clawloop.training.progress import ignore_progress
-from clawloop.training.ranks.collectives import Ranks
-from clawloop.training.scorer import Scorer
-from clawloop.training.scoring_passes import plan_scoring_passes, shard_batch
+from clawloop.training.model.port import LoraShape, PolicyModel, adapter_tensors, set_adapter
+from clawloop.training.packing import Limits, TokenSequence, collate
+from clawloop.training.ranks import Ranks, ignore_progress
+from clawloop.training.scoring import Scorer, plan_scoring_passes, shard_batch
+from clawloop.training.step import gather_batch_signals
 from tests.training.tiny import VOCAB, session_batch, shake_adapter
 
 PARENT, OLDER = 3, 2

@@ -11,15 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from clawloop.contracts.progress import Pace, StatusCallback
-from clawloop.contracts.training import BatchSample, StepBatch, TrainedStep
+from clawloop.contracts.training import BatchSample, Pace, StatusCallback, StepBatch, TrainedStep
 from clawloop.errors import DiskFull, TrainerFailed, TrainerUnavailable
-from clawloop.training import attempt_record
-from clawloop.training.attempt_record import AttemptRecord
-from clawloop.training.packing.sequences import Limits
-from clawloop.training.progress import ignore_status
-from clawloop.training.ranks.collectives import Ranks
-from clawloop.training.step_runner import StepRunner
+from clawloop.training import step_runner
+from clawloop.training.packing import Limits
+from clawloop.training.ranks import Ranks, ignore_status
+from clawloop.training.step_runner import AttemptRecord, StepRunner
 from clawloop.training.threaded_trainer import ThreadedTrainer
 from tests.training.steps import completed, never, samples_of, setup_of, step_of
 
@@ -127,11 +124,11 @@ async def test_a_rank_that_the_kernel_killed_for_memory_is_told_from_one_that_cr
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attempt_record, "oom_kills", lambda: 3)
+    monkeypatch.setattr(step_runner, "oom_kills", lambda: 3)
     step = step_of(samples, 1)
     runner = StepRunner(setup_of(qwen3, tmp_path), Ranks(rank=0, world_size=2))
     AttemptRecord(tmp_path, step.policy).begin(step, samples, Limits(40, 256, 199))
-    monkeypatch.setattr(attempt_record, "oom_kills", lambda: kills)
+    monkeypatch.setattr(step_runner, "oom_kills", lambda: kills)
 
     def other_rank_is_gone(*given: object) -> None:
         if marked:  # by the other rank

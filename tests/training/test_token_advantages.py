@@ -11,12 +11,10 @@ import torch
 from clawloop.contracts.training import BatchSample, StepFigures
 from clawloop.recipes.recipe import Advantage, Distillation, Loss, Optimiser, Train
 from clawloop.training.batch import plain_sequence
-from clawloop.training.model.decoder import TorchtuneModel
-from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.decoder import TorchtuneModel, load_torchtune_model
+from clawloop.training.model.port import LoraShape
 from clawloop.training.model.token_scores import TokenScores
-from clawloop.training.model.torchtune_loading import load_torchtune_model
-from clawloop.training.packing.collate import collate
-from clawloop.training.packing.sequences import Limits
+from clawloop.training.packing import Limits, collate
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.tiny import VOCAB, random_batch, shake_adapter
 

@@ -19,11 +19,9 @@ from torch import Tensor
 
 from clawloop.contracts.training import BatchSample
 from clawloop.recipes.recipe import Advantage, Loss, Optimiser, Train
-from clawloop.training.model.decoder import TorchtuneModel
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.model.torchtune_loading import load_torchtune_model
-from clawloop.training.packing.collate import collate
-from clawloop.training.packing.sequences import Limits, TokenSequence
+from clawloop.training.model.decoder import TorchtuneModel, load_torchtune_model
+from clawloop.training.model.port import LoraShape
+from clawloop.training.packing import Limits, TokenSequence, collate
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.tiny import sample_id, save_checkpoint
 

@@ -15,8 +15,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Co
 from clawloop.contracts.training import BatchSample
 from clawloop.ids import SampleId
 from clawloop.training.model.port import PolicyModel
-from clawloop.training.packing.collate import collate
-from clawloop.training.packing.sequences import TokenSequence
+from clawloop.training.packing import TokenSequence, collate
 
 VOCAB = 199
 Family = Literal["qwen2", "qwen3"]

@@ -21,18 +21,13 @@ from clawloop.contracts.training import StepBatch, VersionRef
 from clawloop.errors import AdapterUnreadable, StepDiverged
 from clawloop.recipes.recipe import Distillation, Loss, Optimiser, Train
 from clawloop.training import step_runner
-from clawloop.training.adapters import checkpoint
-from clawloop.training.adapters.checkpoint import begin, resume, save_version
-from clawloop.training.adapters.files import Adapter, BaseIdentity
+from clawloop.training.adapters import files
+from clawloop.training.adapters.files import Adapter, BaseIdentity, begin, resume, save_version
 from clawloop.training.model import token_scores
-from clawloop.training.model.adapter import adapter_tensors
-from clawloop.training.model.loading import load_model
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.model.port import PolicyModel
-from clawloop.training.model.sharding import load_sharded_model
-from clawloop.training.packing.sequences import Limits
-from clawloop.training.progress import ignore_status
-from clawloop.training.ranks.collectives import Ranks
+from clawloop.training.model.loading import load_model, load_sharded_model
+from clawloop.training.model.port import LoraShape, PolicyModel, adapter_tensors
+from clawloop.training.packing import Limits
+from clawloop.training.ranks import Ranks, ignore_status
 from clawloop.training.step import make_optimizer, train_step
 from clawloop.training.step_runner import StepRunner
 from tests.training import methods
@@ -139,7 +134,7 @@ def one_rank_loses_its_disk(base: Path, out: Path, ranks: Ranks) -> dict[str, ob
     second = take(step_of(samples_of(base, 2), 2, first))
     third = step_of(samples_of(base, 3, version=1), 3, second, teachers={1: first})
     raised: list[str | None] = []
-    for reader in (checkpoint, step_runner):
+    for reader in (files, step_runner):
         with pytest.MonkeyPatch.context() as patch:
             if ranks.rank == 1:
                 patch.setattr(reader, "read_adapter", _disk_is_gone)

@@ -9,9 +9,8 @@ from typing import Any
 from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome
 from clawloop.ids import TurnId
 from clawloop.judging.hints import HintChoice
-from clawloop.judging.parsing import HintVote, Vote
 from clawloop.judging.records import HINTS, FinalizedJudgement
-from clawloop.judging.voting import Verdict
+from clawloop.judging.voting import HintVote, Verdict, Vote
 from tests.contract.learning import PostgresLearning
 from tests.records import turn_record
 

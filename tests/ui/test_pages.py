@@ -9,12 +9,11 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from clawloop.contracts.progress import Pace
 from clawloop.contracts.serving import KeyLimits
-from clawloop.contracts.training import StepState
+from clawloop.contracts.training import Pace, StepState
 from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind
 from clawloop.ids import ApiKeyId, TurnId
-from clawloop.judging.parsing import Vote
+from clawloop.judging.voting import Vote
 from clawloop.operations.workflow_links import WorkflowLinks
 from clawloop.recipes.recipe import Gate
 from tests.contract.episodes import run_group

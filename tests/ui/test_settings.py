@@ -11,7 +11,7 @@ import httpx
 import orjson
 
 from clawloop.contracts.serving import KeyLimits
-from clawloop.judging.precision import VotedTurn
+from clawloop.judging.agreement import VotedTurn
 from tests.contract.learning import POLICY, RECIPE, step
 from tests.fakes.vote_reader import FakeVoteReader
 from tests.ui.conftest import Page, Visitor

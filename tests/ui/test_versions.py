@@ -8,10 +8,9 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 
-from api.ui.chart import probes_of
-from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
-from clawloop.contracts.training import VersionView
-from db.training.measured import PostgresMeasurements
+from api.ui.now import probes_of
+from clawloop.contracts.training import CheckName, CheckResult, GateCheck, VersionView
+from db.training.policies import PostgresMeasurements
 from tests.contract.learning import POLICY, publish, step
 from tests.ui.conftest import Page
 from tests.ui.recorded import CHANGED, HINT

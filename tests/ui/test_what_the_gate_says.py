@@ -7,8 +7,7 @@ import html
 
 import httpx
 
-from clawloop.contracts.gate_checks import CheckName, CheckResult, GateCheck
-from clawloop.contracts.training import StepState
+from clawloop.contracts.training import CheckName, CheckResult, GateCheck, StepState
 from clawloop.recipes.recipe import Gate
 from tests.contract.learning import POLICY, RECIPE, reject, step, trained
 from tests.ui.conftest import Page

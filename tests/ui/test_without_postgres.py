@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from fastapi.routing import APIRoute
 
-from api.request_examples import REQUEST_EXAMPLES
+from api.openapi import REQUEST_EXAMPLES
 from api.ui.routes import ROUTERS
 from clawloop.contracts.serving import Scope
 from db.serving.keys import PostgresKeyStore

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawloop.errors import RecordUnusable
-from db.arrays import (
+from db.content import (
     advantages_to_bytes,
     bytes_to_advantages,
     bytes_to_ids,

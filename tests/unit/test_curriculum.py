@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawloop.environments.browser import kinds as browser
-from clawloop.environments.swe.kinds import FUNCTIONS_BY_NAME
-from clawloop.environments.terminal.kinds import KINDS_BY_NAME
+from clawloop.environments.swe.environment import FUNCTIONS_BY_NAME
+from clawloop.environments.terminal.environment import KINDS_BY_NAME
 from clawloop.episodes.curriculum import ENOUGH, HIGH, LOW, Counted, KindState, Trial, draw, revise, success_of
 from clawloop.episodes.kinds import KINDS, Levels
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from clawloop.errors import RecordUnusable
-from db.arrays import ids_to_bytes
-from db.exact_json import exact_json, storable
-from db.turns.deltas import Conversation, delta
+from db.content import exact_json, ids_to_bytes, storable
+from db.turns.read import Conversation, delta
 
 few_ids = st.none() | st.lists(st.integers(0, 3), max_size=8).map(ids_to_bytes)
 texts = st.lists(st.sampled_from(["a", "b", "c"]), max_size=6).map(tuple)

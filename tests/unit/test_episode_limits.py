@@ -11,9 +11,9 @@ from clawloop.cli.remote_environment import _parser, worker_of
 from clawloop.environments.gateway import PATIENCE_SECONDS
 from clawloop.environments.verifiers.loading import seconds_in_all
 from clawloop.episodes.keys import KEY_LIFETIME
-from clawloop.episodes.limits import KEY_LEAST_LEFT, LONGEST_SECONDS
+from clawloop.episodes.kinds import KEY_LEAST_LEFT, LONGEST_SECONDS
 from clawloop.errors import SetupError
-from clawloop.sandboxes.images import PULL_SECONDS
+from clawloop.sandboxes.containers import PULL_SECONDS
 from workflows.activity_options import run_in, verify_in
 
 

@@ -6,17 +6,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from api.ui.glossary import FIGURES, STATES, meaning_of, words_of
-from api.ui.wording import pieces, why
+from api.ui.wording import FIGURES, STATES, meaning_of, pieces, why, words_of
 from clawloop.contracts.training import HeldOutScore, StepState, TrainedStep, VersionRef
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.gate.canary import decide_canary
-from clawloop.gate.numbers import check_numbers
-from clawloop.gate.probes import check_probes
-from clawloop.gate.replay import check_replay
+from clawloop.gate.checks import check_numbers, check_probes, check_replay
 from clawloop.recipes.recipe import Gate
 from db.training.operators import version_place
-from db.training.step_transitions import metrics_of
+from db.training.steps import metrics_of
 from tests.unit.gate.test_numbers import HEALTHY
 
 

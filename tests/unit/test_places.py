@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from clawloop.serving.places import Places
+from clawloop.serving.rotation import Places
 
 
 def _any(engine: str) -> bool:

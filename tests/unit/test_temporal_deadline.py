@@ -12,9 +12,9 @@ from temporalio.service import RPCError, RPCStatusCode
 from clawloop.contracts.notices import BatchWaits, OperatorChanged
 from clawloop.contracts.training import OperatorAction, OperatorChange
 from clawloop.errors import SignalFailed
-from clawloop.temporal.deadline import temporal_deadline
 from clawloop.temporal.notifier import TemporalNotifier
 from clawloop.temporal.plugin import connect
+from clawloop.temporal.server import temporal_deadline
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from api.chat.key_limits import Pace
-from api.chat.token_meter import TokenMeter
+from api.chat.key_limits import Pace, TokenMeter
 
 
 def chunk(ids: list[int] | None, prompt: int = 0, **fields: Any) -> dict[str, Any]:
@@ -23,7 +22,7 @@ def take(meter: TokenMeter, *chunks: dict[str, Any]) -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr("api.chat.token_meter.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("api.chat.key_limits.time.monotonic", lambda: now[0])
     return now
 
 

@@ -8,14 +8,13 @@ from datetime import timedelta
 
 import pytest
 
-from activities.notify import CONCURRENCY, MAX_FAILED, ConcurrentNotifier
-from activities.training.notifier import TrainingNotifier
+from activities.notify import CONCURRENCY, MAX_FAILED, ConcurrentNotifier, TrainingNotifier
 from clawloop.contracts.notices import BatchWaits, Notice
 from clawloop.errors import SignalFailed
 
 
 class Work:
-    """Satisfies `activities.training.notifier.WorkStore` and `Notifier`.
+    """Satisfies `activities.notify.WorkStore` and `Notifier`.
 
     Args:
         pending: policies with work that were not notified.

@@ -15,7 +15,7 @@ from pathlib import Path
 from temporalio.worker import Worker
 
 from activities.judging.judge_turn import JudgingActivities
-from activities.training.notifier import TrainingNotifier
+from activities.notify import TrainingNotifier
 from clawloop.ids import JudgementId
 from clawloop.judging.prompts import AnswerForm, JudgeReply
 from clawloop.judging.records import StoredAnswers, StoredVote

@@ -13,10 +13,9 @@ from temporalio.worker import Worker
 
 from activities.episodes import EpisodeLedgerActivities
 from activities.judging.episode_votes import EpisodeJudged, JudgeEpisode
-from activities.training.notifier import TrainingNotifier
+from activities.notify import TrainingNotifier
 from clawloop.contracts.episodes import AgentRun, Ending, GroupResult, GroupState, NewGroup, NextGroups
-from clawloop.episodes.messages import environment_queue
-from clawloop.episodes.running import EnvironmentActivities
+from clawloop.episodes.running import EnvironmentActivities, environment_queue
 from clawloop.errors import JudgeRefused, TaskUnusable
 from clawloop.ids import EpisodeId, RolloutGroupId, new_rollout_group_id
 from clawloop.temporal.notifier import TemporalNotifier

@@ -19,8 +19,8 @@ from temporalio.service import RPCError
 from clawloop.contracts.notices import SessionNotice
 from clawloop.contracts.sessions import FeedbackGiven, SessionFacts
 from clawloop.processes.holding import Holding
-from clawloop.temporal.namespace import prepare_namespace
 from clawloop.temporal.notifier import TemporalNotifier
+from clawloop.temporal.server import prepare_namespace
 from db.invariants import violations
 from db.temporal_server import TemporalServerStore
 from tests.judging.conftest import Bench, bench, binary_bench, judge

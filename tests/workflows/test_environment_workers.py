@@ -13,7 +13,7 @@ from temporalio.client import Client
 from clawloop.contracts.episodes import GroupState, NewGroup
 from clawloop.ids import new_rollout_group_id
 from clawloop.processes.bootstrap import prepare
-from clawloop.temporal.environment_workers import TemporalEnvironmentWorkers
+from clawloop.temporal.server import TemporalEnvironmentWorkers
 from tests.fakes.episode_store import FakeEpisodeStore
 from tests.verbs import clawloop
 from tests.workflows.conftest import end_all

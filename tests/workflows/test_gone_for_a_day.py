@@ -16,7 +16,7 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
 from clawloop.errors import AdapterUnreadable, ClawloopError, StoreUnavailable
-from clawloop.training.adapters.disk import write_error
+from clawloop.training.adapters.files import write_error
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import until
 from tests.workflows.learning import Learner, ScriptedLearning, learning, training

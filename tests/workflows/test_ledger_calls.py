@@ -13,7 +13,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.training.steps import ClaimBatch
 from clawloop.contracts.training import Claim
-from clawloop.temporal.deadline import UPDATE_LIMIT
+from clawloop.temporal.server import UPDATE_LIMIT
 from tests.workflows.conftest import until
 from tests.workflows.learning import Learner, ScriptedLearning, learning, orchestrating, training
 from workflows.activity_options import LOCAL_STORE

@@ -12,8 +12,7 @@ import pytest
 
 from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
-from api.recording.spool import Spool, rejected_turns
-from api.recording.stranded_turns import StrandedTurns
+from api.recording.spool import Spool, StrandedTurns, rejected_turns
 from clawloop.encryption.key_file import make_keys
 from clawloop.encryption.sealer import Sealer
 from clawloop.errors import SetupError

@@ -10,9 +10,7 @@ from temporalio.client import Client
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.training.probes import ProbeActivities, ProbeVersion, VersionProbed
-from clawloop.contracts.gate_checks import GateCheck
-from clawloop.contracts.probes import AskedProbe, ProbeAnswer, ProbeContent, ProbePlan
-from clawloop.contracts.training import VersionRef
+from clawloop.contracts.training import AskedProbe, GateCheck, ProbeAnswer, ProbeContent, ProbePlan, VersionRef
 from clawloop.errors import EngineUnavailable
 from clawloop.judging.prompts import AnswerForm
 from clawloop.recipes.recipe import Recipe

@@ -15,13 +15,10 @@ from clawloop.contracts.episodes import AgentRun, GroupState, NewGroup
 from clawloop.environments.gateway import WorkerGateway
 from clawloop.environments.harbor import HarborEnvironment, HarborTask
 from clawloop.environments.runner import SandboxRunner
-from clawloop.episodes.messages import environment_queue
-from clawloop.episodes.ports import EpisodeKeys, EpisodeRunner
-from clawloop.episodes.running import EnvironmentActivities
+from clawloop.episodes.running import EnvironmentActivities, EpisodeKeys, EpisodeRunner, environment_queue
 from clawloop.ids import EpisodeId, new_rollout_group_id
 from clawloop.sandboxes.bubblewrap import Bubblewrap
-from clawloop.sandboxes.by_image import SandboxesByImage
-from clawloop.sandboxes.containers import Containers
+from clawloop.sandboxes.containers import Containers, SandboxesByImage
 from clawloop.sandboxes.folders import BoxFolders
 from tests.fakes.episode_store import FakeEpisodeStore
 from tests.sandboxes.test_bubblewrap import open_folder

@@ -12,8 +12,8 @@ from clawloop.contracts.adapter_directory import AdapterDirectory
 from clawloop.contracts.notices import BatchWaits
 from clawloop.local.services.postgres import EmbeddedPostgres
 from clawloop.operations.recovery import Recovery
-from clawloop.temporal.namespace import begin_sweeping
 from clawloop.temporal.notifier import TemporalNotifier
+from clawloop.temporal.server import begin_sweeping
 from db.invariants import violations
 from db.recovery import PostgresRecoveryStore
 from db.training.steps import PostgresStepStore

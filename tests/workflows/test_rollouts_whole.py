@@ -17,9 +17,8 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from clawloop.environments.browser.environment import generated_task
-from clawloop.environments.browser.fetch import chromium_folder
-from clawloop.environments.browser.scripted import next_message
+from clawloop.environments.browser.chromium import chromium_folder
+from clawloop.environments.browser.environment import generated_task, next_message
 from clawloop.environments.task import Split
 from clawloop.processes.bootstrap import prepare
 from db.database import Database

@@ -23,9 +23,9 @@ from clawloop.ids import turn_id_of
 from clawloop.local.checks import choose_port
 from clawloop.local.services import temporal_server
 from clawloop.processes.bootstrap import prepare
-from clawloop.temporal.namespace import register_search_attributes
 from clawloop.temporal.notifier import TemporalNotifier
 from clawloop.temporal.plugin import connect
+from clawloop.temporal.server import register_search_attributes
 from db.sweep import PostgresSweepStore
 from tests.chaos.proxy import Proxy
 from tests.e2e.gateway import RealGateway, running_gateway

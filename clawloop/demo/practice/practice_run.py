@@ -20,7 +20,7 @@ from clawloop.demo.practice.toy import GROUP_SIZE
 from clawloop.environments.runner import SandboxRunner
 from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.ids import RolloutGroupId, version_name
-from clawloop.local.supervision.status import Board
+from clawloop.local.supervision.supervisor import Board
 from db.serving.publishing import PostgresPublishingStore
 
 HELD_OUT_TASKS = 60

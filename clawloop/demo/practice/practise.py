@@ -20,7 +20,7 @@ from clawloop.local.checks import require_disk, require_folder
 from clawloop.local.model_layout import ModelOptions, widest_dtype
 from clawloop.local.parts import Deployment
 from clawloop.local.plan import UpOptions
-from clawloop.local.supervision.status import Board
+from clawloop.local.supervision.supervisor import Board
 from clawloop.local.up import Prepare, Started
 from clawloop.local.up import run as run_up
 from clawloop.sandboxes.bubblewrap import Bubblewrap

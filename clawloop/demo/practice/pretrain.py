@@ -19,7 +19,7 @@ from clawloop.demo.packing import Encoded, Pack, pack
 from clawloop.demo.practice.toy import Course, Toy
 from clawloop.demo.pretrain import Plan, Progress, fit
 from clawloop.demo.vocabulary import END, PAD, START, write_vocabulary
-from clawloop.environments.agent import AgentLoop
+from clawloop.environments.task import AgentLoop
 from clawloop.local import tiny_model
 
 _VOCABULARY_CONVERSATIONS = 3000

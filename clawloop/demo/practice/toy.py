@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from clawloop.contracts.turns import Message
-from clawloop.environments.agent import AgentLoop
-from clawloop.environments.task import Environment
+from clawloop.environments.task import AgentLoop, Environment
 from clawloop.recipes.recipe import Advantage, Lora, Loss, Optimiser, Recipe, Signal, Train
 
 GROUP_SIZE = 8

@@ -14,8 +14,7 @@ from pathlib import Path
 from clawloop.demo.practice.folder_toys import FolderSimulation, ShellScripts
 from clawloop.demo.practice.toy import Course, Toy, with_commands
 from clawloop.environments.harbor import HarborTask
-from clawloop.environments.swe.environment import SweEnvironment, generated_repository
-from clawloop.environments.swe.kinds import FUNCTIONS, Function
+from clawloop.environments.swe.environment import FUNCTIONS, Function, SweEnvironment, generated_repository
 
 IDLE = 0.3
 WRONG = 0.5

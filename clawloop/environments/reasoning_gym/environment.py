@@ -15,8 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from clawloop.environments.agent import HARNESS
-from clawloop.environments.task import EnvironmentTask, parse_chosen_task_id, split_of
+from clawloop.environments.task import HARNESS, EnvironmentTask, parse_chosen_task_id, split_of
 from clawloop.environments.tool_call.environment import AGENT
 from clawloop.episodes.kinds import KINDS, ChosenKind
 from clawloop.errors import SetupError

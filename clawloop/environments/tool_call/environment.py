@@ -7,8 +7,7 @@ import importlib.resources
 import random
 from dataclasses import dataclass
 
-from clawloop.environments.agent import HARNESS, AgentLoop
-from clawloop.environments.task import EnvironmentTask, Split, parse_chosen_task_id, split_of
+from clawloop.environments.task import HARNESS, AgentLoop, EnvironmentTask, Split, parse_chosen_task_id, split_of
 from clawloop.episodes.kinds import KINDS, ChosenKind
 
 AGENT = AgentLoop(

@@ -15,7 +15,7 @@ from typing import Any
 
 from clawloop.environments.harbor_toml import AGENT_SECONDS
 from clawloop.environments.task import Split, split_of
-from clawloop.episodes.limits import LONGEST_SECONDS
+from clawloop.episodes.kinds import LONGEST_SECONDS
 from clawloop.errors import SetupError
 
 # Tasks of a set that never ends.

@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 
 from clawloop.errors import SetupError
-from clawloop.local.supervision.part import Launch
+from clawloop.local.supervision.supervisor import Launch
 from clawloop.processes.install_check import how_to_install
 
 HOST = "127.0.0.1"

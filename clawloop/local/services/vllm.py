@@ -15,7 +15,7 @@ from pathlib import Path
 
 from clawloop.errors import SetupError
 from clawloop.families.chat_format import ChatFormat, ChatOptions, read_chat_format
-from clawloop.local.supervision.part import Launch
+from clawloop.local.supervision.supervisor import Launch
 from clawloop.processes.install_check import how_to_install
 from clawloop.serving import engine_log
 

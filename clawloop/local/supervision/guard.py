@@ -25,7 +25,7 @@ from contextlib import suppress
 
 import psutil
 
-from clawloop.processes.parent_death import die_with_parent
+from clawloop.processes.process_exit import die_with_parent
 
 _PR_SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>
 # From SIGTERM to SIGKILL of descendants that outlive the child: it has stopped them already, or has crashed.

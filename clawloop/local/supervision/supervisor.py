@@ -1,27 +1,303 @@
-"""Runs parts as child processes, restarts them, and stops them in order.
-
-Each part runs under a guard (guard.py) in its own session, so that Ctrl-C in the terminal reaches only the supervisor,
-and no process is left behind even when the supervisor is killed.
-"""
+"""Runs parts as child processes, restarts them, shows their status, and stops them in order."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
+import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import StrEnum
+from io import FileIO
 from pathlib import Path
+from typing import Protocol
 
 import psutil
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from clawloop.errors import SetupError
 from clawloop.local.supervision import guard
-from clawloop.local.supervision.part import Part, PartState, PartStatus, RestartPolicy
-from clawloop.local.supervision.part_log import PartLog
-from clawloop.processes.parent_death import die_with_parent
+from clawloop.processes.process_exit import die_with_parent
+
+# Logs -----------------------------------------------------------------------------------------------------------------
+# The log file of one part: appended to across starts, bounded in size, and searched for the last error.
+
+# Two files of that size per part: enough for days of an engine's log, too little to fill a disk.
+MAX_BYTES = 10 * 2**20
+_TAIL_BYTES = 16_384
+_ERROR = re.compile(r"(?:\w*Error|FATAL|PANIC|panic|fatal|cannot run)\b.*:")
+_ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_MAX_MESSAGE = 300  # characters: two lines on a screen
+
+
+class PartLog:
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
+        self.path = path
+        self._max_bytes = max_bytes
+        self._run_start = 0
+        self._read_offset = 0
+
+    def open_for_run(self) -> FileIO:
+        """The file to give to a new process as its output. Moves a file that is too large to `NAME.log.1` first."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists() and self.path.stat().st_size > self._max_bytes:
+            self.path.replace(self.path.with_name(self.path.name + ".1"))
+        file = self.path.open("ab", buffering=0)  # append mode: after `rotate_if_large` truncates, writes go on at 0
+        with suppress(OSError):  # a full disk keeps no part from starting
+            file.write(f"--- started {datetime.now().astimezone().isoformat(timespec='seconds')}\n".encode())
+        self._run_start = self._read_offset = file.tell()
+        return file
+
+    def rotate_if_large(self) -> None:
+        """Copy the log of a running part to `NAME.log.1` and truncate it, once it is too large.
+
+        The part has the file open, so it cannot be renamed. Output between copy and truncation is lost; on a full disk
+        all of it is, since turns need the room more.
+        """
+        if not self.path.exists() or self.path.stat().st_size <= self._max_bytes:
+            return
+        copy = self.path.with_name(self.path.name + ".1")
+        try:
+            shutil.copyfile(self.path, copy)
+        except OSError:
+            copy.unlink(missing_ok=True)
+        os.truncate(self.path, 0)
+        self._run_start = self._read_offset = 0
+
+    def new_lines(self) -> Iterator[str]:
+        """Complete lines written since the last call."""
+        with self.path.open("rb") as file:
+            file.seek(self._read_offset)
+            text = file.read(2**20)
+        complete, newline, _ = text.rpartition(b"\n")
+        self._read_offset += len(complete) + len(newline)
+        for line in complete.splitlines():
+            yield line.decode("utf-8", "replace")
+
+    def last_message(self, any_line: bool = True) -> str:
+        """The last line of this run that names an error; without one its last line, or "" if not `any_line`."""
+        with self.path.open("rb") as file:
+            end = file.seek(0, 2)
+            file.seek(max(self._run_start, end - _TAIL_BYTES))
+            text = _ANSI_COLOUR.sub("", file.read().decode("utf-8", "replace"))
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        errors = [line for line in lines if _ERROR.search(line)]
+        message = (errors or (lines if any_line else []) or [""])[-1]
+        return message if len(message) <= _MAX_MESSAGE else "…" + message[-_MAX_MESSAGE:]
+
+
+# Parts ----------------------------------------------------------------------------------------------------------------
+# A part that the supervisor runs (supervisor.py), and its status.
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Command line and environment of one start of a part.
+
+    Args:
+        environment: the whole environment; nothing is inherited.
+        user: uid and gid to run as; None is the supervisor's.
+        pass_fds: file descriptors of the supervisor that the program gets under the same numbers.
+    """
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: Path | None = None
+    user: tuple[int, int] | None = None
+    pass_fds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """Times at which the supervisor checks and restarts a part.
+
+    Args:
+        first_delay, longest_delay: before a restart; doubles with each failure in a row.
+        reset_after: a run that lasted that long resets the delay to `first_delay`.
+        check_interval: between two health checks.
+        unresponsive_after: a part that was ready and has not answered for that long is restarted. A minute, because
+            an engine under full load answers late.
+    """
+
+    first_delay: timedelta = timedelta(seconds=0.5)
+    longest_delay: timedelta = timedelta(seconds=30)
+    reset_after: timedelta = timedelta(minutes=1)
+    check_interval: timedelta = timedelta(seconds=2)
+    unresponsive_after: timedelta = timedelta(minutes=1)
+
+    def delay(self, failures_in_a_row: int) -> timedelta:
+        """Delay before the restart after that many failures, at least one."""
+        doublings = min(failures_in_a_row - 1, 20)  # 20: far past `longest_delay`, and no overflow
+        return min(self.longest_delay, self.first_delay * float(2**doublings))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A program that the supervisor starts, and restarts when it ends.
+
+    Args:
+        name: also the name of its log file.
+        address: shown to people.
+        prepare: called before each start, in a thread; it may block. Raises SetupError when the part cannot start.
+        is_ready: health check. Returns False, and does not raise, when the part does not answer.
+        stop_signal: requests an orderly stop.
+        stop_within: after that the part and all its descendants are killed.
+        start_within: a part that is not ready by then is killed and restarted.
+        progress: progress of the start as a log line reports it; None for other lines.
+        restart: None: the supervisor's.
+    """
+
+    name: str
+    address: str
+    prepare: Callable[[], Launch]
+    is_ready: Callable[[], Awaitable[bool]]
+    stop_signal: signal.Signals = signal.SIGTERM
+    stop_within: timedelta = timedelta(seconds=5)
+    start_within: timedelta = timedelta(minutes=2)
+    progress: Callable[[str], str | None] | None = None
+    restart: RestartPolicy | None = None
+
+
+class PartState(StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    WAITING = "waiting"  # ended; will be restarted
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"  # never became ready; not restarted any more
+    EXTERNAL = "external"  # given by the operator, not supervised
+
+
+@dataclass(frozen=True, slots=True)
+class PartStatus:
+    """State of a part.
+
+    Args:
+        detail: progress of its start, or why it ended.
+        since: when this state began.
+        restarts: number so far.
+    """
+
+    name: str
+    state: PartState
+    address: str
+    detail: str
+    since: datetime
+    restarts: int
+
+
+# Status ---------------------------------------------------------------------------------------------------------------
+# Displays the status of the parts: a live table on a terminal, dated lines elsewhere.
+
+_COLOURS = {
+    PartState.STARTING: "yellow",
+    PartState.READY: "green",
+    PartState.WAITING: "red",
+    PartState.STOPPING: "yellow",
+    PartState.STOPPED: "dim",
+    PartState.FAILED: "bold red",
+    PartState.EXTERNAL: "cyan",
+}
+# Enough for a person; more would take processor time from the parts.
+_DRAWS_PER_SECOND = 2
+
+
+class Board(Protocol):
+    """Displays status changes and messages."""
+
+    def changed(self, status: PartStatus) -> None: ...
+
+    def say(self, line: str) -> None: ...
+
+
+@contextmanager
+def status_board(console: Console) -> Iterator[Board]:
+    """A table on a terminal, else dated lines."""
+    if not console.is_terminal:
+        yield LineBoard(console)
+        return
+    table = TableBoard(console)
+    with Live(table, console=console, refresh_per_second=_DRAWS_PER_SECOND):
+        yield table
+
+
+class LineBoard:
+    """Writes a dated line for every change."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def changed(self, status: PartStatus) -> None:
+        self.say(describe(status))
+
+    def say(self, line: str) -> None:
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        self._console.print(f"{now} {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+class TableBoard:
+    """A table of all parts. Failures are also written above the table, where they stay."""
+
+    def __init__(self, console: Console) -> None:
+        self._lines = LineBoard(console)
+        self._parts: dict[str, PartStatus] = {}
+
+    def changed(self, status: PartStatus) -> None:
+        self._parts[status.name] = status
+        if status.state in (PartState.WAITING, PartState.FAILED):
+            self._lines.changed(status)
+
+    def say(self, line: str) -> None:
+        self._lines.say(line)
+
+    def __rich__(self) -> Table:
+        table = Table("part", "state", "address", "for", "restarts", "", box=None, pad_edge=False)
+        now = datetime.now().astimezone()
+        for status in self._parts.values():
+            table.add_row(
+                status.name,
+                Text(status.state, style=_COLOURS[status.state]),
+                Text(status.address),
+                _duration(int((now - status.since).total_seconds())),
+                str(status.restarts or ""),
+                Text(status.detail, overflow="ellipsis", no_wrap=True),
+            )
+        return table
+
+
+def describe(status: PartStatus) -> str:
+    """The status as one line."""
+    line = f"{status.name} {status.state}"
+    if status.state in (PartState.READY, PartState.EXTERNAL):
+        line += f" at {status.address}"
+    if status.detail:
+        line += f": {status.detail}"
+    if status.restarts and status.state is PartState.READY:
+        line += f" (restarts: {status.restarts})"
+    return line
+
+
+def _duration(seconds: int) -> str:
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min"
+    return f"{seconds // 3600} h {seconds % 3600 // 60} min"
+
+
+# The supervisor -------------------------------------------------------------------------------------------------------
+# Runs parts as child processes, restarts them, and stops them in order.
+#
+# Each part runs under a guard (guard.py) in its own session, so that Ctrl-C in the terminal reaches only the
+# supervisor, and no process is left behind even when the supervisor is killed.
 
 # On top of `stop_within`, which the guard enforces itself: for a guard that hangs.
 GUARD_SECONDS = guard.ORPHAN_SECONDS + 0.5

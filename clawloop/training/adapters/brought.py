@@ -8,12 +8,17 @@ import torch
 
 from clawloop.contracts.training import BroughtAdapter
 from clawloop.errors import AdapterUnusable
-from clawloop.training.adapters.checkpoint import BROUGHT_FILE
-from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, read_adapter, write_version
+from clawloop.training.adapters.files import (
+    BROUGHT_FILE,
+    Adapter,
+    BaseIdentity,
+    adapter_files,
+    read_adapter,
+    write_version,
+)
 from clawloop.training.adapters.merge import adapted_weights
-from clawloop.training.model.base_weights import BaseWeights
-from clawloop.training.model.families import read_family
-from clawloop.training.model.lora import PROJECTIONS
+from clawloop.training.model.checkpoint import BaseWeights, read_family
+from clawloop.training.model.port import PROJECTIONS
 
 
 def bring_adapter(source: Path, base: Path, name: str, adapters: Path, policy: str) -> BroughtAdapter:

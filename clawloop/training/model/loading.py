@@ -1,15 +1,77 @@
-"""Loads a base model with a fresh adapter, by the backend of its family."""
+"""Loads a base model with a fresh adapter, by the backend of its family, on one rank or several."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
-from clawloop.training.model.families import Backend, Quantisation, read_family
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.model.port import PolicyModel
-from clawloop.training.model.torchtune_loading import load_torchtune_model
+from clawloop.errors import ModelUnsupported
+from clawloop.training.model.checkpoint import Backend, Quantisation, read_family
+from clawloop.training.model.decoder import build_model, fill_model, load_torchtune_model
+from clawloop.training.model.port import LoraShape, PolicyModel
+
+# Shards ---------------------------------------------------------------------------------------------------------------
+# Loads a model sharded over the ranks of a step, with FSDP2.
+
+
+def load_sharded_model(
+    checkpoint: Path,
+    lora: LoraShape,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_tokens: int | None = None,
+    backend: Backend | None = None,
+    gradient_checkpointing: bool = True,
+    quantisation: Quantisation | None = None,
+    seed: int = 0,
+) -> PolicyModel:
+    """A model with every tensor sharded over the ranks of the default group, layer by layer.
+
+    Arguments and numerical results are those of `loading.load_model`.
+
+    Raises:
+        ModelUnsupported: see `loading.load_model`; also quantised weights, which FSDP does not shard here.
+    """
+    if quantisation is not None:
+        raise ModelUnsupported("--quantise needs the base model whole on each rank: --ranks replicated")
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    family = read_family(checkpoint, backend)
+    if family.backend == "transformers":
+        # Takes seconds to import, and most trainers need no model of it.
+        from clawloop.training.model.transformers_model import load_transformers_model
+
+        # Whole in each rank's memory first, on the CPU: FSDP takes a layer at a time to its device.
+        loaded = load_transformers_model(
+            checkpoint,
+            family,
+            lora,
+            dtype=dtype,
+            device=torch.device("cpu"),
+            max_tokens=max_tokens,
+            gradient_checkpointing=gradient_checkpointing,
+            seed=seed,
+        )
+        for layer in loaded.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(loaded, mesh=mesh)
+        return loaded
+    model = build_model(
+        checkpoint, lora, dtype=dtype, max_tokens=max_tokens, gradient_checkpointing=gradient_checkpointing
+    )
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    fill_model(model, checkpoint, device, seed=seed)
+    return model
+
+
+# Loading --------------------------------------------------------------------------------------------------------------
+# Loads a base model with a fresh adapter, by the backend of its family.
 
 
 def load_model(

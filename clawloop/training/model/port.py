@@ -1,21 +1,47 @@
-"""The interface of a base model with a LoRA adapter that a step uses, the same for each library that computes it.
-
-The question is one: the log-probs (entropies, top-K) of given tokens at the response positions of a micro-batch, with
-the adapter or without it. Another version is another adapter set by `loading.set_adapter`; with or without gradient is
-the caller's `torch.no_grad`.
-"""
+"""What a step asks of a base model with a LoRA adapter, whichever library computes it."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-from clawloop.training.model.lora import LoraShape
+from clawloop.errors import AdapterUnusable
 from clawloop.training.model.token_scores import TokenScores
-from clawloop.training.packing.collate import MicroBatch
+from clawloop.training.packing import MicroBatch
+
+# LoRA -----------------------------------------------------------------------------------------------------------------
+# The shape of LoRA on a decoder's projections.
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The seven projections of a layer that can have LoRA, by Hugging Face's names. Routed experts have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraShape:
+    """Rank, scaling and targets of LoRA: a target's weight is W + (alpha / rank)·B·A."""
+
+    rank: int = 16
+    alpha: float = 32.0
+    targets: tuple[str, ...] = PROJECTIONS
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.targets) - set(PROJECTIONS):
+            raise ValueError(f"LoRA targets {sorted(unknown)} are none of {PROJECTIONS}")
+
+
+# The model ------------------------------------------------------------------------------------------------------------
+# The interface of a base model with a LoRA adapter that a step uses, the same for each library that computes it.
+#
+# The question is one: the log-probs (entropies, top-K) of given tokens at the response positions of a micro-batch,
+# with the adapter or without it. Another version is another adapter set by `loading.set_adapter`; with or without
+# gradient is the caller's `torch.no_grad`.
 
 
 class PolicyModel(Protocol):
@@ -69,3 +95,66 @@ class PolicyModel(Protocol):
             at_ids_NK: int64[N, K]; also compute the log-probs of these ids.
             top_k: also compute the log-probs of the K most likely ids; not together with `at_ids_NK`.
         """
+
+
+# Its adapter ----------------------------------------------------------------------------------------------------------
+# The adapter of a model in memory: set, reinitialised, read. By its tensors' names in a version's file.
+#
+# Under FSDP each rank keeps its own shard of every tensor.
+
+
+def set_adapter(model: PolicyModel, tensors: Mapping[str, Tensor]) -> None:
+    """Copies these unsharded tensors, by their names in its file, into the adapter.
+
+    Raises:
+        AdapterUnusable: names or shapes differ from those of this model's adapter.
+    """
+    parameters = model.adapter_parameters()
+    if parameters.keys() != tensors.keys():
+        different = sorted(parameters.keys() ^ tensors.keys())
+        raise AdapterUnusable(f"{len(different)} tensors differ in name, the first is {different[0]}")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            tensor = tensors[name].to(parameter.device, torch.float32)
+            if parameter.shape != tensor.shape:
+                raise AdapterUnusable(f"{name}: {list(tensor.shape)} instead of {list(parameter.shape)}")
+            parameter.copy_(shard_like(parameter, tensor))
+
+
+def reset_adapter(model: PolicyModel, seed: int) -> None:
+    """Reinitialises the adapter: A random, B zero, so that it changes nothing yet."""
+    set_adapter(model, _fresh_adapter(model, seed))
+
+
+def adapter_tensors(model: PolicyModel) -> dict[str, Tensor]:
+    """Copies of the adapter's unsharded tensors by name, float32, on the CPU. Under FSDP a collective."""
+    return {name: full_tensor(p.detach()).to("cpu", copy=True) for name, p in model.adapter_parameters().items()}
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The unsharded tensor; under FSDP a collective."""
+    if isinstance(tensor, DTensor):
+        full: Tensor = tensor.full_tensor()
+        return full
+    return tensor
+
+
+def _fresh_adapter(model: PolicyModel, seed: int) -> dict[str, Tensor]:
+    # On the CPU and sorted by name, so the same for every device and number of ranks.
+    generator = torch.Generator().manual_seed(seed)
+    fresh = {}
+    for name, parameter in model.adapter_parameters().items():
+        if ".lora_A." in name:
+            bound = 1 / math.sqrt(parameter.shape[1])  # as in PEFT: Kaiming uniform with a = sqrt(5)
+            fresh[name] = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
+        else:
+            fresh[name] = torch.zeros(parameter.shape)
+    return fresh
+
+
+def shard_like(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """This rank's shard of a full tensor, sharded as the parameter is; without FSDP the tensor itself."""
+    if not isinstance(parameter, DTensor):
+        return tensor
+    # Every rank has read the full tensor, so no rank needs to receive its shard from rank 0.
+    return distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from clawloop.algorithms.scoring import most_likely, score
 from clawloop.errors import StepDiverged
-from clawloop.training.packing.collate import MicroBatch
+from clawloop.training.packing import MicroBatch
 
 # 64 Mi float32 logits are 256 MiB; those of a response of 8k tokens over a vocabulary of 152k would be 5 GiB.
 _MAX_LOGITS = 2**26

@@ -19,12 +19,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from clawloop.errors import ModelUnsupported
-from clawloop.training.model.adapter import reset_adapter
-from clawloop.training.model.families import Family, Quantisation
-from clawloop.training.model.lora import LoraShape
-from clawloop.training.model.nf4 import quantise
+from clawloop.training.model.checkpoint import Family, Quantisation
+from clawloop.training.model.decoder import quantise
+from clawloop.training.model.port import LoraShape, reset_adapter
 from clawloop.training.model.token_scores import TokenScores, score_responses
-from clawloop.training.packing.collate import MicroBatch
+from clawloop.training.packing import MicroBatch
 
 _PEFT_PREFIX = "base_model.model."
 _PROBE = (1, 2, 3, 5)

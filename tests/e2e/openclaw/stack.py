@@ -18,8 +18,7 @@ import httpx
 from clawloop.local import parts
 from clawloop.local.checks import bound_socket, choose_port
 from clawloop.local.parts import Deployment, answers_ok
-from clawloop.local.supervision.part import Launch, Part
-from clawloop.local.supervision.supervisor import Supervisor
+from clawloop.local.supervision.supervisor import Launch, Part, Supervisor
 from clawloop.processes.listener import QUEUED_CONNECTIONS
 from tests.e2e.gateway import prepared
 from tests.e2e.openclaw.engine_process import MODEL

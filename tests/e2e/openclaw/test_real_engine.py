@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from clawloop.local import parts
 from clawloop.local.checks import choose_port
 from clawloop.local.services.vllm import read_model
-from clawloop.local.supervision.part import Part
+from clawloop.local.supervision.supervisor import Part
 from db.schema import migrate
 from tests.conftest import database_address, execute
 from tests.e2e.adapters import random_versions

@@ -6,9 +6,8 @@ import asyncio
 import json
 import sys
 
-from clawloop.environments.playing import reward_of
+from clawloop.environments.playing import packed, reward_of
 from clawloop.environments.reasoning_gym.environment import GENERATORS, ReasoningGymEnvironment
-from clawloop.environments.reward import packed
 from clawloop.episodes.kinds import KINDS
 from clawloop.sandboxes.boxes import BoxTask
 from clawloop.sandboxes.bubblewrap import Bubblewrap

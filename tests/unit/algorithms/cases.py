@@ -7,8 +7,7 @@ import random
 import torch
 from torch import Tensor
 
-from clawloop.algorithms.aggregation import Divisor
-from clawloop.algorithms.losses import StepLoss, step_loss
+from clawloop.algorithms.losses import Divisor, StepLoss, step_loss
 from clawloop.algorithms.scoring import Scores, score
 from clawloop.algorithms.streams import Streams
 from clawloop.recipes.recipe import Distillation, Loss, Train

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from clawloop.algorithms.advantages import with_advantage
-from clawloop.algorithms.aggregation import Divisor
-from clawloop.algorithms.losses import step_loss
+from clawloop.algorithms.losses import Divisor, step_loss
 from clawloop.algorithms.scoring import most_likely, score
 from clawloop.algorithms.streams import Streams
 from clawloop.recipes.recipe import Train, load_recipe

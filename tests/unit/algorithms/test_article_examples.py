@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clawloop.algorithms.advantages import teacher_gap, with_advantage
-from clawloop.algorithms.policy_gradient import Clip, clipped_objective, policy_gradient_loss
+from clawloop.algorithms.losses import Clip, clipped_objective, policy_gradient_loss
 from clawloop.algorithms.rewards import (
     group_advantages,
     integrated_reward,

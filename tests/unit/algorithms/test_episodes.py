@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from clawloop.algorithms.episodes import episode_advantages, needed_rewards, step_advantages
+from clawloop.algorithms.rewards import episode_advantages, needed_rewards, step_advantages
 from clawloop.errors import StreamsUnusable
 
 

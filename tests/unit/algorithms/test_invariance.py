@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from clawloop.algorithms.aggregation import Divisor, aggregate
+from clawloop.algorithms.losses import Divisor, aggregate
 from clawloop.algorithms.scoring import score
 from clawloop.errors import NothingToTrain
 from clawloop.recipes.recipe import Loss, Train

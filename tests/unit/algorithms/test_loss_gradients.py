@@ -10,10 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from clawloop.algorithms.kl import kl_distance, kl_loss
-from clawloop.algorithms.policy_gradient import Clip, is_clipped, policy_gradient_loss
+from clawloop.algorithms.losses import (
+    Clip,
+    Divergence,
+    is_clipped,
+    kl_distance,
+    kl_loss,
+    kl_over_top_k,
+    policy_gradient_loss,
+)
 from clawloop.algorithms.scoring import Scores, score
-from clawloop.algorithms.topk import Divergence, kl_over_top_k
 from tests.unit.algorithms.cases import VOCABULARY, floats, logits_of, random_sample, scores_of
 
 CLIP = Clip()

@@ -10,8 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from clawloop.algorithms.advantages import with_advantage
-from clawloop.algorithms.aggregation import Divisor
-from clawloop.algorithms.losses import step_loss
+from clawloop.algorithms.losses import Divisor, step_loss
 from clawloop.errors import NothingToTrain
 from clawloop.recipes.recipe import Advantage
 from tests.unit.algorithms.cases import as_recipe, gradients, logits_of, random_sample, run, scores_of, streams_of

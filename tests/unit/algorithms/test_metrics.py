@@ -7,10 +7,7 @@ import math
 import pytest
 import torch
 
-from clawloop.algorithms.aggregation import Divisor
-from clawloop.algorithms.losses import step_loss
-from clawloop.algorithms.metrics import sample_metrics
-from clawloop.algorithms.policy_gradient import Clip
+from clawloop.algorithms.losses import Clip, Divisor, sample_metrics, step_loss
 from clawloop.algorithms.scoring import Scores
 from clawloop.algorithms.streams import Streams
 from clawloop.contracts.training import SampleMetrics

@@ -11,17 +11,15 @@ import pytest
 import torch
 
 from clawloop.algorithms.advantages import with_advantage
-from clawloop.algorithms.aggregation import Divisor
-from clawloop.algorithms.losses import step_loss
+from clawloop.algorithms.losses import Divisor, step_loss
 from clawloop.algorithms.rewards import group_advantages, integrated_reward, process_reward
 from clawloop.algorithms.scoring import Scores, score
 from clawloop.algorithms.streams import Streams, logprobs_T
 from clawloop.errors import NothingToTrain, StreamsUnusable
 from clawloop.ids import new_turn_id
 from clawloop.recipes.recipe import Advantage, Signal, Train
-from clawloop.samples.fallback import JudgedTurn, at_least_one
-from clawloop.training.packing.collate import collate
-from clawloop.training.packing.sequences import TokenSequence
+from clawloop.samples.decision import JudgedTurn, at_least_one
+from clawloop.training.packing import TokenSequence, collate
 from tests.unit.algorithms.cases import (
     VOCABULARY,
     gradients,

@@ -7,11 +7,9 @@ import torch
 from torch import Tensor
 
 from clawloop.algorithms.advantages import teacher_gap, with_advantage
-from clawloop.algorithms.aggregation import Divisor
-from clawloop.algorithms.losses import step_loss
+from clawloop.algorithms.losses import Divisor, kl_over_top_k, step_loss
 from clawloop.algorithms.scoring import Scores, most_likely, score
 from clawloop.algorithms.streams import Streams, logprobs_T
-from clawloop.algorithms.topk import kl_over_top_k
 from clawloop.errors import StepDiverged, StreamsUnusable
 from clawloop.recipes.recipe import Advantage, Loss, Train
 

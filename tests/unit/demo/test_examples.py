@@ -12,8 +12,8 @@ from clawloop.demo.phrasing import Feedback, Mood
 from clawloop.demo.world import HINTS, Axis, Style, every_request, style_of
 from clawloop.judging.evidence import Evidence, Statement
 from clawloop.judging.hints import LEAD_IN, choose_hint, fault_of
-from clawloop.judging.parsing import HintVote, parse_hint, parse_vote
 from clawloop.judging.prompts import HINT_INSTRUCTION, VOTE_INSTRUCTION, AnswerForm
+from clawloop.judging.voting import HintVote, parse_hint, parse_vote
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clawloop.demo.world import CHAT, EVALUATION, PROBES, STYLES, Axis, answer, demo_probes
-from clawloop.gate.probe_content import is_right
+from clawloop.gate.checks import is_right
 from clawloop.operations.probes import MOST_PROBES
 
 

@@ -15,7 +15,7 @@ from clawloop.demo.vocabulary import CONTEXT_TOKENS, as_text, fixed_lines
 from clawloop.judging.prompts import AnswerForm
 from clawloop.local.checks import require_model
 from clawloop.training.model.loading import load_model
-from clawloop.training.model.lora import LoraShape
+from clawloop.training.model.port import LoraShape
 
 MEGABYTES = 4.0
 VOTES_RIGHT = 0.9  # on each whole list, by the card

@@ -24,9 +24,9 @@ from clawloop.demo.terminal import toy as terminal
 from clawloop.demo.terminal.toy import simulate_terminal
 from clawloop.demo.tool_calls import toy as tool_calls
 from clawloop.environments.harbor import HarborTask
-from clawloop.environments.swe.kinds import FUNCTIONS
+from clawloop.environments.swe.environment import FUNCTIONS
 from clawloop.environments.task import Split, split_of
-from clawloop.environments.terminal.kinds import KINDS
+from clawloop.environments.terminal.environment import KINDS
 from clawloop.environments.tool_call.environment import question
 from clawloop.errors import SetupError
 from clawloop.local.checks import require_model

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from clawloop.contracts.gate_checks import CheckResult
+from clawloop.contracts.training import CheckResult
 from clawloop.gate.canary import MIN_SESSIONS, CanaryEnd, decide_canary
 
 LIMIT = 24.0

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.contracts.gate_checks import CheckResult
-from clawloop.contracts.training import Distance, StepFigures
-from clawloop.gate.numbers import check_numbers
+from clawloop.contracts.training import CheckResult, Distance, StepFigures
+from clawloop.gate.checks import check_numbers
 from clawloop.recipes.recipe import Gate
 
 HEALTHY = StepFigures(

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.contracts.gate_checks import CheckResult, GateCheck
-from clawloop.contracts.probes import ProbeAnswer, ProbeContent
-from clawloop.gate.probe_content import is_right, pattern_problem
-from clawloop.gate.probes import (
+from clawloop.contracts.training import CheckResult, GateCheck, ProbeAnswer, ProbeContent
+from clawloop.gate.checks import (
     ProbePair,
     ProbeScores,
     check_probes,
     has_valid_calls,
     is_broken,
+    is_right,
     not_asked,
+    pattern_problem,
     repeated_share,
     sign_test,
 )

@@ -7,8 +7,7 @@ from uuid import UUID
 
 from clawloop.contracts.turns import Message
 from clawloop.ids import TurnId
-from clawloop.judging.blocks import Block
-from clawloop.judging.evidence import Evidence, gather
+from clawloop.judging.evidence import Block, Evidence, gather
 from clawloop.judging.prompts import JudgePrompt
 from clawloop.turns.canonical import VOLATILE_FRAMES
 

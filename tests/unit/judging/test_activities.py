@@ -11,15 +11,15 @@ import pytest
 from activities.judging.closing import ClosingActivities
 from activities.judging.judge_turn import JudgingActivities
 from activities.judging.messages import CloseSession, JudgeTurn
+from activities.notify import TrainingNotifier
 from activities.sweep import SweepActivities
-from activities.training.notifier import TrainingNotifier
 from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.training import SampleState
 from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
 from clawloop.errors import JudgeUnavailable
 from clawloop.ids import SessionId
-from clawloop.judging.parsing import Vote
 from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt
+from clawloop.judging.voting import Vote
 from clawloop.recipes.recipe import JudgeForm, Recipe
 from tests.fakes.judgement_store import FakeJudgementStore
 from tests.fakes.notifier import FakeNotifier, NoWork

@@ -8,8 +8,7 @@ import pytest
 
 from clawloop.contracts.turns import Message
 from clawloop.ids import TurnId
-from clawloop.judging.comparison import comparison_prompt, parse_choice, preference
-from clawloop.judging.prompts import AnswerForm
+from clawloop.judging.prompts import AnswerForm, comparison_prompt, parse_choice, preference
 
 KEY = TurnId(UUID(int=7))
 ASKED: list[Message] = [{"role": "system", "content": "Be helpful."}, {"role": "user", "content": "Add 2 and 2."}]

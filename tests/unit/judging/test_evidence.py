@@ -3,8 +3,16 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from clawloop.contracts.turns import Message
-from clawloop.judging.evidence import MAX_HISTORY, MAX_PIECES, Statement, blocks_of, content_text, gather, words_of_user
-from clawloop.judging.truncation import Budgets
+from clawloop.judging.evidence import (
+    MAX_HISTORY,
+    MAX_PIECES,
+    Budgets,
+    Statement,
+    blocks_of,
+    content_text,
+    gather,
+    words_of_user,
+)
 from tests.unit.judging.conversations import INTERNAL, assistant, tool, user
 
 CALL: JsonValue = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": '{"path": "a"}'}}

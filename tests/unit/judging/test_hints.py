@@ -7,7 +7,7 @@ from pydantic import JsonValue
 
 from clawloop.contracts.turns import Message
 from clawloop.judging.hints import LEAD_IN, HintChoice, choose_hint, fault_of, reject_hint, with_hint
-from clawloop.judging.parsing import HintVote
+from clawloop.judging.voting import HintVote
 from tests.unit.judging.conversations import INTERNAL, assistant, evidence, user
 
 NONE = HintVote(accepted=False, text=None)

@@ -7,11 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawloop.contracts.turns import Message
-from clawloop.judging.blocks import choose_mark, has_control_tokens
-from clawloop.judging.evidence import Evidence, blocks_of, gather
-from clawloop.judging.parsing import parse_hint, parse_vote
+from clawloop.judging.evidence import Budgets, Evidence, blocks_of, choose_mark, gather, has_control_tokens
 from clawloop.judging.prompts import JudgePrompt, hint_prompt, vote_prompt
-from clawloop.judging.truncation import Budgets
+from clawloop.judging.voting import parse_hint, parse_vote
 from tests.unit.judging.conversations import TURN, as_read, assistant, question, read_back, tool, user
 from tests.unit.judging.injections import ATTEMPTS, Attempt, filled
 

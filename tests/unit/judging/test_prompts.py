@@ -4,7 +4,7 @@ from uuid import uuid4
 import pytest
 
 from clawloop.ids import TurnId
-from clawloop.judging.evidence import gather
+from clawloop.judging.evidence import Budgets, gather
 from clawloop.judging.prompts import (
     HINT_INSTRUCTION,
     VOTE_INSTRUCTION,
@@ -12,7 +12,6 @@ from clawloop.judging.prompts import (
     hint_prompt,
     vote_prompt,
 )
-from clawloop.judging.truncation import Budgets
 from tests.unit.judging.conversations import TURN, assistant, evidence, question, user
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clawloop.layout.model_shape import KvShape, LoraShape, ModelShape
+from clawloop.layout.model_folder import KvShape, LoraShape, ModelShape
 from clawloop.layout.request import Dtype, Gpus, Limits, Request, TrainingNeeds
 
 GIB = 2**30

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.layout.model_shape import ModelShape
-from clawloop.layout.parts import Role
+from clawloop.layout.memory import Role
+from clawloop.layout.model_folder import ModelShape
 from clawloop.layout.plan import plan
 from clawloop.layout.request import Limits
 from tests.unit.layout.shapes import GIB, QWEN3_4B, decoder, request

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from clawloop.errors import SetupError
-from clawloop.families.thinking import Thinking
-from clawloop.layout.model_folder import read_model_shape
-from clawloop.layout.model_shape import KvShape
+from clawloop.families.template import Thinking
+from clawloop.layout.model_folder import KvShape, read_model_shape
 from clawloop.local.tiny_model import ensure_tiny_model
-from clawloop.training.model.architecture import read_architecture
+from clawloop.training.model.checkpoint import read_architecture
 from tests.unit.layout.folders import QWEN3, attention, mlp, qwen3_tensors, write_folder
 
 

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clawloop.errors import SetupError
-from clawloop.layout.parts import Layout, PartName, Role
-from clawloop.layout.plan import arrange, plan, remedies
+from clawloop.layout.memory import Layout, PartName, Role
+from clawloop.layout.plan import Shortage, arrange, plan, remedies
 from clawloop.layout.request import ENGINE_RANKS, Gpus, Limits, Request, TrainingNeeds, limits_for
-from clawloop.layout.shortage import Shortage
 from tests.unit.layout.shapes import GIB, LLAMA_70B, QWEN3_4B, SMALL, decoder, request
 
 LIMITS = st.builds(

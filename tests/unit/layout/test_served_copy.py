@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from clawloop.errors import RecipeRejected, SetupError
-from clawloop.layout.parts import PartName
+from clawloop.layout.memory import PartName
 from clawloop.local.machine import Device
-from clawloop.local.model_layout import ModelOptions, lay_out
-from clawloop.local.planned_models import plan_models
+from clawloop.local.model_layout import ModelOptions, lay_out, plan_models
 from clawloop.local.services.vllm import read_model
 from clawloop.recipes.recipe import Loss, Recipe, Train
 from tests.unit.layout.folders import write_folder

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawloop.ids import TurnId
-from clawloop.samples.fallback import JudgedTurn, at_least_one
+from clawloop.samples.decision import JudgedTurn, at_least_one
 
 
 def turn(number: int) -> TurnId:

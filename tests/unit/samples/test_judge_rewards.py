@@ -8,8 +8,8 @@ import pytest
 
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import TurnId
-from clawloop.judging.parsing import Vote
-from clawloop.samples.judge_rewards import CastVote, reward_votes
+from clawloop.judging.voting import Vote
+from clawloop.samples.rewards import CastVote, reward_votes
 
 
 def cast(votes: list[Vote], *, succeeded: bool, weight: float = 1.0, why: str | None = None) -> list[CastVote]:

@@ -9,9 +9,8 @@ import pytest
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import new_turn_id
 from clawloop.judging.hints import NOT_ASKED, HintChoice
-from clawloop.judging.parsing import Vote
 from clawloop.judging.records import FinalizedJudgement, Relation, TurnDecision
-from clawloop.judging.voting import majority
+from clawloop.judging.voting import Vote, majority
 from clawloop.recipes.recipe import Signal
 from clawloop.samples.rewards import (
     Member,

@@ -16,9 +16,7 @@ from clawloop.contracts.turns import Message
 from clawloop.ids import ApiKeyId
 from clawloop.judging.evidence import content_text
 from clawloop.turns.canonical import prefix_digests, seed_digest
-from clawloop.turns.files import STORED, give_back, references_in, take_files
-from clawloop.turns.part_names import for_people
-from clawloop.turns.pictures import picture_size, picture_type
+from clawloop.turns.files import STORED, for_people, give_back, picture_size, picture_type, references_in, take_files
 from clawloop.turns.titles import plain_text
 from tests.chats import odd_messages
 from tests.pictures import asks_about, data_url, image_part, png

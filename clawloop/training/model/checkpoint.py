@@ -1,0 +1,331 @@
+"""A Hugging Face checkpoint: its architecture, its family, its tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import torch
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from clawloop.errors import ModelUnsupported
+
+# Architecture ---------------------------------------------------------------------------------------------------------
+# The decoder architecture in a Hugging Face checkpoint's `config.json`, and the names of its tensors.
+#
+# Only what the trainer computes exactly is accepted: a config with anything else (RoPE scaling, sliding windows,
+# quantised weights) raises instead of being trained slightly wrong.
+
+SUPPORTED = {"Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+"""Architecture name in `config.json` → model type. Qwen2.5 checkpoints are named Qwen2ForCausalLM."""
+
+_SUPPORTED_TEXT = "the trainer loads Qwen3ForCausalLM and Qwen2ForCausalLM (Qwen2.5)"
+
+
+class Architecture(BaseModel):
+    """The shape of a decoder, with the field names of Hugging Face's config."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    model_type: Literal["qwen2", "qwen3"]
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_dim: PositiveInt
+    max_position_embeddings: PositiveInt
+    rms_norm_eps: PositiveFloat
+    rope_theta: PositiveFloat
+    tie_word_embeddings: bool = False
+
+    @property
+    def has_head_norm(self) -> bool:
+        """True for Qwen3, which normalises each query and key head; Qwen2 has biases on q, k and v instead."""
+        return self.model_type == "qwen3"
+
+
+def read_architecture(checkpoint: Path) -> Architecture:
+    """The architecture of the checkpoint in this directory.
+
+    Raises:
+        ModelUnsupported: there is no readable config, or it has something the trainer does not support.
+    """
+    path = checkpoint / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelUnsupported(f"{checkpoint} has no readable config.json: {error}") from error
+    names = config.get("architectures") or []
+    if len(names) != 1 or SUPPORTED.get(names[0]) != config.get("model_type"):
+        raise ModelUnsupported(f"{checkpoint} is {' + '.join(names) or config.get('model_type')}; {_SUPPORTED_TEXT}")
+    for what, found in _unsupported_features(config).items():
+        raise ModelUnsupported(f"{checkpoint} uses {what} ({found}), which the trainer does not support")
+    rope = config.get("rope_parameters") or {}
+    fields = {**config, "rope_theta": config.get("rope_theta") or rope.get("rope_theta")}
+    if fields.get("head_dim") is None and config["model_type"] == "qwen2":
+        fields["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
+    try:
+        return Architecture.model_validate(fields)
+    except ValidationError as error:
+        raise ModelUnsupported(f"{path} is incomplete: {error}") from error
+
+
+def _unsupported_features(config: Mapping[str, object]) -> dict[str, object]:
+    # transformers 4 writes `rope_scaling`, transformers 5 `rope_parameters`.
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    assert isinstance(rope, dict)
+    rope_type = rope.get("rope_type") or rope.get("type") or "default"
+    found: dict[str, object] = {}
+    if rope_type != "default":
+        found["RoPE scaling"] = rope_type
+    if config.get("use_sliding_window"):
+        found["sliding-window attention"] = config.get("sliding_window")
+    if config.get("hidden_act", "silu") != "silu":
+        found["another activation"] = config.get("hidden_act")
+    if config.get("quantization_config"):
+        found["quantised weights"] = config.get("quantization_config")
+    if config.get("model_type") == "qwen3" and config.get("attention_bias"):
+        found["attention biases in Qwen3"] = True
+    return found
+
+
+def base_names(architecture: Architecture) -> dict[str, str]:
+    """Our name → the checkpoint's name, of every base tensor."""
+    names = {"tok_embeddings.weight": "model.embed_tokens.weight", "norm.scale": "model.norm.weight"}
+    if not architecture.tie_word_embeddings:
+        names["output.weight"] = "lm_head.weight"
+    for layer in range(architecture.num_hidden_layers):
+        ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
+        names[f"{ours}.sa_norm.scale"] = f"{theirs}.input_layernorm.weight"
+        names[f"{ours}.mlp_norm.scale"] = f"{theirs}.post_attention_layernorm.weight"
+        for our_module, their_module in projection_names(architecture, layer).items():
+            names[f"{our_module}.weight"] = f"{their_module}.weight"
+            projection = their_module.rsplit(".", 1)[-1]
+            if architecture.model_type == "qwen2" and projection in ("q_proj", "k_proj", "v_proj"):
+                names[f"{our_module}.bias"] = f"{their_module}.bias"
+        if architecture.has_head_norm:
+            for head in ("q", "k"):
+                names[f"{ours}.attn.{head}_proj.norm.scale"] = f"{theirs}.self_attn.{head}_norm.weight"
+    return names
+
+
+def projection_names(architecture: Architecture, layer: int) -> dict[str, str]:
+    """Our name → the checkpoint's name, of a layer's seven projections."""
+    ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
+    inner = ".proj" if architecture.has_head_norm else ""
+    return {
+        f"{ours}.attn.q_proj{inner}": f"{theirs}.self_attn.q_proj",
+        f"{ours}.attn.k_proj{inner}": f"{theirs}.self_attn.k_proj",
+        f"{ours}.attn.v_proj": f"{theirs}.self_attn.v_proj",
+        f"{ours}.attn.output_proj": f"{theirs}.self_attn.o_proj",
+        f"{ours}.mlp.w1": f"{theirs}.mlp.gate_proj",
+        f"{ours}.mlp.w3": f"{theirs}.mlp.up_proj",
+        f"{ours}.mlp.w2": f"{theirs}.mlp.down_proj",
+    }
+
+
+def adapter_names(architecture: Architecture, targets: tuple[str, ...]) -> dict[str, str]:
+    """Our name → the name in a PEFT adapter file, of every LoRA tensor."""
+    names = {}
+    for layer in range(architecture.num_hidden_layers):
+        for ours, theirs in projection_names(architecture, layer).items():
+            if theirs.rsplit(".", 1)[-1] in targets:
+                names[f"{ours}.lora_a.weight"] = f"base_model.model.{theirs}.lora_A.weight"
+                names[f"{ours}.lora_b.weight"] = f"base_model.model.{theirs}.lora_B.weight"
+    return names
+
+
+# Families -------------------------------------------------------------------------------------------------------------
+# Families of models the trainer knows: which backend computes a checkpoint, and what its tensors are called.
+
+Backend: TypeAlias = Literal["torchtune", "transformers"]
+"""`torchtune`: its modules, documents packed, shared prefixes computed once. `transformers`: its models with PEFT's
+LoRA, each document alone."""
+
+Quantisation: TypeAlias = Literal["nf4"]
+"""4-bit format of a base model's projections, see `clawloop.training.model.decoder`."""
+
+_TEXT = "model."
+_WRAPPED = "model.language_model."
+"""Prefix of the decoder's names in checkpoints and adapters of multimodal models."""
+_FORMERLY_WRAPPED = "language_model.model."
+"""The same, as older releases of transformers wrote it; engines know it in checkpoints and not in adapters."""
+
+DECODER_PREFIX: Mapping[str, str] = {
+    "qwen2": _TEXT,
+    "qwen3": _TEXT,
+    "llama": _TEXT,
+    "mistral": _TEXT,
+    "gemma3_text": _TEXT,
+    "gemma3": _WRAPPED,
+    "gemma4_text": _TEXT,
+    "gemma4": _WRAPPED,
+    "qwen3_5_text": _TEXT,
+    "qwen3_5": _WRAPPED,
+    # Mixtures of experts.
+    "mixtral": _TEXT,
+    "qwen2_moe": _TEXT,
+    "qwen3_moe": _TEXT,
+    "qwen3_5_moe_text": _TEXT,
+    "qwen3_5_moe": _WRAPPED,
+}
+"""`model_type` of `config.json` → what the names of the decoder's tensors begin with, in adapters that engines take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The trainer's handling of one model type.
+
+    Args:
+        model_type: as in `config.json`.
+        backend: library that computes it.
+        decoder_prefix: see `DECODER_PREFIX`.
+    """
+
+    model_type: str
+    backend: Backend
+    decoder_prefix: str
+
+    def checkpoint_names(self, module: str) -> tuple[str, ...]:
+        """The names that a module's weight may have in the checkpoint, by its name in an adapter's file."""
+        names = [f"{module}.weight"]
+        if self.decoder_prefix == _WRAPPED and module.startswith(_WRAPPED):
+            names.append(f"{_FORMERLY_WRAPPED}{module.removeprefix(_WRAPPED)}.weight")
+        return tuple(names)
+
+
+def read_family(checkpoint: Path, backend: Backend | None = None) -> Family:
+    """The family of the checkpoint in this directory.
+
+    Args:
+        backend: which shall compute it; None: torchtune for what it supports, else transformers.
+
+    Raises:
+        ModelUnsupported: no readable config, an unknown family, quantised weights, or a backend that cannot compute it.
+    """
+    path = checkpoint / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelUnsupported(f"{checkpoint} has no readable config.json: {error}") from error
+    model_type = config.get("model_type") if isinstance(config, dict) else None
+    if not isinstance(model_type, str) or model_type not in DECODER_PREFIX:
+        raise ModelUnsupported(
+            f"{checkpoint} is of the family {model_type!r}; the trainer knows {', '.join(sorted(DECODER_PREFIX))}"
+        )
+    architectures = config.get("architectures") or []
+    if [_normalised(name) for name in architectures] != [_normalised(model_type)]:
+        named = " + ".join(architectures) or "of no architecture"
+        raise ModelUnsupported(f"{checkpoint} is {named}, no text generator of its family {model_type}")
+    if config.get("quantization_config"):
+        raise ModelUnsupported(
+            f"{checkpoint} has quantised weights, which are served and not trained: give the unquantised model "
+            "(`--quantise nf4` keeps it in 4 bits), and this one to `--serve-model`"
+        )
+    if backend is None:
+        backend = "torchtune" if _is_torchtunes(checkpoint) else "transformers"
+    elif backend == "torchtune":
+        read_architecture(checkpoint)
+    return Family(model_type, backend, DECODER_PREFIX[model_type])
+
+
+def _normalised(name: str) -> str:
+    """`Gemma3ForConditionalGeneration` and `gemma3_text` → `gemma3`."""
+    for ending in ("ForCausalLM", "ForConditionalGeneration", "_text"):
+        name = name.removesuffix(ending)
+    return name.replace("_", "").lower()
+
+
+def _is_torchtunes(checkpoint: Path) -> bool:
+    try:
+        read_architecture(checkpoint)
+    except ModelUnsupported:
+        return False
+    return True
+
+
+# Tensors --------------------------------------------------------------------------------------------------------------
+# The tensors of a Hugging Face checkpoint, in one safetensors file or several.
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+# Enough of each tensor to distinguish two fine-tunes without reading a whole checkpoint at every start.
+_FINGERPRINT_ELEMENTS = 1024
+
+
+class BaseWeights:
+    """Reads a checkpoint's tensors one at a time.
+
+    Args:
+        checkpoint: directory with `model.safetensors`, or shards and their index.
+
+    Raises:
+        ModelUnsupported: there are no safetensors, or a shard is missing or damaged.
+    """
+
+    def __init__(self, checkpoint: Path):
+        self._checkpoint = checkpoint
+        try:
+            if (checkpoint / _INDEX).exists():
+                index = json.loads((checkpoint / _INDEX).read_text())
+                self._file_of: dict[str, str] = dict(index["weight_map"])
+            elif (checkpoint / _SINGLE).exists():
+                with safe_open(checkpoint / _SINGLE, framework="pt") as file:
+                    self._file_of = dict.fromkeys(file.keys(), _SINGLE)
+            else:
+                raise ModelUnsupported(f"{checkpoint} has neither {_SINGLE} nor {_INDEX}")
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise ModelUnsupported(f"{checkpoint} cannot be read: {error}") from error
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._file_of)
+
+    def files(self) -> dict[str, list[str]]:
+        """File name → names of its tensors, both sorted."""
+        files: dict[str, list[str]] = {}
+        for name, file in sorted(self._file_of.items()):
+            files.setdefault(file, []).append(name)
+        return dict(sorted(files.items()))
+
+    def read(self, names: Iterable[str], device: torch.device) -> Iterator[tuple[str, Tensor]]:
+        """Yields these tensors on this device, in the dtype in which they are stored.
+
+        Raises:
+            ModelUnsupported: a tensor is missing, or a file cannot be read.
+        """
+        requested = set(names)
+        if missing := sorted(requested - self.names):
+            raise ModelUnsupported(f"{self._checkpoint} lacks {len(missing)} tensors, the first is {missing[0]}")
+        try:
+            for file_name, stored in self.files().items():
+                if chosen := [name for name in stored if name in requested]:
+                    path = self._checkpoint / file_name
+                    with safe_open(path, framework="pt", device=str(device)) as file:
+                        for name in chosen:
+                            yield name, file.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise ModelUnsupported(f"{self._checkpoint} cannot be read: {error}") from error
+
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, over every tensor's name, dtype, shape and first elements.
+
+        It distinguishes base models; it does not prove that a checkpoint is undamaged.
+
+        Raises:
+            ModelUnsupported: a file cannot be read.
+        """
+        digest = hashlib.sha256()
+        for name, tensor in self.read(self.names, torch.device("cpu")):
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+            start = tensor.flatten()[:_FINGERPRINT_ELEMENTS].contiguous()
+            digest.update(start.view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
