@@ -1,4 +1,4 @@
-"""What workflows are notified of, and the port that notifies them. Ids and reasons, never text of a conversation.
+"""Notices to workflows, and the port that sends them. Ids and reasons, never text of a conversation.
 
 PostgreSQL has what a notice is about before it is sent, and the workflow decides by that. So each notice is idempotent
 and best effort: the sweep repeats one that was not sent, or the workflow looks again by itself.
