@@ -136,7 +136,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Inputs and limits of an engine's model.
+    """Context length and template rules of an engine's model.
 
     Args:
         context: tokens of a prompt and its reply; None: not known.
