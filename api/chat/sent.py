@@ -105,7 +105,7 @@ def sent_to(model: ServedModel, body: dict[str, Any], most: int | None = None) -
 
 
 def tokens_left(error: EngineRejected) -> int | None:
-    """How many tokens a reply may have, by an engine that refused more; None if it refused something else.
+    """Most tokens of a reply, by an engine that refused more; None if it refused something else.
 
     For engines that did not say their context, and those that want room for the prompt as well.
     """

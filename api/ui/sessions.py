@@ -114,7 +114,7 @@ async def show_session(
 
 
 def on_page(chat: SessionDetail, page: int) -> dict[str, Any]:
-    """What the template of a chat shows: turns with what they added, and where they are in the session."""
+    """Variables of a chat's template: turns with their messages, and their places in the session."""
     total = chat.session.main_turns + chat.session.side_turns
     return {
         "session": chat.session,

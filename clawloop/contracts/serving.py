@@ -136,7 +136,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What an engine's model takes.
+    """Context length and template rules of an engine's model.
 
     Args:
         context: tokens of a prompt and its reply; None: not known.

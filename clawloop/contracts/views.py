@@ -16,7 +16,7 @@ from clawloop.ids import ApiKeyId, EpisodeId, FeedbackId, SampleId, SessionId, T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFilter:
-    """Which sessions a list shows: those with a turn that fits everything said of turns.
+    """Filter of a list of sessions: it shows those with a turn that fits all conditions on turns.
 
     Args:
         text: in a message that the turn added, or in its reply; upper and lower case are the same.

@@ -177,7 +177,7 @@ def _takes(order: _Order, rules: Collection[Rule]) -> Generator[Probe, Rendered,
 
 
 def _shows_tools() -> Generator[Probe, Rendered, bool]:
-    """Whether tools, or the calls of the history, change the prompt."""
+    """True if tools, or the calls of the history, change the prompt."""
     asked = [_probe_message("user", "red 0")]
     without = yield Probe(asked)
     with_tools = yield Probe(asked, [{"type": "function", "function": _TOOL}])
@@ -209,7 +209,7 @@ def _difference(one: Sequence[object], other: Sequence[object]) -> int | None:
 
 
 def _changes(messages: Sequence[ChatMessage], rules: Collection[str]) -> bool:
-    """Whether a rule applies; most conversations need none, and are not copied."""
+    """True if a rule applies; most conversations need none, and are not copied."""
     before, leading, user = "", True, False
     for message in messages:
         role = str(message.get("role"))

@@ -33,7 +33,7 @@ class FoundState:
 
 
 async def find_next_state(load: LoadContext, turn: TurnContext, loaded: TurnContext | None = None) -> NextState | None:
-    """What follows a turn's reply in the first later main request that holds it; None if no request does.
+    """The next state after a reply, from the first later main request that holds the reply; None if no request does.
 
     Args:
         loaded: a later turn whose context need not be loaded again.

@@ -166,7 +166,7 @@ class SessionStore(ReferenceStore, Protocol):
         """Turns of a session in order, from position `first`."""
 
     async def position(self, session: SessionId, turn: TurnId) -> int:
-        """How many turns of the session are older than this one."""
+        """Number of turns of the session that are older than this one."""
 
     async def turn(self, turn: TurnId) -> TurnView | None: ...
 
@@ -234,7 +234,7 @@ class Reading:
         )
 
     async def position(self, session: SessionId, turn: TurnId) -> int:
-        """How many turns of the session are older than this one."""
+        """Number of turns of the session that are older than this one."""
         return await self._store.position(session, turn)
 
     async def session_of_client(self, key: ApiKeyId, name: str) -> SessionId | None:

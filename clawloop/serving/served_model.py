@@ -15,7 +15,7 @@ READ_SECONDS = 20.0
 
 
 async def read_model(session: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> ServedModel | None:
-    """What an engine's model takes; None if the engine did not say now.
+    """Context length and template rules of an engine's model; None if the engine did not tell them now.
 
     A server that lists its models and renders no chats is taken to take every order.
     """

@@ -111,7 +111,7 @@ class Finalizing:
 
     @property
     def is_ordinary(self) -> bool:
-        """Whether it may be finalized together with others, as far as the arguments tell."""
+        """True if the arguments allow the judgement to be finalized together with others."""
         return self.finalized.relation in (Relation.NONE, Relation.MEAN) and not self.feedback_ids
 
 
@@ -161,7 +161,7 @@ class _Decided:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether that sample is a new row that waits for a step."""
+        """True if that sample is a new row that waits for a step."""
         return self.has_sample and self.locked.sample is None and not is_place_held_out(self.locked.place)
 
 

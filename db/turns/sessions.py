@@ -254,7 +254,7 @@ def _turn_view(row: Any, content: ContentCodec) -> TurnView:
 
 
 def _first_messages(row: Any, content: ContentCodec) -> Sequence[Message]:
-    """What a session begins with; nothing where that cannot be decrypted: one session must not hide the others."""
+    """First messages of a session; none if they cannot be decrypted, since one session must not hide the others."""
     if row.first_messages is None:
         return ()
     try:

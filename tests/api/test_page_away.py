@@ -124,7 +124,7 @@ async def test_a_change_asked_in_that_second_is_answered_and_never_cut_off(
         assert login is not None
         headers = {"X-CSRF-Token": login.csrf, "HX-Request": "true"}
         answer = await client.post("/ui/engines/e0/drain", headers=headers)
-        assert (answer.status_code, "look before you try once more" in answer.text) == (503, True)
+        assert (answer.status_code, "check whether this was done" in answer.text) == (503, True)
         # Nor is it taken away once PostgreSQL is back: nobody else says whether it was done.
         assert "data-away" not in answer.text
         assert not done.is_set()

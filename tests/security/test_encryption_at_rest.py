@@ -180,7 +180,7 @@ async def test_a_process_without_the_keys_or_with_others_is_refused(
     mixed.write_text("\n".join([other, *(line for line in lines if line.startswith("key"))]))
     mixed.chmod(0o600)
     async with opened(postgres_url, codec(tmp_path, "mixed")) as database:
-        with pytest.raises(SetupError, match="line `digests` is another one"):
+        with pytest.raises(SetupError, match="line `digests` differs"):
             await database.compare_keys()
 
 

@@ -68,7 +68,7 @@ async def test_probes_are_added_and_removed(page: Page) -> None:
 async def test_keys_are_made_limited_and_revoked(page: Page) -> None:
     async with page.visitor() as visitor:
         made = await visitor.post("/ui/access/keys", name="laptop", scope="chat", policy=POLICY)
-        secret = re.search(r"shown this once: <code class=\"break\">(cl-[^<]+)<", made.text)
+        secret = re.search(r"shown only once: <code class=\"break\">(cl-[^<]+)<", made.text)
         assert secret is not None
         [key] = [key for key in (await page.services[0].key_operations.list()).keys if key.name == "laptop"]
         assert secret[1].startswith(key.prefix)

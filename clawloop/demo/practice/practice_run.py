@@ -197,7 +197,7 @@ class Run:
 
 
 def none_completed(episodes: Sequence[EpisodeView]) -> str | None:
-    """Why there is nothing to learn from, e.g. because an engine refuses what the gateway sends; None if there is."""
+    """A message if no episode was completed, e.g. because an engine refuses the gateway's requests; else None."""
     endings = Counter(episode.ending for episode in episodes if episode.ending is not None)
     if endings.total() < _HOPELESS or endings[Ending.COMPLETED]:
         return None

@@ -244,7 +244,7 @@ def test_without_a_trainer_all_gpus_serve() -> None:
 
 def test_a_mixture_of_experts_needs_gpus() -> None:
     mixture = replace(SMALL, experts=8)
-    with pytest.raises(SetupError, match=r"small is a mixture of experts, and vLLM on a CPU ends .*: it needs GPUs"):
+    with pytest.raises(SetupError, match=r"small is a mixture of experts, and vLLM on a CPU crashes .*: it needs GPUs"):
         plan(request(mixture, None))
     assert plan(request(mixture, (80,))).kind == "cuda"
 
