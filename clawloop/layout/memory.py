@@ -156,10 +156,11 @@ def gibibytes(count: int) -> str:
 # Engines --------------------------------------------------------------------------------------------------------------
 # Memory of one vLLM on each of its GPUs, or in the machine's memory.
 #
-# Letters as in `clawloop.layout.memory`. References are to vllm 0.32.0.
+# Letters as in the section on parts. References are to vllm 0.32.0.
 
-# On an H200 an eager engine of a 4B model took 11 MiB more than all of its parts (measured). With
-# two GPUs vLLM reports up to 1.8 GiB more (vllm PR 10511).
+# A CUDA context, cuBLAS's workspaces and kernels. On an H200 an eager engine of a 4B model took 11 MiB more than all of
+# its parts, and a trainer 772 MiB after steps of that model with CUDA 13 (measured). With two GPUs
+# vLLM reports up to 1.8 GiB more (vllm PR 10511).
 CUDA_RUNTIME = 768 * MIB
 NCCL_BUFFERS = 2 * GIB
 # vLLM's log of 86 graphs of a Qwen3.5 says 0.73 GiB (vllm PR 39559).
@@ -349,7 +350,7 @@ def parts_beside_cache(request: Request, serving: Serving, gpus: int, *, with_lo
 # A layer of PEFT ------------------------------------------------------------------------------------------------------
 # Memory of one layer's backward pass if transformers computes the model and PEFT its LoRA.
 #
-# Letters as in `clawloop.layout.memory`. The factors were fitted to torch's own record of every allocation for Llama,
+# Letters as in the section on parts. The factors were fitted to torch's own record of every allocation for Llama,
 # Mistral and Gemma 3, in eighteen shapes, and are compared with it in `tests/training/test_planned_peft_memory.py`.
 
 _MEASURED = ("LlamaForCausalLM", "MistralForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
@@ -397,7 +398,6 @@ def _mask(model: ModelShape, tokens: int, number_bytes: int) -> int:
 LOGITS_AT_ONCE = 2**26
 """`clawloop.training.model`: more logits than that are computed chunk by chunk, each anew in the backward pass."""
 
-# Context, cuBLAS's workspaces and kernels: 772 MiB after steps of a 4B model on an H200 with CUDA 13.
 # Buffers of NCCL between GPUs of one machine.
 TRAINER_NCCL_BUFFERS = GIB
 # Share of a step's temporary memory that torch's allocator holds in pieces too small for the next tensor: 8 %

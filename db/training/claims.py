@@ -78,7 +78,7 @@ def first_id(moment: datetime) -> UUID:
 # Samples --------------------------------------------------------------------------------------------------------------
 # Chooses the samples of a step: the oldest fresh ones it can learn from; the others expire, with the reason.
 #
-# A step learns from chats or from rollout groups (`db/training/claims.py`), whichever has waited longer. Works
+# A step learns from chats or from rollout groups (below), whichever has waited longer. Works
 # in the caller's transaction, which must hold the policy's lock. Lengths are checked in SQL; tokens are decoded once,
 # when the batch is read.
 
