@@ -69,8 +69,8 @@ _ENGINE_FIELDS = frozenset(
 # What the engine is asked for besides the tokens is ours, and what the client sees is filtered here: an engine that
 # leaves reasoning out leaves out its token ids as well.
 _OUR_FIELDS = frozenset({"include_reasoning"})
-# Read to find the session, or to keep equal conversations of different users apart.
-_IDENTIFYING = frozenset({"metadata", "prompt_cache_key", "safety_identifier"})
+# Read to find the session or the kind of the turn, or to keep equal conversations of different users apart.
+_IDENTIFYING = frozenset({"client_metadata", "metadata", "prompt_cache_key", "safety_identifier"})
 # Those that reach into the engine: its queue and caches, its extensions, the files it reads, or the prompt that is
 # recorded. `prompt_logprobs` and beams cost a multiple of a chat, and the recorded tokens would not be a sample. `echo`
 # puts the prompt before the reply, in a completion with its log-probs.

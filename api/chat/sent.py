@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import JsonValue
 
@@ -77,7 +77,14 @@ class Sent:
         return (*changes, f"max_tokens={fits}") if self.limit > fits else changes
 
 
-def sent_to(model: ServedModel, body: dict[str, Any], most: int | None = None) -> Sent:
+class Room(NamedTuple):
+    """Tokens of the context, and of a reply, by an engine that refused more."""
+
+    context: int
+    reply: int
+
+
+def sent_to(model: ServedModel, body: dict[str, Any], room: Room | None = None) -> Sent:
     """The request for an engine with this model.
 
     A limit of the reply that exceeds the context is cut to it, and vLLM cuts it to what the prompt leaves; only a limit
@@ -85,13 +92,14 @@ def sent_to(model: ServedModel, body: dict[str, Any], most: int | None = None) -
 
     Args:
         body: what the client asked, without `model`.
-        most: tokens that a reply may have, by an engine that refused more; None: not known.
+        room: by an engine that refused more; None: not known.
     """
     sent = body
-    context = model.context if most is None else most
+    context = model.context if room is None else room.context
+    most = model.context if room is None else room.reply
     limits = [body[name] for name in _LIMITS if isinstance(body.get(name), int)]
-    if context is not None and any(limit > context for limit in limits):
-        sent = sent | {name: min(body[name], context) for name in _LIMITS if isinstance(body.get(name), int)}
+    if most is not None and any(limit > most for limit in limits):
+        sent = sent | {name: min(body[name], most) for name in _LIMITS if isinstance(body.get(name), int)}
     ignored: tuple[str, ...] = ()
     if Rule.TOOLS in model.rules and "tools" in body and body.get("tool_choice") in (None, "auto", "none"):
         sent = {name: value for name, value in sent.items() if name not in _OF_TOOLS}
@@ -104,8 +112,8 @@ def sent_to(model: ServedModel, body: dict[str, Any], most: int | None = None) -
     return Sent(sent, rules, ignored, limits[0] if limits else None, context)
 
 
-def tokens_left(error: EngineRejected) -> int | None:
-    """Most tokens of a reply, by an engine that refused more; None if it refused something else.
+def room_left(error: EngineRejected) -> Room | None:
+    """The room that an engine says there is, which refused a longer reply; None if it refused something else.
 
     For engines that did not say their context, and those that want room for the prompt as well.
     """
@@ -113,6 +121,7 @@ def tokens_left(error: EngineRejected) -> int | None:
         return None
     for form in _LIMIT_TOO_LARGE:
         if found := form.search(str(error.error.get("message"))):
-            left = int(found["context"]) - int(found.groupdict().get("prompt") or 0)
-            return left if left > 0 else None
+            context = int(found["context"])
+            left = context - int(found.groupdict().get("prompt") or 0)
+            return Room(context, left) if left > 0 else None
     return None

@@ -26,7 +26,7 @@ from api.chat.capture import Capture, ChoiceCapture, Chunk, ReadingAnswer, parse
 from api.chat.grammar_slots import GrammarSlot
 from api.chat.key_limits import ClientReading, TokenMeter
 from api.chat.request import PreparedChat
-from api.chat.sent import sent_to, tokens_left
+from api.chat.sent import Room, room_left, sent_to
 from api.dependencies import Services
 from api.errors import CONTEXT_OVERFLOW, Problem, to_problem
 from api.middleware import request_id_of, trace_headers
@@ -90,7 +90,7 @@ class ChatExchange(Response):
         self._engine_id: str | None = None
         self._sent = sent_to(ServedModel(), chat.body)
         self._sent_bytes = 0
-        self._tokens_left: int | None = None  # by an engine that refused more
+        self._room: Room | None = None  # by an engine that refused more
         self._capture = self._new_capture()
         most = chat.body.get("max_completion_tokens") or chat.body.get("max_tokens")
         self._meter = TokenMeter(len(chat.turn_ids), most)
@@ -210,8 +210,8 @@ class ChatExchange(Response):
                 return
             except EngineRejected as error:
                 self._engine_id = error.engine_id
-                if self._tokens_left is None and (left := tokens_left(error)) is not None and attempt < ATTEMPTS:
-                    self._tokens_left = left
+                if self._room is None and (room := room_left(error)) is not None and attempt < ATTEMPTS:
+                    self._room = room
                     continue
                 # The engine no longer has this version: try the active one.
                 if error.status != 404 or self._chat.pinned or self._version == 0:
@@ -229,7 +229,7 @@ class ChatExchange(Response):
 
     def _body_for(self, model: ServedModel) -> bytes:
         """The request for the engine that was chosen."""
-        self._sent = sent_to(model, self._chat.body, self._tokens_left)
+        self._sent = sent_to(model, self._chat.body, self._room)
         body = self._chat.engine_body(self._version, self._sent)
         self._sent_bytes = len(body)
         return body

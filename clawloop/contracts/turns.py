@@ -64,7 +64,7 @@ class MatchedBy(StrEnum):
 
 
 class SessionSource(StrEnum):
-    """The part of a request that identified its session, in order of precedence."""
+    """The part of a request that identified its session."""
 
     HEADER = "x-session-id"
     AFFINITY = "x-session-affinity"

@@ -54,7 +54,10 @@ class SandboxRunner:
 
         if not task.steps:
             result = await act(self._sandboxes, str(episode), task, agent(task))
-            return AgentRun(*_ending(result), result.artifact)
+            ending, reason = _ending(result)
+            # Nobody acted: what lies there says nothing of an agent.
+            verdict = (None, reason) if task.before and result.exit_code in NOT_READY else None
+            return AgentRun(ending, reason, result.artifact, verdict)
         # What the agent finds in a step may depend on its reward for the one before, so each is verified in its turn.
         played = await play(self._sandboxes, str(episode), task, agent)
         endings = [(step, *_ending(result)) for step, result in played.acted]

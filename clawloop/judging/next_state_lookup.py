@@ -13,8 +13,7 @@ from typing import TypeAlias
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import TurnId
 from clawloop.judging.records import TurnContext
-from clawloop.turns.classify import looks_like_chore
-from clawloop.turns.next_state import NextState, holds_exchange, is_doubtful, next_states
+from clawloop.turns.next_state import NextState, chore_asked, goes_on, holds_exchange, is_doubtful, next_states
 
 LoadContext: TypeAlias = Callable[[TurnId], Awaitable[TurnContext | None]]
 """A main turn's context; None for an unknown turn or a side turn."""
@@ -79,11 +78,12 @@ async def judgeable_by(
         state = await find_next_state(load, before, recorded)
         if state is not None and state.next_turn_id == turn_id:
             found.append((before, state))
-        if before.follows is not None and looks_like_chore(before.turn.record.messages):
-            withheld = await load(before.follows)
-            if withheld is not None and withheld.turn.outcome is not TurnOutcome.ERASED:
+        if chore_asked(before.turn.record.messages) and not goes_on(recorded.turn.record.messages):
+            chore = await _begin_of(load, before)
+            withheld = None if chore is None or chore.follows is None else await load(chore.follows)
+            if chore is not None and withheld is not None and withheld.turn.outcome is not TurnOutcome.ERASED:
                 state = await find_next_state(load, withheld, recorded)
-                if state is not None and state.next_turn_id == before.turn.record.turn_id:
+                if state is not None and state.next_turn_id == chore.turn.record.turn_id:
                     found.append((withheld, state))
     if recorded.overtaken_by and recorded.turn.outcome is not TurnOutcome.ERASED:
         state = await find_next_state(load, recorded)
@@ -93,15 +93,27 @@ async def judgeable_by(
 
 
 async def _is_held(load: LoadContext, chore: TurnContext, loaded: TurnContext | None) -> bool:
-    """True if a later main request holds what a turn was asked last, with its reply."""
+    """True if a later main request holds what a turn was asked last, with its reply, and asks for more."""
     asked, turn_id = chore.turn.record.messages, chore.turn.record.turn_id
-    for later_id in chore.followed_by:
-        later = await _load(load, later_id, loaded)
-        if later is not None and holds_exchange(
-            later.seed, later.turn.record.messages, later.candidates, later.placed, asked, turn_id
-        ):
+    waiting = list(chore.followed_by)
+    while waiting:
+        later = await _load(load, waiting.pop(), loaded)
+        if later is None:
+            continue
+        messages = later.turn.record.messages
+        if holds_exchange(later.seed, messages, later.candidates, later.placed, asked, turn_id):
             return True
+        if goes_on(messages):
+            waiting += later.followed_by
     return False
+
+
+async def _begin_of(load: LoadContext, turn: TurnContext) -> TurnContext | None:
+    """The turn that was asked what this one goes on with; itself where no tools were called."""
+    begin: TurnContext | None = turn
+    while begin is not None and goes_on(begin.turn.record.messages):
+        begin = None if begin.follows is None else await load(begin.follows)
+    return begin
 
 
 async def _load(load: LoadContext, turn_id: TurnId, loaded: TurnContext | None) -> TurnContext | None:

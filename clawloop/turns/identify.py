@@ -45,7 +45,7 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 
 
 def identify(headers: Mapping[str, str], body: Mapping[str, JsonValue]) -> SessionEvidence:
-    """The first value that names the request's session, in the order of `SessionSource`.
+    """The first value that names the request's session, in the order of docs/learning.md.
 
     A value that is longer than 256 characters or not printable is replaced by its SHA-256, so that it still names one
     session and can be stored anywhere.
@@ -64,9 +64,11 @@ def identify(headers: Mapping[str, str], body: Mapping[str, JsonValue]) -> Sessi
         (SessionSource.THREAD, _any_uuid(headers.get("thread-id") or said.get("thread_id"))),
         (SessionSource.CODEX_SESSION, _any_uuid(codex_session)),
         (SessionSource.CLAUDE_CODE, headers.get("x-claude-code-session-id")),
-        (SessionSource.CACHE_KEY, _any_uuid(body.get("prompt_cache_key"))),
+        (SessionSource.CACHE_KEY, _uuid_of(body.get("prompt_cache_key"))),
         (SessionSource.BODY, body.get("session_id")),
         (SessionSource.METADATA, metadata.get("session_id") if isinstance(metadata, dict) else None),
+        # Codex's, where a proxy drops its headers; another client's may be one for all its conversations.
+        (SessionSource.CACHE_KEY, _any_uuid(body.get("prompt_cache_key"))),
         (SessionSource.OPENCLAW, _openclaw_line(body.get("messages"))),
     )
     for source, raw in values:

@@ -70,9 +70,28 @@ def next_states(
 
 
 def is_doubtful(messages: Sequence[Message], state: Sequence[Message]) -> bool:
-    """True if a next state is only what this request asks, and that looks like a client's chore."""
+    """True if a next state is only what this request asks, and that looks like a client's chore.
+
+    Calls of tools and their results may follow: a client's own chore may need tools, too.
+    """
+    return _last_asked(messages) is state[-1] and looks_like_chore(state)
+
+
+def chore_asked(messages: Sequence[Message]) -> bool:
+    """True if what this request asks may be a client's chore, which may have gone on with tools."""
+    last = _last_asked(messages)
+    return last is not None and looks_like_chore([last])
+
+
+def goes_on(messages: Sequence[Message]) -> bool:
+    """True if the request asks for nothing new, but goes on with the results of tools."""
     last = next((message for message in reversed(messages) if not is_volatile(message)), None)
-    return last is not None and last is state[-1] and looks_like_chore(state)
+    return last is not None and last.get("role") == "tool"
+
+
+def _last_asked(messages: Sequence[Message]) -> Message | None:
+    users = (message for message in reversed(messages) if message.get("role") == "user" and not is_volatile(message))
+    return next(users, None)
 
 
 def holds_exchange(
@@ -83,16 +102,18 @@ def holds_exchange(
     asked: Sequence[Message],
     turn_id: TurnId,
 ) -> bool:
-    """True if these messages hold a turn's reply right after the last message that it was asked.
+    """True if these messages hold a turn's reply right after the last message that it was asked, and ask for more.
 
     A summary that a person asked for stays in the conversation; a client that summarises for itself keeps only the
-    summary.
+    summary, or the calls of tools by which it was made.
     """
     prompt = next((message for message in reversed(asked) if not is_volatile(message)), None)
     before: Message | None = None
-    for message, speaker in zip(messages, find_speakers(History(seed, messages), turns, placed), strict=True):
+    speakers = find_speakers(History(seed, messages), turns, placed)
+    for place, (message, speaker) in enumerate(zip(messages, speakers, strict=True)):
         if speaker is not None and speaker.turn_id == turn_id:
-            return prompt is not None and before is not None and canonical(before) == canonical(prompt)
+            held = prompt is not None and before is not None and canonical(before) == canonical(prompt)
+            return held and _last_asked(messages[place:]) is not None
         if not is_volatile(message):
             before = message
     return False

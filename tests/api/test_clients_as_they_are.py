@@ -218,6 +218,18 @@ async def test_a_limit_that_the_prompt_leaves_too_little_for_is_told(strict: Gat
     assert "x-clawloop-changed" not in (await post(strict, CHAT, chat_body(max_tokens=32765))).headers
 
 
+async def test_what_an_engine_of_another_version_leaves_for_the_reply_is_told(gateway: Gateway) -> None:
+    said = (
+        "This model's maximum context length is 4096 tokens. However, you requested 64003 tokens (3 in the messages, "
+        "64000 in the completion). Please reduce the length of the messages or completion."
+    )
+    gateway.engine.script = lambda body: Reply(refused=said) if body["max_tokens"] > 4093 else Reply()
+    answer = await post(gateway, CHAT, chat_body(max_tokens=64000))
+    assert answer.status_code == 200
+    assert answer.headers["x-clawloop-changed"] == "max_tokens=4093"
+    assert gateway.engine.requests[-1]["max_tokens"] == 4093
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [
@@ -313,7 +325,7 @@ async def test_what_named_the_session_was_not_ignored(gateway: Gateway) -> None:
     assert "x-clawloop-ignored" not in answer.headers
     answer = await post(gateway, CHAT, chat_body(metadata={"session_id": "s", "team": "t"}, store=True))
     assert answer.headers["x-clawloop-ignored"] == "metadata.team, store"
-    named = {"metadata": {"session_id": "s"}, "prompt_cache_key": "k"}
+    named = {"metadata": {"session_id": "s"}, "prompt_cache_key": "k", "client_metadata": {"thread_id": "t"}}
     answer = await post(gateway, RESPONSES, {"input": "x"} | named)
     assert "x-clawloop-ignored" not in answer.headers
 

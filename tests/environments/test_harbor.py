@@ -25,6 +25,7 @@ from tests.environments.scripted_model import bash_call, model
 from tests.verbs import clawloop_process
 
 HOST = '[environment]\nsandbox = "host"\n'
+ILL = f'{HOST}healthcheck = {{command = "false"}}\n'
 RIGHT = Checked(1.0, 0.0, 0.0, {})
 TEST = '[ "$(cat /app/answer.txt 2>/dev/null)" = "42" ] && won=1 || won=0; echo $won > /logs/verifier/reward.txt'
 SOLVE = "echo 42 > /app/answer.txt"
@@ -318,6 +319,20 @@ async def test_an_episode_of_steps_is_rewarded_for_all_of_them(
 async def test_no_step_follows_one_whose_reward_is_too_low(tmp_path: Path) -> None:
     run, asked = await played(steps(tmp_path / "task", least="min_reward = 1"), {"Write": ["echo 41 > answer.txt"]})
     assert (run.verdict, asked) == ((0.0, ""), ["Write 42 into answer.txt."])
+
+
+@pytest.mark.parametrize(("toml", "verdict"), [(ILL, (None, "its healthcheck failed")), (HOST, None)])
+async def test_an_episode_whose_healthcheck_failed_has_no_reward(
+    tmp_path: Path, toml: str, verdict: tuple[None, str] | None
+) -> None:
+    class Ended:
+        async def run(self, task: BoxTask) -> BoxResult:
+            return BoxResult(96, b"", b"", None)
+
+    task = read_task(write(tmp_path / "task", toml))
+    runner = SandboxRunner(Ended(), {"files": HarborEnvironment("files", [task])}, ("127.0.0.1", 9))
+    run = await runner.run_agent("files", f"{task.split}-0", new_episode_id(), "key")
+    assert run.verdict == verdict
 
 
 class CountedSandboxes:

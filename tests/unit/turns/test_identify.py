@@ -66,6 +66,21 @@ def test_the_first_value_that_names_the_session_counts(
     assert identify(headers, body) == SessionEvidence(source, value, narrowing)
 
 
+@pytest.mark.parametrize(
+    ("body", "source", "value"),
+    [
+        ({"session_id": "chat 1"}, SessionSource.BODY, "chat 1"),
+        ({"metadata": {"session_id": "chat 1"}}, SessionSource.METADATA, "chat 1"),
+        ({"messages": list(FIRST)}, SessionSource.CACHE_KEY, UUID_ID),
+    ],
+)
+def test_a_session_that_is_named_is_not_that_of_a_cache_key_without_a_count(
+    body: Body, source: SessionSource, value: str
+) -> None:
+    """An application may have one cache key for all its conversations."""
+    assert identify({}, {"prompt_cache_key": UUID_ID, **body}) == SessionEvidence(source, value)
+
+
 @pytest.mark.parametrize("wrong", [None, "", "  ", 5, True, ["a"], {"id": "a"}])
 def test_an_empty_value_or_one_of_the_wrong_type_names_nothing(wrong: JsonValue) -> None:
     body: Body = {"session_id": wrong, "metadata": {"session_id": wrong}, "prompt_cache_key": wrong, "user": wrong}
