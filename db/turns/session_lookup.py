@@ -69,16 +69,19 @@ CANDIDATES = f"""
     CROSS JOIN LATERAL ({_NEWEST.format(digest="response_digest")}) found
 """
 # What the newest turns with a reply were asked: only where the last reply of a request is not found as it was given.
-# Bounded in bytes as well, which PostgreSQL knows without reading the replies.
+# Bounded in bytes as well, which PostgreSQL knows without reading the replies. None where no place can be found: the
+# first reply that is found stands right after messages that are as received. So a client that changes its first message
+# in each request does not have all replies read each time.
 MOST_ASKED = 512
 MOST_ASKED_BYTES = 4 * 2**20
 _ASKED = """
+    WITH newest AS MATERIALIZED (
+        SELECT id, kind, asked_digest, response FROM turns
+        WHERE session_id = %b AND id < %b AND asked_digest IS NOT NULL AND response IS NOT NULL
+        ORDER BY id DESC LIMIT %b)
     SELECT id, kind, asked_digest, response FROM (
-        SELECT *, sum(pg_column_size(response)) OVER (ORDER BY id DESC) AS bytes FROM (
-            SELECT id, kind, asked_digest, response FROM turns
-            WHERE session_id = %b AND id < %b AND asked_digest IS NOT NULL AND response IS NOT NULL
-            ORDER BY id DESC LIMIT %b) newest) measured
-    WHERE bytes <= %b ORDER BY id DESC
+        SELECT *, sum(pg_column_size(response)) OVER (ORDER BY id DESC) AS bytes FROM newest) measured
+    WHERE bytes <= %b AND EXISTS (SELECT FROM newest WHERE asked_digest = ANY(%b::bytea[])) ORDER BY id DESC
 """
 # Of each digest two turns are enough to know that it is ambiguous.
 _ASKED_BY_ANY = """
@@ -132,7 +135,8 @@ async def find_places_in(connection: AsyncConnection, session: SessionId, reques
     """The replies of this session that stand in the request in other words."""
     content = content_of(connection)
     raw = await raw_connection(connection)
-    rows = await raw.execute(_ASKED, [session, request.before or _NOW, MOST_ASKED, MOST_ASKED_BYTES])
+    received = list(content.find_digests(request.history.asked))
+    rows = await raw.execute(_ASKED, [session, request.before or _NOW, MOST_ASKED, MOST_ASKED_BYTES, received])
     turns = [
         AskedTurn(TurnId(turn_id), TurnKind(kind), asked, content.read_json(response, "turns.response", turn_id))
         for turn_id, kind, asked, response in await rows.fetchall()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,6 +10,9 @@ from pydantic import JsonValue
 
 from clawloop.contracts.turns import MatchedBy, Message, SessionEvidence, SessionSource, StoredTurn, TurnRecord
 from clawloop.ids import TurnId
+from clawloop.turns.canonical import History
+from clawloop.turns.places import AskedTurn, Placed, find_places
+from db.turns.insert import PostgresTurnStore
 from tests.contract.conftest import Stores
 from tests.records import turn_record
 
@@ -100,3 +104,23 @@ async def test_a_late_turn_becomes_the_parent_by_its_place(stores: Stores) -> No
     assert again is not None
     assert parent(again) == (late.turn_id, MatchedBy.PLACE)
     assert again.record.messages == later.record.messages
+
+
+async def test_replies_are_read_only_where_one_may_stand_in_its_place(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that writes the time into its first message changes all that stands before each reply."""
+    read: list[int] = []
+
+    def counted(history: History, turns: Sequence[AskedTurn], *stored: Any) -> Placed:
+        read.append(len(turns))
+        return find_places(history, turns, *stored)
+
+    monkeypatch.setattr("db.turns.session_lookup.find_places", counted)
+    first = await inserted(stores, ASKED, calling("a"), evidence=NAMED)
+    now: list[Message] = [{"role": "user", "content": "12:01. time in Oslo?"}, calling("a"), told("a")]
+    second = await inserted(stores, now, calling("b"), evidence=NAMED)
+    assert parent(second) == (first.record.turn_id, MatchedBy.REPLY)
+    renamed = await inserted(stores, [*ASKED, calling("x"), told("x")], calling("c"), evidence=NAMED)
+    assert parent(renamed) == (first.record.turn_id, MatchedBy.PLACE)
+    assert read == ([0, 2] if isinstance(stores.turns, PostgresTurnStore) else [])
