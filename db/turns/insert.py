@@ -355,7 +355,7 @@ async def insert_batch(
     """Insert these turns in the caller's transaction; None for a turn whose session another turn of them has.
 
     Args:
-        turns: no two of the same conversation, as far as `PreparedTurn.marks` tell.
+        turns: no two of the same conversation, as far as `PreparedTurn.marks` and `PreparedTurn.asked` tell.
     """
     raw = await raw_connection(connection)
     entries = await assign_sessions(raw, turns)
@@ -567,9 +567,11 @@ class PostgresTurnStore:
 def _of_different_conversations(waiting: dict[int, PreparedTurn]) -> list[int]:
     """Places of turns of which no two can be of one conversation, as far as their records tell."""
     seen: set[bytes] = set()
+    asked: set[bytes] = set()
     places: list[int] = []
     for place, turn in waiting.items():
-        if seen.isdisjoint(turn.marks):
+        if seen.isdisjoint(turn.marks | turn.asked) and asked.isdisjoint(turn.marks):
             places.append(place)
         seen |= turn.marks
+        asked |= turn.asked
     return places

@@ -82,12 +82,19 @@ class PreparedTurn:
 
     @cached_property
     def marks(self) -> frozenset[bytes]:
-        """Two turns of one conversation share one of these, as far as their records tell."""
+        """Two turns of one conversation share one of these, or one's `asked` has one of the other's, as far as their
+        records tell."""
         record, history = self.record, self.request.history
         if record.evidence.source is not SessionSource.CONVERSATION:
             return frozenset({named_session_id(record.api_key_id, record.evidence).bytes})
-        digests = {*history.replies, *history.asked, history.whole, self.reply_digest}
+        digests = {*history.replies, history.whole, self.reply_digest}
         return frozenset(digest for digest in digests if digest is not None)
+
+    @cached_property
+    def asked(self) -> frozenset[bytes]:
+        """Requests whose replies its request may hold in other words. Conversations that begin alike share some."""
+        is_named = self.record.evidence.source is not SessionSource.CONVERSATION
+        return frozenset() if is_named else frozenset(self.request.history.asked)
 
     @cached_property
     def first_choice(self) -> TurnId:

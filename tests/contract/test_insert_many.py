@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnRecord
 from clawloop.errors import ContentUnreadable, RecordUnusable, StoreTimedOut
@@ -19,7 +20,9 @@ from clawloop.ids import TurnId, new_api_key_id
 from clawloop.turns.canonical import History
 from db.database import CHAT_LIMIT, Database
 from db.turns import prepared_turn
-from db.turns.insert import PostgresTurnStore
+from db.turns.insert import PostgresTurnStore, insert_batch
+from db.turns.prepared_turn import PreparedTurn
+from db.turns.read import ConversationCache
 from tests.contract.conftest import Stores
 from tests.fakes.turn_store import FakeTurnStore
 from tests.records import turn_record
@@ -74,6 +77,39 @@ async def test_turns_of_many_sessions_are_stored_together(stores: Stores) -> Non
         ]
     for line in lines:
         await assert_in_line(stores, line)
+
+
+async def test_conversations_that_begin_alike_are_stored_together(
+    postgres_stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores, sizes = postgres_stores, list[int]()
+
+    async def counted(
+        connection: AsyncConnection, conversations: ConversationCache, turns: Sequence[PreparedTurn]
+    ) -> list[InsertedTurn | None]:
+        sizes.append(len(turns))
+        return await insert_batch(connection, conversations, turns)
+
+    monkeypatch.setattr("db.turns.insert.insert_batch", counted)
+    opening: Message = {"role": "user", "content": f"the same of {stores.key}"}
+    answers: list[Message] = [{"role": "assistant", "content": f"answer {n}"} for n in range(8)]
+    for answer in answers:
+        await stores.turns.insert(
+            turn_record(api_key_id=stores.key, evidence=BY_MESSAGES, messages=[opening], response=answer)
+        )
+    sizes.clear()
+    later = [
+        turn_record(
+            api_key_id=stores.key,
+            evidence=BY_MESSAGES,
+            messages=[opening, answer, {"role": "user", "content": f"more {n}"}],
+            response={"role": "assistant", "content": f"more of {n}"},
+        )
+        for n, answer in enumerate(answers)
+    ]
+    results = await stores.turns.insert_many(later)
+    assert len({result.session_id for result in results if isinstance(result, InsertedTurn)}) == 8
+    assert sizes == [8]
 
 
 async def test_a_turn_that_our_code_cannot_read_costs_no_other(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
