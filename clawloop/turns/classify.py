@@ -173,9 +173,15 @@ def classify(
     return KindDecision(TurnKind.MAIN, f"no sign of a side turn{unknown}")
 
 
+def last_said(messages: Sequence[Message]) -> Message | None:
+    """The last message that stays; not a system's, which clients add at the end as well."""
+    said = (message for message in reversed(messages) if message.get("role") not in ("system", "developer"))
+    return next((message for message in said if not is_volatile(message)), None)
+
+
 def looks_like_chore(messages: Sequence[Message]) -> bool:
     """True if the last message may be a client's request for a summary, a title or the like, or a person's."""
-    last = next((message for message in reversed(messages) if not is_volatile(message)), None)
+    last = last_said(messages)
     if last is None or last.get("role") != "user":
         return False
     text = _user_text(last)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from clawloop.contracts.turns import Message, TurnKind
 from clawloop.ids import TurnId
 from clawloop.turns.canonical import History, canonical, is_volatile
-from clawloop.turns.classify import is_side_prompt, looks_like_chore
+from clawloop.turns.classify import is_side_prompt, last_said, looks_like_chore
 from clawloop.turns.parents import Candidate, find_speakers
 from clawloop.turns.places import PlacedReply
 
@@ -74,7 +74,8 @@ def is_doubtful(messages: Sequence[Message], state: Sequence[Message]) -> bool:
 
     Calls of tools and their results may follow: a client's own chore may need tools, too.
     """
-    return _last_asked(messages) is state[-1] and looks_like_chore(state)
+    last = _last_asked(messages)
+    return last is not None and any(message is last for message in state) and looks_like_chore([last])
 
 
 def chore_asked(messages: Sequence[Message]) -> bool:
@@ -85,7 +86,7 @@ def chore_asked(messages: Sequence[Message]) -> bool:
 
 def goes_on(messages: Sequence[Message]) -> bool:
     """True if the request asks for nothing new, but goes on with the results of tools."""
-    last = next((message for message in reversed(messages) if not is_volatile(message)), None)
+    last = last_said(messages)
     return last is not None and last.get("role") == "tool"
 
 
@@ -107,13 +108,10 @@ def holds_exchange(
     A summary that a person asked for stays in the conversation; a client that summarises for itself keeps only the
     summary, or the calls of tools by which it was made.
     """
-    prompt = next((message for message in reversed(asked) if not is_volatile(message)), None)
-    before: Message | None = None
-    speakers = find_speakers(History(seed, messages), turns, placed)
-    for place, (message, speaker) in enumerate(zip(messages, speakers, strict=True)):
+    prompt = last_said(asked)
+    for place, speaker in enumerate(find_speakers(History(seed, messages), turns, placed)):
         if speaker is not None and speaker.turn_id == turn_id:
+            before = last_said(messages[:place])
             held = prompt is not None and before is not None and canonical(before) == canonical(prompt)
             return held and _last_asked(messages[place:]) is not None
-        if not is_volatile(message):
-            before = message
     return False

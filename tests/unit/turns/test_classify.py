@@ -261,6 +261,7 @@ def test_a_request_may_look_like_a_chore_and_stays_main(text: str, looks: bool) 
     assert decision.kind is MAIN
     assert decision.reason.startswith("looks like a summary request") is looks
     assert looks_like_chore([*TALK, user(text), VOLATILE]) is looks
+    assert looks_like_chore([*TALK, user(text), {"role": "system", "content": "# Environment"}]) is looks
     assert not looks_like_chore([*TALK, user(text), calls("exec"), tool("exec", "x")])
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from clawloop.contracts.turns import Message, TurnKind
 from clawloop.ids import TurnId
-from clawloop.turns.next_state import next_states
+from clawloop.turns.next_state import holds_exchange, is_doubtful, next_states
 from tests.chats import (
     SEED,
     VOLATILE,
@@ -229,3 +229,24 @@ def test_the_order_of_turns_and_requests_does_not_matter(said: list[tuple[list[M
     forwards = [next_state(SEED, one.turn_id, record.turns, later) for one in record.turns]
     backwards = [next_state(SEED, one.turn_id, record.turns[::-1], later[::-1]) for one in record.turns]
     assert forwards == backwards
+
+
+@pytest.mark.parametrize("behind", [[], [system("# Environment")], [calls("remember"), tool("remember", "saved")]])
+def test_a_request_that_looks_like_a_chore_is_doubtful_whatever_stands_behind_it(behind: list[Message]) -> None:
+    record = Recorder()
+    first = record.record(ASKED, assistant("one"))
+    chore = [*ASKED, assistant("one"), user("Summarize our conversation so far."), *behind]
+    state = next_states(SEED, chore, record.turns)[first]
+    assert is_doubtful(chore, state)
+    asked = [*chore, assistant("two"), user("No, you forgot it.")]
+    assert not is_doubtful(asked, next_states(SEED, asked, record.turns)[first])
+
+
+def test_an_exchange_is_held_where_somebody_says_more_after_it() -> None:
+    record = Recorder()
+    record.record(ASKED, assistant("one"))
+    chore = [*ASKED, assistant("one"), user("Summarize our conversation so far."), system("# Environment")]
+    second = record.record(chore, calls("remember"))
+    with_result = [*chore, calls("remember"), tool("remember", "saved")]
+    assert not holds_exchange(SEED, with_result, record.turns, [], chore, second)
+    assert holds_exchange(SEED, [*with_result, assistant("Done."), user("Thanks.")], record.turns, [], chore, second)
