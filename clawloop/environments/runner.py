@@ -56,8 +56,8 @@ class SandboxRunner:
             result = await act(self._sandboxes, str(episode), task, agent(task))
             ending, reason = _ending(result)
             # Nobody acted: what lies there says nothing of an agent.
-            verdict = (None, reason) if task.before and result.exit_code in NOT_READY else None
-            return AgentRun(ending, reason, result.artifact, verdict)
+            unscored = (None, reason) if task.before and result.exit_code in NOT_READY else None
+            return AgentRun(ending, reason, result.artifact, unscored)
         # What the agent finds in a step may depend on its reward for the one before, so each is verified in its turn.
         played = await play(self._sandboxes, str(episode), task, agent)
         endings = [(step, *_ending(result)) for step, result in played.acted]
