@@ -130,6 +130,7 @@ def find_places(
                     matched = extend_digest(matched, _with_recorded_id(history.messages[between], recorded_ids))
                 place = pieces.places[-1] + 1
                 continue
+            recorded_ids |= _own_ids(message)
         matched = extend_digest(matched, _with_recorded_id(message, recorded_ids))
         place += 1
     return Placed(found, matched)
@@ -144,7 +145,9 @@ def _said_here(asked: Sequence[AskedTurn], history: History, place: int) -> tupl
     """Of the turns that were asked the messages before this place, the one whose reply stands here."""
     exact = [turn for turn in asked if response_digest(turn.response) == history.alone[place] != EMPTY_RESPONSE]
     if exact:
-        return max(exact, key=lambda turn: turn.turn_id), _Pieces([place])
+        return max(exact, key=lambda turn: turn.turn_id), _Pieces(
+            [place], recorded_ids=_own_ids(history.messages[place])
+        )
     if len(asked) != 1:
         return None
     pieces = _pieces(asked[0].response, history.messages, place)
@@ -195,6 +198,11 @@ def _calls(message: Message) -> list[tuple[JsonValue, str, JsonValue]]:
             arguments = arguments_of(function.get("arguments"))
             found.append((identity if isinstance(identity, str) else "", str(name), arguments))
     return found
+
+
+def _own_ids(message: Message) -> dict[JsonValue, JsonValue]:
+    """The ids of its calls as they are: earlier calls may have had the same."""
+    return {identity: identity for identity, _, _ in _calls(message)}
 
 
 def _recorded_ids(

@@ -123,6 +123,17 @@ def test_the_conversation_goes_on_with_the_recorded_reply() -> None:
     assert [reply.turn_id for reply in ledger.placed(said).replies] == turns
 
 
+def test_an_id_that_a_later_call_has_again_is_that_calls() -> None:
+    ledger, first = Ledger(), called(("r1", "time", OSLO))
+    ledger.record(ASKED, first)
+    said = [*ASKED, called(("0", "time", OSLO)), result("0", "ten")]
+    ledger.record(said, called(("0", "time", ROME)))
+    said += [called(("0", "time", ROME)), result("0", "eleven")]
+    third = ledger.record(said, assistant("Ten and  eleven."))
+    anew = [*ASKED, called(("8", "time", OSLO)), result("8", "ten"), called(("9", "time", ROME)), result("9", "eleven")]
+    assert ledger.parent([*anew, assistant("Ten and eleven."), user("Thanks.")]) == (third, MatchedBy.PLACE)
+
+
 @pytest.mark.parametrize(
     "other",
     [
