@@ -127,9 +127,11 @@ _OF_CHATS = re.compile(
     r"\b(conversation|chat|session|discussion|dialog(ue)?|thread|history|transcript|messages|exchange|so far|above"
     r"|context|previous|earlier)\b"
 )
+# `compact` and `checkpoint` are words of people, too ("the checkpoint above is wrong"): they count only in an order.
 _SUMMARY = re.compile(
-    r"\b(summar(y|ies|i[sz]e[sd]?|i[sz]ing|i[sz]ation)|recap|tl;?dr|compact(ion|ing)?|condens(e|ed|ing)|compress(ed|ing)?"
-    r"|hand-?off|checkpoint)\b"
+    r"\b(summar(y|ies|i[sz]e[sd]?|i[sz]ing|i[sz]ation)|recap|tl;?dr|compaction)\b"
+    r"|(^|[.:;!?\n]\s*|\bplease |\bnow |\bmust |\bto )(compact|condense|compress) "
+    r"|\b(create|write|generate|produce|prepare|perform(ing)?)\b[^.]{0,60}\b(hand-?off|checkpoint)\b"
 )
 _TITLE = re.compile(
     r"\b(generate|create|write|suggest|give|provide|propose|pick|choose|come up with|return|output|reply)\b"
