@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from api.chat.models import chat_key
 from api.dependencies import Services, services_of
 from api.errors import first_invalid_field
 from api.request_body import read_json
-from clawloop.contracts.serving import Scope
+from clawloop.contracts.serving import ApiKey
 from clawloop.contracts.sessions import FeedbackEffect, RepeatableRequest
 from clawloop.contracts.views import FeedbackList
 from clawloop.errors import AlreadyAnswered, RequestRejected
@@ -83,10 +84,10 @@ async def read_feedback(
 ) -> FeedbackList:
     """The feedback on one reply of this key, oldest first."""
     services = services_of(request)
-    key = await services.keys.require(request.headers, Scope.CHAT)
+    key = await chat_key(services, request.headers)
     named = FeedbackRequest(response_id=response_id, session_id=session_id, turn=turn)
     _require_one_reply(named)
-    found = await _find_turn(services, key.id, named)
+    found = await _find_turn(services, key, named)
     given = None if found is None else await services.feedback.given_on(key.id, found)
     if given is None:
         raise RequestRejected("This key has no such reply.", status=404, code="not_found")
@@ -123,7 +124,7 @@ async def give_feedback(
 ) -> FeedbackTaken | OutcomeTaken:
     """Rate or comment on a reply, or report whether a session's task succeeded."""
     services = services_of(request)
-    key = await services.keys.require(request.headers, Scope.CHAT)
+    key = await chat_key(services, request.headers)
     if key.episode is not None:
         raise RequestRejected(
             "An episode's key gives no feedback: its verifier alone decides its reward.",
@@ -135,22 +136,22 @@ async def give_feedback(
     feedback = _parse(await read_json(request, services.limits))
     services.key_limits.require_room(key)
     if idempotency_key is None:
-        return await _give(services, key.id, feedback, None)
-    once = _repeatable(idempotency_key, feedback)
+        return await _give(services, key, feedback, None)
+    once = _repeatable(idempotency_key, key, feedback)
     if (answer := await _earlier_answer(services, key.id, feedback, once)) is not None:
         return answer
     try:
-        return await _give(services, key.id, feedback, once)
+        return await _give(services, key, feedback, once)
     except AlreadyAnswered:
         answer = await _earlier_answer(services, key.id, feedback, once)
         assert answer is not None  # it was stored a moment ago, and is kept for weeks
         return answer
 
 
-def _repeatable(idempotency_key: str, feedback: FeedbackRequest) -> RepeatableRequest:
-    key = idempotency_key.encode()
-    body = feedback.model_dump_json(exclude_none=True).encode()
-    return RepeatableRequest(hashlib.sha256(key).digest(), hashlib.sha256(key + b"\0" + body).digest())
+def _repeatable(idempotency_key: str, key: ApiKey, feedback: FeedbackRequest) -> RepeatableRequest:
+    name = idempotency_key.encode()
+    body = f"{key.policy}\0{feedback.model_dump_json(exclude_none=True)}".encode()
+    return RepeatableRequest(hashlib.sha256(name).digest(), hashlib.sha256(name + b"\0" + body).digest())
 
 
 async def _earlier_answer(
@@ -165,7 +166,7 @@ async def _earlier_answer(
     if answer is None:
         return None
     if answer.body_sha256 != request.body_sha256:
-        message = "This `Idempotency-Key` was used with another body: repeat that body, or take a new key."
+        message = "This `Idempotency-Key` was used with another body or policy: repeat those, or take a new key."
         raise RequestRejected(message, status=409, code="idempotency_key_reused", field="Idempotency-Key")
     if answer.feedback_id is not None:
         return FeedbackTaken(feedback_id=answer.feedback_id, effect=answer.effect)
@@ -174,13 +175,13 @@ async def _earlier_answer(
 
 
 async def _give(
-    services: Services, key: ApiKeyId, feedback: FeedbackRequest, once: RepeatableRequest | None
+    services: Services, key: ApiKey, feedback: FeedbackRequest, once: RepeatableRequest | None
 ) -> FeedbackTaken | OutcomeTaken:
     if feedback.outcome is not None:
         return await _give_outcome(services, key, feedback.session_id or "", feedback.outcome, once)
     turn = await _find_turn(services, key, feedback)
     score = feedback.score if feedback.rating is None else _RATINGS[feedback.rating]
-    stored = None if turn is None else await services.feedback.give(key, turn, score, feedback.text, once)
+    stored = None if turn is None else await services.feedback.give(key.id, turn, score, feedback.text, once)
     if stored is None:
         # The same answer for a reply of another key: keys must not learn of each other's replies.
         raise RequestRejected("This key has no such reply.", status=404, code="not_found")
@@ -189,9 +190,9 @@ async def _give(
 
 
 async def _give_outcome(
-    services: Services, key: ApiKeyId, session: str, outcome: int, once: RepeatableRequest | None
+    services: Services, key: ApiKey, session: str, outcome: int, once: RepeatableRequest | None
 ) -> OutcomeTaken:
-    effect = await services.feedback.give_outcome(key, session, outcome, once)
+    effect = await services.feedback.give_outcome(key.id, key.policy, session, outcome, once)
     if effect is None:
         raise RequestRejected("This key has no such session.", status=404, code="not_found")
     return OutcomeTaken(session_id=session, outcome=outcome, effect=effect)
@@ -225,8 +226,8 @@ def _require_one_reply(feedback: FeedbackRequest) -> None:
         raise RequestRejected(message, field="response_id")
 
 
-async def _find_turn(services: Services, key: ApiKeyId, feedback: FeedbackRequest) -> TurnId | None:
+async def _find_turn(services: Services, key: ApiKey, feedback: FeedbackRequest) -> TurnId | None:
     if feedback.response_id is not None:
         return turn_id_of(feedback.response_id)
     number = None if feedback.turn == "last" else feedback.turn
-    return await services.feedback.turn_of(key, feedback.session_id, number)
+    return await services.feedback.turn_of(key.id, key.policy, feedback.session_id, number)

@@ -82,7 +82,7 @@ CODES: dict[int, tuple[str, ...]] = {
         "unsupported_parameter",
     ),
     401: ("invalid_api_key",),
-    403: ("insufficient_scope", "origin_not_allowed"),
+    403: ("insufficient_scope", "origin_not_allowed", "policy_not_allowed"),
     404: ("model_not_found", "not_found"),
     408: ("client_too_slow", "upload_timeout"),
     409: ("episode_not_running", "last_engine", "version_pinned", "recipe_conflict"),

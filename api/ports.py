@@ -208,11 +208,12 @@ class FileReader(Protocol):
 class FeedbackStore(Protocol):
     """Stores feedback. Every call raises StoreUnavailable when PostgreSQL does not answer."""
 
-    async def turn_of(self, key: ApiKeyId, session: str | None, number: int | None) -> TurnId | None:
+    async def turn_of(self, key: ApiKeyId, policy: str, session: str | None, number: int | None) -> TurnId | None:
         """The n-th main turn, from 1, of a session of this key, named by Clawloop's id or the client's own.
 
         Args:
-            session: None: any of its sessions.
+            policy: whose sessions are meant, if Clawloop's id does not name one.
+            session: None: any of the key's with this policy.
             number: None: the newest turn that people read as an answer: one that does not end by calling a tool, if
                 there is one. An agent that gives feedback by a tool is in the middle of a reply.
         """
@@ -232,11 +233,12 @@ class FeedbackStore(Protocol):
         """
 
     async def give_outcome(
-        self, key: ApiKeyId, session: str, outcome: int, request: RepeatableRequest | None = None
+        self, key: ApiKeyId, policy: str, session: str, outcome: int, request: RepeatableRequest | None = None
     ) -> FeedbackEffect | None:
         """Store whether the task of a session of this key succeeded; None if it has none, or it is an episode's.
 
         Args:
+            policy: whose session the client's own name means.
             session: Clawloop's id or the client's own.
             outcome: 1 or −1; a later one replaces an earlier one.
 

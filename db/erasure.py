@@ -85,7 +85,8 @@ _BESIDE_TURN = text("""
 # Sets announced_at: the workflow is notified of the erasure instead, or never knew of the turns.
 _STRIP_TURNS = text(f"""
     UPDATE turns SET {", ".join(f"{column} = :{column}" for column in BARE_TURN)},
-        evidence = json_build_object('source', evidence->>'source', 'value', NULL::text, 'narrowing', '[]'::json),
+        evidence = json_build_object('source', evidence->>'source', 'value', NULL::text, 'narrowing', '[]'::json,
+            'policy', evidence->'policy'),
         erased_at = clock_timestamp(), announced_at = coalesce(announced_at, now())
     WHERE id = ANY(:turns)
 """)

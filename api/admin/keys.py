@@ -29,6 +29,10 @@ class CreateKey(RequestBody):
     """A label for people."""
     policy: Annotated[str, Field(min_length=1, max_length=200)] = "default"
     """The policy the key gives access to."""
+    policies: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=200)]], Field(max_length=1000, default_factory=list)
+    ]
+    """The policies that the header `X-Clawloop-Policy` may choose besides; `*`: any."""
     days: Annotated[int, Field(ge=1, le=MOST_DAYS)] | None = None
     """After which it expires; null: it does not."""
 
@@ -47,7 +51,9 @@ async def create_key(request: Request) -> NewKey:
     body = await read_json(request, services.limits, optional=True)
     wanted = check(CreateKey, body)
     try:
-        return await services.key_operations.create(wanted.policy, wanted.scopes, wanted.name, wanted.days)
+        return await services.key_operations.create(
+            wanted.policy, wanted.scopes, wanted.name, wanted.days, wanted.policies
+        )
     except SetupError as error:
         raise RequestRejected(f"{error}.", status=404, code="policy_not_found", field="policy") from error
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
-from api.dependencies import services_of
+from api.dependencies import Services, services_of
 from clawloop.contracts.serving import ApiKey, Directory, Policy, Scope
 from clawloop.errors import RequestRejected
 from clawloop.ids import version_name
@@ -24,6 +25,7 @@ from clawloop.serving.directory import DirectoryCache
 
 router = APIRouter(tags=["chat"])
 
+POLICY_HEADER = "X-Clawloop-Policy"
 _SIDE = "-side"
 _VERSION = re.compile(r"(?P<policy>.+)-v(?P<number>\d{1,9})")
 
@@ -85,6 +87,42 @@ async def resolve_model(name: str, key: ApiKey, directory: DirectoryCache) -> tu
         return policy, resolve_name(name, policy, loaded_versions(directory.snapshot, policy))
 
 
+async def chat_key(services: Services, headers: Headers) -> ApiKey:
+    """The key of a request under `/v1`, with the policy that the request chooses by `X-Clawloop-Policy`.
+
+    Raises:
+        RequestRejected: 401 without a valid key; 403 without the scope `chat`, or if the key may not choose the policy;
+            404 if there is no such policy, or it is retired.
+        StoreUnavailable: the key cannot be looked up now, or the directory cannot be refreshed.
+    """
+    key = await services.keys.require(headers, Scope.CHAT)
+    name = headers.get(POLICY_HEADER, "").strip()
+    if name in ("", key.policy):
+        return key
+    if not key.may_choose(name):
+        raise RequestRejected(
+            f"`{POLICY_HEADER}`: this key may not choose the policy {name[:100]!r}. Leave the header out, or use a key"
+            " that may (`clawloop key create --policies NAMES`).",
+            status=403,
+            code="policy_not_allowed",
+            field=POLICY_HEADER,
+        )
+    if not _is_there(name, services.directory):
+        await services.directory.refresh()
+        if not _is_there(name, services.directory):
+            raise RequestRejected(
+                f"`{POLICY_HEADER}`: there is no policy {name[:100]!r}, or it is retired; `clawloop status` shows all.",
+                status=404,
+                code="policy_not_found",
+                field=POLICY_HEADER,
+            )
+    return replace(key, policy=name, is_chosen=True)
+
+
+def _is_there(policy: str, directory: DirectoryCache) -> bool:
+    return any(known.id == policy for known in directory.snapshot.policies)
+
+
 def loaded_versions(directory: Directory, policy: Policy) -> frozenset[int]:
     """The adapter versions of this policy that at least one engine has."""
     return frozenset[int]().union(*(engine.versions.get(policy.id, frozenset()) for engine in directory.engines))
@@ -109,7 +147,7 @@ async def list_models(
 ) -> ModelList | JSONResponse:
     """The model names this key can use; in Anthropic's form with the header `anthropic-version`."""
     services = services_of(request)
-    key = await services.keys.require(request.headers, Scope.CHAT)
+    key = await chat_key(services, request.headers)
     policy = await services.directory.find_policy(key.policy)
     aliases = ("policy", *policy.aliases)
     names = [*aliases, *(f"{alias}{_SIDE}" for alias in aliases)]
@@ -128,7 +166,7 @@ async def list_models(
 async def show_model(request: Request, model: str) -> Model | JSONResponse:
     """One model name, if this key can use it."""
     services = services_of(request)
-    key = await services.keys.require(request.headers, Scope.CHAT)
+    key = await chat_key(services, request.headers)
     await resolve_model(model, key, services.directory)
     if "anthropic-version" in request.headers:
         return JSONResponse(_anthropic_model(model))

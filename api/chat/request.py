@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,7 +25,7 @@ from clawloop.contracts.turns import KindDecision, Message, SessionEvidence, Ses
 from clawloop.ids import TurnId, new_turn_id, version_name
 from clawloop.turns.canonical import is_volatile, prefix_digests, seed_digest
 from clawloop.turns.classify import classify
-from clawloop.turns.identify import ends_session, identify
+from clawloop.turns.identify import ends_session, identify, namespace
 
 # Recorded beside the sampling settings, so that `previous_response_id` can replace them.
 INSTRUCTIONS = "instructions_length"
@@ -117,7 +117,7 @@ async def prepare(
     request = parse_chat_request(body)
     check_bounds(body, services.limits.chat)
     policy, choice = await resolve_model(request.model, key, services.directory)
-    evidence = identify(headers, body)
+    evidence = replace(identify(headers, body), policy=key.chosen_policy)
     messages: list[Message] = body["messages"]
     version = choice.version
     affinity = _affinity(key, evidence, messages)
@@ -192,4 +192,5 @@ def _affinity(key: ApiKey, evidence: SessionEvidence, messages: list[Message]) -
     first_user = next(
         (n for n, message in enumerate(messages) if message.get("role") == "user" and not is_volatile(message)), 0
     )
-    return prefix_digests(seed_digest(key.id, evidence.narrowing), messages[: first_user + 1])[-1].hex()
+    seed = seed_digest(namespace(key.id, evidence), evidence.narrowing)
+    return prefix_digests(seed, messages[: first_user + 1])[-1].hex()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from starlette.responses import JSONResponse
 from api.chat.bounds import check_bounds, check_counted, forced_forms
 from api.chat.fields import NAMED_LIMIT, refuse_internal, sort_fields
 from api.chat.forced_tools import tools_for_engine
-from api.chat.models import resolve_model
+from api.chat.models import chat_key, resolve_model
 from api.chat.request import INSTRUCTIONS, PreparedChat, cache_salt, prepare
 from api.chat.schemas import ChatRequest, StreamOptions
 from api.chat.sent import sent_to
@@ -28,7 +29,7 @@ from api.wire.messages import CountTokensRequest, MessagesReply, MessagesRequest
 from api.wire.reading import Translated, parse
 from api.wire.reply import Chunk, CompletionReply, TokenCounts
 from api.wire.responses import ResponsesReply, check, describe, translate_responses
-from clawloop.contracts.serving import ApiKey, RouteKey, Scope
+from clawloop.contracts.serving import ApiKey, RouteKey
 from clawloop.contracts.turns import KindDecision, Message, StoredTurn, TurnKind, TurnOutcome, TurnStatus
 from clawloop.errors import EngineAnswerUnusable, RequestRejected, StoreUnavailable
 from clawloop.ids import completion_id, message_id, new_turn_id, response_id, responses_id, turn_id_of, version_name
@@ -117,7 +118,7 @@ router = APIRouter(route_class=PlainRoute)
 async def chat_completions(request: Request) -> ChatExchange:
     """Chat with the key's policy; streamed if `stream` is true."""
     services = services_of(request)
-    key = await services.keys.require(request.headers, Scope.CHAT)
+    key = await chat_key(services, request.headers)
     body = await read_json(request, services.limits)
     return ChatExchange(await prepare(services, key, request.headers, body), services)
 
@@ -126,7 +127,7 @@ async def chat_completions(request: Request) -> ChatExchange:
 async def stored_completion(request: Request, completion_id: str) -> JSONResponse:
     """A recorded reply of this key."""
     services = services_of(request)
-    key = await services.keys.require(request.headers, Scope.CHAT)
+    key = await chat_key(services, request.headers)
     stored = await stored_turn(services, key, completion_id, "completion_id")
     policy = await services.directory.find_policy(stored.record.policy)
     return JSONResponse(as_completion(stored, policy.base_model) | {"id": response_id(stored.record.turn_id)})
@@ -172,7 +173,7 @@ class CompletionRequest(BaseModel):
 async def complete(request: Request) -> ChatExchange:
     """Continue a text with the key's policy; streamed if `stream` is true."""
     services = services_of(request)
-    key = await services.keys.require(request.headers, Scope.CHAT)
+    key = await chat_key(services, request.headers)
     if key.episode is not None:
         raise RequestRejected(
             "An episode's key takes chats only: a plain completion could not be trained.",
@@ -201,7 +202,7 @@ async def _prepare(services: Services, key: ApiKey, headers: Headers, body: dict
     fields = sort_fields(shared, (*_ENGINE_FIELDS, *services.limits.engine_fields))
     engine = dict(policy.sampling) | {name: value for name, value in fields.engine.items() if value is not None}
     engine |= {"return_token_ids": True, "logprobs": body.get("logprobs") or 0}
-    evidence = identify(headers, shared)
+    evidence = replace(identify(headers, shared), policy=key.chosen_policy)
     not_used = tuple(sorted(name for name in _CHAT_FIELDS if body.get(name) is not None))
     return PreparedChat(
         key=key,
@@ -273,7 +274,7 @@ async def count_message_tokens(request: Request) -> JSONResponse:
 
 async def _read_messages(request: Request, schema: type[CountTokensRequest]) -> tuple[Services, ApiKey, Translated]:
     services = services_of(request)
-    key = await services.keys.require(request.headers, Scope.CHAT)
+    key = await chat_key(services, request.headers)
     check_version(request.headers)
     body = await read_json(request, services.limits)
     refuse_internal(body, services.limits.engine_fields)
@@ -371,7 +372,7 @@ async def count_input_tokens(request: Request) -> JSONResponse:
 async def stored_response(request: Request, response_id: str) -> JSONResponse:
     """A recorded reply of this key."""
     services = services_of(request)
-    key = await services.keys.require(request.headers, Scope.CHAT)
+    key = await chat_key(services, request.headers)
     stored = await stored_turn(services, key, response_id, "response_id")
     record = stored.record
     policy = await services.directory.find_policy(record.policy)
@@ -393,7 +394,7 @@ async def _with_files(services: Services, stored: StoredTurn) -> list[Message]:
 
 async def _read_responses(request: Request) -> tuple[Services, ApiKey, dict[str, Any], Translated]:
     services = services_of(request)
-    key = await services.keys.require(request.headers, Scope.CHAT)
+    key = await chat_key(services, request.headers)
     body = await read_json(request, services.limits)
     refuse_internal(body, services.limits.engine_fields)
     check(body)

@@ -354,7 +354,7 @@ class ChatExchange(Response):
         response = choice.message()
         if response is not None:
             _, whole = whole_reply(chat.messages, response, sampling)
-            self._services.versions.remember(chat.key.id, whole, self._version)
+            self._services.versions.remember(chat.key.id, chat.policy.id, whole, self._version)
         prompt_ids = self._capture.prompt_ids
         has_tokens = prompt_ids is not None and (response is not None or bool(choice.response_ids))
         record = TurnRecord(

@@ -25,7 +25,7 @@ class VersionChooser:
 
     def __init__(self, store: TurnStore) -> None:
         self._store = store
-        self._recent: OrderedDict[tuple[ApiKeyId, bytes], int] = OrderedDict()
+        self._recent: OrderedDict[tuple[ApiKeyId, str, bytes], int] = OrderedDict()
         self._retry_at = 0.0
 
     async def choose(
@@ -53,7 +53,7 @@ class VersionChooser:
         digest = EMPTY_RESPONSE if call is None else response_digest(call)
         if digest == EMPTY_RESPONSE:
             return chosen
-        if (recent := self._recent.get((key, digest))) is not None:
+        if (recent := self._recent.get((key, policy.id, digest))) is not None:
             return recent
         if time.monotonic() < self._retry_at:
             return chosen
@@ -64,12 +64,12 @@ class VersionChooser:
             return chosen
         return chosen if version is None else version
 
-    def remember(self, key: ApiKeyId, response: Message, version: int) -> None:
-        """Cache that this version gave this response."""
+    def remember(self, key: ApiKeyId, policy: str, response: Message, version: int) -> None:
+        """Cache that this version of the policy gave this response."""
         digest = response_digest(response)
         if digest == EMPTY_RESPONSE:
             return
-        self._recent[key, digest] = version
-        self._recent.move_to_end((key, digest))
+        self._recent[key, policy, digest] = version
+        self._recent.move_to_end((key, policy, digest))
         if len(self._recent) > CACHE_SIZE:
             self._recent.popitem(last=False)

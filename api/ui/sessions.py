@@ -135,7 +135,7 @@ async def give_outcome(request: Request, session_id: SessionId) -> Response:
         raise RequestRejected("The outcome is 1 or -1.", field="outcome")
     session = (await services.reading.session(str(session_id), limit=1)).session
     require_no_episode(session.episode_id is not None)
-    effect = await services.feedback.give_outcome(session.key_id, str(session_id), int(form["outcome"]))
+    effect = await services.feedback.give_outcome(session.key_id, session.policy, str(session_id), int(form["outcome"]))
     if effect is None:
         raise RequestRejected(f"There is no session {session_id}.", status=404, code="not_found")
     told = "succeeded" if form["outcome"] == "1" else "failed"

@@ -109,7 +109,10 @@ async def make_key(request: Request, policy: str | None = None) -> Response:
     if len(name := form.get("name", "").strip()) > _NAME_CHARACTERS:
         raise RequestRejected(f"The name has {_NAME_CHARACTERS} characters at most.", field="name")
     try:
-        made = await services_of(request).key_operations.create(form.get("policy", ""), [scope], name, _days(form))
+        policies = [named for part in form.get("policies", "").split(",") if (named := part.strip())]
+        made = await services_of(request).key_operations.create(
+            form.get("policy", ""), [scope], name, _days(form), policies
+        )
     except SetupError as error:
         raise RequestRejected(f"{error}.", status=404, code="policy_not_found", field="policy") from error
     return await _keys(request, policy, None, made)

@@ -33,18 +33,23 @@ def create_key(
     scope: Annotated[list[str] | None, typer.Option(help="chat (default), admin, read or worker; repeatable.")] = None,
     name: Annotated[str, typer.Option(help="A label shown by `key list`.")] = "",
     policy: Annotated[str, typer.Option(help="The policy the key gives access to.")] = "default",
+    policies: Annotated[
+        str, typer.Option(help="Policies that the header X-Clawloop-Policy may choose besides, separated by commas.")
+    ] = "",
+    any_policy: Annotated[bool, typer.Option("--any-policy", help="The header may choose any policy.")] = False,
     days: Annotated[int | None, typer.Option(min=1, max=36_500, help="Days after which the key expires.")] = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a key and print it. The secret is not stored and cannot be shown again."""
-    from clawloop.contracts.serving import Scope
+    from clawloop.contracts.serving import ANY_POLICY, Scope
 
     try:
         scopes = frozenset(Scope(value) for value in scope or ["chat"])
     except ValueError as error:
         raise typer.BadParameter(f"{error}: use chat, admin, read or worker", param_hint="--scope") from None
-    created = with_keys(data, lambda keys: keys.create(policy, scopes, name, days))
+    may_choose = [ANY_POLICY] if any_policy else [named for part in policies.split(",") if (named := part.strip())]
+    created = with_keys(data, lambda keys: keys.create(policy, scopes, name, days, may_choose))
     if as_json:
         show_json(created)
     else:
@@ -62,7 +67,7 @@ def list_keys(data: Data = None, as_json: AsJson = False) -> None:
         {
             "prefix": key.prefix,
             "scopes": ",".join(sorted(key.scopes)),
-            "policy": key.policy,
+            "policy": ",".join((key.policy, *key.policies)),
             "age": age(key.created_at),
             "ends": _end_of(key.expires_at, key.revoked_at),
             "name": key.name,

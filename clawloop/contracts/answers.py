@@ -230,6 +230,7 @@ class KeyView(View):
 
     Args:
         prefix: its public part.
+        policies: what a header may choose besides `policy`; `*`: any.
         revoked_at: None if it was not revoked.
         expires_at: None if it does not expire.
     """
@@ -238,6 +239,7 @@ class KeyView(View):
     name: str
     prefix: str
     policy: str
+    policies: Sequence[str]
     scopes: Sequence[Scope]
     created_at: datetime
     revoked_at: datetime | None
@@ -252,12 +254,14 @@ class NewKey(View):
     """
     Args:
         key: with its secret, which is stored nowhere.
+        policies: what a header may choose besides `policy`; `*`: any.
         expires_at: None if it does not expire.
     """
 
     key: str
     prefix: str
     policy: str
+    policies: Sequence[str]
     name: str
     scopes: Sequence[Scope]
     expires_at: datetime | None = None

@@ -11,6 +11,9 @@ from pydantic import JsonValue
 from clawloop.families.orders import Rule
 from clawloop.ids import ApiKeyId, EpisodeId
 
+ANY_POLICY = "*"
+"""Among the policies that a key may choose: all of them, also those made later."""
+
 
 class Scope(StrEnum):
     """A permission of a key."""
@@ -62,8 +65,11 @@ class ApiKey:
     """An authenticated API key.
 
     Args:
+        policy: its own, or of one request the policy that its header chose.
         episode: the episode whose key it is; None for a key of a person or program.
         expires_at: None if it does not expire.
+        policies: what a header may choose besides its own policy, or `ANY_POLICY`.
+        is_chosen: a header chose `policy`, which is not the key's own.
     """
 
     id: ApiKeyId
@@ -72,6 +78,16 @@ class ApiKey:
     episode: EpisodeId | None = None
     expires_at: datetime | None = None
     limits: KeyLimits = KeyLimits()
+    policies: frozenset[str] = frozenset()
+    is_chosen: bool = False
+
+    def may_choose(self, policy: str) -> bool:
+        return not self.policies.isdisjoint((policy, ANY_POLICY))
+
+    @property
+    def chosen_policy(self) -> str | None:
+        """The policy that a header chose; None: the key's own."""
+        return self.policy if self.is_chosen else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +98,7 @@ class KeyEntry:
         prefix: the public part, `cl-` included.
         revoked_at: None if the key was not revoked.
         expires_at: None if it does not expire.
+        policies: what a header may choose besides `policy`, or `ANY_POLICY`.
     """
 
     id: ApiKeyId
@@ -92,6 +109,7 @@ class KeyEntry:
     created_at: datetime
     revoked_at: datetime | None
     expires_at: datetime | None
+    policies: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

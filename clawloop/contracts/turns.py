@@ -86,11 +86,13 @@ class SessionEvidence:
         source: the part of the request that has it.
         value: the client's own value; None exactly when `source` is CONVERSATION.
         narrowing: values that name no session but keep equal conversations apart (`user`, …).
+        policy: the policy that a header chose; None: the key's own. Policies share no session.
     """
 
     source: SessionSource
     value: str | None
     narrowing: tuple[str, ...] = ()
+    policy: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

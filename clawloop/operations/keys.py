@@ -21,7 +21,12 @@ class KeyAdminStore(Protocol):
         """All keys of people and programs, revoked ones included, oldest first."""
 
     async def create_key(
-        self, policy: str, scopes: Iterable[Scope], name: str, expires_at: datetime | None = None
+        self,
+        policy: str,
+        scopes: Iterable[Scope],
+        name: str,
+        expires_at: datetime | None = None,
+        policies: Iterable[str] = (),
     ) -> tuple[ApiKey, str]:
         """A new key and its secret, which is not stored.
 
@@ -41,22 +46,31 @@ class KeyOperations:
         """All keys, without their secrets."""
         return KeyList(keys=[_view(entry) for entry in await self._store.list_keys()])
 
-    async def create(self, policy: str, scopes: Iterable[Scope], name: str, days: int | None = None) -> NewKey:
+    async def create(
+        self,
+        policy: str,
+        scopes: Iterable[Scope],
+        name: str,
+        days: int | None = None,
+        policies: Iterable[str] = (),
+    ) -> NewKey:
         """A new key with its secret, which cannot be shown again.
 
         Args:
             days: after which it expires, 1 to `MOST_DAYS`; None: it does not.
+            policies: what a header may choose besides `policy`, or `ANY_POLICY`.
 
         Raises:
             SetupError: there is no such policy.
         """
         expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
-        key, secret = await self._store.create_key(policy, scopes, name, expires_at)
+        key, secret = await self._store.create_key(policy, scopes, name, expires_at, policies)
         kind, public, _ = secret.split("-", 2)
         return NewKey(
             key=secret,
             prefix=f"{kind}-{public}",
             policy=policy,
+            policies=sorted(key.policies),
             name=name,
             scopes=sorted(key.scopes),
             expires_at=expires_at,
@@ -111,6 +125,7 @@ def _view(entry: KeyEntry) -> KeyView:
         name=entry.name,
         prefix=entry.prefix,
         policy=entry.policy,
+        policies=sorted(entry.policies),
         scopes=sorted(entry.scopes),
         created_at=entry.created_at,
         revoked_at=entry.revoked_at,

@@ -13,12 +13,12 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 from hashlib import blake2b
+from uuid import UUID
 
 import orjson
 from pydantic import JsonValue
 
 from clawloop.contracts.turns import Message
-from clawloop.ids import ApiKeyId
 from clawloop.turns.encoding import encode
 from clawloop.turns.thinking import THINKING_PARTS, without_any_thinking
 
@@ -74,9 +74,13 @@ def canonical(message: Message) -> Message:
     return plain
 
 
-def seed_digest(key: ApiKeyId, narrowing: tuple[str, ...]) -> bytes:
-    """The digest that all prefixes of one key's conversations extend; other keys and narrowings share no prefix."""
-    return _digest(encode([_FORM, key.hex, *narrowing]))
+def seed_digest(namespace: UUID, narrowing: tuple[str, ...]) -> bytes:
+    """The digest that all prefixes of the namespace's conversations extend; others share no prefix.
+
+    Args:
+        namespace: as `identify.namespace` has it.
+    """
+    return _digest(encode([_FORM, namespace.hex, *narrowing]))
 
 
 class History:

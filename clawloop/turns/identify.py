@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from hashlib import sha256
-from uuid import uuid5
+from uuid import UUID, uuid5
 
 from pydantic import JsonValue
 
@@ -82,15 +82,23 @@ def identify(headers: Mapping[str, str], body: Mapping[str, JsonValue]) -> Sessi
     return SessionEvidence(SessionSource.CONVERSATION, None, narrowing)
 
 
+def namespace(key: ApiKeyId, evidence: SessionEvidence) -> UUID:
+    """The namespace of sessions and message prefixes: the key, or the key with the policy that a header chose.
+
+    So a header never moves a conversation into a session of another policy.
+    """
+    return key if evidence.policy is None else uuid5(key, f"policy:{evidence.policy}")
+
+
 def named_session_id(key: ApiKeyId, evidence: SessionEvidence) -> SessionId:
-    """The session that the evidence names for this key; the same value of another key is another session.
+    """The session that the evidence names; the same value of another key or chosen policy is another session.
 
     Raises:
         ValueError: the evidence has no value.
     """
     if evidence.value is None:
         raise ValueError(f"{evidence.source}: no value names this session")
-    return SessionId(uuid5(key, f"{_FAMILIES[evidence.source]}:{evidence.value}"))
+    return SessionId(uuid5(namespace(key, evidence), f"{_FAMILIES[evidence.source]}:{evidence.value}"))
 
 
 def conversation_session_id(first_turn: TurnId) -> SessionId:

@@ -129,7 +129,7 @@ PLAIN_COLUMNS: Mapping[str, str] = {
     "policies": "id base_model aliases sampling pool paused_reason recipe_hash",
     "versions": "policy path sha256 origin_policy",
     "recipes": "hash name signal_hash train_hash content",
-    "api_keys": "policy name prefix secret_sha256 scopes",
+    "api_keys": "policy policies name prefix secret_sha256 scopes",
     "engines": "id url problem added_by",
     "engine_versions": "engine_id policy",
     "signing_keys": "name secret",

@@ -47,15 +47,14 @@ class PostgresFeedbackStore:
 
     @transaction
     async def turn_of(
-        self, connection: AsyncConnection, key: ApiKeyId, session: str | None, number: int | None
+        self, connection: AsyncConnection, key: ApiKeyId, policy: str, session: str | None, number: int | None
     ) -> TurnId | None:
         main = (
             select(TurnRow.id)
             .join(SessionRow, SessionRow.id == TurnRow.session_id)
             .where(SessionRow.api_key_id == key, TurnRow.kind == TurnKind.MAIN)
         )
-        if session is not None:
-            main = main.where(_named(session))
+        main = main.where(SessionRow.policy == policy if session is None else _named(session, policy))
         if number is not None:
             queries = [main.order_by(TurnRow.id).offset(number - 1)]
         else:
@@ -118,6 +117,7 @@ class PostgresFeedbackStore:
         self,
         connection: AsyncConnection,
         key: ApiKeyId,
+        policy: str,
         session: str,
         outcome: int,
         request: RepeatableRequest | None = None,
@@ -125,7 +125,7 @@ class PostgresFeedbackStore:
         query = (
             select(SessionRow.id, SessionRow.policy, SessionRow.state)
             .join(ApiKeyRow, and_(ApiKeyRow.id == SessionRow.api_key_id, ApiKeyRow.episode_id.is_(None)))
-            .where(SessionRow.api_key_id == key, _named(session))
+            .where(SessionRow.api_key_id == key, _named(session, policy))
         )
         row = (await connection.execute(query.order_by(SessionRow.id.desc()).limit(1))).first()
         if row is None:
@@ -203,9 +203,9 @@ async def _remember(
         raise AlreadyAnswered("this Idempotency-Key was used meanwhile")
 
 
-def _named(session: str) -> ColumnElement[bool]:
-    """Sessions with this Clawloop id, or with this value of the client's."""
-    named = [SessionRow.external_id == storable(session)]
+def _named(session: str, policy: str) -> ColumnElement[bool]:
+    """Sessions with this Clawloop id, or of this policy with this value of the client's."""
+    named = [and_(SessionRow.external_id == storable(session), SessionRow.policy == policy)]
     with suppress(ValueError):
         named.append(SessionRow.id == UUID(session))
     return or_(*named)

@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.answers import StoredKey
-from clawloop.contracts.serving import ApiKey, KeyEntry, KeyLimits, KeyUse, Scope
+from clawloop.contracts.serving import ANY_POLICY, ApiKey, KeyEntry, KeyLimits, KeyUse, Scope
 from clawloop.episodes.keys import SECRET_BYTES, is_episode_key
 from clawloop.errors import SetupError
 from clawloop.ids import ApiKeyId, EpisodeId, new_api_key_id
@@ -93,25 +93,30 @@ class PostgresKeyStore:
         scopes: Iterable[Scope],
         name: str,
         expires_at: datetime | None = None,
+        policies: Iterable[str] = (),
     ) -> tuple[ApiKey, str]:
         """A new key and its secret, which is not stored.
 
         Raises:
             SetupError: there is no such policy.
         """
-        key = ApiKey(new_api_key_id(), policy, frozenset(scopes), expires_at=expires_at)
+        key = ApiKey(
+            new_api_key_id(), policy, frozenset(scopes), expires_at=expires_at, policies=frozenset(policies) - {policy}
+        )
         prefix = f"cl-{secrets.token_hex(_PUBLIC_BYTES)}"
         secret = f"{prefix}-{secrets.token_urlsafe(_SECRET_BYTES)}"
-        there = select(PolicyRow.id).where(PolicyRow.id == storable(policy), PolicyRow.retired_at.is_(None))
-        if await connection.scalar(there) is None:
-            raise SetupError(
-                f"there is no policy {policy!r}: `clawloop up` makes the policy `default`,"
-                " and so does `clawloop migrate --base-model NAME`"
-            )
+        for named in (policy, *sorted(key.policies - {ANY_POLICY})):
+            there = select(PolicyRow.id).where(PolicyRow.id == storable(named), PolicyRow.retired_at.is_(None))
+            if await connection.scalar(there) is None:
+                raise SetupError(
+                    f"there is no policy {named!r}: `clawloop up` makes the policy `default`,"
+                    " and so does `clawloop migrate --base-model NAME`"
+                )
         await connection.execute(
             insert(ApiKeyRow).values(
                 id=key.id,
                 policy=policy,
+                policies=sorted(key.policies),
                 name=storable(name),
                 prefix=prefix,
                 secret_sha256=_sha256(secret),
@@ -141,6 +146,7 @@ class PostgresKeyStore:
                 created_at=row.created_at,
                 revoked_at=row.revoked_at,
                 expires_at=row.expires_at,
+                policies=frozenset(row.policies),
             )
             for row in await connection.execute(of_people)
         ]
@@ -164,6 +170,7 @@ def _key(row: Any) -> ApiKey:
         None if row.episode_id is None else EpisodeId(row.episode_id),
         row.expires_at,
         KeyLimits(row.requests_per_minute, row.tokens_per_minute, row.concurrency, row.stored_mib),
+        frozenset(row.policies),
     )
 
 

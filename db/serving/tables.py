@@ -89,6 +89,7 @@ class ApiKeyRow(Base):
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
     policy: Mapped[str] = mapped_column(ForeignKey("policies.id"))
+    policies: Mapped[list[str]] = mapped_column(server_default=text("'{}'"))  # a header may choose these; `*`: any
     name: Mapped[str]
     prefix: Mapped[str] = mapped_column(unique=True)  # the public part
     secret_sha256: Mapped[bytes]

@@ -152,7 +152,8 @@ async def _first_column(cursor: psycopg.AsyncCursor[TupleRow]) -> AsyncIterator[
 async def insert_erased(connection: AsyncConnection, entry: Entry) -> InsertedTurn:
     """Insert a bare row for a turn that was in a spool or an engine when its content was erased."""
     record = entry.prepared.record
-    bare = exact_json({"source": record.evidence.source, "value": None, "narrowing": []})
+    evidence = record.evidence
+    bare = exact_json({"source": evidence.source, "value": None, "narrowing": [], "policy": evidence.policy})
     values = record_columns(entry.prepared) | BARE_TURN
     values |= {"session_id": entry.session, "parent_turn_id": None, "evidence": bare}
     # An erased turn: its workflow needs no signal.
@@ -229,7 +230,12 @@ def record_columns(prepared: PreparedTurn) -> dict[str, Any]:
         "version": record.version,
         "engine_id": record.engine_id,
         "evidence": exact_json(
-            {"source": evidence.source, "value": evidence.value, "narrowing": list(evidence.narrowing)}
+            {
+                "source": evidence.source,
+                "value": evidence.value,
+                "narrowing": list(evidence.narrowing),
+                "policy": evidence.policy,
+            }
         ),
         "tools_sha256": conversation.tools_sha256,
         "response": content.write_json(conversation.response, "turns.response", turn_id),

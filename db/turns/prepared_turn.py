@@ -13,7 +13,7 @@ from clawloop.ids import ApiKeyId, TurnId
 from clawloop.turns.canonical import History, extend_digest, response_digest, seed_digest
 from clawloop.turns.continued import whole_reply
 from clawloop.turns.files import ContentFile, take_files
-from clawloop.turns.identify import named_session_id
+from clawloop.turns.identify import named_session_id, namespace
 from db.content import PLAIN, ContentCodec, exact_json, ids_to_bytes
 from db.turns.read import Conversation
 
@@ -33,7 +33,7 @@ class Request:
 
     @cached_property
     def seed(self) -> bytes:
-        return seed_digest(self.key, self.evidence.narrowing)
+        return seed_digest(namespace(self.key, self.evidence), self.evidence.narrowing)
 
     @cached_property
     def history(self) -> History:

@@ -250,7 +250,9 @@ def stored_turn(row: RowMapping | Mapping[str, Any], conversation: Conversation,
 
 
 def evidence_from(stored: dict[str, Any]) -> SessionEvidence:
-    return SessionEvidence(SessionSource(stored["source"]), stored["value"], tuple(stored["narrowing"]))
+    return SessionEvidence(
+        SessionSource(stored["source"]), stored["value"], tuple(stored["narrowing"]), stored["policy"]
+    )
 
 
 def _record(row: RowMapping | Mapping[str, Any], conversation: Conversation, content: ContentCodec) -> TurnRecord:

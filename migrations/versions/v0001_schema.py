@@ -180,6 +180,7 @@ _TURNS = """
 CREATE TABLE api_keys (
     id uuid PRIMARY KEY,
     policy text NOT NULL REFERENCES policies,
+    policies text[] NOT NULL DEFAULT '{}',
     name text NOT NULL,
     prefix text NOT NULL UNIQUE,
     secret_sha256 bytea NOT NULL,

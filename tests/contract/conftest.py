@@ -49,6 +49,10 @@ class Stores:
     key: ApiKeyId
     other_key: ApiKeyId
 
+    async def add_policy(self, name: str) -> None:
+        if isinstance(self.turns, PostgresTurnStore):
+            await ensure_policy(self.turns._database, name, "tiny", [])
+
 
 @pytest.fixture
 async def database(postgres_url: str) -> AsyncIterator[Database]:

@@ -172,7 +172,7 @@ async def postgres_ledger(postgres_stores: Stores, database: Database, postgres_
         erase,
         samples,
         learn_by,
-        partial(PostgresFeedbackStore(database).give_outcome, stores.key),
+        partial(PostgresFeedbackStore(database).give_outcome, stores.key, "default"),
     )
 
 

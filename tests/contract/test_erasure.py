@@ -181,4 +181,4 @@ async def test_a_session_that_continues_after_erasure_has_its_name_again(stores:
     await stores.erasures.erase_session(session)
     later = replace(second, started_at=second.started_at + timedelta(hours=1))
     await insert(stores, later)
-    assert await stores.feedback.turn_of(stores.key, "s", 2) == TurnId(later.turn_id)
+    assert await stores.feedback.turn_of(stores.key, "default", "s", 2) == TurnId(later.turn_id)

@@ -43,16 +43,16 @@ async def test_a_request_is_answered_once(stores: Stores) -> None:
 
 async def test_an_outcome_is_answered_once(stores: Stores) -> None:
     await inserted(stores)
-    effect = await stores.feedback.give_outcome(stores.key, "s", 1, REQUEST)
+    effect = await stores.feedback.give_outcome(stores.key, "default", "s", 1, REQUEST)
     assert effect is not None
     assert await stores.feedback.answer_to(stores.key, REQUEST) == FeedbackAnswer(b"body", None, effect)
     with pytest.raises(AlreadyAnswered):
-        await stores.feedback.give_outcome(stores.key, "s", -1, REQUEST)
+        await stores.feedback.give_outcome(stores.key, "default", "s", -1, REQUEST)
 
 
 async def test_a_request_without_a_turn_is_not_remembered(stores: Stores) -> None:
     assert await stores.feedback.give(stores.key, new_turn_id(), 1.0, None, REQUEST) is None
-    assert await stores.feedback.give_outcome(stores.key, "none", 1, REQUEST) is None
+    assert await stores.feedback.give_outcome(stores.key, "default", "none", 1, REQUEST) is None
     assert await stores.feedback.answer_to(stores.key, REQUEST) is None
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from clawloop.contracts.answers import StoredKey
-from clawloop.contracts.serving import KeyLimits, Scope
+from clawloop.contracts.serving import ANY_POLICY, KeyLimits, Scope
 from clawloop.errors import SetupError
 from db.database import Database
 from db.serving.keys import PostgresKeyStore, PostgresKeyUses
@@ -21,6 +21,17 @@ async def test_a_key_authenticates_with_its_policy_and_scopes(stores: Stores) ->
     assert await stores.keys.authenticate(secret) == key
     assert key.policy == "default"
     assert key.scopes == {Scope.ADMIN}
+
+
+async def test_a_key_keeps_the_policies_that_it_may_choose(stores: Stores) -> None:
+    await stores.add_policy("anna")
+    key, secret = await stores.keys.create_key(
+        "default", {Scope.CHAT}, "mine", policies=["anna", "default", "anna", ANY_POLICY]
+    )
+    assert key.policies == {"anna", ANY_POLICY}
+    assert await stores.keys.authenticate(secret) == key
+    listed = {entry.id: entry.policies for entry in await stores.keys.list_keys()}
+    assert (listed[key.id], listed[stores.key]) == ({"anna", ANY_POLICY}, frozenset())
 
 
 @pytest.mark.parametrize("wrong", ["", "nonsense", "cl-00000000-" + "A" * 43, "\0", "ä" * 60, "cl-%-" + "A" * 43])
@@ -95,6 +106,8 @@ async def test_the_secret_is_stored_nowhere(database: Database, postgres_url: st
 async def test_a_key_needs_a_policy_that_exists(database: Database) -> None:
     with pytest.raises(SetupError, match="no policy 'other'"):
         await PostgresKeyStore(database).create_key("other", {Scope.CHAT}, "mine")
+    with pytest.raises(SetupError, match="no policy 'other'"):
+        await PostgresKeyStore(database).create_key("default", {Scope.CHAT}, "mine", policies=["other"])
 
 
 async def test_a_keys_limits_are_its_own_and_come_with_it(database: Database) -> None:

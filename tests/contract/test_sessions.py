@@ -69,24 +69,24 @@ async def test_feedback_finds_its_turn_by_id_by_our_session_and_by_the_clients(s
     first, second = named(stores, "s", 0), named(stores, "s", 1)
     session = (await stores.turns.insert(first)).session_id
     await stores.turns.insert(second)
-    assert await stores.feedback.turn_of(stores.key, "s", 2) == second.turn_id
-    assert await stores.feedback.turn_of(stores.key, str(session), 1) == first.turn_id
-    assert await stores.feedback.turn_of(stores.key, "s", 3) is None
-    assert await stores.feedback.turn_of(stores.other_key, "s", 1) is None
-    assert await stores.feedback.turn_of(stores.key, "s", None) == second.turn_id
+    assert await stores.feedback.turn_of(stores.key, "default", "s", 2) == second.turn_id
+    assert await stores.feedback.turn_of(stores.key, "default", str(session), 1) == first.turn_id
+    assert await stores.feedback.turn_of(stores.key, "default", "s", 3) is None
+    assert await stores.feedback.turn_of(stores.other_key, "default", "s", 1) is None
+    assert await stores.feedback.turn_of(stores.key, "default", "s", None) == second.turn_id
     other = named(stores, "other", 2)
     await stores.turns.insert(other)
-    assert await stores.feedback.turn_of(stores.key, None, None) == other.turn_id
-    assert await stores.feedback.turn_of(stores.key, "s", None) == second.turn_id
-    assert await stores.feedback.turn_of(stores.other_key, None, None) is None
+    assert await stores.feedback.turn_of(stores.key, "default", None, None) == other.turn_id
+    assert await stores.feedback.turn_of(stores.key, "default", "s", None) == second.turn_id
+    assert await stores.feedback.turn_of(stores.other_key, "default", None, None) is None
     calling = named(stores, "other", 3, finish_reason=CALLS_TOOLS)
     only_calls = named(stores, "calls", 4, finish_reason=CALLS_TOOLS)
     await stores.turns.insert(calling)
-    assert await stores.feedback.turn_of(stores.key, "other", None) == other.turn_id
-    assert await stores.feedback.turn_of(stores.key, "other", 2) == calling.turn_id
+    assert await stores.feedback.turn_of(stores.key, "default", "other", None) == other.turn_id
+    assert await stores.feedback.turn_of(stores.key, "default", "other", 2) == calling.turn_id
     await stores.turns.insert(only_calls)
-    assert await stores.feedback.turn_of(stores.key, None, None) == other.turn_id
-    assert await stores.feedback.turn_of(stores.key, "calls", None) == only_calls.turn_id
+    assert await stores.feedback.turn_of(stores.key, "default", None, None) == other.turn_id
+    assert await stores.feedback.turn_of(stores.key, "default", "calls", None) == only_calls.turn_id
     given = await stores.feedback.give(stores.key, first.turn_id, 0.5, "well \0 done")
     assert given is not None
     assert (given.given.turn_id, given.session.session_id, given.effect) == (

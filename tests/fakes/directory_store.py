@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from clawloop.contracts.serving import Directory, Engine
+from clawloop.contracts.serving import Directory, Engine, Policy
 from clawloop.errors import StoreUnavailable
 
 
@@ -26,6 +26,13 @@ class FakeDirectoryStore:
 
     def set_engines(self, engines: Sequence[Engine]) -> None:
         self._directory = replace(self._directory, engines=tuple(engines))
+
+    def add_policy(self, policy: Policy, versions: frozenset[int]) -> None:
+        """Add a policy whose versions every engine has loaded."""
+        engines = [
+            replace(engine, versions=engine.versions | {policy.id: versions}) for engine in self._directory.engines
+        ]
+        self._directory = Directory((*self._directory.policies, policy), tuple(engines))
 
     def set_active(self, version: int, versions: frozenset[int] | None = None) -> None:
         """Make this version every policy's active one.

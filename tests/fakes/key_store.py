@@ -35,12 +35,20 @@ class FakeKeyStore:
         self._limits: dict[str, KeyLimits] = {}  # by prefix
         self.stored: dict[ApiKeyId, int] = {}
 
-    def add(self, policy: str, scopes: Iterable[Scope], name: str = "test", expires_at: datetime | None = None) -> str:
+    def add(
+        self,
+        policy: str,
+        scopes: Iterable[Scope],
+        name: str = "test",
+        expires_at: datetime | None = None,
+        policies: Iterable[str] = (),
+    ) -> str:
         """Add a key; returns its secret."""
         key = ApiKey(new_api_key_id(), policy, frozenset(scopes))
         prefix = f"cl-{secrets.token_hex(4)}"
         secret = f"{prefix}-{secrets.token_urlsafe(32)}"
-        entry = KeyEntry(key.id, name, prefix, policy, key.scopes, datetime.now(UTC), None, expires_at)
+        may_choose = frozenset(policies) - {policy}
+        entry = KeyEntry(key.id, name, prefix, policy, key.scopes, datetime.now(UTC), None, expires_at, may_choose)
         self._entries[secret] = entry
         return secret
 
@@ -95,10 +103,15 @@ class FakeKeyStore:
         return None
 
     async def create_key(
-        self, policy: str, scopes: Iterable[Scope], name: str, expires_at: datetime | None = None
+        self,
+        policy: str,
+        scopes: Iterable[Scope],
+        name: str,
+        expires_at: datetime | None = None,
+        policies: Iterable[str] = (),
     ) -> tuple[ApiKey, str]:
         self._require_available()
-        secret = self.add(policy, scopes, name, expires_at)
+        secret = self.add(policy, scopes, name, expires_at, policies)
         return self._key(self._entries[secret]), secret
 
     async def revoke(self, prefix: str) -> bool:
@@ -119,7 +132,7 @@ class FakeKeyStore:
 
     def _key(self, entry: KeyEntry) -> ApiKey:
         limits = self._limits.get(entry.prefix, KeyLimits())
-        return ApiKey(entry.id, entry.policy, entry.scopes, expires_at=entry.expires_at, limits=limits)
+        return ApiKey(entry.id, entry.policy, entry.scopes, None, entry.expires_at, limits, entry.policies)
 
     def _require_available(self) -> None:
         if not self.available:

@@ -212,11 +212,11 @@ class FakeSessionStore:
             return None
         return [view for view in self.feedback if view.turn_id == turn]
 
-    async def turn_of(self, key: ApiKeyId, session: str | None, number: int | None) -> TurnId | None:
+    async def turn_of(self, key: ApiKeyId, policy: str, session: str | None, number: int | None) -> TurnId | None:
         main: list[TurnRecord] = []
         for own in (await self._by_session()).values():
-            names = {None, str(own[0].session_id), *(turn.record.evidence.value for turn in own)}
-            if own[0].record.api_key_id == key and session in names:
+            named = own[0].record.policy == policy and session in {None, *(turn.record.evidence.value for turn in own)}
+            if own[0].record.api_key_id == key and (named or session == str(own[0].session_id)):
                 main += [turn.record for turn in own if turn.record.kind is TurnKind.MAIN]
         if number is None:
             answers = [turn.turn_id for turn in main if turn.finish_reason != CALLS_TOOLS]
@@ -259,11 +259,12 @@ class FakeSessionStore:
         return StoredFeedback(given, facts, effect)
 
     async def give_outcome(
-        self, key: ApiKeyId, session: str, outcome: int, request: RepeatableRequest | None = None
+        self, key: ApiKeyId, policy: str, session: str, outcome: int, request: RepeatableRequest | None = None
     ) -> FeedbackEffect | None:
         for own in (await self._by_session()).values():
-            named = own[0].record.evidence.value, str(own[0].session_id)
-            if own[0].record.api_key_id == key and session in named and own[0].record.episode_id is None:
+            first = own[0].record
+            is_meant = session == str(own[0].session_id) or (first.policy, first.evidence.value) == (policy, session)
+            if first.api_key_id == key and is_meant and first.episode_id is None:
                 self._remember(key, request, FeedbackEffect.AMENDS, None)
                 self.outcomes.append((session, outcome))
                 return FeedbackEffect.AMENDS

@@ -243,7 +243,7 @@ def bare(record: TurnRecord) -> TurnRecord:
     """A turn without its content."""
     return replace(
         record,
-        evidence=SessionEvidence(record.evidence.source, None),
+        evidence=SessionEvidence(record.evidence.source, None, policy=record.evidence.policy),
         kind_reason="erased",
         error=None,
         messages=[],

@@ -290,7 +290,7 @@ async def _feedback(script: Script) -> None:
         assert given is not None
         if score is not None:
             await script.judged(rated[0], 1, feedback_id=given.given.feedback_id)
-    await store.give_outcome(key, "rated", 1)
+    await store.give_outcome(key, POLICY, "rated", 1)
     await script.close(rated[1])
     script.made |= {"rated": rated[0], "rated session": await script.session_of(rated[0])}
 

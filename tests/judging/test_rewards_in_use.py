@@ -98,7 +98,7 @@ async def test_a_sessions_outcome_reaches_every_main_turn(bench: Bench) -> None:
         bench.judge.votes = [*votes]
         await bench.judge_turn(session, turn)
     feedback = PostgresFeedbackStore(bench.database)
-    assert await feedback.give_outcome(bench.key, "s", 1) is FeedbackEffect.AMENDS
+    assert await feedback.give_outcome(bench.key, "default", "s", 1) is FeedbackEffect.AMENDS
     closed = await bench.close(session)
     assert closed.to_judge == [turns[2].turn_id]  # nothing followed it, but the outcome judges it too
     asked = len(bench.judge.requests)

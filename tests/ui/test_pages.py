@@ -328,7 +328,7 @@ async def test_nobody_rates_what_an_environment_rates(page: Page) -> None:
     feedback = page.services[0].feedback
     key = ApiKeyId(episode.id)
     assert await feedback.give(key, turn, 1.0, None) is None
-    assert await feedback.give_outcome(key, str(session), 1) is None
+    assert await feedback.give_outcome(key, POLICY, str(session), 1) is None
     assert await page.learning.rows("SELECT id FROM feedback") == []
     [kept] = await page.learning.rows("SELECT task_outcome FROM sessions WHERE id = %s", session)
     assert kept["task_outcome"] is None

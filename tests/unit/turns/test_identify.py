@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -11,7 +12,8 @@ from pydantic import JsonValue
 
 from clawloop.contracts.turns import Message, SessionEvidence, SessionSource
 from clawloop.ids import ApiKeyId
-from clawloop.turns.identify import conversation_session_id, ends_session, identify, named_session_id
+from clawloop.turns.canonical import seed_digest
+from clawloop.turns.identify import conversation_session_id, ends_session, identify, named_session_id, namespace
 from tests.chats import KEY, OTHER_KEY, VOLATILE, assistant, json_values, turn, user
 from tests.openclaw_chats import (
     COMPACTED,
@@ -278,3 +280,15 @@ def test_a_proxy_that_drops_headers_moves_no_conversation() -> None:
 def test_headers_of_these_names_that_hold_no_uuid_name_nothing(value: str) -> None:
     headers = {"thread-id": value, "session-id": value, "conversation_id": value}
     assert identify(headers, {}).source is SessionSource.CONVERSATION
+
+
+def test_a_chosen_policy_has_sessions_and_prefixes_of_its_own() -> None:
+    by_name, by_messages = identify({"x-session-id": "s"}, {}), identify({}, {"user": "policy:anna"})
+    policies = (None, "anna", "berta")
+    named = {named_session_id(KEY, replace(by_name, policy=policy)) for policy in policies}
+    seeds = {
+        seed_digest(namespace(KEY, replace(by_messages, policy=policy)), by_messages.narrowing) for policy in policies
+    }
+    assert (len(named), len(seeds)) == (3, 3)
+    assert namespace(KEY, by_name) == KEY
+    assert namespace(OTHER_KEY, replace(by_name, policy="anna")) != namespace(KEY, replace(by_name, policy="anna"))
