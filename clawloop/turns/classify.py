@@ -32,9 +32,10 @@ class SidePattern:
     Args:
         name: for people.
         place: the message to match: the system message that opens a request without tools; or the last user message,
-            which also covers the tool calls that follow it; or the only message besides system messages of a request
-            for at most `PROBE_TOKENS` tokens without tools, which it must equal; or a user message that a client writes
-            on its own and whose reply a person reads: the turn is main, and the message no reaction to the one before.
+            or its last text part, which also covers the tool calls that follow it; or the only message besides system
+            messages of a request for at most `PROBE_TOKENS` tokens without tools, which it must equal; or a user
+            message that a client writes on its own and whose reply a person reads: the turn is main, and the message no
+            reaction to the one before.
         begins: how the message's text begins.
         contains: what the text must contain as well.
     """
@@ -95,17 +96,22 @@ SIDE_PATTERNS = (
         "next speaker", "user", "Analyze *only* the content and structure of your immediately preceding response"
     ),
     SidePattern("tool output", "user", "Summarize the following tool output to be a maximum of"),
-    # Cline.
+    # Cline, in a text part behind results of tools and what it says of the machine.
     SidePattern("compaction", "user", '<explicit_instructions type="summarize_task">'),
     SidePattern("compaction", "user", '<explicit_instructions type="condense">'),
     # Aider.
     SidePattern("compaction", "system", "*Briefly* summarize this partial conversation about programming."),
+    SidePattern("compaction", "system", "Briefly summarize this partial conversation about programming."),
     SidePattern("commit message", "system", "You are an expert software engineer that generates concise", ("commit",)),
-    # Hermes.
+    # Hermes; the second title is the older one.
+    SidePattern("title", "system", "You name chat sessions. Given the user's opening message"),
     SidePattern("title", "system", "Generate a short, descriptive title", ("conversation",)),
     SidePattern("compaction", "user", "You are a summarization agent creating a context checkpoint"),
     SidePattern("compaction", "user", "Create a structured handoff summary for a later assistant"),
     # Open WebUI.
+    SidePattern(
+        "title", "user", "### Task:\nGenerate a concise title summarizing the chat history", ("<chat_history>",)
+    ),
     SidePattern("title", "user", "### Task:\nGenerate a concise, 3-5 word title", ("<chat_history>",)),
     SidePattern("tags", "user", "### Task:\nGenerate 1-3 broad tags", ("<chat_history>",)),
     SidePattern("follow-ups", "user", "### Task:\nSuggest 3-5 relevant follow-up", ("<chat_history>",)),
@@ -198,8 +204,7 @@ def is_side_prompt(message: Message) -> bool:
     """True if a message in a history is a client's own, whether its reply is there or not: no reaction of a person."""
     if message.get("role") != "user":
         return False
-    text = _user_text(message)
-    return _match("user", text) is not None or _match("note", text) is not None
+    return _match_user(message) is not None or _match("note", _user_text(message)) is not None
 
 
 def _named_chore(headers: Mapping[str, str], body: Mapping[str, JsonValue]) -> str | None:
@@ -254,7 +259,7 @@ def _side_pattern(body: Mapping[str, JsonValue]) -> str | None:
             return pattern
     users = (m for m in reversed(messages) if m.get("role") == "user" and not is_volatile(m))
     last = next(users, None)
-    return _match("user", _user_text(last)) if last is not None else None
+    return _match_user(last) if last is not None else None
 
 
 def _probe(body: Mapping[str, JsonValue], messages: Sequence[Message]) -> str | None:
@@ -264,6 +269,11 @@ def _probe(body: Mapping[str, JsonValue], messages: Sequence[Message]) -> str | 
         return None
     text = _user_text(said[0]).strip().lower()
     return next((known.name for known in SIDE_PATTERNS if known.place == "probe" and text == known.begins), None)
+
+
+def _match_user(message: Message) -> str | None:
+    """The side prompt that a user message is, or that its last text part is."""
+    return _match("user", _user_text(message)) or _match("user", "".join(text_parts(message)[-1:]).lstrip())
 
 
 def _match(place: Literal["system", "user", "note"], text: str) -> str | None:

@@ -31,6 +31,10 @@ from tests.openclaw_chats import (
 MAIN, SIDE = TurnKind.MAIN, TurnKind.SIDE
 
 
+def in_parts(*texts: str) -> Message:
+    return {"role": "user", "content": [{"type": "text", "text": text} for text in texts]}
+
+
 @pytest.mark.parametrize(
     ("headers", "body", "side_alias", "kind", "reason"),
     [
@@ -218,8 +222,30 @@ def test_a_persons_turn_in_such_a_client_is_main(headers: dict[str, str]) -> Non
             "compaction",
         ),
         (
+            {
+                "messages": [
+                    *TALK,
+                    in_parts("[list_files] Result: a.txt", '<explicit_instructions type="condense">\nNow'),
+                ]
+            },
+            "compaction",
+        ),
+        (
             {"messages": [system("*Briefly* summarize this partial conversation about programming."), user("x")]},
             "compaction",
+        ),
+        (
+            {"messages": [system("Briefly summarize this partial conversation about programming. Give"), user("x")]},
+            "compaction",
+        ),
+        ({"messages": [system("You name chat sessions. Given the user's opening message, write"), user("x")]}, "title"),
+        (
+            {
+                "messages": [
+                    user("### Task:\nGenerate a concise title summarizing the chat history.\n<chat_history>\nUSER: x")
+                ]
+            },
+            "title",
         ),
     ],
 )
@@ -236,6 +262,7 @@ def test_the_chores_of_named_clients_are_known_by_their_text(body: dict[str, Jso
         {"messages": [*TALK, user("test")], "max_tokens": 1},
         {"messages": [user("test")], "max_tokens": 1, "tools": TOOLS},
         {"messages": [user("Why does it say: CRITICAL: Respond with TEXT ONLY?")]},
+        {"messages": [*TALK, in_parts("Why?", 'It says <explicit_instructions type="condense">')]},
     ],
 )
 def test_what_people_ask_is_no_probe(body: dict[str, JsonValue]) -> None:
