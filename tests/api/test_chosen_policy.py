@@ -74,7 +74,7 @@ async def test_a_header_never_moves_a_session(two_policies: Gateway, named: bool
 
 async def test_the_keys_own_policy_named_by_header_is_the_same_session(two_policies: Gateway) -> None:
     async with two_policies.client() as client:
-        for headers in ({}, {"X-Clawloop-Policy": " default "}, {"X-Clawloop-Policy": ""}):
+        for headers in ({}, {"X-Clawloop-Policy": "default"}, {"X-Clawloop-Policy": ""}):
             assert (await post(client, headers={"X-Session-Id": "s"} | headers)).status_code == 200
     assert len({turn.session_id for turn in await stored(two_policies, 3)}) == 1
 
@@ -126,7 +126,7 @@ async def test_a_key_that_may_not_choose_is_refused_with_the_remedy(two_policies
         error = refused.json()["error"]
         assert (error["code"], error["param"]) == ("policy_not_allowed", "X-Clawloop-Policy")
     async with two_policies.client(key_for(two_policies, "anna")) as client:
-        answer = await post(client, path, ANNA, **fields)
+        answer = await post(client, path, ANNA | {"anthropic-version": "2023-06-01"}, **fields)
     assert (answer.status_code, answer.headers["x-clawloop-version"]) == (200, "3")
 
 

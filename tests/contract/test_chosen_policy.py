@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from clawloop.contracts.sessions import FeedbackEffect
 from clawloop.contracts.turns import InsertedTurn, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
 from tests.chats import assistant, user
 from tests.contract.conftest import Stores
@@ -87,7 +86,7 @@ async def test_feedback_by_name_stays_with_the_policy(both: Stores) -> None:
     assert await both.feedback.turn_of(both.key, "berta", "s", 1) is None
     assert await both.feedback.give_outcome(both.key, "berta", "s", 1) is None
     for policy in POLICIES:
-        assert await both.feedback.give_outcome(both.key, policy, "s", 1) in FeedbackEffect
+        assert await both.feedback.give_outcome(both.key, policy, "s", 1) is not None
     assert await both.feedback.give_outcome(both.key, "berta", str(sessions["anna"]), -1) is not None
 
 
