@@ -19,7 +19,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCau
 from clawloop.contracts.training import BatchSample
 from clawloop.ids import SampleId
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
-from clawloop.training.model.checkpoint import BaseWeights
+from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape, PolicyModel, adapter_tensors
 from clawloop.training.packing import Limits, TokenSequence, collate, plan_micro_batches

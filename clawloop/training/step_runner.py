@@ -60,7 +60,7 @@ from clawloop.training.memory import (
     tokens_of,
     train_within_memory,
 )
-from clawloop.training.model.checkpoint import BaseWeights
+from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.loading import load_model, load_sharded_model
 from clawloop.training.model.port import LoraShape, PolicyModel
 from clawloop.training.packing import Limits

@@ -111,14 +111,14 @@ async def test_feedback_by_a_sessions_name_is_on_the_policys(two_policies: Gatew
 
 @pytest.mark.parametrize("path", [PATH, RESPONSES, "/v1/messages", "/v1/completions"])
 async def test_a_key_that_may_not_choose_is_refused_with_the_remedy(two_policies: Gateway, path: str) -> None:
-    fields: dict[str, Any] = {
+    bodies: dict[str, dict[str, Any]] = {
         PATH: {},
         RESPONSES: {"input": "hello"},
         "/v1/messages": {"max_tokens": 5, "messages": [{"role": "user", "content": "hello"}]},
         "/v1/completions": {"prompt": "hello"},
-    }[path]
+    }
     async with two_policies.client() as client:
-        refused = await post(client, path, ANNA, **fields)
+        refused = await post(client, path, ANNA, **bodies[path])
     assert refused.status_code == 403
     assert "`X-Clawloop-Policy`: this key may not choose the policy 'anna'" in refused.json()["error"]["message"]
     assert "clawloop key create --policies" in refused.json()["error"]["message"]

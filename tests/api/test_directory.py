@@ -34,7 +34,7 @@ class CountingStore(FakeDirectoryStore):
         await asyncio.sleep(0.01)
         return read
 
-    def add_policy(self, name: str) -> None:
+    def add_named(self, name: str) -> None:
         self._directory = replace(self._directory, policies=(*self._directory.policies, replace(POLICY, id=name)))
 
 
@@ -54,7 +54,7 @@ async def test_a_version_that_an_engine_just_loaded_can_be_named(fresh_gateway: 
 async def test_a_policy_that_was_just_created_is_found() -> None:
     store = CountingStore()
     async with DirectoryCache(store) as cache:
-        store.add_policy("second")
+        store.add_named("second")
         with pytest.raises(StoreUnavailable):
             cache.policy("second")
         assert (await cache.find_policy("second")).id == "second"
@@ -94,7 +94,7 @@ async def test_a_miss_during_a_short_outage_is_found_afterwards(monkeypatch: pyt
         request = asyncio.create_task(cache.find_policy("second"))
         await asyncio.sleep(0.2)
         assert not request.done()
-        store.add_policy("second")
+        store.add_named("second")
         store.available = True
         assert (await request).id == "second"
 

@@ -9,7 +9,7 @@ import torch
 
 from clawloop.contracts.training import VersionRef
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, read_adapter, write_version
-from clawloop.training.model.checkpoint import BaseWeights
+from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape, PolicyModel, adapter_tensors, reset_adapter, set_adapter
 from clawloop.training.packing import TokenSequence, collate

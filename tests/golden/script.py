@@ -91,7 +91,11 @@ def fixed_ids(stack: AsyncExitStack) -> None:
     def next_hex(size: int) -> str:
         return f"{next(numbers):0{2 * size}x}"
 
-    secrets = SimpleNamespace(token_hex=next_hex, token_urlsafe=lambda size: f"{next(numbers):043x}")
+    secrets = SimpleNamespace(
+        token_hex=next_hex,
+        token_urlsafe=lambda size: f"{next(numbers):043x}",
+        token_bytes=lambda size: next(numbers).to_bytes(size),
+    )
     stack.enter_context(patch("clawloop.ids.uuid7", next_id))
     stack.enter_context(patch("tests.records.datetime", RisingClock))
     stack.enter_context(patch("db.serving.keys.secrets", secrets))

@@ -17,7 +17,7 @@ from clawloop.local.model_layout import ModelOptions, lay_out
 from clawloop.local.services.vllm import EngineOptions, launch, read_model
 from clawloop.recipes.recipe import Recipe
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
-from clawloop.training.model.checkpoint import BaseWeights
+from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape, adapter_tensors
 from clawloop.training.packing import TokenSequence, collate

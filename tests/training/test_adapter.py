@@ -20,7 +20,7 @@ from clawloop.training.adapters.files import (
     remove_unfinished,
     write_version,
 )
-from clawloop.training.model.checkpoint import BaseWeights
+from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import PROJECTIONS, LoraShape, PolicyModel, adapter_tensors, set_adapter
 from tests.training.tiny import all_logits, random_ids, reference_model, save_checkpoint, shake_adapter

@@ -15,7 +15,7 @@ from clawloop.adapters.directory import check_version
 from clawloop.errors import AdapterUnusable
 from clawloop.training.adapters.brought import bring_adapter
 from clawloop.training.adapters.files import BaseIdentity, read_adapter, resume, save_version
-from clawloop.training.model.checkpoint import BaseWeights
+from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.port import LoraShape
 from clawloop.training.step import train_step
 from tests.training.test_checkpoint import LIMITS, RECIPE, fresh, identity

@@ -10,7 +10,7 @@ import torch
 from clawloop.errors import AdapterUnusable
 from clawloop.recipes.recipe import Optimiser, Train
 from clawloop.training.adapters.files import BaseIdentity, WrittenVersion, begin, resume, save_version
-from clawloop.training.model.checkpoint import BaseWeights
+from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape, PolicyModel
 from clawloop.training.packing import Limits

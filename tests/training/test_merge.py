@@ -13,7 +13,7 @@ from clawloop.errors import AdapterUnusable, SetupError
 from clawloop.training.adapters import merge as merge_module
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
 from clawloop.training.adapters.merge import merge
-from clawloop.training.model.checkpoint import BaseWeights
+from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape, adapter_tensors
 from tests.training.tiny import (

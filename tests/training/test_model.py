@@ -10,7 +10,7 @@ import torch
 
 from clawloop.errors import ModelUnsupported
 from clawloop.training.model import token_scores
-from clawloop.training.model.checkpoint import BaseWeights
+from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.decoder import TorchtuneModel, load_torchtune_model
 from clawloop.training.model.port import LoraShape
 from clawloop.training.packing import TokenSequence, collate

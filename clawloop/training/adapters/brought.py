@@ -17,7 +17,8 @@ from clawloop.training.adapters.files import (
     write_version,
 )
 from clawloop.training.adapters.merge import adapted_weights
-from clawloop.training.model.checkpoint import BaseWeights, read_family
+from clawloop.training.model.base_weights import BaseWeights
+from clawloop.training.model.checkpoint import read_family
 from clawloop.training.model.port import PROJECTIONS
 
 

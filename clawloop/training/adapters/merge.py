@@ -16,7 +16,8 @@ from torch import Tensor
 
 from clawloop.errors import AdapterUnusable, SetupError
 from clawloop.training.adapters.files import Adapter, read_adapter
-from clawloop.training.model.checkpoint import BaseWeights, Family, read_family
+from clawloop.training.model.base_weights import BaseWeights
+from clawloop.training.model.checkpoint import Family, read_family
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import set_adapter
 from clawloop.training.packing import TokenSequence, collate

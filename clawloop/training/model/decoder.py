@@ -20,14 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from torchao.dtypes.nf4tensor import to_nf4
 
 from clawloop.errors import ModelUnsupported
-from clawloop.training.model.checkpoint import (
-    Architecture,
-    BaseWeights,
-    Quantisation,
-    adapter_names,
-    base_names,
-    read_architecture,
-)
+from clawloop.training.model.base_weights import BaseWeights
+from clawloop.training.model.checkpoint import Architecture, Quantisation, adapter_names, base_names, read_architecture
 from clawloop.training.model.port import LoraShape, reset_adapter, shard_like
 from clawloop.training.model.token_scores import TokenScores, score_responses
 from clawloop.training.packing import AttentionLayout, MicroBatch
