@@ -126,7 +126,7 @@ async def test_a_key_that_may_not_choose_is_refused_with_the_remedy(two_policies
         error = refused.json()["error"]
         assert (error["code"], error["param"]) == ("policy_not_allowed", "X-Clawloop-Policy")
     async with two_policies.client(key_for(two_policies, "anna")) as client:
-        answer = await post(client, path, ANNA | {"anthropic-version": "2023-06-01"}, **fields)
+        answer = await post(client, path, ANNA | {"anthropic-version": "2023-06-01"}, **bodies[path])
     assert (answer.status_code, answer.headers["x-clawloop-version"]) == (200, "3")
 
 
