@@ -20,7 +20,7 @@ class Limits:
         memory_bytes: address space of each process; or, with `reserving`, the memory that it can write to: browsers
             reserve far more than they use. Also what all processes may have in memory together.
         processes: processes and threads at a time.
-        disk_bytes: of /work and of /tmp each, which are in memory.
+        disk_bytes: of /work, /tmp, /logs and /artifact each, which are in memory.
         cpu_seconds: of each process.
         output_bytes: the end of the command's output that is kept.
         artifact_bytes: what may be left in /work; if it is more, nothing is kept.

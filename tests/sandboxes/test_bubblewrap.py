@@ -92,8 +92,9 @@ for path in ('/x', '/usr/x', '/dev/x', '/task/x', '/clawloop/x', '/clawloop/conf
 print(len([name for name in os.listdir('/proc') if name.isdigit()]) < 6, os.environ.get('DATABASE_URL'))
 """
     lines = (await python(bubblewrap, code)).output.decode().splitlines()
-    links = ["app", "logs", "solution", "tests"]  # into /work, /tmp and /task
-    top = sorted(["artifact", "bin", "clawloop", "dev", "lib", "lib64", "proc", "task", "tmp", "usr", "work", *links])
+    links = ["app", "solution", "tests"]  # to /work and /task
+    own = ["artifact", "clawloop", "logs", "task", "tmp", "work"]
+    top = sorted(["bin", "dev", "lib", "lib64", "proc", "usr", *own, *links])
     assert lines == [f"{top} { {'alternatives'} } False False []", "True None"]
 
 
@@ -205,7 +206,7 @@ try:
     bytearray({2048 * MIB})
 except MemoryError:
     print('memory')
-for folder in ('/work', '/tmp', '/dev/shm'):
+for folder in ('/work', '/tmp', '/logs', '/dev/shm'):
     try:
         for n in range(100):
             open(f'{{folder}}/{{n}}', 'wb').write(bytes({MIB}))
@@ -215,7 +216,7 @@ for folder in ('/work', '/tmp', '/dev/shm'):
     result = await python(sandboxes, code, limits=Limits(disk_bytes=4 * MIB))
     assert result.output.decode().splitlines() == [
         "memory",
-        *(f"{folder} No space left on device" for folder in ("/work", "/tmp", "/dev/shm")),
+        *(f"{folder} No space left on device" for folder in ("/work", "/tmp", "/logs", "/dev/shm")),
     ]
     flood = await python(sandboxes, "for _ in range(9000): print('y' * 1000)", limits=Limits(output_bytes=1000))
     assert (flood.exit_code, len(flood.output)) == (0, 1000)
