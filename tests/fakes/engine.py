@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from tests.fakes.replies import Reply
+from tests.fakes.replies import Deltas, Reply
 
 # What vLLM takes as `cache_salt`.
 SALT = re.compile(r"[^@/\\\0]{1,128}")
@@ -141,7 +141,7 @@ class FakeEngine:
             return _error(400, reply.refused, "BadRequestError", None)
         number = next(self._numbers)
         deltas = reply.deltas(number)
-        usage = _usage() if reply.prompt_tokens is None else _usage(reply.prompt_tokens, len(deltas))
+        usage = _usage(_tokens_of(deltas), reply.prompt_tokens or len(PROMPT_IDS))
         if not body.get("stream"):
             ids = [token for _, tokens in deltas for token in tokens]
             choice = _chunk(body, 0, {}, ids if reply.has_ids else None, reply.finish)["choices"][0]
@@ -211,7 +211,7 @@ class FakeEngine:
                 finish = ("tool_calls" if word == "TOOL" else "length" if word == "LONG" else "stop") if last else None
                 yield _event(_chunk(body, index, delta, ids, finish, word))
         if (body.get("stream_options") or {}).get("include_usage"):
-            yield _event({**_chunk(body, 0, {}), "choices": [], "usage": _usage()})
+            yield _event({**_chunk(body, 0, {}), "choices": [], "usage": _usage(n * _tokens_of(_deltas(word)))})
         yield b"data: [DONE]\n\n"
 
     async def _make_token(self, position: int) -> None:
@@ -294,7 +294,7 @@ def _first_event(body: dict[str, Any], index: int) -> bytes:
     return _event(first)
 
 
-def _deltas(word: str, hides: bool = False) -> list[tuple[dict[str, Any], list[int]]]:
+def _deltas(word: str, hides: bool = False) -> Deltas:
     if word == "TOOL":
         call = {
             "index": 0,
@@ -362,7 +362,7 @@ def _completion(body: dict[str, Any], word: str) -> dict[str, Any]:
         "created": 1,
         "model": body["model"],
         "choices": choices,
-        "usage": _usage(3, counted),
+        "usage": _usage(counted),
         "prompt_token_ids": PROMPT_IDS if body.get("return_token_ids") else None,
         "prompt_text": None,
     }
@@ -381,7 +381,11 @@ def _logprob(token: int) -> dict[str, Any]:
     return {"token": str(token), "logprob": -token / 100, "bytes": [], "top_logprobs": []}
 
 
-def _usage(prompt: int = 3, completion: int = 6) -> dict[str, int]:
+def _tokens_of(deltas: Deltas) -> int:
+    return sum(len(ids) for _, ids in deltas)
+
+
+def _usage(completion: int, prompt: int = len(PROMPT_IDS)) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 

@@ -16,7 +16,7 @@ class Reply:
     """
     Args:
         calls: names and arguments of the tools it calls.
-        prompt_tokens: how long the prompt is said to be; None: as the engine always says.
+        prompt_tokens: how long the prompt is said to be; None: as long as its ids.
         has_ids: its tokens' ids and log-probs are sent.
         refused: the request is refused with these words.
     """
