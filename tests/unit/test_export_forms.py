@@ -29,10 +29,9 @@ from clawloop.turns.canonical import prefix_digests, seed_digest
 from tests.records import turn_record
 
 TEMPLATES = Path(__file__).parent / "families" / "templates"
-# gemma3 knows no calls; R1's distilled models are rendered from OpenAI's form.
-WITH_CALLS = sorted(
-    path.name for path in TEMPLATES.glob("*.jinja") if path.stem not in ("gemma3", "deepseek_r1_distill")
-)
+WITHOUT_CALLS = ("gemma3.jinja", "smollm2.jinja")
+# R1's distilled models are rendered from OpenAI's form.
+WITH_CALLS = sorted({path.name for path in TEMPLATES.glob("*.jinja")} - {*WITHOUT_CALLS, "deepseek_r1_distill.jinja"})
 TOOLS: list[Any] = [
     {
         "type": "function",
@@ -119,6 +118,16 @@ def test_templates_render_calls_and_their_results(kind: ExportKind, template: st
         assert '\\"' not in text.replace('\\"type', "")  # no arguments in quotes
         assert "None" not in text
     assert "Noon." in rendered(told, template)
+
+
+@pytest.mark.parametrize("template", WITHOUT_CALLS)
+@pytest.mark.parametrize("kind", [ExportKind.CHAT, ExportKind.PREFERENCE])
+def test_templates_without_calls_render_what_was_said(kind: ExportKind, template: str) -> None:
+    called, _ = exported(kind, (ASKED, RIGHT), ([*ASKED, RIGHT, *TOLD], ANSWER))
+    text = rendered(called, template)
+    assert "What time is it\nin Oslo?" in text
+    assert text.count("Oslo") == 1  # no argument
+    assert "None" not in text
 
 
 def test_a_template_that_wants_strings_renders_openais_form() -> None:
