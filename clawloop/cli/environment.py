@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from clawloop.cli.terminal import AsJson, show_table
+from clawloop.cli.terminal import AsJson, printable, show_table
 from clawloop.errors import RecordUnusable, SetupError
 
 environment_app = typer.Typer(no_args_is_help=True, help="Environments: where tasks and their verifiers come from.")
@@ -66,7 +66,10 @@ def check_tasks(
     if as_json:
         typer.echo(json.dumps(rows))
     else:
-        show_table(rows)
+        show_table([{name: cell for name, cell in row.items() if name != "why"} for row in rows])
+        for row in rows:
+            if row["why"]:  # in full, however narrow the terminal: it names the remedy
+                typer.echo(printable(f"\n{row['task']}: {row['why']}"))
         usable = sum(row["usable"] == "yes" for row in rows)
         typer.echo(f"\n{usable} of {len(rows)} tasks can be used")
     if any(row["usable"] == "no" for row in rows):
