@@ -16,7 +16,7 @@ from db.erasure import PostgresErasureStore
 from db.judging.rejudging import PostgresRejudgeStore
 from db.training.status import PostgresTrainingBrowser
 from db.turns.sessions import PostgresSessionStore
-from tests.api.conftest import Gateway, running_gateway, until
+from tests.api.conftest import Gateway, running_gateway
 from tests.contract.learning import PostgresLearning
 from tests.fakes.engine import fake_engine
 from tests.ui.recorded import Recorder
@@ -51,8 +51,6 @@ class GatewayThread(threading.Thread):
         async with self._engines:
             engine = await self._engines.enter_async_context(fake_engine())
             async with running_gateway(self.folder, engines=[engine], hold_seconds=HOLD_SECONDS) as self.gateway:
-                # Until its first probe an engine takes nothing, and no request is held for long.
-                await until(self.gateway.services.engines.healthy)
                 if self.database_url is not None:
                     database = Database(self.database_url, BACKGROUND_LIMIT)
                     self._engines.push_async_callback(database.close)
