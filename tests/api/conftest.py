@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -224,8 +224,7 @@ async def running_gateway(
     async with serving(create_app(services), http=BoundedHttpProtocol) as url:
         if any(engine.healthy for engine in engines):
             # It is asked what its model takes first, and only two requests may wait for that.
-            with suppress(TimeoutError):
-                await until(created[0].engines.healthy, seconds=5)
+            await until(created[0].engines.healthy)
         yield Gateway(
             url,
             turns,

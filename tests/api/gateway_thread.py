@@ -8,12 +8,18 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
+from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.operations.reading import Reading
+from clawloop.operations.sessions import SessionOperations
 from db.database import BACKGROUND_LIMIT, Database
+from db.erasure import PostgresErasureStore
+from db.judging.rejudging import PostgresRejudgeStore
 from db.training.status import PostgresTrainingBrowser
 from db.turns.sessions import PostgresSessionStore
-from tests.api.conftest import Gateway, running_gateway, until
+from tests.api.conftest import Gateway, running_gateway
+from tests.contract.learning import PostgresLearning
 from tests.fakes.engine import fake_engine
+from tests.ui.recorded import Recorder
 
 # Short, because the requests are sent one after the other.
 HOLD_SECONDS = 0.02
@@ -23,7 +29,8 @@ class GatewayThread(threading.Thread):
     """A gateway on an event loop of its own, for a blocking client.
 
     Args:
-        database_url: migrated; what pages read comes from there. Without it, that is away.
+        database_url: migrated, without rows, and of this gateway alone: a session is recorded there, and sessions are
+            read, judged again and erased there. Without it they are in memory, and what pages read is away.
     """
 
     def __init__(self, folder: Path, database_url: str | None = None) -> None:
@@ -44,15 +51,24 @@ class GatewayThread(threading.Thread):
         async with self._engines:
             engine = await self._engines.enter_async_context(fake_engine())
             async with running_gateway(self.folder, engines=[engine], hold_seconds=HOLD_SECONDS) as self.gateway:
-                # Until its first probe an engine takes nothing, and no request is held for long.
-                await until(self.gateway.services.engines.healthy)
                 if self.database_url is not None:
                     database = Database(self.database_url, BACKGROUND_LIMIT)
                     self._engines.push_async_callback(database.close)
-                    self.gateway.services.reading = Reading(PostgresSessionStore(database))
-                    self.gateway.services.training_browser = PostgresTrainingBrowser(database)
+                    await Recorder(await PostgresLearning.on(self.database_url, database)).chat("recorded", "Hello")
+                    self._use(database, self.gateway)
                 self.ready.set()
                 await stop.wait()
+
+    def _use(self, database: Database, gateway: Gateway) -> None:
+        # What finds a session and what changes it use the same store.
+        gateway.services.reading = Reading(PostgresSessionStore(database))
+        gateway.services.session_operations = SessionOperations(
+            PostgresRejudgeStore(database),
+            PostgresErasureStore(database),
+            ArtifactFolder(self.folder / "artifacts"),
+            gateway.operator,
+        )
+        gateway.services.training_browser = PostgresTrainingBrowser(database)
 
     def stop_engine(self) -> None:
         """Stop the engine; returns once its port is closed."""

@@ -12,10 +12,13 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import not_a_server_error, response_schema_conformance
 
+from clawloop.local.services.postgres import EmbeddedPostgres
+from db.schema import migrate
 from tests.api.conftest import Gateway
 from tests.api.gateway_thread import gateway_thread
 from tests.api.known_ids import KNOWN_IDS, described_requests
 from tests.api.test_any_shape import EXAMPLES, PROPER, REQUESTS, error_fields, headers_of
+from tests.conftest import database_address, execute
 
 pytestmark = pytest.mark.slow  # hundreds of requests per operation
 
@@ -28,8 +31,12 @@ schemathesis.serializer.alias("application/x-tar", "application/octet-stream")
 
 
 @pytest.fixture(scope="module")
-def gateway_in_thread(tmp_path_factory: pytest.TempPathFactory, migrated_url: str) -> Iterator[Gateway]:
-    with gateway_thread(tmp_path_factory.mktemp("fuzz"), migrated_url) as (_, gateway):
+def gateway_in_thread(tmp_path_factory: pytest.TempPathFactory, postgres_server: EmbeddedPostgres) -> Iterator[Gateway]:
+    # Not the database of other tests: `last` would be whatever they left there, or nothing.
+    execute(postgres_server.url, "CREATE DATABASE fuzzed")
+    url = database_address(postgres_server.url, "fuzzed")
+    migrate(url)
+    with gateway_thread(tmp_path_factory.mktemp("fuzz"), url) as (_, gateway):
         yield gateway
 
 

@@ -22,6 +22,7 @@ from clawloop.settings import Settings
 from db.database import Database
 from db.serving.engines import add_engine
 from db.serving.keys import PostgresKeyStore
+from tests.api.conftest import until
 from tests.contract.learning import POLICY, PostgresLearning
 from tests.fakes.engine import FakeEngine, fake_engine, serving
 from tests.ui.recorded import Recorder
@@ -102,6 +103,8 @@ async def page(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         running = await stack.enter_async_context(_serving(postgres_url, tmp_path))
         running.admin_key, running.read_key = admin, read
         running.recorder, running.engine = Recorder(learning), engine
+        # An engine takes nothing until its first probe.
+        await until(running.services[0].engines.healthy)
         yield running
 
 

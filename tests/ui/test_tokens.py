@@ -31,9 +31,6 @@ async def test_a_trained_reply_shows_its_tokens_by_their_advantage(page: Page) -
         )
         [row] = await page.learning.rows("SELECT session_id FROM turns WHERE id = %s", turn)
         assert f'hx-get="{path}"' in await visitor.get(f"/ui/sessions/{row['session_id']}")
-        services = page.services[0]
-        while not (services.engines.healthy() and services.directory.snapshot.policies):
-            await asyncio.sleep(0.05)  # a busy machine reads its directory late
         shown = html.unescape(await visitor.get(path))
         first, second = sample.response_ids[:2]
         assert f'<span class="token up-1" title="advantage +0.500, moved +0.250"><{first}></span>' in shown
