@@ -20,8 +20,6 @@ _COUNTS = text("""
 
 
 class PostgresOverviewStore:
-    """Satisfies `clawloop.operations.overview.OverviewStore`."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from temporalio import activity
 
 from activities.judging.messages import TRAINED_LIMIT, Closed, CloseSession, main_turn_result, with_trained_turns
-from activities.judging.ports import ClosingStore, JudgingCounter, NoCounter, TurnContextStore
+from activities.judging.ports import ClosingStore, JudgementStore
 from activities.notify import TrainingNotifier
 from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import TurnOutcome
@@ -29,6 +29,7 @@ from clawloop.judging.next_state_lookup import FoundState, look_for_next_state
 from clawloop.judging.records import ClosingSession, SessionTurn, TurnDecision
 from clawloop.judging.voting import direct_vote
 from clawloop.samples.decision import FallbackSample, JudgedTurn, at_least_one
+from clawloop.telemetry.metrics import WorkerMetrics
 
 NOT_IN_HISTORY = "answer not in later history"
 LOOKS_LIKE_CHORE = "looks like a summary request"
@@ -43,12 +44,12 @@ class ClosingActivities:
     def __init__(
         self,
         store: ClosingStore,
-        contexts: TurnContextStore,
+        contexts: JudgementStore,
         training: TrainingNotifier,
-        counts: JudgingCounter | None = None,
+        counts: WorkerMetrics | None = None,
     ) -> None:
         self._store = store
-        self._counts: JudgingCounter = counts or NoCounter()
+        self._counts = counts or WorkerMetrics()
         self._contexts = contexts
         self._training = training
 

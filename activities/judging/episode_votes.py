@@ -12,7 +12,7 @@ from typing import Protocol
 from temporalio import activity
 
 from activities.judging.evaluation import Case, count_answers
-from activities.judging.ports import Judge, JudgementStore, JudgingCounter, NoCounter
+from activities.judging.ports import Judge, JudgementStore
 from activities.judging.vote_collector import VoteCollector
 from clawloop.contracts.notices import Message
 from clawloop.contracts.turns import TurnOutcome
@@ -20,6 +20,7 @@ from clawloop.heartbeat import heartbeating
 from clawloop.ids import EpisodeId, JudgementId, TurnId
 from clawloop.judging.next_state_lookup import find_next_state
 from clawloop.judging.voting import Verdict, majority
+from clawloop.telemetry.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class EpisodeJudgingActivities:
         store: JudgementStore,
         turns: EpisodeTurns,
         judge: Judge,
-        counts: JudgingCounter | None = None,
+        counts: WorkerMetrics | None = None,
         *,
         judge_learns: bool = False,
     ) -> None:
@@ -74,7 +75,7 @@ class EpisodeJudgingActivities:
         self._store = store
         self._turns = turns
         self._judge = judge
-        self._counts: JudgingCounter = counts or NoCounter()
+        self._counts = counts or WorkerMetrics()
 
     @activity.defn
     async def judge_episode(self, request: JudgeEpisode) -> EpisodeJudged:

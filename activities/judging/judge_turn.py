@@ -23,7 +23,7 @@ from activities.judging.messages import (
     unknown_turn_result,
     with_trained_turns,
 )
-from activities.judging.ports import Judge, JudgementStore, JudgingCounter, NoCounter, Renderer
+from activities.judging.ports import Judge, JudgementStore, Render
 from activities.judging.vote_collector import VoteCollector
 from activities.notify import TrainingNotifier
 from clawloop.contracts.sessions import TurnResult
@@ -36,6 +36,7 @@ from clawloop.judging.next_state_lookup import find_next_state, judgeable_by
 from clawloop.judging.plan import Action, JudgingPlan, plan_judging
 from clawloop.judging.records import FinalizedJudgement, JudgingContext, OpenJudgement, Relation, TurnContext
 from clawloop.samples.decision import is_held_out
+from clawloop.telemetry.metrics import WorkerMetrics
 from clawloop.turns.next_state import NextState
 
 log = logging.getLogger(__name__)
@@ -51,15 +52,15 @@ class JudgingActivities:
         self,
         store: JudgementStore,
         judge: Judge,
-        renderer: Renderer,
+        render: Render,
         training: TrainingNotifier,
-        counts: JudgingCounter | None = None,
+        counts: WorkerMetrics | None = None,
     ) -> None:
         self._store = store
         self._judge = judge
-        self._renderer = renderer
+        self._render = render
         self._training = training
-        self._counts: JudgingCounter = counts or NoCounter()
+        self._counts = counts or WorkerMetrics()
         self._locks: WeakValueDictionary[TurnId, asyncio.Lock] = WeakValueDictionary()
 
     @activity.defn
@@ -161,7 +162,7 @@ class JudgingActivities:
             return None
         judgement = await self._open(plan, case)
         collector = self._collector(case, judgement)
-        finalized = await Evaluator(case, judgement, collector, self._renderer, self._counts).evaluate()
+        finalized = await Evaluator(case, judgement, collector, self._render, self._counts).evaluate()
         if finalized.outcome is TurnOutcome.UNJUDGED and _has_verdict(context):
             # The stored votes wait for the next attempt, and the sweep notifies again of feedback not applied.
             return _stored_result(context, f"re-judging gave no verdict ({finalized.why}); the old one is kept: ")

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from clawloop.contracts.adapter_directory import AdapterDirectory
+from clawloop.adapters.directory import AdapterFolder
 from clawloop.contracts.sessions import RejudgeRequested, SessionFacts, WaitingWork
 from clawloop.ids import ApiKeyId, SessionId, TurnId
 
@@ -97,11 +97,6 @@ class RecoveryWorkflows(Protocol):
         """The turns signalled to each run of a session's workflow, open or closed. A session may have several runs."""
 
 
-class AdapterDirectories(Protocol):
-    async def directories(self) -> list[AdapterDirectory]:
-        """The complete versions on this machine's disk."""
-
-
 class SpooledTurns(Protocol):
     """Every call raises SetupError when this user may not read or change the spool."""
 
@@ -148,7 +143,7 @@ class Recovery:
         self,
         store: RecoveryStore,
         workflows: RecoveryWorkflows,
-        adapters: AdapterDirectories | None,
+        adapters: AdapterFolder | None,
         spool: SpooledTurns | None = None,
     ) -> None:
         self._store = store

@@ -214,8 +214,6 @@ _VOTED = text("""
 
 
 class PostgresVoteReader:
-    """Satisfies `clawloop.operations.history.VoteReader`."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 

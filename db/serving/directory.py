@@ -35,8 +35,6 @@ DEFAULT_SAMPLING: dict[str, JsonValue] = {
 
 
 class PostgresDirectoryStore:
-    """Implements `clawloop.serving.directory.DirectoryStore`."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 

@@ -49,7 +49,7 @@ def secretless_key(key: ApiKeyId, policy: str, name: str) -> dict[str, Any]:
 
 
 class PostgresKeyStore:
-    """Implements `api.ports.KeyStore`. Every method raises StoreUnavailable while PostgreSQL is down."""
+    """Implements `clawloop.operations.keys.KeyStore`. Every method raises StoreUnavailable while PostgreSQL is down."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -157,37 +157,6 @@ class PostgresKeyStore:
         of_people = select(ApiKeyRow.id).where(ApiKeyRow.revoked_at.is_(None), ApiKeyRow.episode_id.is_(None))
         return await connection.scalar(of_people.where(_alive()).limit(1)) is not None
 
-
-def _alive() -> ColumnElement[bool]:
-    return or_(ApiKeyRow.expires_at.is_(None), ApiKeyRow.expires_at > func.now())
-
-
-def _key(row: Any) -> ApiKey:
-    return ApiKey(
-        ApiKeyId(row.id),
-        row.policy,
-        frozenset(map(Scope, row.scopes)),
-        None if row.episode_id is None else EpisodeId(row.episode_id),
-        row.expires_at,
-        KeyLimits(row.requests_per_minute, row.tokens_per_minute, row.concurrency, row.stored_mib),
-        frozenset(row.policies),
-    )
-
-
-def _sha256(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode()).digest()
-
-
-# Uses -----------------------------------------------------------------------------------------------------------------
-# Stores each key's limits, and reads its use.
-
-
-class PostgresKeyUses:
-    """Implements `api.ports.KeyUses`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
     @transaction
     async def use_of(self, connection: AsyncConnection, prefix: str) -> KeyUse | None:
         return await _read(connection, prefix)
@@ -211,6 +180,30 @@ class PostgresKeyUses:
         of_keys = select(StoredBytesRow.api_key_id, total).where(StoredBytesRow.api_key_id.in_(keys))
         rows = (await connection.execute(of_keys.group_by(StoredBytesRow.api_key_id))).all()
         return {ApiKeyId(key): int(size) for key, size in rows}
+
+
+def _alive() -> ColumnElement[bool]:
+    return or_(ApiKeyRow.expires_at.is_(None), ApiKeyRow.expires_at > func.now())
+
+
+def _key(row: Any) -> ApiKey:
+    return ApiKey(
+        ApiKeyId(row.id),
+        row.policy,
+        frozenset(map(Scope, row.scopes)),
+        None if row.episode_id is None else EpisodeId(row.episode_id),
+        row.expires_at,
+        KeyLimits(row.requests_per_minute, row.tokens_per_minute, row.concurrency, row.stored_mib),
+        frozenset(row.policies),
+    )
+
+
+def _sha256(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
+
+
+# Uses -----------------------------------------------------------------------------------------------------------------
+# Stores each key's limits, and reads its use.
 
 
 async def _read(connection: AsyncConnection, prefix: str) -> KeyUse | None:

@@ -258,7 +258,7 @@ _MARK = text("""
 
 
 class PostgresTrainingBrowser:
-    """Satisfies `api.ports.TrainingBrowser`."""
+    """Satisfies `clawloop.operations.training.TrainingBrowser`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -101,7 +101,7 @@ class ScriptedVotes:
 
 
 class TwoGroups:
-    """Satisfies `RolloutStore`: two groups, then a pause.
+    """Two groups, then a pause.
 
     Attributes:
         has_room: the second group may start; the first always may.
@@ -138,7 +138,7 @@ async def orchestrating(client: Client, store: FakeEpisodeStore, runner: Scripte
     """All workers but the environment's."""
     rollouts = TwoGroups(store)
     notifier = TemporalNotifier(client, IDLE)
-    ledger = EpisodeLedgerActivities(store, rollouts, TrainingNotifier(NoWork(), notifier), notifier)
+    ledger = EpisodeLedgerActivities(store, rollouts.next_groups, TrainingNotifier(NoWork(), notifier), notifier)
     local = ledger.where_workflows_run
     calls = [*local, ledger.settle_group]
     async with (
