@@ -24,7 +24,7 @@ from api.ui.changes import Changes
 from api.ui.logins import Logins
 from clawloop.contracts.answers import CheckReport
 from clawloop.contracts.serving import Scope
-from clawloop.episodes.running import Artifacts, EpisodeKeys
+from clawloop.episodes.running import Artifacts, KeyOfEpisode
 from clawloop.operations.engines import EngineOperations
 from clawloop.operations.export import Exporter
 from clawloop.operations.history import HistoryOperations, VotedTurns
@@ -85,7 +85,7 @@ class Services:
     rollout_operations: RolloutOperations
     episodes: EpisodeReader
     voted_turns: VotedTurns
-    episode_keys: EpisodeKeys
+    key_of_episode: KeyOfEpisode
     artifacts: Artifacts
     history: HistoryOperations
     engine_operations: EngineOperations

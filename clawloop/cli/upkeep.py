@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from clawloop.contracts.answers import CheckReport, ServiceStatus
-    from clawloop.operations.recovery import Recovered
+    from clawloop.processes.recovery import Recovered
     from clawloop.temporal.replay import Replay
     from db.database import Database
 

@@ -108,7 +108,7 @@ class DrainingServer(uvicorn.Server):
         self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
         connections = cast(set[BoundedHttpProtocol], self.server_state.connections)
         for connection in list(connections):
-            if connection.cycle is not None and not connection.cycle.response_started:
+            if connection.exchange is not None and not connection.exchange.response_started:
                 connection.shutdown()
         began = loop.time()
         silent_since: dict[BoundedHttpProtocol, float] = {}
@@ -126,7 +126,7 @@ class DrainingServer(uvicorn.Server):
 
 def _is_busy(connection: BoundedHttpProtocol) -> bool:
     """True if a request is being answered, or has begun to arrive."""
-    return connection.is_in_head or (connection.cycle is not None and not connection.cycle.response_complete)
+    return connection.is_in_head or (connection.exchange is not None and not connection.exchange.response_complete)
 
 
 def _close_unless_it_speaks(transport: Transport) -> None:

@@ -291,7 +291,7 @@ async def gateway_services(
         rollout_operations=operations.rollouts,
         voted_turns=PostgresVoteReader(background).voted_turns,
         episodes=PostgresEpisodeStore(background),
-        episode_keys=PostgresEpisodeStore(background),
+        key_of_episode=PostgresEpisodeStore(background).key_of,
         artifacts=open_artifacts(settings, sealer, stack, settings.min_free_disk_bytes),
         history=history,
         engine_operations=engine_operations,

@@ -25,12 +25,12 @@ from clawloop.ids import RolloutGroupId, TurnId
 from clawloop.operations.engines import EngineOperations
 from clawloop.operations.history import HistoryOperations, NewVerdict
 from clawloop.operations.ports import EnvironmentWorkers
-from clawloop.operations.recovery import Recovery
 from clawloop.operations.rollouts import RolloutOperations
 from clawloop.operations.sessions import SessionOperations
 from clawloop.operations.training import TrainingOperations
 from clawloop.processes.database import sealer_of
 from clawloop.processes.endpoints import engine_secret
+from clawloop.processes.recovery import Recovery
 from clawloop.processes.workers import judge_client
 from clawloop.recipes.recipe import Recipe
 from clawloop.serving import engine_check

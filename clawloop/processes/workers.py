@@ -35,7 +35,7 @@ from clawloop.processes.endpoints import engine_secret, required_temporal_addres
 from clawloop.processes.holding import Holding
 from clawloop.processes.notifier import notifier_on
 from clawloop.processes.worker_process import GRACE, LOOPBACK, RETRY_SECONDS, run_workers
-from clawloop.serving.directory import DirectoryCache, DirectoryStore
+from clawloop.serving.directory import DirectoryCache
 from clawloop.serving.endpoints import Endpoint, Endpoints
 from clawloop.serving.judge import JudgeClient, ReadPictures
 from clawloop.serving.probes import ProbeClient
@@ -196,6 +196,7 @@ def _orchestrator_workers(
     conversations = ConversationCache(settings.conversation_cache_bytes)
     step_store, publishing_store = PostgresStepStore(database, conversations), PostgresPublishingStore(database)
     episode_store, rollouts = PostgresEpisodeStore(database), PostgresRolloutStore(database)
+    canaries = PostgresCanaryStore(database)
     sweeper = SweepActivities(
         PostgresSweepStore(database),
         notifier,
@@ -215,7 +216,7 @@ def _orchestrator_workers(
             notifier,
             PostgresJudgeSampleStore(database).reward_votes,
         ),
-        canaries=Canaries(PostgresCanaryStore(database), work),
+        canaries=Canaries(canaries.open, canaries.decide, work),
     )
     judgements = PostgresJudgementStore(database, conversations)
     ledger = ClosingActivities(PostgresClosingStore(database), judgements, work, metrics)
@@ -268,8 +269,9 @@ async def _judge_worker(
     conversations = ConversationCache(settings.conversation_cache_bytes)
     judgements = PostgresJudgementStore(database, conversations)
     judging = JudgingActivities(judgements, judge, renderer.render, work, metrics)
+    stored = PostgresEpisodeStore(database)
     episodes = EpisodeJudgingActivities(
-        judgements, PostgresEpisodeStore(database), judge, metrics, judge_learns=settings.judge_learns
+        judgements, stored.waiting_turns, stored.note_verdict, judge, metrics, judge_learns=settings.judge_learns
     )
     engines = await stack.enter_async_context(ProbeClient(now, engine_secret(settings)))
     probes = PostgresProbeStore(database, conversations)
@@ -289,7 +291,7 @@ async def _judge_worker(
     )
 
 
-async def _start_training_workflows(directory: DirectoryStore, notifier: Notifier) -> None:
+async def _start_training_workflows(directory: PostgresDirectoryStore, notifier: Notifier) -> None:
     """Signal-with-start each policy's training workflow, and retry. Engine workflows are started by their agents."""
     while True:
         try:

@@ -226,8 +226,8 @@ _ONE = text(f"{_EPISODES} WHERE e.id = :episode")
 
 
 class PostgresEpisodeStore:
-    """Implements `EpisodeStore` of `activities.episodes`, `EpisodeKeys` of `clawloop.episodes.running` and
-    `EpisodeTurns` of `activities.judging.episode_votes`; also reads for people."""
+    """Implements `EpisodeStore` of `activities.episodes`; also keeps the keys and turns of episodes, and reads for
+    people."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

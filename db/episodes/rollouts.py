@@ -115,7 +115,7 @@ _UNTOUCHED = text("""
 
 
 class PostgresRolloutStore:
-    """Satisfies `activities.episodes.RolloutStore` and `clawloop.operations.ports.RolloutsStore`."""
+    """Satisfies `clawloop.operations.ports.RolloutsStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -181,12 +181,11 @@ _REWARDED = text(f"""
 
 
 class PostgresJudgeSampleStore:
-    """Satisfies `activities.episodes.JudgedVotes`."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def reward_votes(self) -> int:
+        """Make samples of a learning judge's votes whose rollout group is settled; the number of samples."""
         groups = await self._settled()
         return sum([await self._reward_group(group) for group in groups])
 

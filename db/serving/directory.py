@@ -101,8 +101,6 @@ CONNECT_SECONDS = 5
 
 
 class PostgresListener:
-    """Implements `clawloop.serving.directory.DirectoryChanges`."""
-
     def __init__(self, url: str) -> None:
         self._address = make_url(driver_url(url)).set(drivername="postgresql").render_as_string(hide_password=False)
 

@@ -135,7 +135,7 @@ _LEFTOVER = text("""
 
 
 class PostgresPublishingStore:
-    """Implements `activities.serving.publishing.PublishingStore` and `api.ports.VersionLoading`."""
+    """Implements `activities.serving.publishing.PublishingStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -84,7 +84,7 @@ _OPEN = text("SELECT id FROM policies WHERE canary IS NOT NULL AND pinned IS NUL
 
 
 class PostgresCanaryStore:
-    """Implements `activities.training.gate.CanaryStore`."""
+    """Which versions are canaries."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -47,7 +47,7 @@ _READ_OF_TURN = _READ_OF_SESSION.replace(":session", "(SELECT session_id FROM tu
 
 
 class PostgresFileStore:
-    """Implements `api.ports.FileReader` and `clawloop.serving.judge.PictureReader`."""
+    """Implements `api.ports.FileReader`; also reads pictures for a judge."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -194,7 +194,7 @@ async def running_gateway(
                     rollout_operations=rollout_operations,
                     episodes=episodes,
                     voted_turns=FakeVoteReader().voted_turns,
-                    episode_keys=episode_keys,
+                    key_of_episode=episode_keys.key_of,
                     artifacts=artifacts,
                     history=HistoryOperations(FakeHistoryStore(history), FakeHistoryJudge(), training, operations),
                     logins=Logins(key_ring, keys),

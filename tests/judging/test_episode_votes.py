@@ -41,7 +41,9 @@ async def judge(bench: Bench, episodes: Sequence[EpisodeBegun], votes: Sequence[
     """Judge each episode by a judge that always votes so; the number of its turns, and of those judged."""
     async with JudgeClient(lambda _: [Endpoint(bench.judge.url, "tiny")], AnswerForm.FREE, seconds=JUDGE_SECONDS) as by:
         store = PostgresEpisodeStore(bench.database)
-        activities = EpisodeJudgingActivities(bench.judgements, store, by, bench.metrics)
+        activities = EpisodeJudgingActivities(
+            bench.judgements, store.waiting_turns, store.note_verdict, by, bench.metrics
+        )
         results = []
         for episode, vote in zip(episodes, votes, strict=True):
             bench.judge.votes = [vote]

@@ -128,7 +128,7 @@ async def working(client: Client, store: FakeEpisodeStore, runner: ScriptedRunne
 
 
 def environment_worker(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> Worker:
-    environment = EnvironmentActivities(store, runner, Artifacts())
+    environment = EnvironmentActivities(store.key_of, runner, Artifacts())
     queue = environment_queue(runner.environment)
     return Worker(client, task_queue=queue, activities=[environment.run_episode, environment.verify_episode])
 

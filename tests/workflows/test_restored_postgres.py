@@ -11,7 +11,7 @@ from temporalio.client import Client
 from clawloop.adapters.directory import AdapterFolder
 from clawloop.contracts.notices import BatchWaits
 from clawloop.local.services.postgres import EmbeddedPostgres
-from clawloop.operations.recovery import Recovery
+from clawloop.processes.recovery import Recovery
 from clawloop.temporal.notifier import TemporalNotifier
 from clawloop.temporal.server import begin_sweeping
 from db.invariants import violations
