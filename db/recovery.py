@@ -15,7 +15,7 @@ from clawloop.contracts.sessions import KeyOfTurns, RejudgeRequested, SessionFac
 from clawloop.contracts.training import StepState
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import ApiKeyId, SessionId, TurnId
-from db.database import Database, transaction
+from db.database import PostgresStore, transaction
 from db.serving.keys import secretless_key
 from db.tables import ApiKeyRow, FeedbackRow, PolicyRow, SessionRow, StepRow, TurnRow, VersionRow
 from db.training.policies import lock_policy, next_step
@@ -63,11 +63,8 @@ async def forget_signals(connection: AsyncConnection) -> WaitingWork:
     return WaitingWork(len(set(waiting)), len(waiting), (await connection.execute(feedback)).rowcount)
 
 
-class PostgresRecoveryStore:
+class PostgresRecoveryStore(PostgresStore):
     """Every call raises StoreUnavailable when PostgreSQL does not answer in time."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     @transaction
     async def forget_signals(self, connection: AsyncConnection) -> WaitingWork:

@@ -20,7 +20,7 @@ from clawloop.episodes.keys import SECRET_BYTES, is_episode_key
 from clawloop.errors import SetupError
 from clawloop.ids import ApiKeyId, EpisodeId, new_api_key_id
 from db.content import storable
-from db.database import Database, transaction
+from db.database import PostgresStore, transaction
 from db.tables import ApiKeyRow, PolicyRow, SessionRow, SigningKeyRow, StoredBytesRow
 
 # Keys -----------------------------------------------------------------------------------------------------------------
@@ -48,11 +48,8 @@ def secretless_key(key: ApiKeyId, policy: str, name: str) -> dict[str, Any]:
     }
 
 
-class PostgresKeyStore:
+class PostgresKeyStore(PostgresStore):
     """Implements `clawloop.operations.keys.KeyStore`. Every method raises StoreUnavailable while PostgreSQL is down."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def authenticate(self, secret: str) -> ApiKey | None:
         if is_episode_key(secret):

@@ -19,7 +19,7 @@ from clawloop.ids import ApiKeyId, EpisodeId, SessionId, TurnId, short_form
 from clawloop.turns.explain import Waiting, explain
 from clawloop.turns.titles import title_of
 from db.content import ContentCodec, content_of, exact_json, plain_length, storable
-from db.database import Database, transaction
+from db.database import PostgresStore, transaction
 from db.tables import SessionRow, TurnRow
 from db.training.policies import require_policy
 from db.turns.exchanges import read_detail, read_exchanges
@@ -120,11 +120,8 @@ _OF_ID = text(_TURNS.format(session="(SELECT session_id FROM turns WHERE id = :t
 _POSITION = text("SELECT count(*) FROM turns WHERE session_id = :session AND id < :turn")
 
 
-class PostgresSessionStore:
+class PostgresSessionStore(PostgresStore):
     """Satisfies `clawloop.operations.reading.SessionStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     @transaction
     async def newest_session(self, connection: AsyncConnection) -> SessionId | None:

@@ -94,7 +94,7 @@ async def test_a_refused_key_of_a_worker_is_told_with_its_remedy(client: Client)
     async with TestServer(app) as server:
         url = str(server.make_url("")).rstrip("/")
         async with WorkerGateway.open(url, "ck_secret", patience_seconds=0) as gateway:
-            [reason], _ = await reasons_of(client, "tool-call", keys=gateway)
+            [reason], _ = await reasons_of(client, "tool-call", key_of=gateway.key_of)
     assert reason == (
         f"the gateway at {url}/admin/v1/worker refuses the key (401): make one by"
         " `clawloop key create --scope worker`, and set CLAWLOOP_WORKER_KEY"
