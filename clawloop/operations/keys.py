@@ -16,13 +16,14 @@ MOST_DAYS = 36_500
 
 
 class KeyStore(Protocol):
-    """Keys, with their limits and use. Every call raises StoreUnavailable when PostgreSQL does not answer in time.
-
-    A key that could not be looked up may be valid.
-    """
+    """Keys, with their limits and use. Every call raises StoreUnavailable when PostgreSQL does not answer in time."""
 
     async def authenticate(self, secret: str) -> ApiKey | None:
-        """The key with this secret; None if there is none, or it was revoked or has expired."""
+        """The key with this secret; None if there is none, or it was revoked or has expired.
+
+        Raises:
+            StoreUnavailable: the key could not be looked up, so it may be valid.
+        """
 
     async def signing_secret(self) -> bytes:
         """The secret that episode keys are signed with."""

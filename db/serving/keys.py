@@ -199,10 +199,6 @@ def _sha256(secret: str) -> bytes:
     return hashlib.sha256(secret.encode()).digest()
 
 
-# Uses -----------------------------------------------------------------------------------------------------------------
-# Stores each key's limits, and reads its use.
-
-
 async def _read(connection: AsyncConnection, prefix: str) -> KeyUse | None:
     newest = select(func.max(SessionRow.last_turn_at)).where(SessionRow.api_key_id == ApiKeyRow.id)
     stored = select(func.coalesce(func.sum(StoredBytesRow.bytes), 0)).where(StoredBytesRow.api_key_id == ApiKeyRow.id)
