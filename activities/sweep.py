@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 from temporalio import activity
@@ -25,7 +25,9 @@ from clawloop.contracts.notices import Notifier, SessionNotice
 from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded
 from clawloop.heartbeat import heartbeating
 from clawloop.ids import FeedbackId, SessionId, TurnId
-from clawloop.telemetry.metrics import WorkerMetrics
+
+if TYPE_CHECKING:
+    from clawloop.telemetry.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 

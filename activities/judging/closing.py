@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from temporalio import activity
 
@@ -29,7 +30,9 @@ from clawloop.judging.next_state_lookup import FoundState, look_for_next_state
 from clawloop.judging.records import ClosingSession, SessionTurn, TurnDecision
 from clawloop.judging.voting import direct_vote
 from clawloop.samples.decision import FallbackSample, JudgedTurn, at_least_one
-from clawloop.telemetry.metrics import WorkerMetrics
+
+if TYPE_CHECKING:
+    from clawloop.telemetry.metrics import WorkerMetrics
 
 NOT_IN_HISTORY = "answer not in later history"
 LOOKS_LIKE_CHORE = "looks like a summary request"
@@ -49,7 +52,7 @@ class ClosingActivities:
         counts: WorkerMetrics | None = None,
     ) -> None:
         self._store = store
-        self._counts = counts or WorkerMetrics()
+        self._counts = counts
         self._contexts = contexts
         self._training = training
 
@@ -90,7 +93,8 @@ class ClosingActivities:
         results = with_trained_turns(results, trained)
         ready_policy = await self._store.close(request.session_id, request.why, decisions, fallback)
         await self._training.notify(ready_policy)
-        self._counts.closed(guaranteed=fallback is not None and fallback.turn_id is not None)
+        if self._counts is not None:
+            self._counts.closed(guaranteed=fallback is not None and fallback.turn_id is not None)
         guarantee = "" if fallback is None else fallback.why
         return Closed(to_judge=[], results=results, guarantee=guarantee, turns=session.main_turns)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from temporalio import activity
 
@@ -20,7 +21,9 @@ from clawloop.heartbeat import heartbeating
 from clawloop.ids import EpisodeId, JudgementId, TurnId
 from clawloop.judging.next_state_lookup import find_next_state
 from clawloop.judging.voting import Verdict, majority
-from clawloop.telemetry.metrics import WorkerMetrics
+
+if TYPE_CHECKING:
+    from clawloop.telemetry.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +67,7 @@ class EpisodeJudgingActivities:
         self._waiting_turns = waiting_turns
         self._note_verdict = note_verdict
         self._judge = judge
-        self._counts = counts or WorkerMetrics()
+        self._counts = counts
 
     @activity.defn
     async def judge_episode(self, request: JudgeEpisode) -> EpisodeJudged:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from activities.judging.ports import Render
 from activities.judging.vote_collector import VoteCollector
@@ -28,8 +29,10 @@ from clawloop.judging.records import (
 from clawloop.judging.voting import Verdict, majority, rated
 from clawloop.samples.decision import decide, unseen_parts, why_not_trainable
 from clawloop.samples.rewards import relation_of, shape_reward
-from clawloop.telemetry.metrics import WorkerMetrics
 from clawloop.turns.next_state import NextState
+
+if TYPE_CHECKING:
+    from clawloop.telemetry.metrics import WorkerMetrics
 
 NOT_VOTED = Verdict(verdict=None, expected=None, reward=None, why="no verdict asked for")
 NOTHING_FOLLOWED = Verdict(verdict=None, expected=None, reward=None, why="nothing followed")
@@ -90,7 +93,12 @@ class Evaluator:
     """Decides one case under one judgement, with the answers that `collector` gets."""
 
     def __init__(
-        self, case: Case, judgement: OpenJudgement, collector: VoteCollector, render: Render, counts: WorkerMetrics
+        self,
+        case: Case,
+        judgement: OpenJudgement,
+        collector: VoteCollector,
+        render: Render,
+        counts: WorkerMetrics | None,
     ) -> None:
         self._case = case
         self._record = case.record
@@ -194,6 +202,7 @@ class Evaluator:
             return None, "no engine rendered the hinted prompt"
 
 
-def count_answers(counts: WorkerMetrics, kind: str, answers: Sequence[object | None]) -> None:
-    missing = sum(answer is None for answer in answers)
-    counts.answered(kind, len(answers) - missing, missing)
+def count_answers(counts: WorkerMetrics | None, kind: str, answers: Sequence[object | None]) -> None:
+    if counts is not None:
+        missing = sum(answer is None for answer in answers)
+        counts.answered(kind, len(answers) - missing, missing)

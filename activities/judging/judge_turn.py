@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from temporalio import activity
@@ -36,8 +37,10 @@ from clawloop.judging.next_state_lookup import find_next_state, judgeable_by
 from clawloop.judging.plan import Action, JudgingPlan, plan_judging
 from clawloop.judging.records import FinalizedJudgement, JudgingContext, OpenJudgement, Relation, TurnContext
 from clawloop.samples.decision import is_held_out
-from clawloop.telemetry.metrics import WorkerMetrics
 from clawloop.turns.next_state import NextState
+
+if TYPE_CHECKING:
+    from clawloop.telemetry.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +63,7 @@ class JudgingActivities:
         self._judge = judge
         self._render = render
         self._training = training
-        self._counts = counts or WorkerMetrics()
+        self._counts = counts
         self._locks: WeakValueDictionary[TurnId, asyncio.Lock] = WeakValueDictionary()
 
     @activity.defn
@@ -192,7 +195,8 @@ class JudgingActivities:
         if stored is not None and (stored.current is None or stored.current.revision < plan.revision):
             # The store wrote nothing: a step took the older judgement's sample before this one was decided.
             return _stored_result(stored, "a step has its sample, so the old verdict is kept: ")
-        self._counts.judged(finalized.outcome)
+        if self._counts is not None:
+            self._counts.judged(finalized.outcome)
         log.info("judged", extra={"turn_id": str(turn_id), "outcome": finalized.outcome})
         if stored is not None and (finalized.relation is not Relation.NONE or held_out):
             return main_turn_result(

@@ -18,7 +18,6 @@ from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt
 from clawloop.judging.records import HINTS, FinalizedJudgement, OpenJudgement, StoredAnswers
 from clawloop.judging.voting import HintVote, Vote
 from clawloop.recipes.recipe import JudgeForm, Recipe
-from clawloop.telemetry.metrics import WorkerMetrics
 from tests.contract.ledgers import GOOD, Ledger, fake_ledger, ledger, postgres_ledger
 
 __all__ = ["fake_ledger", "ledger", "postgres_ledger"]
@@ -78,7 +77,7 @@ class JudgeWorker:
     async def evaluate(self) -> FinalizedJudgement:
         case, judgement = self.case, self.judgement
         collector = VoteCollector(self.store, self.judge, case.record, case.evidence, judgement, case.give_up)
-        return await Evaluator(case, judgement, collector, self.judge.render, WorkerMetrics()).evaluate()
+        return await Evaluator(case, judgement, collector, self.judge.render, None).evaluate()
 
     async def decide(self) -> None:
         await self.store.finalize(self.judgement.id, await self.evaluate(), [])
