@@ -24,18 +24,6 @@ from clawloop.ids import EpisodeId, RolloutGroupId
 log = logging.getLogger(__name__)
 
 
-class RolloutStore(Protocol):
-    async def next_groups(self, policy: str) -> NextGroups:
-        """Insert the groups that the policy's rollouts have room for: none while they or training are paused, or enough
-        groups wait to be trained.
-
-        After too many groups without a sample it pauses them, with the last reason.
-
-        Raises:
-            StoreUnavailable
-        """
-
-
 class EpisodeStore(Protocol):
     """The ledger of rollout groups. Every call is idempotent, and raises StoreUnavailable when PostgreSQL does not
     answer."""
@@ -120,13 +108,23 @@ class ScoreEpisode(Message):
 
 
 class EpisodeLedgerActivities:
-    """On the queue `ledger`, and where the workflows run: short, PostgreSQL only."""
+    """On the queue `ledger`, and where the workflows run: short, PostgreSQL only.
+
+    Args:
+        next_groups: inserts the groups that the policy's rollouts have room for: none while they or training are
+            paused, or enough groups wait to be trained. After too many groups without a sample it pauses them, with the
+            last reason. Raises StoreUnavailable.
+    """
 
     def __init__(
-        self, store: EpisodeStore, rollouts: RolloutStore, training: TrainingNotifier, notifier: Notifier
+        self,
+        store: EpisodeStore,
+        next_groups: Callable[[str], Awaitable[NextGroups]],
+        training: TrainingNotifier,
+        notifier: Notifier,
     ) -> None:
         self._store = store
-        self._rollouts = rollouts
+        self._next_groups = next_groups
         self._training = training
         self._notifier = notifier
 
@@ -175,7 +173,7 @@ class EpisodeLedgerActivities:
     async def next_groups(self, policy: str) -> NextGroups:
         """The groups that a policy's rollouts start now."""
         async with heartbeating():
-            return await self._rollouts.next_groups(policy)
+            return await self._next_groups(policy)
 
     async def _notify_room(self, policy: str | None) -> None:
         if policy is None:
@@ -186,47 +184,34 @@ class EpisodeLedgerActivities:
             log.warning("signal failed, rollouts look again soon", extra={"policy": policy, "why": str(error)})
 
 
-class LateTurns(Protocol):
-    async def end_late_turns(self) -> int:
-        """End turns that were stored after their rollout group was settled; the number of turns.
-
-        Raises:
-            StoreUnavailable
-        """
-
-
-class RunningRollouts(Protocol):
-    async def running(self) -> list[str]:
-        """Policies whose rollouts run, or have open groups.
-
-        Raises:
-            StoreUnavailable
-        """
-
-
-class JudgedVotes(Protocol):
-    async def reward_votes(self) -> int:
-        """Make samples of a learning judge's votes whose rollout group is settled; the number of samples.
-
-        Raises:
-            StoreUnavailable
-        """
-
-
 class EpisodeUpkeep:
-    """What the sweep does for episodes: late turns, and rollouts whose workflow was not notified or was lost."""
+    """What the sweep does for episodes: late turns, and rollouts whose workflow was not notified or was lost.
 
-    def __init__(self, turns: LateTurns, rollouts: RunningRollouts, notifier: Notifier, votes: JudgedVotes) -> None:
-        self._votes = votes
-        self._turns = turns
-        self._rollouts = rollouts
+    Each call of the store raises StoreUnavailable when PostgreSQL does not answer.
+
+    Args:
+        end_late_turns: ends turns that were stored after their rollout group was settled; gives their number.
+        running: the policies whose rollouts run, or have open groups.
+        reward_votes: makes samples of a learning judge's votes whose rollout group is settled; gives their number.
+    """
+
+    def __init__(
+        self,
+        end_late_turns: Callable[[], Awaitable[int]],
+        running: Callable[[], Awaitable[list[str]]],
+        notifier: Notifier,
+        reward_votes: Callable[[], Awaitable[int]],
+    ) -> None:
+        self._end_late_turns = end_late_turns
+        self._running = running
         self._notifier = notifier
+        self._reward_votes = reward_votes
 
     async def sweep(self) -> int:
         """End late turns, notify the workflows of running rollouts and reward judges that learn; the number of late
         turns."""
-        late = await self._turns.end_late_turns()
-        for policy in await self._rollouts.running():
+        late = await self._end_late_turns()
+        for policy in await self._running():
             await self._notifier.notify(RolloutsChanged(policy))
-        await self._votes.reward_votes()
+        await self._reward_votes()
         return late

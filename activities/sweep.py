@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 from temporalio import activity
@@ -25,6 +25,9 @@ from clawloop.contracts.notices import Notifier, SessionNotice
 from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded
 from clawloop.heartbeat import heartbeating
 from clawloop.ids import FeedbackId, SessionId, TurnId
+
+if TYPE_CHECKING:
+    from clawloop.telemetry.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 
@@ -64,13 +67,6 @@ class SweepStore(Protocol):
 
     async def merge_stored_bytes(self) -> int:
         """Merge the counts of what each key stores; of how many keys there were several."""
-
-
-class SweepCounter(Protocol):
-    """Counts sweeps; never raises."""
-
-    def swept(self, turns: int, feedback: int, sessions: int, stuck: int) -> None:
-        """A sweep sent these signals for turns and feedback and woke these sessions; `stuck` could not be notified."""
 
 
 class Swept(BaseModel):
@@ -122,7 +118,7 @@ class SweepActivities:
         min_age: timedelta = MIN_AGE,
         retention: Retention | None = None,
         reconciler: EngineReconciler | None = None,
-        counter: SweepCounter | None = None,
+        counter: WorkerMetrics | None = None,
         episodes: EpisodeUpkeep | None = None,
         canaries: Canaries | None = None,
     ) -> None:

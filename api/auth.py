@@ -15,11 +15,11 @@ from datetime import UTC, datetime
 
 from starlette.datastructures import Headers
 
-from api.ports import KeyStore
 from clawloop.contracts.serving import ApiKey, Scope
 from clawloop.episodes.keys import is_episode_key, verify
 from clawloop.errors import RequestRejected, StoreUnavailable
 from clawloop.ids import ApiKeyId
+from clawloop.operations.keys import KeyStore
 
 log = logging.getLogger(__name__)
 

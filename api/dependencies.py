@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from fastapi import Request
 
@@ -13,35 +14,30 @@ from api.chat.grammar_slots import GrammarSlots
 from api.chat.key_limits import KeyLimiter
 from api.chat.versions import VersionChooser
 from api.ports import (
-    Engines,
     FeedbackStore,
     FileReader,
-    KeyMaker,
-    KeyUses,
-    MetricsPages,
-    Readiness,
-    TrainingBrowser,
-    TurnReader,
-    VersionLoading,
+    TurnStore,
 )
 from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
 from api.ui.changes import Changes
 from api.ui.logins import Logins
+from clawloop.contracts.answers import CheckReport
 from clawloop.contracts.serving import Scope
-from clawloop.episodes.running import Artifacts, EpisodeKeys
+from clawloop.episodes.running import Artifacts, KeyOfEpisode
 from clawloop.operations.engines import EngineOperations
 from clawloop.operations.export import Exporter
-from clawloop.operations.history import HistoryOperations, VoteReader
-from clawloop.operations.keys import KeyOperations
-from clawloop.operations.overview import LedgerCheck, Overview, TemporalHealth
+from clawloop.operations.history import HistoryOperations, VotedTurns
+from clawloop.operations.keys import KeyOperations, KeyStore
+from clawloop.operations.overview import Overview, TemporalProblem
 from clawloop.operations.ports import TrainingStore
 from clawloop.operations.probes import ProbeStore
 from clawloop.operations.reading import Reading
 from clawloop.operations.rollouts import EpisodeReader, RolloutOperations
 from clawloop.operations.sessions import SessionOperations
-from clawloop.operations.training import TrainingOperations
+from clawloop.operations.training import TrainingBrowser, TrainingOperations
 from clawloop.operations.workflow_links import WorkflowLinks
+from clawloop.serving.chat import ChatEngines
 from clawloop.serving.directory import DirectoryCache
 from clawloop.settings import ChatBounds
 from clawloop.telemetry.metrics import GatewayMetrics
@@ -63,13 +59,23 @@ class Limits:
 
 @dataclass(slots=True)
 class Services:
+    """
+    Args:
+        check_ledger: a report of the broken invariants; also, if asked, of adapters' files with another hash. Raises
+            StoreUnavailable.
+        not_ready: the reasons that this gateway should get no traffic, one line each; empty if it is ready.
+        metrics_page: Prometheus' text format, for a request that came to this port of the gateway.
+        want_versions: has engines load these versions of a policy for a while, in place of others that were asked for
+            so. Raises RecordUnusable without such a policy, and StoreUnavailable.
+    """
+
     keys: KeyRing
     directory: DirectoryCache
-    engines: Engines
+    engines: ChatEngines
     recorder: Recorder
     notifications: NotificationQueue
     versions: VersionChooser
-    turns: TurnReader
+    turns: TurnStore
     files: FileReader
     reading: Reading
     feedback: FeedbackStore
@@ -78,29 +84,29 @@ class Services:
     session_operations: SessionOperations
     rollout_operations: RolloutOperations
     episodes: EpisodeReader
-    votes: VoteReader
-    episode_keys: EpisodeKeys
+    voted_turns: VotedTurns
+    key_of_episode: KeyOfEpisode
     artifacts: Artifacts
     history: HistoryOperations
     engine_operations: EngineOperations
     key_operations: KeyOperations
-    ledger: LedgerCheck
+    check_ledger: Callable[[bool], Awaitable[CheckReport]]
     overview: Overview
     logins: Logins
-    key_maker: KeyMaker
+    key_maker: KeyStore
     training_browser: TrainingBrowser
     changes: Changes
     probes: ProbeStore
-    readiness: Readiness
+    not_ready: Callable[[], Awaitable[list[str]]]
     metrics: GatewayMetrics
-    metrics_pages: MetricsPages
+    metrics_page: Callable[[int | None], Awaitable[bytes]]
     limits: Limits
     grammar_slots: GrammarSlots
     key_limits: KeyLimiter
-    key_uses: KeyUses
+    key_uses: KeyStore
     exporter: Exporter
-    version_loading: VersionLoading
-    temporal: TemporalHealth
+    want_versions: Callable[[str, Sequence[int], timedelta], Awaitable[None]]
+    temporal_problem: TemporalProblem
     links: WorkflowLinks = field(default_factory=WorkflowLinks)
     is_draining: Callable[[], bool] = lambda: False
     # Pages that need a key, and the port of this machine alone where they do not.

@@ -19,7 +19,7 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz", responses={503: {"description": "not ready; `problems` names the reasons"}})
 async def readyz(request: Request) -> JSONResponse:
-    problems = await services_of(request).readiness.problems()
+    problems = await services_of(request).not_ready()
     status = "not ready" if problems else "ready"
     return JSONResponse({"status": status, "problems": problems}, 503 if problems else 200)
 
@@ -32,7 +32,7 @@ async def metrics(request: Request) -> Response:
     # Gateways that share a socket ask each other on this port, which only this machine reaches.
     if port is None or port != services.health_port:
         await _require_key(request, "metrics")
-    return Response(await services.metrics_pages.page(port), media_type=CONTENT_TYPE_LATEST)
+    return Response(await services.metrics_page(port), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/openapi.json", include_in_schema=False)

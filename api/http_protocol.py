@@ -49,6 +49,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._rest_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
 
+    @property
+    def exchange(self) -> RequestResponseCycle | None:
+        """The newest request and its answer; None before the first, which uvicorn's type of `cycle` leaves out."""
+        return self.cycle
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._start_head_timer()
@@ -155,7 +160,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _refuse(self, problem: Problem) -> None:
         self._stop_head_timer()
-        earlier: RequestResponseCycle | None = self.cycle
+        earlier = self.exchange
         if earlier is not None and not earlier.response_complete:
             # The answer to the request before is still being sent; the connection is closed after it.
             self.flow.pause_reading()

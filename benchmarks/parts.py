@@ -8,21 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
 from benchmarks.processes import LOOPBACK, running, start_temporal, stop, temporal_ports, wait_for
 from clawloop.local.services.postgres import EmbeddedPostgres, stop_postgres
-
-
-class Part(Protocol):
-    """A part that can be killed, and started again."""
-
-    def kill(self) -> None: ...
-
-    def start(self) -> None:
-        """Returns once it is ready."""
 
 
 @dataclass
@@ -98,3 +88,7 @@ def _kill_family(process: subprocess.Popen[bytes]) -> None:
             one.kill()
     process.wait()
     psutil.wait_procs(family)
+
+
+Part = Program | Postgres | Temporal
+"""A part that can be killed, and started again; `start` returns once it is ready."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import psycopg
 from psycopg.pq import ExecStatus
@@ -257,11 +257,14 @@ class Database:
         await self._engine.dispose()
 
 
-class _UsesDatabase(Protocol):
-    _database: Database
+class PostgresStore:
+    """A store whose methods are transactions of one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
 
-Store = TypeVar("Store", bound=_UsesDatabase)
+Store = TypeVar("Store", bound=PostgresStore)
 
 
 def transaction(

@@ -25,7 +25,7 @@ from clawloop.errors import ContentUnreadable, EncryptionKeyMissing
 from clawloop.ids import ApiKeyId, SampleId, SessionId, TurnId
 from clawloop.turns.copies import find_copies
 from db.content import content_of, exact_json
-from db.database import Database, transaction
+from db.database import PostgresStore, transaction
 from db.tables import SessionRow, TurnRow
 from db.training.policies import insert_event, lock_policy
 from db.training.samples import end_samples
@@ -188,11 +188,8 @@ _NEWEST_ERASED = text("""
 """)
 
 
-class PostgresErasureStore:
+class PostgresErasureStore(PostgresStore):
     """Implements `clawloop.operations.ports.ErasureStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def copies_of(self, session: SessionId) -> list[SessionId]:
         own, beside = await self._read_beside(session)

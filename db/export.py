@@ -16,7 +16,7 @@ from clawloop.judging.next_state_lookup import find_next_state
 from clawloop.judging.records import VOTES, TurnContext
 from clawloop.operations.export import ExportedJudgement, ExportedTurn, ExportFilter, Record
 from db.content import answer_row, storable
-from db.database import Database, transaction
+from db.database import Database, PostgresStore, transaction
 from db.judging.judgements import PostgresJudgementStore
 from db.turns.files import PostgresFileStore
 
@@ -70,11 +70,11 @@ _STEPS = text("""
 """)
 
 
-class PostgresExportStore:
+class PostgresExportStore(PostgresStore):
     """Implements `clawloop.operations.export.ExportStore`."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        super().__init__(database)
         self._contexts = PostgresJudgementStore(database)
         self._files = PostgresFileStore(database)
 

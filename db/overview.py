@@ -6,7 +6,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.operations.overview import ServiceCounts
-from db.database import Database, transaction
+from db.database import PostgresStore, transaction
 
 _COUNTS = text("""
     SELECT ARRAY(SELECT id FROM policies ORDER BY id) AS policies,
@@ -19,12 +19,7 @@ _COUNTS = text("""
 """)
 
 
-class PostgresOverviewStore:
-    """Satisfies `clawloop.operations.overview.OverviewStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class PostgresOverviewStore(PostgresStore):
     @transaction
     async def counts(self, connection: AsyncConnection) -> ServiceCounts:
         row = (await connection.execute(_COUNTS)).one()

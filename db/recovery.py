@@ -11,12 +11,11 @@ from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.sessions import RejudgeRequested, SessionFacts, WaitingWork
+from clawloop.contracts.sessions import KeyOfTurns, RejudgeRequested, SessionFacts, WaitingWork
 from clawloop.contracts.training import StepState
 from clawloop.contracts.turns import TurnOutcome
 from clawloop.ids import ApiKeyId, SessionId, TurnId
-from clawloop.operations.recovery import KeyOfTurns
-from db.database import Database, transaction
+from db.database import PostgresStore, transaction
 from db.serving.keys import secretless_key
 from db.tables import ApiKeyRow, FeedbackRow, PolicyRow, SessionRow, StepRow, TurnRow, VersionRow
 from db.training.policies import lock_policy, next_step
@@ -64,18 +63,18 @@ async def forget_signals(connection: AsyncConnection) -> WaitingWork:
     return WaitingWork(len(set(waiting)), len(waiting), (await connection.execute(feedback)).rowcount)
 
 
-class PostgresRecoveryStore:
-    """Implements `clawloop.operations.recovery.RecoveryStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class PostgresRecoveryStore(PostgresStore):
+    """Every call raises StoreUnavailable when PostgreSQL does not answer in time."""
 
     @transaction
     async def forget_signals(self, connection: AsyncConnection) -> WaitingWork:
+        """Mark as never signalled, so that the sweep signals it: turns that wait, what follows them, feedback, and
+        steps."""
         return await forget_signals(connection)
 
     @transaction
     async def open_rejudgements(self, connection: AsyncConnection) -> list[tuple[SessionFacts, RejudgeRequested]]:
+        """The judgements that an operator asked for and that are not decided."""
         return [
             (
                 SessionFacts(SessionId(row.session), row.policy, row.identified_by, row.created_at, row.version),
@@ -86,33 +85,40 @@ class PostgresRecoveryStore:
 
     @transaction
     async def newest_versions(self, connection: AsyncConnection) -> dict[str, int]:
+        """Each policy's newest version."""
         newest = select(func.max(VersionRow.n)).where(VersionRow.policy == PolicyRow.id).scalar_subquery()
         rows = await connection.execute(select(PolicyRow.id, newest.label("newest")).order_by(PolicyRow.id))
         return {row.id: row.newest or 0 for row in rows}
 
     @transaction
     async def known_sessions(self, connection: AsyncConnection, sessions: Sequence[SessionId]) -> frozenset[SessionId]:
+        """The ones of these sessions that PostgreSQL has."""
         found = await connection.scalars(select(SessionRow.id).where(SessionRow.id.in_(sessions)))
         return frozenset(SessionId(session) for session in found)
 
     @transaction
     async def known_turns(self, connection: AsyncConnection, turns: Sequence[TurnId]) -> frozenset[TurnId]:
+        """The ones of these turns that PostgreSQL has."""
         found = await connection.scalars(select(TurnRow.id).where(TurnRow.id.in_(turns)))
         return frozenset(TurnId(turn) for turn in found)
 
     @transaction
     async def known_steps(self, connection: AsyncConnection, policies: Collection[str]) -> frozenset[tuple[str, int]]:
+        """The steps of these policies, in any state."""
         rows = await connection.execute(select(StepRow.policy, StepRow.n).where(StepRow.policy.in_(policies)))
         return frozenset((row.policy, row.n) for row in rows)
 
     @transaction
     async def lost_keys(self, connection: AsyncConnection, keys: Collection[KeyOfTurns]) -> frozenset[KeyOfTurns]:
+        """The ones of these keys that PostgreSQL lacks."""
         stored = select(ApiKeyRow.id).where(ApiKeyRow.id.in_([key.key for key in keys]))
         known = {ApiKeyId(key) for key in await connection.scalars(stored)}
         return frozenset(key for key in keys if key.key not in known)
 
     @transaction
     async def add_lost_keys(self, connection: AsyncConnection, keys: Collection[KeyOfTurns]) -> frozenset[ApiKeyId]:
+        """Store the missing keys as revoked, with a secret that no client has, so that their turns can be stored; keys
+        of policies that are not stored are left out. Returns the keys that were added, now or before."""
         policies = set(await connection.scalars(select(PolicyRow.id)))
         rows = [secretless_key(key.key, key.policy, _LOST) for key in keys if key.policy in policies]
         if not rows:
@@ -124,6 +130,9 @@ class PostgresRecoveryStore:
 
     @transaction
     async def skip_numbers(self, connection: AsyncConnection, policy: str, lost: int) -> None:
+        """Number the policy's next step above `lost`; an open step up to there that has made no version is abandoned,
+        as it would be computed again. Idempotent. A policy that has never had a recipe makes no version, and is left
+        alone."""
         locked = await lock_policy(connection, policy)
         # A policy has one open step at most.
         claimed = select(StepRow.n).where(StepRow.policy == policy, StepRow.state == StepState.CLAIMED)

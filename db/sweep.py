@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, SessionState, TurnRecorded
 from clawloop.contracts.turns import TurnKind
 from clawloop.ids import FeedbackId, SessionId, TurnId
-from db.database import Database, transaction
+from db.database import PostgresStore, transaction
 from db.tables import ApiKeyRow, FeedbackRow, SessionRow, TurnRow
 from db.turns.stored_bytes import merge_stored_bytes
 
@@ -20,11 +20,8 @@ _RENOTIFY_AFTER = timedelta(days=1)  # notified but not applied since
 _FACTS = (SessionRow.id.label("session"), SessionRow.policy, SessionRow.identified_by, SessionRow.created_at)
 
 
-class PostgresSweepStore:
+class PostgresSweepStore(PostgresStore):
     """Implements `activities.sweep.SweepStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     @transaction
     async def pending_turns(

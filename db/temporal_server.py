@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.sessions import WaitingWork
 from clawloop.errors import SetupError
-from db.database import Database, transaction
+from db.database import PostgresStore, transaction
 from db.recovery import forget_signals
 
 RENEW_EVERY = timedelta(seconds=15)
@@ -35,11 +35,8 @@ _HOLD = text("UPDATE temporal_server SET namespace_id = :namespace_id, seen_at =
 _RELEASE = text("UPDATE temporal_server SET seen_at = now() - interval '1 day' WHERE namespace_id = :namespace_id")
 
 
-class TemporalServerStore:
+class TemporalServerStore(PostgresStore):
     """Every call raises StoreUnavailable when PostgreSQL does not answer in time."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     @transaction
     async def hold(

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from temporalio import activity
 
 from activities.judging.messages import TRAINED_LIMIT, Closed, CloseSession, main_turn_result, with_trained_turns
-from activities.judging.ports import ClosingStore, JudgingCounter, NoCounter, TurnContextStore
+from activities.judging.ports import ClosingStore, JudgementStore
 from activities.notify import TrainingNotifier
 from clawloop.contracts.sessions import TurnResult
 from clawloop.contracts.turns import TurnOutcome
@@ -29,6 +30,9 @@ from clawloop.judging.next_state_lookup import FoundState, look_for_next_state
 from clawloop.judging.records import ClosingSession, SessionTurn, TurnDecision
 from clawloop.judging.voting import direct_vote
 from clawloop.samples.decision import FallbackSample, JudgedTurn, at_least_one
+
+if TYPE_CHECKING:
+    from clawloop.telemetry.metrics import WorkerMetrics
 
 NOT_IN_HISTORY = "answer not in later history"
 LOOKS_LIKE_CHORE = "looks like a summary request"
@@ -43,12 +47,12 @@ class ClosingActivities:
     def __init__(
         self,
         store: ClosingStore,
-        contexts: TurnContextStore,
+        contexts: JudgementStore,
         training: TrainingNotifier,
-        counts: JudgingCounter | None = None,
+        counts: WorkerMetrics | None = None,
     ) -> None:
         self._store = store
-        self._counts: JudgingCounter = counts or NoCounter()
+        self._counts = counts
         self._contexts = contexts
         self._training = training
 
@@ -89,7 +93,8 @@ class ClosingActivities:
         results = with_trained_turns(results, trained)
         ready_policy = await self._store.close(request.session_id, request.why, decisions, fallback)
         await self._training.notify(ready_policy)
-        self._counts.closed(guaranteed=fallback is not None and fallback.turn_id is not None)
+        if self._counts is not None:
+            self._counts.closed(guaranteed=fallback is not None and fallback.turn_id is not None)
         guarantee = "" if fallback is None else fallback.why
         return Closed(to_judge=[], results=results, guarantee=guarantee, turns=session.main_turns)
 

@@ -7,12 +7,13 @@ give the process term of the reward; the group's settlement decides the turns.
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from temporalio import activity
 
 from activities.judging.evaluation import Case, count_answers
-from activities.judging.ports import Judge, JudgementStore, JudgingCounter, NoCounter
+from activities.judging.ports import Judge, JudgementStore
 from activities.judging.vote_collector import VoteCollector
 from clawloop.contracts.notices import Message
 from clawloop.contracts.turns import TurnOutcome
@@ -20,6 +21,9 @@ from clawloop.heartbeat import heartbeating
 from clawloop.ids import EpisodeId, JudgementId, TurnId
 from clawloop.judging.next_state_lookup import find_next_state
 from clawloop.judging.voting import Verdict, majority
+
+if TYPE_CHECKING:
+    from clawloop.telemetry.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 
@@ -38,49 +42,38 @@ class EpisodeJudged(Message):
     judged: int
 
 
-class EpisodeTurns(Protocol):
-    async def waiting_turns(self, episode: EpisodeId) -> list[TurnId]:
-        """The episode's main turns that wait for its group, in their order.
-
-        Raises:
-            StoreUnavailable
-        """
-
-    async def note_verdict(self, judgement: JudgementId, verdict: Verdict) -> None:
-        """Write a verdict to a judgement that the group's settlement decides. Idempotent; nothing once it is decided.
-
-        Raises:
-            StoreUnavailable
-        """
-
-
 class EpisodeJudgingActivities:
     """On the queue `judge`.
 
     Args:
+        waiting_turns: the episode's main turns that wait for its group, in their order. Raises StoreUnavailable.
+        note_verdict: writes a verdict to a judgement that the group's settlement decides. Idempotent; nothing once it
+            is decided. Raises StoreUnavailable.
         judge_learns: note where a gateway recorded its votes.
     """
 
     def __init__(
         self,
         store: JudgementStore,
-        turns: EpisodeTurns,
+        waiting_turns: Callable[[EpisodeId], Awaitable[list[TurnId]]],
+        note_verdict: Callable[[JudgementId, Verdict], Awaitable[None]],
         judge: Judge,
-        counts: JudgingCounter | None = None,
+        counts: WorkerMetrics | None = None,
         *,
         judge_learns: bool = False,
     ) -> None:
         self._judge_learns = judge_learns
         self._store = store
-        self._turns = turns
+        self._waiting_turns = waiting_turns
+        self._note_verdict = note_verdict
         self._judge = judge
-        self._counts: JudgingCounter = counts or NoCounter()
+        self._counts = counts
 
     @activity.defn
     async def judge_episode(self, request: JudgeEpisode) -> EpisodeJudged:
         """Ask for the votes on each turn of an episode that something followed; a retry asks only for missing ones."""
         async with heartbeating(lambda: "the judge votes"):
-            turns = await self._turns.waiting_turns(request.episode)
+            turns = await self._waiting_turns(request.episode)
             judged = sum([await self._judge_turn(turn) for turn in turns])
         log.info("episode judged", extra={"episode": str(request.episode), "turns": judged, "of": len(turns)})
         return EpisodeJudged(turns=len(turns), judged=judged)
@@ -111,5 +104,5 @@ class EpisodeJudgingActivities:
             votes = await collector.votes()
             verdict = majority(votes)
             count_answers(self._counts, "vote", votes)
-        await self._turns.note_verdict(judgement.id, verdict)
+        await self._note_verdict(judgement.id, verdict)
         return verdict.expected is not None

@@ -6,8 +6,9 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from activities.judging.ports import JudgingCounter, Renderer
+from activities.judging.ports import Render
 from activities.judging.vote_collector import VoteCollector
 from clawloop.contracts.turns import Message, TurnRecord
 from clawloop.errors import EngineRejected, EngineUnavailable, PromptTooLong
@@ -29,6 +30,9 @@ from clawloop.judging.voting import Verdict, majority, rated
 from clawloop.samples.decision import decide, unseen_parts, why_not_trainable
 from clawloop.samples.rewards import relation_of, shape_reward
 from clawloop.turns.next_state import NextState
+
+if TYPE_CHECKING:
+    from clawloop.telemetry.metrics import WorkerMetrics
 
 NOT_VOTED = Verdict(verdict=None, expected=None, reward=None, why="no verdict asked for")
 NOTHING_FOLLOWED = Verdict(verdict=None, expected=None, reward=None, why="nothing followed")
@@ -89,13 +93,18 @@ class Evaluator:
     """Decides one case under one judgement, with the answers that `collector` gets."""
 
     def __init__(
-        self, case: Case, judgement: OpenJudgement, collector: VoteCollector, renderer: Renderer, counts: JudgingCounter
+        self,
+        case: Case,
+        judgement: OpenJudgement,
+        collector: VoteCollector,
+        render: Render,
+        counts: WorkerMetrics | None,
     ) -> None:
         self._case = case
         self._record = case.record
         self._signal = judgement.recipe.signal
         self._collector = collector
-        self._renderer = renderer
+        self._render = render
         self._counts = counts
 
     async def evaluate(self) -> FinalizedJudgement:
@@ -180,9 +189,9 @@ class Evaluator:
             return None, "no user message takes a hint"
         try:
             # Only a template that gives the recorded ids can be trusted with the hint.
-            if await self._renderer.render(record, record.messages) != record.prompt_ids:
+            if await self._render(record, record.messages) != record.prompt_ids:
                 return None, "template mismatch"
-            return await self._renderer.render(record, hinted), None
+            return await self._render(record, hinted), None
         except EngineRejected as error:
             return None, f"the engine does not render the hinted prompt ({error.status})"
         except PromptTooLong as error:
@@ -193,6 +202,7 @@ class Evaluator:
             return None, "no engine rendered the hinted prompt"
 
 
-def count_answers(counts: JudgingCounter, kind: str, answers: Sequence[object | None]) -> None:
-    missing = sum(answer is None for answer in answers)
-    counts.answered(kind, len(answers) - missing, missing)
+def count_answers(counts: WorkerMetrics | None, kind: str, answers: Sequence[object | None]) -> None:
+    if counts is not None:
+        missing = sum(answer is None for answer in answers)
+        counts.answered(kind, len(answers) - missing, missing)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from temporalio import activity
@@ -23,7 +24,7 @@ from activities.judging.messages import (
     unknown_turn_result,
     with_trained_turns,
 )
-from activities.judging.ports import Judge, JudgementStore, JudgingCounter, NoCounter, Renderer
+from activities.judging.ports import Judge, JudgementStore, Render
 from activities.judging.vote_collector import VoteCollector
 from activities.notify import TrainingNotifier
 from clawloop.contracts.sessions import TurnResult
@@ -38,6 +39,9 @@ from clawloop.judging.records import FinalizedJudgement, JudgingContext, OpenJud
 from clawloop.samples.decision import is_held_out
 from clawloop.turns.next_state import NextState
 
+if TYPE_CHECKING:
+    from clawloop.telemetry.metrics import WorkerMetrics
+
 log = logging.getLogger(__name__)
 
 # As many turns of one session as its workflow has judged at once. All wait for the same judge, which takes 8 requests.
@@ -51,15 +55,15 @@ class JudgingActivities:
         self,
         store: JudgementStore,
         judge: Judge,
-        renderer: Renderer,
+        render: Render,
         training: TrainingNotifier,
-        counts: JudgingCounter | None = None,
+        counts: WorkerMetrics | None = None,
     ) -> None:
         self._store = store
         self._judge = judge
-        self._renderer = renderer
+        self._render = render
         self._training = training
-        self._counts: JudgingCounter = counts or NoCounter()
+        self._counts = counts
         self._locks: WeakValueDictionary[TurnId, asyncio.Lock] = WeakValueDictionary()
 
     @activity.defn
@@ -161,7 +165,7 @@ class JudgingActivities:
             return None
         judgement = await self._open(plan, case)
         collector = self._collector(case, judgement)
-        finalized = await Evaluator(case, judgement, collector, self._renderer, self._counts).evaluate()
+        finalized = await Evaluator(case, judgement, collector, self._render, self._counts).evaluate()
         if finalized.outcome is TurnOutcome.UNJUDGED and _has_verdict(context):
             # The stored votes wait for the next attempt, and the sweep notifies again of feedback not applied.
             return _stored_result(context, f"re-judging gave no verdict ({finalized.why}); the old one is kept: ")
@@ -191,7 +195,8 @@ class JudgingActivities:
         if stored is not None and (stored.current is None or stored.current.revision < plan.revision):
             # The store wrote nothing: a step took the older judgement's sample before this one was decided.
             return _stored_result(stored, "a step has its sample, so the old verdict is kept: ")
-        self._counts.judged(finalized.outcome)
+        if self._counts is not None:
+            self._counts.judged(finalized.outcome)
         log.info("judged", extra={"turn_id": str(turn_id), "outcome": finalized.outcome})
         if stored is not None and (finalized.relation is not Relation.NONE or held_out):
             return main_turn_result(

@@ -5,11 +5,11 @@ Every store call raises StoreUnavailable when PostgreSQL does not answer in time
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from clawloop.contracts.sessions import TurnResult
-from clawloop.contracts.turns import Message, TurnOutcome, TurnRecord
+from clawloop.contracts.turns import Message, TurnRecord
 from clawloop.ids import FeedbackId, JudgementId, SessionId, TurnId
 from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt, JudgeReply
 from clawloop.judging.records import (
@@ -26,14 +26,6 @@ from clawloop.judging.records import (
 from clawloop.judging.voting import Vote
 from clawloop.recipes.recipe import JudgeForm
 from clawloop.samples.decision import FallbackSample
-
-
-class TurnContextStore(Protocol):
-    async def load_context(self, turn_id: TurnId) -> TurnContext | None:
-        """A main turn, its neighbours and feedback; None for an unknown turn or a side turn."""
-
-    async def trained_turns(self, session: SessionId, limit: int) -> list[TurnResult]:
-        """The session's newest `limit` main turns that were trained, rolled back since or not, in their order."""
 
 
 class AnswerStore(Protocol):
@@ -62,8 +54,14 @@ class AnswerStore(Protocol):
         """Insert hints in one transaction. Idempotent: the first of a kind and index counts."""
 
 
-class JudgementStore(TurnContextStore, AnswerStore, Protocol):
+class JudgementStore(AnswerStore, Protocol):
     """Stores judgements, and each answer of a judge once."""
+
+    async def load_context(self, turn_id: TurnId) -> TurnContext | None:
+        """A main turn, its neighbours and feedback; None for an unknown turn or a side turn."""
+
+    async def trained_turns(self, session: SessionId, limit: int) -> list[TurnResult]:
+        """The session's newest `limit` main turns that were trained, rolled back since or not, in their order."""
 
     async def load_judging(self, turn_id: TurnId, trained_limit: int) -> JudgingContext | None:
         """The contexts of a turn and of the one it follows, and `trained_turns`, in one transaction; None as there."""
@@ -137,40 +135,14 @@ class Judge(Protocol):
         """
 
 
-class Renderer(Protocol):
-    async def render(self, turn: TurnRecord, messages: Sequence[Message]) -> list[int]:
-        """The prompt ids of these messages with the turn's tools and options, by the engine's own template.
+Render = Callable[[TurnRecord, Sequence[Message]], Awaitable[list[int]]]
+"""The prompt ids of these messages with the turn's tools and options, by the engine's own template.
 
-        Raises:
-            EngineUnavailable: retry later.
-            EngineRejected: the engine cannot render the messages.
-            PromptTooLong: the messages and the turn's reply do not fit into the engine's context.
-        """
-
-
-class JudgingCounter(Protocol):
-    """Metrics of what was done; never raises."""
-
-    def answered(self, kind: str, valid: int, missing: int) -> None:
-        """A judgement has this many valid answers of this kind (`vote`, `hint`) and lacks that many."""
-
-    def judged(self, outcome: TurnOutcome) -> None: ...
-
-    def closed(self, guaranteed: bool) -> None:
-        """A session was closed; `guaranteed`: the at-least-one rule gave it a sample."""
-
-
-class NoCounter:
-    """Satisfies `JudgingCounter` and counts nothing."""
-
-    def answered(self, kind: str, valid: int, missing: int) -> None:
-        pass
-
-    def judged(self, outcome: TurnOutcome) -> None:
-        pass
-
-    def closed(self, guaranteed: bool) -> None:
-        pass
+Raises:
+    EngineUnavailable: retry later.
+    EngineRejected: the engine cannot render the messages.
+    PromptTooLong: the messages and the turn's reply do not fit into the engine's context.
+"""
 
 
 class ClosingStore(Protocol):

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
-from typing import Protocol
 
 from activities.serving.publishing import PublishingStore
-from clawloop.contracts.adapter_directory import AdapterDirectory
+from clawloop.adapters.directory import AdapterFolder
 from clawloop.errors import AdapterUnusable
 
 log = logging.getLogger(__name__)
@@ -22,27 +21,6 @@ MIN_AGE = timedelta(hours=1)
 MIN_AGE_ON_FULL_DISK = timedelta(minutes=5)
 
 
-class AdapterFiles(Protocol):
-    async def are_here(self) -> bool:
-        """Whether this machine has the adapters folder."""
-
-    async def free_bytes(self) -> int:
-        """Of the disk they are on."""
-
-    async def directories(self) -> list[AdapterDirectory]:
-        """The finished adapter directories on this machine, and those whose removal was interrupted."""
-
-    async def remove(self, path: str) -> bool:
-        """Delete a version's directory, if it exists. False if this machine does not have the adapters folder.
-
-        Args:
-            path: as in `VersionRef`.
-
-        Raises:
-            AdapterUnusable: the directory cannot be deleted.
-        """
-
-
 class Retention:
     """
     Args:
@@ -51,7 +29,7 @@ class Retention:
     """
 
     def __init__(
-        self, store: PublishingStore, files: AdapterFiles, min_age: timedelta = MIN_AGE, wanted_free: int = 0
+        self, store: PublishingStore, files: AdapterFolder, min_age: timedelta = MIN_AGE, wanted_free: int = 0
     ) -> None:
         self._store = store
         self._files = files

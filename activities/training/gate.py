@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from temporalio import activity
@@ -126,10 +127,23 @@ def _figures(check: GateCheck) -> str:
 
 
 class Canaries:
-    """Decides about open canaries, as part of the sweep."""
+    """Decides about open canaries, as part of the sweep. Calls of the store raise StoreUnavailable.
 
-    def __init__(self, store: CanaryStore, training: TrainingNotifier) -> None:
-        self._store = store
+    Args:
+        open_canaries: the policies whose head is a canary that conversations get: without those that are pinned.
+        decide: ends the policy's canary if verdicts or time decide: a worse one is rolled back, and counts as a step
+            without an accepted version; else all conversations get it. None if there is no canary, it goes on, or a
+            version is pinned.
+    """
+
+    def __init__(
+        self,
+        open_canaries: Callable[[], Awaitable[list[str]]],
+        decide: Callable[[str], Awaitable[CanaryDecision | None]],
+        training: TrainingNotifier,
+    ) -> None:
+        self._open_canaries = open_canaries
+        self._decide = decide
         self._training = training
 
     async def decide(self) -> int:
@@ -139,8 +153,8 @@ class Canaries:
             StoreUnavailable
         """
         ended = 0
-        for policy in await self._store.open():
-            decision = await self._store.decide(policy)
+        for policy in await self._open_canaries():
+            decision = await self._decide(policy)
             if decision is not None:
                 ended += 1
                 facts = {"policy": policy, "end": decision.end, "why": decision.check.reason}
@@ -149,17 +163,3 @@ class Canaries:
                 # notifies it again while another version is active.
                 await self._training.notify(policy)
         return ended
-
-
-class CanaryStore(Protocol):
-    """Stores which versions are canaries. Every call raises StoreUnavailable if PostgreSQL does not answer in time."""
-
-    async def open(self) -> list[str]:
-        """The policies whose head is a canary that conversations get: without those that are pinned."""
-
-    async def decide(self, policy: str) -> CanaryDecision | None:
-        """End the policy's canary if verdicts or time decide: worse is rolled back, else all conversations get it.
-
-        A worse one counts as a step without an accepted version. None if there is no canary, it goes on, or a
-        version is pinned.
-        """

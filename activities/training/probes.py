@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 from uuid import UUID
 
@@ -48,14 +48,13 @@ class ProbeStore(Protocol):
         """Store the check of a candidate; the first one counts. Nothing once it is decided."""
 
 
-class ProbeEngines(Protocol):
-    async def answer(self, policy: str, version: int, content: ProbeContent, max_tokens: int) -> ProbeAnswer:
-        """A version's answer to a probe.
+AnswerProbe = Callable[[str, int, ProbeContent, int], Awaitable[ProbeAnswer]]
+"""A version's answer to a probe, given policy, version, probe and the most tokens of the answer.
 
-        Raises:
-            EngineUnavailable: no engine has the version, or it did not answer; retry.
-            EngineRejected: the engine will never take this probe.
-        """
+Raises:
+    EngineUnavailable: no engine has the version, or it did not answer; retry.
+    EngineRejected: the engine will never take this probe.
+"""
 
 
 class ProbeVersion(Message):
@@ -102,9 +101,9 @@ class ProbeActivities:
         at_once: probes that are asked at the same time, beside chats.
     """
 
-    def __init__(self, store: ProbeStore, engines: ProbeEngines, judge: Judge, at_once: int = 2) -> None:
+    def __init__(self, store: ProbeStore, answer: AnswerProbe, judge: Judge, at_once: int = 2) -> None:
         self._store = store
-        self._engines = engines
+        self._answer_probe = answer
         self._judge = judge
         self._slots = asyncio.Semaphore(at_once)  # of all policies whose versions are probed here
         self._answered: dict[tuple[str, int, UUID, int], tuple[AnswerScores, bool | None]] = {}
@@ -200,7 +199,7 @@ class ProbeActivities:
         return self._answered[key]
 
     async def _answer(self, plan: ProbePlan, n: int, probe: AskedProbe) -> ProbeAnswer:
-        return await self._engines.answer(plan.policy, n, probe.content, plan.recipe.gate.probe_tokens)
+        return await self._answer_probe(plan.policy, n, probe.content, plan.recipe.gate.probe_tokens)
 
     async def _preference(self, plan: ProbePlan, probe: AskedProbe, parent: ProbeAnswer, version: ProbeAnswer) -> int:
         """What the judge says in both orders; equal answers are not shown to it.

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from typing import Protocol
@@ -62,17 +62,6 @@ NOTE_SECONDS = 2.0
 
 # A line of the log for each stage; a stage of hours has some more.
 LOG_SECONDS = 60.0
-
-
-class RunLog(Protocol):
-    """Keeps the figures of steps for a program that people compare runs with."""
-
-    def write(self, step: StepRecord) -> None:
-        """Note a step; the same step again changes nothing.
-
-        Raises:
-            OSError
-        """
 
 
 class Trainer(Protocol):
@@ -136,7 +125,8 @@ class TrainingActivities:
     """On the queue `trainer-{pool}`, one at a time.
 
     Args:
-        run_log: gets the figures of each step that made a version; None: nobody wants them.
+        run_log: notes the figures of each step that made a version, for a program that people compare runs with; the
+            same step again changes nothing. Raises OSError. None: nobody wants them.
     """
 
     def __init__(
@@ -144,7 +134,7 @@ class TrainingActivities:
         steps: StepStore,
         trainer: Trainer,
         note_seconds: float = NOTE_SECONDS,
-        run_log: RunLog | None = None,
+        run_log: Callable[[StepRecord], None] | None = None,
     ) -> None:
         self._steps = steps
         self._trainer = trainer
@@ -299,7 +289,7 @@ class TrainingActivities:
         try:
             record = await self._steps.record(request.policy, request.n)
             if record is not None:
-                await asyncio.to_thread(self._run_log.write, record)
+                await asyncio.to_thread(self._run_log, record)
         except (OSError, StoreUnavailable) as error:
             log.warning("step not in the run log", extra={"step": request.n, "why": str(error)})
 

@@ -140,7 +140,7 @@ async def episode_key(request: Request, response: Response, episode_id: EpisodeI
     services = await _worker_services(request)
     response.headers.update(_HEADERS)
     try:
-        return EpisodeSecret(key=await services.episode_keys.key_of(episode_id))
+        return EpisodeSecret(key=await services.key_of_episode(episode_id))
     except RecordUnusable as error:
         raise StateConflict(f"{error}.", code="episode_not_running", field="episode_id") from error
 

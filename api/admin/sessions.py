@@ -197,7 +197,7 @@ async def rejudge_session(request: Request, session_id: SessionReference) -> Rej
 async def show_precision(request: Request, policy: str = "default") -> JudgePrecision:
     """Agreement of votes on episodes' turns with the episodes' rewards, by the number of votes in a verdict."""
     services = await admin_services(request)
-    return await judge_precision(services.votes, policy)
+    return await judge_precision(services.voted_turns, policy)
 
 
 @judging_router.post("/unjudged/judge", status_code=202)

@@ -32,7 +32,7 @@ async def check_ledger(
 ) -> CheckReport:
     """Verify the invariants of turns, samples, steps and versions."""
     services = await admin_services(request)
-    return await services.ledger.report(files=files)
+    return await services.check_ledger(files)
 
 
 # Engines --------------------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ async def _load(services: Services, policy: str, versions: Sequence[VersionView]
     """Have engines load these versions, and wait for it; why one is not there, by its number."""
     problems = {version.n: "Its files were removed." for version in versions if "files removed" in version.state}
     wanted = [version.n for version in versions if version.n not in problems and version.n > 0]
-    await services.version_loading.want_for(policy, wanted, _WANTED)
+    await services.want_versions(policy, wanted, _WANTED)
     until = time.monotonic() + LOAD_SECONDS
     while lacking := [n for n in wanted if not services.engines.has_version(policy, n)]:
         if time.monotonic() > until:

@@ -15,10 +15,10 @@ from starlette.types import Message, Send
 
 from api.chat.capture import Chunk
 from api.errors import Problem
-from api.ports import StoredByteCounts
 from clawloop.contracts.serving import ApiKey
 from clawloop.errors import RequestRejected, StoreUnavailable
 from clawloop.ids import ApiKeyId
+from clawloop.operations.keys import KeyStore
 
 # Stored bytes ---------------------------------------------------------------------------------------------------------
 # Stored bytes of the keys with a limit on them, read from PostgreSQL every few seconds, so that no chat waits.
@@ -44,7 +44,7 @@ class StoredBytes:
         default_mib: for keys without a limit of their own; None: no limit.
     """
 
-    def __init__(self, counts: StoredByteCounts, default_mib: int | None = None) -> None:
+    def __init__(self, counts: KeyStore, default_mib: int | None = None) -> None:
         self._counts = counts
         self._default_mib = default_mib
         self._seen: dict[ApiKeyId, float] = {}

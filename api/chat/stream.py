@@ -30,7 +30,6 @@ from api.chat.sent import Room, room_left, sent_to
 from api.dependencies import Services
 from api.errors import CONTEXT_OVERFLOW, Problem, to_problem
 from api.middleware import request_id_of, trace_headers
-from api.ports import Answer
 from api.wire.reply import ChatReply, ReplyFormat, TokenCounts
 from clawloop.contracts.serving import ServedModel
 from clawloop.contracts.turns import TurnRecord, TurnStatus
@@ -44,6 +43,7 @@ from clawloop.errors import (
     RequestRejected,
 )
 from clawloop.ids import response_id
+from clawloop.serving.chat import EngineAnswer
 from clawloop.telemetry.tracing import span
 from clawloop.turns.continued import whole_reply
 from clawloop.turns.identify import named_session_id
@@ -239,7 +239,7 @@ class ChatExchange(Response):
             await grammar.on(engine)
         self._meter.sending(self._sent_bytes)
 
-    async def _send_stream(self, answer: Answer, send: Send, grammar_slot: AsyncExitStack) -> None:
+    async def _send_stream(self, answer: EngineAnswer, send: Send, grammar_slot: AsyncExitStack) -> None:
         async for arrived in answer.events():
             await grammar_slot.aclose()  # the first token shows that the grammar is compiled
             # What arrived together is sent together: a write to the socket costs several times what a chunk does.
@@ -277,7 +277,7 @@ class ChatExchange(Response):
             await send(_body_event(events, more=True))
             crash_point(CrashPoint.MID_STREAM)
 
-    async def _send_whole(self, answer: Answer, send: Send) -> None:
+    async def _send_whole(self, answer: EngineAnswer, send: Send) -> None:
         body = parse_chunk(await answer.body())
         with _READING_BODY:
             chat = self._reply.as_chat(body)

@@ -20,13 +20,13 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from clawloop.contracts.sessions import KeyOfTurns
 from clawloop.contracts.turns import TurnRecord
 from clawloop.durable_files import sync_folder
 from clawloop.encryption.key_file import SETTING
 from clawloop.encryption.sealer import Sealer, is_sealed
 from clawloop.errors import EncryptionKeyMissing, RecordUnusable, SetupError
 from clawloop.ids import ApiKeyId, TurnId
-from clawloop.operations.recovery import KeyOfTurns
 
 # Reserved room --------------------------------------------------------------------------------------------------------
 # Room on the disk that is kept for turns: a file without content, given up piece by piece when the disk is full.
@@ -404,7 +404,7 @@ Result = TypeVar("Result")
 
 
 class StrandedTurns:
-    """Satisfies `clawloop.operations.recovery.SpooledTurns`.
+    """Every call raises SetupError when this user may not read or change the spool.
 
     Args:
         folder: the spool of all gateways of a data folder.
@@ -416,9 +416,11 @@ class StrandedTurns:
         self._sealer = sealer
 
     async def keys(self) -> dict[KeyOfTurns, int]:
+        """Number of each key's turns that wait on this machine's disk, or were set aside as impossible to store."""
         return await asyncio.to_thread(self._in_spool, self._keys)
 
     async def put_back_rejected(self, keys: Collection[ApiKeyId]) -> int:
+        """Return the set-aside turns of these keys to the spool, so that a gateway stores them; their number."""
         return await asyncio.to_thread(self._in_spool, lambda: self._put_back(keys))
 
     def _in_spool(self, work: Callable[[], Result]) -> Result:

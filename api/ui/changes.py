@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from api.ports import TrainingBrowser
 from clawloop.errors import StoreUnavailable
+from clawloop.operations.training import TrainingBrowser
 
 log = logging.getLogger(__name__)
 

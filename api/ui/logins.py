@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 
 from api.auth import KeyRing
-from api.ports import KeyStore
 from clawloop.contracts.answers import StoredKey
 from clawloop.contracts.serving import ApiKey, Scope
 from clawloop.errors import RequestRejected, StoreUnavailable
+from clawloop.operations.keys import KeyStore
 
 COOKIE = "clawloop_page"
 # A working day; then the key is asked for again.

@@ -139,13 +139,13 @@ async def situation_of(services: Services, policy: str) -> Situation:
     events = [event for event in newest if event.kind != MEASURED]
     return Situation(
         training=await services.training.status(policy),
-        problems=await services.readiness.problems(),
+        problems=await services.not_ready(),
         versions=(await services.training.versions(policy))[-_VERSIONS:][::-1],
         events=events[:_EVENTS],
         counts=await services.training_browser.counts(policy),
         healthy=len(services.engines.healthy()),
         engines=len(services.directory.snapshot.engines),
-        temporal=await services.temporal.problem(),
+        temporal=await services.temporal_problem(),
     )
 
 
@@ -196,8 +196,8 @@ async def start(request: Request, policy: str | None = None) -> Response:
     address = f"{request.url.scheme}://{request.url.netloc}/v1"
     shown = {
         "counts": await services.training_browser.counts(chosen),
-        "problems": await services.readiness.problems(),
-        "temporal": await services.temporal.problem(),
+        "problems": await services.not_ready(),
+        "temporal": await services.temporal_problem(),
     }
     return render_page(request, login, "start.html", chosen, "start", address=address, secret=None, **shown)
 

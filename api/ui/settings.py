@@ -41,7 +41,7 @@ async def show(request: Request, policy: str | None = None) -> Response:
         keys=(await services.key_operations.list()).keys,
         scopes=[scope.value for scope in Scope],
         made=None,
-        precision=await judge_precision(services.votes, chosen),
+        precision=await judge_precision(services.voted_turns, chosen),
         note=None,
     )
 
@@ -211,7 +211,7 @@ def _limit(form: dict[str, str], name: str) -> int | None:
 async def check_ledger(request: Request) -> Response:
     """Verify the invariants, and compare the adapters' files with their hash."""
     await operator(request)
-    return render(request, "_check.html", report=await services_of(request).ledger.report(files=True))
+    return render(request, "_check.html", report=await services_of(request).check_ledger(True))
 
 
 @router.post("/ui/upkeep/unjudged")

@@ -86,7 +86,7 @@ _VERSION = re.compile(r"(?:\.removing-)?(?P<name>v(?P<n>[1-9][0-9]{0,8})-[0-9a-f
 
 
 class AdapterFolder:
-    """Satisfies `activities.serving.retention.AdapterFiles`.
+    """The adapters folder of this machine.
 
     Args:
         path: the data folder's `adapters`.

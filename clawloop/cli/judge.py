@@ -100,7 +100,7 @@ def show_precision(
     from clawloop.operations.history import judge_precision
     from db.judging.rejudging import PostgresVoteReader
 
-    found = with_database(data, lambda database: judge_precision(PostgresVoteReader(database), policy))
+    found = with_database(data, lambda database: judge_precision(PostgresVoteReader(database).voted_turns, policy))
     if as_json:
         show_json(found)
         return

@@ -143,7 +143,7 @@ def limit_key(
     from clawloop.contracts.serving import KeyUse
     from clawloop.operations.keys import KeyOperations
     from db.database import Database
-    from db.serving.keys import PostgresKeyStore, PostgresKeyUses
+    from db.serving.keys import PostgresKeyStore
 
     given = {
         "requests_per_minute": requests_per_minute,
@@ -154,12 +154,12 @@ def limit_key(
     changed = {name: value or None for name, value in given.items() if value is not None}
 
     async def apply(database: Database) -> KeyUse | None:
-        uses = PostgresKeyUses(database)
-        found = await KeyOperations(PostgresKeyStore(database)).prefix_of(prefix)
-        use = await uses.use_of(found)
+        store = PostgresKeyStore(database)
+        found = await KeyOperations(store).prefix_of(prefix)
+        use = await store.use_of(found)
         if use is None or not changed:
             return use
-        return await uses.set_limits(found, dataclasses.replace(use.limits, **changed))
+        return await store.set_limits(found, dataclasses.replace(use.limits, **changed))
 
     use = with_database(data, apply)
     if use is None:

@@ -132,7 +132,7 @@ class _TemporalOnDemand:
 
 
 class TemporalProbe:
-    """Satisfies `clawloop.operations.overview.TemporalHealth`: whether a server listens at Temporal's address."""
+    """Whether a server listens at Temporal's address."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

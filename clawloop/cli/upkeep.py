@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from clawloop.contracts.answers import CheckReport, ServiceStatus
-    from clawloop.operations.recovery import Recovered
+    from clawloop.processes.recovery import Recovered
     from clawloop.temporal.replay import Replay
     from db.database import Database
 
@@ -41,9 +41,9 @@ def status_command(data: Data = None, as_json: AsJson = False) -> None:
 
         engines = engine_operations_on(database, settings_of(data))
         training = PostgresTrainingStore(database)
-        store, temporal = PostgresOverviewStore(database), TemporalProbe(settings_of(data))
+        counts, temporal = PostgresOverviewStore(database).counts, TemporalProbe(settings_of(data)).problem
         rollouts = operations_of(database, data).rollouts
-        return await Overview(store, engines, training, temporal, rollouts, links_of(data)).status()
+        return await Overview(counts, engines, training, temporal, rollouts, links_of(data)).status()
 
     status = with_database(data, read)
     if as_json:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pydantic import BaseModel, ConfigDict
 
 from clawloop.contracts.turns import TurnOutcome
-from clawloop.ids import FeedbackId, SessionId, TurnId
+from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId
 
 
 class SessionState(StrEnum):
@@ -177,3 +177,19 @@ class WaitingWork:
     sessions: int
     turns: int
     feedback: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToldTurns:
+    """Turns that a run of a session's workflow was told of, each after it was stored; of the runs before the newest."""
+
+    session: SessionId
+    turns: frozenset[TurnId]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOfTurns:
+    """A key whose turns wait on the disk, and its policy."""
+
+    key: ApiKeyId
+    policy: str

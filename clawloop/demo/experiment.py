@@ -27,6 +27,7 @@ from clawloop.demo.user import SyntheticUser
 from clawloop.demo.world import Preference, draw_preference, flipped
 from clawloop.errors import SetupError
 from clawloop.ids import version_name
+from clawloop.local.supervision.supervisor import Board
 
 CONCURRENT_SESSIONS = 2
 SESSION_REQUESTS = 5
@@ -47,14 +48,12 @@ class TrainingPaused(SetupError):
     """Training paused itself, so no more versions follow."""
 
 
-class ExperimentBoard(Protocol):
-    """Shows the progress of runs."""
+class DemoBoard(Board, Protocol):
+    """Shows the progress of runs, and of the parts that serve them."""
 
     def add_evaluation(self, run: PlannedRun, row: Evaluation) -> None: ...
 
     def status(self, run: PlannedRun, text: str) -> None: ...
-
-    def say(self, line: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ class Experiment:
     access: PolicyAccess
     client: ChatClient
     admin: AdminClient
-    board: ExperimentBoard
+    board: DemoBoard
     plan: Plan
     wait_timeout_seconds: float = WAIT_TIMEOUT_SECONDS
     keep: Keep | None = None
@@ -323,7 +322,7 @@ def _wait_reason(status: TrainingStatus) -> str:
 
 
 async def run_experiment(
-    run: PlannedRun, access: PolicyAccess, board: ExperimentBoard, plan: Plan, keep: Keep | None = None
+    run: PlannedRun, access: PolicyAccess, board: DemoBoard, plan: Plan, keep: Keep | None = None
 ) -> tuple[list[Evaluation], RunTotals]:
     """Execute a run and return its evaluations and totals; it ends early if training pauses itself.
 

@@ -14,14 +14,13 @@ from clawloop.contracts.serving import Scope
 from clawloop.demo.admin_client import AdminClient
 from clawloop.demo.chart import draw_chart
 from clawloop.demo.demo_folder import Address, demo_folder, write_address
-from clawloop.demo.experiment import ExperimentBoard, PolicyAccess, run_experiment
+from clawloop.demo.experiment import DemoBoard, PolicyAccess, run_experiment
 from clawloop.demo.faults import FaultInjector
 from clawloop.demo.location import model_path
 from clawloop.demo.plan import Plan, PlannedRun
 from clawloop.demo.recipes import demo_recipe
 from clawloop.demo.report import Evaluation, RunReport, RunTotals, report_run
 from clawloop.demo.report_formats import as_json, summary_line
-from clawloop.demo.scoreboard import DemoBoard
 from clawloop.demo.world import EVALUATION, demo_probes
 from clawloop.errors import SetupError, StoreUnavailable
 from clawloop.local.checks import require_disk, require_folder
@@ -219,7 +218,7 @@ def database_of(deployment: Deployment) -> Database:
     return Database(deployment.database_url, BACKGROUND_LIMIT, codec_of(deployment.encryption_key_file))
 
 
-async def keep_match(store: PostgresMeasurements, run: PlannedRun, board: ExperimentBoard, row: Evaluation) -> None:
+async def keep_match(store: PostgresMeasurements, run: PlannedRun, board: DemoBoard, row: Evaluation) -> None:
     """Keep what an evaluation found where the page shows it."""
     try:
         await store.record(run.policy, row.version, row.match, len(EVALUATION))

@@ -1,6 +1,6 @@
 """Shows the progress of a demo: a live table on a terminal, lines anywhere else.
 
-Satisfies `clawloop.local.supervision.supervisor.Board` and `experiment.ExperimentBoard`.
+Satisfies `experiment.DemoBoard`.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from clawloop.demo.experiment import DemoBoard
 from clawloop.demo.plan import PlannedRun
 from clawloop.demo.report import GOAL, Evaluation
 from clawloop.local.supervision.supervisor import PartState, PartStatus
@@ -24,18 +24,6 @@ _TEXT_COLUMNS = ("user", "method")
 # A higher rate takes CPU time from training.
 _DRAWS_PER_SECOND = 2
 _BAR_WIDTH = 20
-
-
-class DemoBoard(Protocol):
-    """The interface of both boards."""
-
-    def changed(self, status: PartStatus) -> None: ...
-
-    def say(self, line: str) -> None: ...
-
-    def add_evaluation(self, run: PlannedRun, row: Evaluation) -> None: ...
-
-    def status(self, run: PlannedRun, text: str) -> None: ...
 
 
 @contextmanager

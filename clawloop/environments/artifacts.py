@@ -23,7 +23,7 @@ PRUNE_SECONDS = 3600.0
 
 
 class ArtifactFolder:
-    """Satisfies `clawloop.episodes.running.Artifacts` and `clawloop.operations.ports.ErasedArtifacts`.
+    """Satisfies `clawloop.episodes.running.Artifacts`.
 
     Args:
         min_free_bytes: left free on its disk.

@@ -27,7 +27,7 @@ _NO_ARTIFACT = "0" * 64
 
 
 class WorkerGateway:
-    """Satisfies `EpisodeKeys` and `Artifacts` of `clawloop.episodes.running`.
+    """Satisfies `clawloop.episodes.running.Artifacts`; also gives keys.
 
     Args:
         url: the gateway's, without a path.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from temporalio import activity
@@ -65,15 +66,14 @@ class EpisodeRan(Message):
 # Ports of an environment's worker.
 
 
-class EpisodeKeys(Protocol):
-    async def key_of(self, episode: EpisodeId) -> str:
-        """The key of a running episode, for its agent that starts now.
+KeyOfEpisode = Callable[[EpisodeId], Awaitable[str]]
+"""The key of a running episode, for its agent that starts now.
 
-        Raises:
-            EpisodeUnusable: there is no such episode, it has ended, or an agent has used its key already: what that one
-                did is unknown, and no second agent continues it.
-            StoreUnavailable
-        """
+Raises:
+    EpisodeUnusable: there is no such episode, it has ended, or an agent has used its key already: what that one did is
+        unknown, and no second agent continues it.
+    StoreUnavailable
+"""
 
 
 class EpisodeRunner(Protocol):
@@ -121,8 +121,8 @@ log = logging.getLogger(__name__)
 class EnvironmentActivities:
     """Activities of the queue `environment-{name}`, which run on the machine with the sandboxes."""
 
-    def __init__(self, keys: EpisodeKeys, runner: EpisodeRunner, artifacts: Artifacts) -> None:
-        self._keys = keys
+    def __init__(self, key_of: KeyOfEpisode, runner: EpisodeRunner, artifacts: Artifacts) -> None:
+        self._key_of = key_of
         self._runner = runner
         self._artifacts = artifacts
 
@@ -132,7 +132,7 @@ class EnvironmentActivities:
         async with heartbeating(lambda: "the agent runs"):
             # Before the key is used, so that an attempt whose check fails has had no agent.
             await self._runner.require_usable(request.environment, request.task)
-            key = await self._keys.key_of(request.episode)
+            key = await self._key_of(request.episode)
             run = await self._runner.run_agent(request.environment, request.task, request.episode, key)
             sha256 = await self._artifacts.store(run.artifact)
         log.info("episode ran", extra={"episode": str(request.episode), "ending": run.ending, "why": run.reason})

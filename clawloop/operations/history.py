@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -251,14 +251,13 @@ class HistoryOperations:
 # Precision of a judge's votes, compared with the outcomes of episodes.
 
 
-class VoteReader(Protocol):
-    async def voted_turns(self, policy: str) -> list[VotedTurn]:
-        """The newest turns of the policy's episodes that have a reward and were voted on.
+VotedTurns = Callable[[str], Awaitable[list[VotedTurn]]]
+"""The newest turns of a policy's episodes that have a reward and were voted on.
 
-        Raises:
-            NotFound: there is no such policy.
-            StoreUnavailable
-        """
+Raises:
+    NotFound: there is no such policy.
+    StoreUnavailable
+"""
 
 
 class JudgePrecision(View):
@@ -271,9 +270,9 @@ class JudgePrecision(View):
     by_votes: Sequence[Precision]
 
 
-async def judge_precision(reader: VoteReader, policy: str) -> JudgePrecision:
+async def judge_precision(voted_turns: VotedTurns, policy: str) -> JudgePrecision:
     """
     Raises:
         NotFound, StoreUnavailable
     """
-    return JudgePrecision(policy=policy, by_votes=precision_by_votes(await reader.voted_turns(policy)))
+    return JudgePrecision(policy=policy, by_votes=precision_by_votes(await voted_turns(policy)))

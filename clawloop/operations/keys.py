@@ -6,16 +6,30 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-from clawloop.contracts.answers import KeyList, KeyRevoked, KeyView, NewKey
-from clawloop.contracts.serving import ApiKey, KeyEntry, Scope
+from clawloop.contracts.answers import KeyList, KeyRevoked, KeyView, NewKey, StoredKey
+from clawloop.contracts.serving import ApiKey, KeyEntry, KeyLimits, KeyUse, Scope
 from clawloop.errors import AmbiguousId, NotFound
+from clawloop.ids import ApiKeyId
 
 # A hundred years: a date far beyond could not be stored.
 MOST_DAYS = 36_500
 
 
-class KeyAdminStore(Protocol):
-    """Every call raises StoreUnavailable when PostgreSQL does not answer in time."""
+class KeyStore(Protocol):
+    """Keys, with their limits and use. Every call raises StoreUnavailable when PostgreSQL does not answer in time."""
+
+    async def authenticate(self, secret: str) -> ApiKey | None:
+        """The key with this secret; None if there is none, or it was revoked or has expired.
+
+        Raises:
+            StoreUnavailable: the key could not be looked up, so it may be valid.
+        """
+
+    async def signing_secret(self) -> bytes:
+        """The secret that episode keys are signed with."""
+
+    async def stored_key(self, prefix: str) -> StoredKey | None:
+        """The valid key of a person or program with this public prefix; None if there is none."""
 
     async def list_keys(self) -> list[KeyEntry]:
         """All keys of people and programs, revoked ones included, oldest first."""
@@ -37,9 +51,18 @@ class KeyAdminStore(Protocol):
     async def revoke(self, prefix: str) -> bool:
         """Revoke the key with this public part; False if no valid key has it."""
 
+    async def use_of(self, prefix: str) -> KeyUse | None:
+        """Use and limits of the key; None if no person or program has such a key."""
+
+    async def set_limits(self, prefix: str, limits: KeyLimits) -> KeyUse | None:
+        """Replace a key's limits; gateways follow within 30 s. None if there is no such key."""
+
+    async def stored_bytes(self, keys: Sequence[ApiKeyId]) -> dict[ApiKeyId, int]:
+        """Stored bytes of these keys, without the keys that store nothing."""
+
 
 class KeyOperations:
-    def __init__(self, store: KeyAdminStore) -> None:
+    def __init__(self, store: KeyStore) -> None:
         self._store = store
 
     async def list(self) -> KeyList:

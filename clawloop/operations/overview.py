@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
 
-from clawloop.contracts.answers import CheckReport, EngineList, ServiceStatus, TrainingStatus
+from clawloop.contracts.answers import EngineList, ServiceStatus, TrainingStatus
 from clawloop.contracts.episodes import RolloutsState
 from clawloop.contracts.training import TrainingState
 from clawloop.operations.engines import EngineOperations
@@ -38,31 +37,27 @@ class ServiceCounts:
     late: int
 
 
-class OverviewStore(Protocol):
-    async def counts(self) -> ServiceCounts:
-        """
-        Raises:
-            StoreUnavailable
-        """
-
-
-class TemporalHealth(Protocol):
-    async def problem(self) -> str | None:
-        """The problem with Temporal, for people; None if it answers."""
+TemporalProblem = Callable[[], Awaitable[str | None]]
+"""The problem with Temporal, for people; None if it answers."""
 
 
 class Overview:
+    """
+    Args:
+        counts: raises StoreUnavailable.
+    """
+
     def __init__(
         self,
-        store: OverviewStore,
+        counts: Callable[[], Awaitable[ServiceCounts]],
         engines: EngineOperations,
         training: TrainingStore,
-        temporal: TemporalHealth,
+        temporal: TemporalProblem,
         rollouts: RolloutOperations,
         links: WorkflowLinks = NO_LINKS,
     ) -> None:
         self._temporal = temporal
-        self._store = store
+        self._counts = counts
         self._links = links
         self._engines = engines
         self._training = training
@@ -74,7 +69,7 @@ class Overview:
         Raises:
             StoreUnavailable
         """
-        counts = await self._store.counts()
+        counts = await self._counts()
         engines = await self._engines.list()
         policies = [TrainingStatus.of(await self._training.status(policy)) for policy in counts.policies]
         problems = _of_engines(engines)
@@ -83,7 +78,7 @@ class Overview:
             for policy in policies
             if policy.state is TrainingState.PAUSED
         ]
-        if (away := await self._temporal.problem()) is not None:
+        if (away := await self._temporal()) is not None:
             problems.append(away)
         else:
             problems += await self._environments_without_worker(counts.policies)
@@ -123,19 +118,3 @@ def _of_engines(engines: EngineList) -> list[str]:
     if all(engine.draining for engine in engines.engines):
         problems.append(f"every engine is drained: `clawloop engine drain --undo {engines.engines[0].id}`")
     return problems
-
-
-# Check ----------------------------------------------------------------------------------------------------------------
-# Verifies the ledger's invariants, and that the adapters' files are those of their versions.
-
-
-class LedgerCheck(Protocol):
-    async def report(self, *, files: bool) -> CheckReport:
-        """A report of the broken invariants.
-
-        Args:
-            files: also compare the adapters' files with their hash.
-
-        Raises:
-            StoreUnavailable
-        """

@@ -167,13 +167,6 @@ class ErasureStore(Protocol):
         """Digests of what the agents of the session's episodes left, and no other episode's agent."""
 
 
-class ErasedArtifacts(Protocol):
-    """Artifacts that agents left, by digest."""
-
-    async def delete(self, digest: str) -> None:
-        """Delete the artifact, if it is kept here. Idempotent."""
-
-
 class RolloutsStore(Protocol):
     """Operators' view of a policy's rollouts, and their changes to them.
 

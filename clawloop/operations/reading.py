@@ -33,7 +33,7 @@ _LARGEST = 2**31 - 1
 SEVERAL = 4
 
 
-class ReferenceStore(Protocol):
+class SessionStore(Protocol):
     """Every call raises StoreUnavailable when PostgreSQL does not answer in time."""
 
     async def newest_session(self) -> SessionId | None:
@@ -57,11 +57,49 @@ class ReferenceStore(Protocol):
     async def session_of(self, turn: TurnId) -> SessionId | None:
         """The session of a turn; None if there is no such turn."""
 
+    async def sessions(self, wanted: SessionFilter, *, after: SessionId | None, limit: int) -> list[SessionView]:
+        """Sessions that fit, the one with the newest turn first; `after` is the last session of the previous page.
+
+        An unknown `after` gives an empty page.
+
+        Raises:
+            NotFound: there is no such policy.
+            StateConflict: text is searched for, and content is encrypted.
+        """
+
+    async def count_sessions(self, *, policy: str | None, state: SessionState | None) -> tuple[int, int]:
+        """Number of sessions that match, and number of those that `fold` leaves out."""
+
+    async def session_of_client(self, key: ApiKeyId, name: str) -> SessionId | None:
+        """The newest session of this key that the client gave this name."""
+
+    async def session(self, session: SessionId) -> SessionView | None:
+        """The session; None if there is no such session."""
+
+    async def turns(
+        self, session: SessionId, *, before: TurnId | None = None, limit: int | None = None
+    ) -> list[TurnView]:
+        """Turns of a session in order, each with its outcome: the newest `limit`, of those older than `before`."""
+
+    async def turns_from(self, session: SessionId, first: int, limit: int) -> list[TurnView]:
+        """Turns of a session in order, from position `first`."""
+
+    async def position(self, session: SessionId, turn: TurnId) -> int:
+        """Number of turns of the session that are older than this one."""
+
+    async def turn(self, turn: TurnId) -> TurnView | None: ...
+
+    async def exchanges(self, turns: Sequence[TurnId]) -> list[Exchange]:
+        """Messages, reply and verdict that each of these turns added to their session, in the turns' order."""
+
+    async def detail(self, turn: TurnId, *, tokens: bool) -> TurnDetail | None:
+        """All that is stored of a turn."""
+
 
 class References:
     """Every method raises NotFound, AmbiguousId and StoreUnavailable."""
 
-    def __init__(self, store: ReferenceStore) -> None:
+    def __init__(self, store: SessionStore) -> None:
         self._store = store
 
     async def session(self, reference: str) -> SessionId:
@@ -133,48 +171,6 @@ def _one(found: Sequence[Id], reference: str, several: str, field: str) -> Id:
 # A page of turns with their text stays below a few megabytes; the next page is one request away.
 MOST_TURNS = 500
 MOST_SESSIONS = 500
-
-
-class SessionStore(ReferenceStore, Protocol):
-    """Every call raises StoreUnavailable when PostgreSQL does not answer in time."""
-
-    async def sessions(self, wanted: SessionFilter, *, after: SessionId | None, limit: int) -> list[SessionView]:
-        """Sessions that fit, the one with the newest turn first; `after` is the last session of the previous page.
-
-        An unknown `after` gives an empty page.
-
-        Raises:
-            NotFound: there is no such policy.
-            StateConflict: text is searched for, and content is encrypted.
-        """
-
-    async def count_sessions(self, *, policy: str | None, state: SessionState | None) -> tuple[int, int]:
-        """Number of sessions that match, and number of those that `fold` leaves out."""
-
-    async def session_of_client(self, key: ApiKeyId, name: str) -> SessionId | None:
-        """The newest session of this key that the client gave this name."""
-
-    async def session(self, session: SessionId) -> SessionView | None:
-        """The session; None if there is no such session."""
-
-    async def turns(
-        self, session: SessionId, *, before: TurnId | None = None, limit: int | None = None
-    ) -> list[TurnView]:
-        """Turns of a session in order, each with its outcome: the newest `limit`, of those older than `before`."""
-
-    async def turns_from(self, session: SessionId, first: int, limit: int) -> list[TurnView]:
-        """Turns of a session in order, from position `first`."""
-
-    async def position(self, session: SessionId, turn: TurnId) -> int:
-        """Number of turns of the session that are older than this one."""
-
-    async def turn(self, turn: TurnId) -> TurnView | None: ...
-
-    async def exchanges(self, turns: Sequence[TurnId]) -> list[Exchange]:
-        """Messages, reply and verdict that each of these turns added to their session, in the turns' order."""
-
-    async def detail(self, turn: TurnId, *, tokens: bool) -> TurnDetail | None:
-        """All that is stored of a turn."""
 
 
 class Reading:

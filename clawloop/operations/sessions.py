@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from clawloop.contracts.answers import Rejudged
@@ -10,19 +10,28 @@ from clawloop.contracts.notices import Notifier, SessionErased, SessionNotice
 from clawloop.contracts.sessions import Erasure, RejudgeRequested
 from clawloop.ids import SessionId, TurnId
 from clawloop.judging.plan import RejudgeFacts, why_not_rejudged
-from clawloop.operations.ports import Applied, ErasedArtifacts, ErasureStore, RejudgeStore, notify_best_effort
+from clawloop.operations.ports import Applied, ErasureStore, RejudgeStore, notify_best_effort
 
 # Signals are sent one after the other, 10 ms each; the next call takes the next turns.
 UNJUDGED_LIMIT = 1000
 
 
 class SessionOperations:
+    """
+    Args:
+        delete_artifact: deletes what an agent left, by its digest, if it is kept here. Idempotent.
+    """
+
     def __init__(
-        self, rejudging: RejudgeStore, erasures: ErasureStore, artifacts: ErasedArtifacts, notifier: Notifier
+        self,
+        rejudging: RejudgeStore,
+        erasures: ErasureStore,
+        delete_artifact: Callable[[str], Awaitable[None]],
+        notifier: Notifier,
     ) -> None:
         self._rejudging = rejudging
         self._erasures = erasures
-        self._artifacts = artifacts
+        self._delete_artifact = delete_artifact
         self._notifier = notifier
 
     async def rejudge_turn(self, turn_id: TurnId) -> Rejudged | None:
@@ -89,7 +98,7 @@ class SessionOperations:
 
     async def _delete_artifacts(self, session: SessionId) -> None:
         for digest in await self._erasures.artifacts_of(session):
-            await self._artifacts.delete(digest)
+            await self._delete_artifact(digest)
 
     async def erase_turn(self, turn_id: TurnId) -> Applied[Erasure] | None:
         """Erase a turn, other replies to its request, and all turns that continue them; None: there is no such turn.

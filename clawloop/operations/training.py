@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Protocol
 
-from clawloop.contracts.answers import TrainedReply, VersionDetail
+from clawloop.contracts.answers import Counts, PolicyEvent, ReplyFigures, TrainedReply, VersionDetail
 from clawloop.contracts.notices import BatchWaits, Notifier, OperatorChanged
-from clawloop.contracts.training import BroughtAdapter, OperatorAction, OperatorChange, TrainingView, VersionView
+from clawloop.contracts.training import BroughtAdapter, OperatorAction, OperatorChange, TrainingView
 from clawloop.errors import NotFound, ValueRejected
 from clawloop.operations.ports import Applied, TrainingStore, notify_best_effort
 from clawloop.recipes.recipe import Recipe, require_rank
@@ -145,19 +144,30 @@ class TrainingOperations:
 # One version with the samples it was trained on.
 
 
-class VersionStore(Protocol):
-    """Every call raises StoreUnavailable when PostgreSQL does not answer in time."""
+class TrainingBrowser(Protocol):
+    """Reads what training did. Every call raises StoreUnavailable when PostgreSQL does not answer."""
 
-    async def versions(self, policy: str) -> list[VersionView]:
-        """All versions; NotFound without such a policy."""
-
-
-class BatchReader(Protocol):
-    async def batch(self, policy: str, step: int) -> Sequence[TrainedReply]:
+    async def batch(self, policy: str, step: int) -> list[TrainedReply]:
         """The samples of a step with their replies, in the batch's order."""
 
+    async def events(self, policy: str, limit: int) -> list[PolicyEvent]:
+        """Events of a policy, newest first."""
 
-async def version_detail(versions: VersionStore, batches: BatchReader, policy: str, n: int) -> VersionDetail:
+    async def replies(self, policy: str, limit: int) -> list[ReplyFigures]:
+        """The newest main turns with a reply, oldest first."""
+
+    async def counts(self, policy: str) -> Counts:
+        """Numbers of a policy's sessions, turns and quarantined samples.
+
+        Raises:
+            NotFound: there is no such policy.
+        """
+
+    async def mark(self) -> str:
+        """A value that changes whenever something that the page shows changes."""
+
+
+async def version_detail(versions: TrainingStore, batches: TrainingBrowser, policy: str, n: int) -> VersionDetail:
     """
     Raises:
         NotFound: there is no such policy or version.

@@ -16,10 +16,11 @@ from asyncio import Transport
 from collections.abc import Callable
 from datetime import timedelta
 from types import FrameType
-from typing import Protocol, cast
+from typing import cast
 
 import uvicorn
 
+from api.http_protocol import BoundedHttpProtocol
 from clawloop.processes.listener import QUEUED_CONNECTIONS
 
 log = logging.getLogger(__name__)
@@ -35,21 +36,6 @@ SILENT_SECONDS = 1.0
 QUICK_SECONDS = 1.0
 CUT_SECONDS = 1
 _CHECK_SECONDS = 0.02
-
-
-class _Exchange(Protocol):
-    response_started: bool
-    response_complete: bool
-
-
-class _Connection(Protocol):
-    """The attributes of `BoundedHttpProtocol` that draining uses."""
-
-    transport: Transport
-    cycle: _Exchange | None
-    is_in_head: bool
-
-    def shutdown(self) -> None: ...
 
 
 class DrainingServer(uvicorn.Server):
@@ -120,12 +106,12 @@ class DrainingServer(uvicorn.Server):
         self._listener.close()
         # For requests that begin from now on. Those whose headers are not sent yet get it by `shutdown`.
         self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
-        connections = cast(set[_Connection], self.server_state.connections)
+        connections = cast(set[BoundedHttpProtocol], self.server_state.connections)
         for connection in list(connections):
-            if connection.cycle is not None and not connection.cycle.response_started:
+            if connection.exchange is not None and not connection.exchange.response_started:
                 connection.shutdown()
         began = loop.time()
-        silent_since: dict[_Connection, float] = {}
+        silent_since: dict[BoundedHttpProtocol, float] = {}
         while (connections or self._connecting) and not self.force_exit:
             if loop.time() >= began + self._limit_seconds:
                 break
@@ -138,9 +124,9 @@ class DrainingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _is_busy(connection: _Connection) -> bool:
+def _is_busy(connection: BoundedHttpProtocol) -> bool:
     """True if a request is being answered, or has begun to arrive."""
-    return connection.is_in_head or (connection.cycle is not None and not connection.cycle.response_complete)
+    return connection.is_in_head or (connection.exchange is not None and not connection.exchange.response_complete)
 
 
 def _close_unless_it_speaks(transport: Transport) -> None:

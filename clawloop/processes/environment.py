@@ -75,7 +75,7 @@ async def run_environment_worker(
         artifacts = open_artifacts(settings, sealer, stack)
         stack.callback(asyncio.create_task(sweep_left_behind(sandboxes.sweep)).cancel)
         runner = CountedRunner(SandboxRunner(sandboxes, environments, address), metrics)
-        activities = EnvironmentActivities(PostgresEpisodeStore(database), runner, artifacts)
+        activities = EnvironmentActivities(PostgresEpisodeStore(database).key_of, runner, artifacts)
         return [environment_worker(client, name, activities, episodes) for name in environments]
 
     host, port = health

@@ -61,7 +61,7 @@ from db.overview import PostgresOverviewStore
 from db.schema import is_current, require_known_schema
 from db.serving.directory import PostgresDirectoryStore, PostgresListener
 from db.serving.engines import add_missing_engines
-from db.serving.keys import PostgresKeyStore, PostgresKeyUses
+from db.serving.keys import PostgresKeyStore
 from db.serving.publishing import PostgresPublishingStore
 from db.training.operators import PostgresTrainingStore
 from db.training.probes import PostgresProbeStore
@@ -112,7 +112,7 @@ class GatewayOptions:
 
 
 class GatewayReadiness:
-    """Satisfies `api.ports.Readiness`: ready with a current schema in PostgreSQL and a healthy engine."""
+    """Ready with a current schema in PostgreSQL and a healthy engine."""
 
     def __init__(
         self,
@@ -130,7 +130,10 @@ class GatewayReadiness:
         self._asking: asyncio.Task[list[str]] | None = None
 
     async def problems(self) -> list[str]:
-        """Asked once for all that ask at the same time: they need no key, and the connections are those of chats."""
+        """The reasons that this gateway should get no traffic, one line each; empty if it is ready.
+
+        Found once for all that ask at the same time: they need no key, and the connections are those of chats.
+        """
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())
         return await asyncio.shield(self._asking)
@@ -230,7 +233,9 @@ async def gateway_services(
     comparing = asyncio.create_task(compare_keys(background))
     stack.callback(comparing.cancel)
     metrics = GatewayMetrics()
-    directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database), PostgresListener(url)))
+    directory = await stack.enter_async_context(
+        DirectoryCache(PostgresDirectoryStore(database).read, PostgresListener(url).changes)
+    )
 
     def current_engines() -> Sequence[Engine]:
         return directory.snapshot.engines
@@ -266,8 +271,9 @@ async def gateway_services(
     key_store = PostgresKeyStore(database)
     engine_operations = engine_operations_on(background, settings)
     keys, links = await stack.enter_async_context(KeyRing(key_store)), workflow_links(settings)
-    key_uses = PostgresKeyUses(background)
+    key_uses = PostgresKeyStore(background)
     stored = await stack.enter_async_context(StoredBytes(key_uses, settings.key_stored_mib))
+    readiness = GatewayReadiness(database, engines, current_engines, is_draining, lambda: recorder.is_nearly_full)
     return Services(
         links=links,
         keys=keys,
@@ -283,22 +289,22 @@ async def gateway_services(
         training_operations=operations.training,
         session_operations=operations.sessions,
         rollout_operations=operations.rollouts,
-        votes=PostgresVoteReader(background),
+        voted_turns=PostgresVoteReader(background).voted_turns,
         episodes=PostgresEpisodeStore(background),
-        episode_keys=PostgresEpisodeStore(background),
+        key_of_episode=PostgresEpisodeStore(background).key_of,
         artifacts=open_artifacts(settings, sealer, stack, settings.min_free_disk_bytes),
         history=history,
         engine_operations=engine_operations,
         overview=Overview(
-            PostgresOverviewStore(background),
+            PostgresOverviewStore(background).counts,
             engine_operations,
             PostgresTrainingStore(background),
-            temporal,
+            temporal.problem,
             operations.rollouts,
             links,
         ),
-        key_operations=KeyOperations(PostgresKeyStore(background)),
-        ledger=DatabaseCheck(background, settings.data / "adapters"),
+        key_operations=KeyOperations(key_uses),
+        check_ledger=DatabaseCheck(background, settings.data / "adapters").report,
         logins=Logins(keys, key_store),
         key_maker=key_store,
         training_browser=PostgresTrainingBrowser(background),
@@ -306,21 +312,21 @@ async def gateway_services(
             PostgresTrainingBrowser(watching),
             lambda: (sorted(engines.healthy()), temporal.known_problem),
         ),
-        temporal=temporal,
+        temporal_problem=temporal.problem,
         is_draining=is_draining,
         guarded_pages=frozenset(settings.guarded_pages),
         health_port=options.health_port,
         probes=PostgresProbeStore(background, conversations),
         versions=VersionChooser(turns),
-        readiness=GatewayReadiness(database, engines, current_engines, is_draining, lambda: recorder.is_nearly_full),
+        not_ready=readiness.problems,
         metrics=metrics,
-        metrics_pages=GatewayPages(metrics.registry, options.name, options.health_port, options.peers),
+        metrics_page=GatewayPages(metrics.registry, options.name, options.health_port, options.peers).page,
         limits=options.limits,
         grammar_slots=GrammarSlots.of(options.limits.chat),
         key_limits=KeyLimiter(gateways=1 + len(options.peers), stored=stored),
         key_uses=key_uses,
         exporter=Exporter(PostgresExportStore(background)),
-        version_loading=PostgresPublishingStore(background),
+        want_versions=PostgresPublishingStore(background).want_for,
     )
 
 

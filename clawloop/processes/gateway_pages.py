@@ -18,7 +18,7 @@ _PEER_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 
 
 class GatewayPages:
-    """Satisfies `api.ports.MetricsPages`.
+    """Prometheus' text of this gateway and those on the same socket.
 
     Args:
         name: labels each series; None: no label.
@@ -33,6 +33,7 @@ class GatewayPages:
         self._peers = peers
 
     async def page(self, port: int | None) -> bytes:
+        """Prometheus' text format, for a request that came to this port of the gateway."""
         own = self._own_page()
         if not self._peers or port == self._health_port:
             return own

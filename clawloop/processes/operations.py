@@ -25,12 +25,12 @@ from clawloop.ids import RolloutGroupId, TurnId
 from clawloop.operations.engines import EngineOperations
 from clawloop.operations.history import HistoryOperations, NewVerdict
 from clawloop.operations.ports import EnvironmentWorkers
-from clawloop.operations.recovery import Recovery
 from clawloop.operations.rollouts import RolloutOperations
 from clawloop.operations.sessions import SessionOperations
 from clawloop.operations.training import TrainingOperations
 from clawloop.processes.database import sealer_of
 from clawloop.processes.endpoints import engine_secret
+from clawloop.processes.recovery import Recovery
 from clawloop.processes.workers import judge_client
 from clawloop.recipes.recipe import Recipe
 from clawloop.serving import engine_check
@@ -157,7 +157,7 @@ READABLE = "encrypted content can be decrypted"
 
 
 class DatabaseCheck:
-    """Satisfies `clawloop.operations.overview.LedgerCheck`.
+    """The check of a database's ledger, and of a data folder's adapters.
 
     Args:
         adapters: the data folder's `adapters`.
@@ -167,7 +167,15 @@ class DatabaseCheck:
         self._database = database
         self._adapters = adapters
 
-    async def report(self, *, files: bool) -> CheckReport:
+    async def report(self, files: bool) -> CheckReport:
+        """A report of the broken invariants.
+
+        Args:
+            files: also compare the adapters' files with their hash.
+
+        Raises:
+            StoreUnavailable
+        """
         found = [Broken(invariant=one.invariant, row=one.row) for one in await violations(self._database)]
         found += await self._encryption(decrypt=files)
         versions = await committed_versions(self._database) if files else []
@@ -237,7 +245,7 @@ async def history_on(
         SetupError: CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not.
     """
     name = BASE_MODEL if settings.judge_url is None else f"{settings.judge_model} at {settings.judge_url}"
-    async with judge_client(settings, directory, pictures=PostgresFileStore(database)) as client:
+    async with judge_client(settings, directory, pictures=PostgresFileStore(database).of_turn) as client:
         judge = _NamedJudge(name, StoredTurnJudge(PostgresJudgementStore(database), client))
         yield HistoryOperations(PostgresHistoryStore(database), judge, PostgresTrainingStore(database), sessions)
 
@@ -275,7 +283,7 @@ def operations_on(
     artifacts = ArtifactFolder(settings.data / "artifacts", sealer_of(settings.encryption_key_file))
     return Operations(
         TrainingOperations(PostgresTrainingStore(database), notifier, settings.max_lora_rank),
-        SessionOperations(PostgresRejudgeStore(database), PostgresErasureStore(database), artifacts, notifier),
+        SessionOperations(PostgresRejudgeStore(database), PostgresErasureStore(database), artifacts.delete, notifier),
         RolloutOperations(PostgresRolloutStore(database), notifier, workers),
     )
 

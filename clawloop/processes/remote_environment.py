@@ -80,7 +80,7 @@ async def run_remote_worker(worker: RemoteWorker) -> None:
             environment_worker(
                 client,
                 name,
-                EnvironmentActivities(gateway, CountedRunner(runner, metrics), gateway),
+                EnvironmentActivities(gateway.key_of, CountedRunner(runner, metrics), gateway),
                 worker.episodes,
             )
             for name, runner in runners.items()

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
 
@@ -22,8 +23,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from activities.training.steps import StepStore
-from activities.training.train_step import RunLog, Trainer, TrainingActivities
-from clawloop.contracts.training import StatusCallback, StepBatch, TrainedStep
+from activities.training.train_step import Trainer, TrainingActivities
+from clawloop.contracts.training import StatusCallback, StepBatch, StepRecord, TrainedStep
 from clawloop.errors import ClawloopError, PermanentError, TrainerUnavailable, TransientError
 from clawloop.processes.database import ready_database, require_database
 from clawloop.processes.endpoints import required_temporal_address
@@ -120,7 +121,7 @@ def _run_ranks(process: TrainerProcess) -> None:
 async def _serve(process: TrainerProcess, settings: Settings, runner: StepRunner) -> None:
     metrics = TrainerMetrics()
     folder = settings.tensorboard_folder
-    run_log = None if folder is None else TensorBoardLog(folder)
+    run_log = None if folder is None else TensorBoardLog(folder).write
     trainer = ThreadedTrainer(runner, ping_interval=process.ping_interval)
     for of_policy in process.setup.adapters.glob("*"):
         remove_unfinished(of_policy, _UNFINISHED_AGE)
@@ -148,7 +149,7 @@ async def _serve(process: TrainerProcess, settings: Settings, runner: StepRunner
 
 
 def training_worker(
-    client: Client, pool: str, steps: StepStore, trainer: Trainer, run_log: RunLog | None = None
+    client: Client, pool: str, steps: StepStore, trainer: Trainer, run_log: Callable[[StepRecord], None] | None = None
 ) -> Worker:
     """The Temporal worker of a pool's queue, one step at a time."""
     return Worker(

@@ -35,9 +35,9 @@ from clawloop.processes.endpoints import engine_secret, required_temporal_addres
 from clawloop.processes.holding import Holding
 from clawloop.processes.notifier import notifier_on
 from clawloop.processes.worker_process import GRACE, LOOPBACK, RETRY_SECONDS, run_workers
-from clawloop.serving.directory import DirectoryCache, DirectoryStore
+from clawloop.serving.directory import DirectoryCache
 from clawloop.serving.endpoints import Endpoint, Endpoints
-from clawloop.serving.judge import JudgeClient, PictureReader, RequestClock
+from clawloop.serving.judge import JudgeClient, ReadPictures
 from clawloop.serving.probes import ProbeClient
 from clawloop.serving.rendering import EngineRenderer
 from clawloop.settings import Settings
@@ -82,8 +82,8 @@ def engine_endpoints(settings: Settings, directory: Callable[[], Directory]) -> 
 def judge_client(
     settings: Settings,
     directory: Callable[[], Directory],
-    clock: RequestClock | None = None,
-    pictures: PictureReader | None = None,
+    clock: WorkerMetrics | None = None,
+    pictures: ReadPictures | None = None,
 ) -> JudgeClient:
     """
     Args:
@@ -195,6 +195,8 @@ def _orchestrator_workers(
     work = TrainingNotifier(PostgresWorkStore(database), notifier)
     conversations = ConversationCache(settings.conversation_cache_bytes)
     step_store, publishing_store = PostgresStepStore(database, conversations), PostgresPublishingStore(database)
+    episode_store, rollouts = PostgresEpisodeStore(database), PostgresRolloutStore(database)
+    canaries = PostgresCanaryStore(database)
     sweeper = SweepActivities(
         PostgresSweepStore(database),
         notifier,
@@ -209,19 +211,19 @@ def _orchestrator_workers(
         reconciler=EngineReconciler(publishing_store, notifier, notifier.running_engines),
         counter=metrics,
         episodes=EpisodeUpkeep(
-            PostgresEpisodeStore(database),
-            PostgresRolloutStore(database),
+            episode_store.end_late_turns,
+            rollouts.running,
             notifier,
-            PostgresJudgeSampleStore(database),
+            PostgresJudgeSampleStore(database).reward_votes,
         ),
-        canaries=Canaries(PostgresCanaryStore(database), work),
+        canaries=Canaries(canaries.open, canaries.decide, work),
     )
     judgements = PostgresJudgementStore(database, conversations)
     ledger = ClosingActivities(PostgresClosingStore(database), judgements, work, metrics)
     steps = StepActivities(step_store)
     gate = GateActivities(PostgresGateStore(database))
     publishing = PublishingActivities(publishing_store, step_store, notifier)
-    episodes = EpisodeLedgerActivities(PostgresEpisodeStore(database), PostgresRolloutStore(database), work, notifier)
+    episodes = EpisodeLedgerActivities(episode_store, rollouts.next_groups, work, notifier)
     where_workflows_run = [*steps.where_workflows_run, gate.decide_version, *episodes.where_workflows_run]
     return [
         Worker(
@@ -256,22 +258,24 @@ def _orchestrator_workers(
 async def _judge_worker(
     settings: Settings, database: Database, client: Client, metrics: WorkerMetrics, stack: AsyncExitStack
 ) -> Worker:
-    directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database)))
+    directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database).read))
 
     def now() -> Directory:
         return directory.snapshot
 
-    judge = await stack.enter_async_context(judge_client(settings, now, metrics, PostgresFileStore(database)))
+    judge = await stack.enter_async_context(judge_client(settings, now, metrics, PostgresFileStore(database).of_turn))
     renderer = await stack.enter_async_context(EngineRenderer(engine_endpoints(settings, now)))
     work = TrainingNotifier(PostgresWorkStore(database), notifier_on(client, settings))
     conversations = ConversationCache(settings.conversation_cache_bytes)
     judgements = PostgresJudgementStore(database, conversations)
-    judging = JudgingActivities(judgements, judge, renderer, work, metrics)
+    judging = JudgingActivities(judgements, judge, renderer.render, work, metrics)
+    stored = PostgresEpisodeStore(database)
     episodes = EpisodeJudgingActivities(
-        judgements, PostgresEpisodeStore(database), judge, metrics, judge_learns=settings.judge_learns
+        judgements, stored.waiting_turns, stored.note_verdict, judge, metrics, judge_learns=settings.judge_learns
     )
     engines = await stack.enter_async_context(ProbeClient(now, engine_secret(settings)))
-    probing = ProbeActivities(PostgresProbeStore(database, conversations), engines, judge, settings.probes_at_once)
+    probes = PostgresProbeStore(database, conversations)
+    probing = ProbeActivities(probes, engines.answer, judge, settings.probes_at_once)
     return Worker(
         client,
         task_queue=names.JUDGE_QUEUE,
@@ -287,7 +291,7 @@ async def _judge_worker(
     )
 
 
-async def _start_training_workflows(directory: DirectoryStore, notifier: Notifier) -> None:
+async def _start_training_workflows(directory: PostgresDirectoryStore, notifier: Notifier) -> None:
     """Signal-with-start each policy's training workflow, and retry. Engine workflows are started by their agents."""
     while True:
         try:

@@ -48,13 +48,18 @@ _DONE = b"[DONE]"
 
 
 class EngineAnswer:
-    """Satisfies `api.ports.Answer`."""
+    """An engine's answer after its headers: status 200, body not read yet."""
 
     def __init__(self, engine_id: str, response: aiohttp.ClientResponse) -> None:
         self.engine_id = engine_id
         self._response = response
 
     async def events(self) -> AsyncIterator[list[bytes]]:
+        """The payloads of a stream's `data:` lines, those together that arrived together; ends before `[DONE]`.
+
+        Raises:
+            EngineBroke: the stream ended before `[DONE]`, went silent, or the connection broke.
+        """
         try:
             async for arrived in event_data(self._response.content.iter_any(), EVENT_LIMIT_BYTES):
                 if _DONE not in arrived:
@@ -73,6 +78,11 @@ class EngineAnswer:
         raise EngineBroke(f"engine {self.engine_id} ended its stream too early", self.engine_id)
 
     async def body(self) -> bytes:
+        """The body of an answer that is not streamed.
+
+        Raises:
+            EngineBroke
+        """
         try:
             return await self._response.read()
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
@@ -80,7 +90,7 @@ class EngineAnswer:
 
 
 class ChatEngines:
-    """Sends chat requests to the engines in rotation, and probes their health. Satisfies `api.ports.Engines`.
+    """Sends chat requests to the engines in rotation, and probes their health.
 
     Use as an async context manager: inside it connections are open and the health probes run.
 
@@ -131,12 +141,15 @@ class ChatEngines:
             await self._client.close()
 
     def mark_missing(self, engine_id: str, route: RouteKey) -> None:
+        """Send the engine no request for this version until it may have loaded it again."""
         self._rotation.mark_missing(engine_id, route.policy, route.version)
 
     def has_version(self, policy: str, version: int) -> bool:
+        """True if an engine that takes requests has this version."""
         return self._rotation.has_version(policy, version)
 
     def healthy(self) -> frozenset[str]:
+        """The ids of the engines that answer."""
         return self._rotation.healthy()
 
     @asynccontextmanager
@@ -148,6 +161,22 @@ class ChatEngines:
         trace: Mapping[str, str] | None = None,
         sending: Callable[[str], Awaitable[None]] | None = None,
     ) -> AsyncIterator[EngineAnswer]:
+        """Send a request to an engine that has the version; leaving the context ends the request there.
+
+        Waits, for a limited time, while no such engine is healthy. Tries another engine if one cannot be reached.
+
+        Args:
+            body: or what makes it for the model of the engine that was chosen.
+            path: the engine's route.
+            trace: headers by which traces are joined.
+            sending: awaited with the id of each engine that was found, before the request is sent to it.
+
+        Raises:
+            EngineRejected: the engine answered with an error.
+            EngineBroke: the engine died before it answered.
+            EngineUnavailable: no engine could take the request in time.
+            EnginesBusy: those that could have as many chats as they may.
+        """
         headers = {"Content-Type": "application/json", **(trace or {})}
         engine, response = await self._open(route, body, path, headers, sending)
         try:

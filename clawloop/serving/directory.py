@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from clawloop.contracts.serving import Directory, Policy
 from clawloop.errors import StoreUnavailable
@@ -18,29 +17,21 @@ REFRESH_SECONDS = 1.0
 RETRY_SECONDS = 3.0
 
 
-class DirectoryStore(Protocol):
-    async def read(self) -> Directory:
-        """The current policies and engines.
-
-        Raises:
-            StoreUnavailable
-        """
-
-
-class DirectoryChanges(Protocol):
-    def changes(self) -> AsyncIterator[None]:
-        """Yields after each change of the directory, and after changes may have been missed. Never ends by itself."""
-
-
 class DirectoryCache:
     """Use as an async context manager: inside it the directory is refreshed.
 
     Args:
-        changes: refresh on each of these; without them a change is seen within a second.
+        read: the current policies and engines, from PostgreSQL. Raises StoreUnavailable.
+        changes: yields after each change of the directory, and after changes may have been missed, and never ends by
+            itself; without it a change is seen within a second.
     """
 
-    def __init__(self, store: DirectoryStore, changes: DirectoryChanges | None = None) -> None:
-        self._store = store
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[Directory]],
+        changes: Callable[[], AsyncIterator[None]] | None = None,
+    ) -> None:
+        self._read_store = read
         self._changes = changes
         self._snapshot: Directory | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -113,8 +104,8 @@ class DirectoryCache:
             await asyncio.sleep(REFRESH_SECONDS)
             await self._refresh_or_log()
 
-    async def _refresh_on(self, changes: DirectoryChanges) -> None:
-        async for _ in changes.changes():
+    async def _refresh_on(self, changes: Callable[[], AsyncIterator[None]]) -> None:
+        async for _ in changes():
             await self._refresh_or_log()
 
     async def _refresh_or_log(self) -> None:
@@ -130,7 +121,7 @@ class DirectoryCache:
     async def _read(self) -> None:
         self._refreshes += 1
         try:
-            self._snapshot = await self._store.read()
+            self._snapshot = await self._read_store()
         except StoreUnavailable as error:
             if self.up_to_date or self._snapshot is None:
                 log.warning("directory not readable", extra={"why": str(error)})

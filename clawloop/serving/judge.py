@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from clawloop.errors import JudgeRefused, JudgeUnavailable
 from clawloop.families.template import Thinking, switched
@@ -18,6 +18,7 @@ from clawloop.judging.voting import Vote, choice_logprobs
 from clawloop.recipes.recipe import JudgeForm
 from clawloop.serving.endpoints import BEFORE_CHATS, Endpoints, JsonClient, NoReply, Reply
 from clawloop.serving.rendering import ThinkingProbe
+from clawloop.telemetry.metrics import WorkerMetrics
 from clawloop.turns.files import picture_type
 
 # Images ---------------------------------------------------------------------------------------------------------------
@@ -33,21 +34,16 @@ _INTRODUCTION = (
 )
 
 
-class PictureReader(Protocol):
-    async def of_turn(self, turn: TurnId, sha256s: Collection[str]) -> Mapping[str, bytes]:
-        """Contents of these files by SHA-256, as far as the turn's session has them.
-
-        Raises:
-            StoreUnavailable
-        """
+ReadPictures = Callable[[TurnId, Collection[str]], Awaitable[Mapping[str, bytes]]]
+"""Contents of these files by SHA-256, as far as the turn's session has them. Raises StoreUnavailable."""
 
 
-async def with_pictures(prompt: JudgePrompt, reader: PictureReader) -> JudgePrompt:
+async def with_pictures(prompt: JudgePrompt, read: ReadPictures) -> JudgePrompt:
     """The prompt with its newest images in the question; unchanged if it names none that is stored."""
     if prompt.turn_id is None or not prompt.images:
         return prompt
     named = {image.sha256: image for image in prompt.images}
-    files = await reader.of_turn(prompt.turn_id, named.keys())
+    files = await read(prompt.turn_id, named.keys())
     chosen: list[dict[str, Any]] = []
     room = MOST_BYTES
     for sha256, image in reversed(named.items()):
@@ -104,11 +100,6 @@ _RETRYABLE = frozenset({408, 409, 425, 429})
 _TOO_LONG = ("context length", "context_length", "max_model_len", "maximum model length", "too long", "too large")
 
 
-class RequestClock(Protocol):
-    def observe_judge_request(self, result: str, seconds: float) -> None:
-        """Record one request to a judge; `result` is `answered`, `unavailable` or `refused`."""
-
-
 class JudgeClient:
     """Satisfies `activities.judging.ports.Judge`. Use as an async context manager.
 
@@ -129,8 +120,8 @@ class JudgeClient:
         *,
         with_chats: bool = False,
         seconds: float = ANSWER_SECONDS,
-        clock: RequestClock | None = None,
-        pictures: PictureReader | None = None,
+        clock: WorkerMetrics | None = None,
+        pictures: ReadPictures | None = None,
     ) -> None:
         self._pictures = pictures
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Asks one version a probe on an engine that has it. Satisfies `activities.training.probes.ProbeEngines`.
+"""Asks one version a probe on an engine that has it.
 
 Greedy, so that two versions differ by their weights alone; without thinking where a model can leave it out.
 """

@@ -23,7 +23,7 @@ _PROMPT_FIELDS = ("add_generation_prompt", "continue_final_message", "add_specia
 
 
 class EngineRenderer:
-    """Satisfies `activities.judging.ports.Renderer`. Use as an async context manager."""
+    """Renders prompts as `activities.judging.ports.Render` says. Use as an async context manager."""
 
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints

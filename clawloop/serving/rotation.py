@@ -10,7 +10,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Protocol
+
+from prometheus_client import Gauge
 
 from clawloop.contracts.serving import Engine
 from clawloop.errors import EnginesBusy, EngineUnavailable
@@ -152,11 +153,6 @@ MISSING_SECONDS = 5.0
 PLACE_SECONDS = 600.0
 # A request that waits for a place looks so often whether any engine could still take it.
 _LOOK_SECONDS = 1.0
-
-
-class Gauge(Protocol):
-    def inc(self) -> None: ...
-    def dec(self) -> None: ...
 
 
 class Rotation:

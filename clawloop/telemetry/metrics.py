@@ -124,11 +124,7 @@ class GatewayMetrics:
 
 
 class WorkerMetrics:
-    """Metrics of a worker.
-
-    Satisfies `activities.judging.ports.JudgingCounter`, `activities.sweep.SweepCounter` and
-    `clawloop.serving.judge.RequestClock`.
-    """
+    """Metrics of a worker."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -166,6 +162,7 @@ class WorkerMetrics:
         )
 
     def answered(self, kind: str, valid: int, missing: int) -> None:
+        """Count a judgement's answers of a kind (`vote`, `hint`): those that are valid, and those that it lacks."""
         self.answers.labels(kind, "valid").inc(valid)
         self.answers.labels(kind, "missing").inc(missing)
 
@@ -173,14 +170,18 @@ class WorkerMetrics:
         self.turns_judged.labels(outcome).inc()
 
     def closed(self, guaranteed: bool) -> None:
+        """Count a session that was closed; `guaranteed`: the at-least-one rule gave it a sample."""
         self.sessions_closed.labels(str(guaranteed).lower()).inc()
 
     def swept(self, turns: int, feedback: int, sessions: int, stuck: int) -> None:
+        """Count a sweep, the signals it sent for turns and feedback, and the sessions it woke; `stuck` could not be
+        notified."""
         self.sweeps.inc()
         for what, count in (("turns", turns), ("feedback", feedback), ("sessions", sessions), ("stuck", stuck)):
             self.found.labels(what).inc(count)
 
     def observe_judge_request(self, result: str, seconds: float) -> None:
+        """Record one request to a judge; `result` is `answered`, `unavailable` or `refused`."""
         self.judge_seconds.labels(result).observe(seconds)
 
 

@@ -13,10 +13,9 @@ from temporalio.client import Client, ScheduleOverlapPolicy, WorkflowExecution
 from temporalio.service import RPCError
 
 from clawloop.contracts.notices import BatchWaits, SessionNotice
-from clawloop.contracts.sessions import RejudgeRequested, SessionFacts, TurnRecorded
+from clawloop.contracts.sessions import RejudgeRequested, SessionFacts, ToldTurns, TurnRecorded
 from clawloop.errors import SignalFailed
 from clawloop.ids import SessionId, TurnId
-from clawloop.operations.recovery import ToldTurns
 from clawloop.temporal.notifier import TemporalNotifier
 from clawloop.temporal.server import PREPARE_LIMIT, prepare_namespace, temporal_deadline
 from workflows import names
@@ -30,7 +29,7 @@ _HISTORY_LIMIT = timedelta(seconds=60)
 
 
 class TemporalRecovery:
-    """Satisfies `clawloop.operations.recovery.RecoveryWorkflows`.
+    """Satisfies `clawloop.processes.recovery.RecoveryWorkflows`.
 
     Args:
         notifier: of the same client.

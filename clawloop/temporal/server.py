@@ -76,7 +76,7 @@ AWAY = "Temporal does not answer: chats go on and are recorded; judging and trai
 
 
 class TemporalWatch:
-    """Use as an async context manager. Satisfies `clawloop.operations.overview.TemporalHealth`.
+    """Use as an async context manager.
 
     Args:
         client: may be lazy; None: none is configured.

@@ -16,7 +16,7 @@ from clawloop.errors import SetupError
 
 
 class TensorBoardLog:
-    """Implements `activities.training.train_step.RunLog`.
+    """A run for each policy in one folder.
 
     Args:
         folder: a run for each policy is made in it.

@@ -38,7 +38,7 @@ from clawloop.judging.voting import Verdict
 from clawloop.recipes.recipe import Recipe
 from clawloop.samples.rollouts import judges_episodes
 from db.content import plain_length, storable
-from db.database import Database, transaction
+from db.database import PostgresStore, transaction
 from db.episodes.rollouts import lock_rollouts_of, made_room
 from db.episodes.settling import end_late_turns, recipe_if_any, settle_group
 from db.serving.keys import signing_secret
@@ -225,12 +225,9 @@ _LIST = text(f"""{_EPISODES}
 _ONE = text(f"{_EPISODES} WHERE e.id = :episode")
 
 
-class PostgresEpisodeStore:
-    """Implements `EpisodeStore` of `activities.episodes`, `EpisodeKeys` of `clawloop.episodes.running` and
-    `EpisodeTurns` of `activities.judging.episode_votes`; also reads for people."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class PostgresEpisodeStore(PostgresStore):
+    """Implements `EpisodeStore` of `activities.episodes`; also keeps the keys and turns of episodes, and reads for
+    people."""
 
     @transaction
     async def make_group(self, connection: AsyncConnection, group: NewGroup) -> None:

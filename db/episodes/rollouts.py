@@ -15,7 +15,7 @@ from clawloop.episodes.kinds import KINDS, chosen_task_id
 from clawloop.errors import NotFound, RecordUnusable, StateConflict
 from clawloop.ids import EpisodeId, RolloutGroupId, new_rollout_group_id
 from db.content import storable
-from db.database import Database, transaction
+from db.database import PostgresStore, transaction
 from db.episodes.curriculum import begin_curriculum, draw_tasks, kind_views
 from db.episodes.settling import settle_group
 from db.tables import EpisodeRow, PolicyRow, RolloutGroupRow, RolloutsRow
@@ -114,11 +114,8 @@ _UNTOUCHED = text("""
 """)
 
 
-class PostgresRolloutStore:
-    """Satisfies `activities.episodes.RolloutStore` and `clawloop.operations.ports.RolloutsStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class PostgresRolloutStore(PostgresStore):
+    """Satisfies `clawloop.operations.ports.RolloutsStore`."""
 
     @transaction
     async def next_groups(self, connection: AsyncConnection, policy: str) -> NextGroups:

@@ -15,7 +15,7 @@ from clawloop.ids import JudgementId, SessionId, TurnId
 from clawloop.judging.records import ClosingSession, SessionTurn, TurnDecision
 from clawloop.samples.decision import FallbackSample
 from db.content import ContentCodec, content_of, storable
-from db.database import Database, transaction
+from db.database import PostgresStore, transaction
 from db.judging.rewards import finalize_groups_of, finalize_outcome_of
 from db.judging.votes import direct_from_text, read_direct
 from db.tables import JudgementRow, SessionRow, TurnRow
@@ -62,11 +62,8 @@ _RELATED = text("""
 """)
 
 
-class PostgresClosingStore:
+class PostgresClosingStore(PostgresStore):
     """Satisfies `activities.judging.ports.ClosingStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     @transaction
     async def load(self, connection: AsyncConnection, session: SessionId) -> ClosingSession | None:

@@ -25,7 +25,7 @@ from clawloop.contracts.views import FeedbackView
 from clawloop.errors import AlreadyAnswered
 from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
 from db.content import content_of, storable
-from db.database import Database, transaction
+from db.database import PostgresStore, transaction
 from db.judging.rewards import finalize_outcome_of
 from db.tables import ApiKeyRow, FeedbackRequestRow, FeedbackRow, JudgementRow, SampleRow, SessionRow, TurnRow
 from db.training.policies import lock_policy
@@ -39,11 +39,8 @@ REMEMBERED = timedelta(days=30)
 _MOST_FORGOTTEN = 100  # a request must not wait for the clearing of a backlog
 
 
-class PostgresFeedbackStore:
+class PostgresFeedbackStore(PostgresStore):
     """Satisfies `api.ports.FeedbackStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     @transaction
     async def turn_of(

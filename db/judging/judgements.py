@@ -35,7 +35,7 @@ from clawloop.judging.voting import Vote
 from clawloop.recipes.recipe import Recipe
 from clawloop.turns.parents import may_be_placed
 from db.content import content_of
-from db.database import Database, raw_connection, transaction
+from db.database import Database, PostgresStore, raw_connection, transaction
 from db.group_commit import Answer, GroupCommit, limit_lock_wait
 from db.judging.finalize import Finalizing, finalize
 from db.judging.votes import Hints, Votes, insert_direct_vote, insert_hints, insert_votes, read_open
@@ -178,7 +178,7 @@ async def _feedback(connection: AsyncConnection, turn_id: TurnId) -> list[GivenF
 # Calls of one kind that come together share a transaction (`db/group_commit.py`).
 
 
-class PostgresJudgementStore:
+class PostgresJudgementStore(PostgresStore):
     """Satisfies `activities.judging.ports.JudgementStore`.
 
     Args:
@@ -186,7 +186,7 @@ class PostgresJudgementStore:
     """
 
     def __init__(self, database: Database, conversations: ConversationCache | None = None) -> None:
-        self._database = database
+        super().__init__(database)
         self._conversations = conversations or ConversationCache()
         self._loading = GroupCommit[tuple[TurnId, int], JudgingContext | None](
             self._load_together, lambda call: call[0]

@@ -20,7 +20,7 @@ from clawloop.judging.plan import RejudgeFacts
 from clawloop.judging.records import VOTES
 from clawloop.operations.history import HistoryKey, HistoryTurn, NewVerdict
 from db.content import storable
-from db.database import Database, transaction
+from db.database import PostgresStore, transaction
 from db.tables import ComparisonRow, FeedbackRow, JudgementRow, SampleRow, SessionRow, TurnRow
 from db.training.policies import require_policy
 
@@ -28,11 +28,8 @@ from db.training.policies import require_policy
 # Turns that an operator may have judged again, in PostgreSQL.
 
 
-class PostgresRejudgeStore:
+class PostgresRejudgeStore(PostgresStore):
     """Satisfies `clawloop.operations.ports.RejudgeStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     @transaction
     async def rejudge_facts(self, connection: AsyncConnection, turn_id: TurnId) -> RejudgeFacts | None:
@@ -148,11 +145,8 @@ _DIFFERING = text(f"""
 """)
 
 
-class PostgresHistoryStore:
+class PostgresHistoryStore(PostgresStore):
     """Satisfies `clawloop.operations.history.HistoryStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     @transaction
     async def next_turns(self, connection: AsyncConnection, key: HistoryKey, limit: int) -> list[HistoryTurn]:
@@ -213,12 +207,7 @@ _VOTED = text("""
 """)
 
 
-class PostgresVoteReader:
-    """Satisfies `clawloop.operations.history.VoteReader`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class PostgresVoteReader(PostgresStore):
     @transaction
     async def voted_turns(self, connection: AsyncConnection, policy: str) -> list[VotedTurn]:
         await require_policy(connection, policy)

@@ -27,7 +27,7 @@ from clawloop.samples.rewards import (
     wait_for_outcome,
 )
 from db.content import ID_BYTES, content_of, plain_length, storable
-from db.database import Database, transaction
+from db.database import PostgresStore, transaction
 from db.episodes.settling import recipe_if_any, turn_not_trainable
 from db.tables import JudgementRow, SampleRow, TurnRow
 from db.training.policies import lock_policy
@@ -180,13 +180,9 @@ _REWARDED = text(f"""
 """)
 
 
-class PostgresJudgeSampleStore:
-    """Satisfies `activities.episodes.JudgedVotes`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class PostgresJudgeSampleStore(PostgresStore):
     async def reward_votes(self) -> int:
+        """Make samples of a learning judge's votes whose rollout group is settled; the number of samples."""
         groups = await self._settled()
         return sum([await self._reward_group(group) for group in groups])
 

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.contracts.serving import Directory, Policy
 from clawloop.errors import SetupError
 from db.content import exact_json
-from db.database import Database, driver_url, postgres_message, transaction
+from db.database import Database, PostgresStore, driver_url, postgres_message, transaction
 from db.serving.engines import read_engines
 from db.serving.publishing import CHANNEL
 from db.tables import PolicyRow, VersionRow
@@ -34,12 +34,7 @@ DEFAULT_SAMPLING: dict[str, JsonValue] = {
 """Sampling of a client that sets nothing; a turn sampled with it can be trained."""
 
 
-class PostgresDirectoryStore:
-    """Implements `clawloop.serving.directory.DirectoryStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class PostgresDirectoryStore(PostgresStore):
     @transaction
     async def read(self, connection: AsyncConnection) -> Directory:
         policies = [
@@ -103,8 +98,6 @@ CONNECT_SECONDS = 5
 
 
 class PostgresListener:
-    """Implements `clawloop.serving.directory.DirectoryChanges`."""
-
     def __init__(self, url: str) -> None:
         self._address = make_url(driver_url(url)).set(drivername="postgresql").render_as_string(hide_password=False)
 

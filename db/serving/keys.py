@@ -20,7 +20,7 @@ from clawloop.episodes.keys import SECRET_BYTES, is_episode_key
 from clawloop.errors import SetupError
 from clawloop.ids import ApiKeyId, EpisodeId, new_api_key_id
 from db.content import storable
-from db.database import Database, transaction
+from db.database import PostgresStore, transaction
 from db.tables import ApiKeyRow, PolicyRow, SessionRow, SigningKeyRow, StoredBytesRow
 
 # Keys -----------------------------------------------------------------------------------------------------------------
@@ -48,11 +48,8 @@ def secretless_key(key: ApiKeyId, policy: str, name: str) -> dict[str, Any]:
     }
 
 
-class PostgresKeyStore:
-    """Implements `api.ports.KeyStore`. Every method raises StoreUnavailable while PostgreSQL is down."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class PostgresKeyStore(PostgresStore):
+    """Implements `clawloop.operations.keys.KeyStore`. Every method raises StoreUnavailable while PostgreSQL is down."""
 
     async def authenticate(self, secret: str) -> ApiKey | None:
         if is_episode_key(secret):
@@ -157,37 +154,6 @@ class PostgresKeyStore:
         of_people = select(ApiKeyRow.id).where(ApiKeyRow.revoked_at.is_(None), ApiKeyRow.episode_id.is_(None))
         return await connection.scalar(of_people.where(_alive()).limit(1)) is not None
 
-
-def _alive() -> ColumnElement[bool]:
-    return or_(ApiKeyRow.expires_at.is_(None), ApiKeyRow.expires_at > func.now())
-
-
-def _key(row: Any) -> ApiKey:
-    return ApiKey(
-        ApiKeyId(row.id),
-        row.policy,
-        frozenset(map(Scope, row.scopes)),
-        None if row.episode_id is None else EpisodeId(row.episode_id),
-        row.expires_at,
-        KeyLimits(row.requests_per_minute, row.tokens_per_minute, row.concurrency, row.stored_mib),
-        frozenset(row.policies),
-    )
-
-
-def _sha256(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode()).digest()
-
-
-# Uses -----------------------------------------------------------------------------------------------------------------
-# Stores each key's limits, and reads its use.
-
-
-class PostgresKeyUses:
-    """Implements `api.ports.KeyUses`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
     @transaction
     async def use_of(self, connection: AsyncConnection, prefix: str) -> KeyUse | None:
         return await _read(connection, prefix)
@@ -211,6 +177,26 @@ class PostgresKeyUses:
         of_keys = select(StoredBytesRow.api_key_id, total).where(StoredBytesRow.api_key_id.in_(keys))
         rows = (await connection.execute(of_keys.group_by(StoredBytesRow.api_key_id))).all()
         return {ApiKeyId(key): int(size) for key, size in rows}
+
+
+def _alive() -> ColumnElement[bool]:
+    return or_(ApiKeyRow.expires_at.is_(None), ApiKeyRow.expires_at > func.now())
+
+
+def _key(row: Any) -> ApiKey:
+    return ApiKey(
+        ApiKeyId(row.id),
+        row.policy,
+        frozenset(map(Scope, row.scopes)),
+        None if row.episode_id is None else EpisodeId(row.episode_id),
+        row.expires_at,
+        KeyLimits(row.requests_per_minute, row.tokens_per_minute, row.concurrency, row.stored_mib),
+        frozenset(row.policies),
+    )
+
+
+def _sha256(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
 
 
 async def _read(connection: AsyncConnection, prefix: str) -> KeyUse | None:

@@ -17,7 +17,7 @@ from clawloop.errors import RecordUnusable
 from clawloop.gate.canary import version_for_all
 from clawloop.recipes.recipe import Train
 from db.content import storable
-from db.database import Database, transaction
+from db.database import PostgresStore, transaction
 from db.serving.engines import read_engines
 from db.tables import EngineRow, EngineVersionRow, PolicyRow, VersionRow
 from db.training.policies import lock_policy, read_parents, version_ref
@@ -134,11 +134,8 @@ _LEFTOVER = text("""
 """)
 
 
-class PostgresPublishingStore:
-    """Implements `activities.serving.publishing.PublishingStore` and `api.ports.VersionLoading`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class PostgresPublishingStore(PostgresStore):
+    """Implements `activities.serving.publishing.PublishingStore`."""
 
     @transaction
     async def engines(self, connection: AsyncConnection) -> list[Engine]:

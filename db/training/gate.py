@@ -11,7 +11,7 @@ from clawloop.contracts.training import GateCheck, StepState
 from clawloop.errors import RecipeRejected
 from clawloop.gate.canary import CanaryDecision, CanaryEnd, decide_canary
 from clawloop.recipes.recipe import Gate
-from db.database import Database, transaction
+from db.database import PostgresStore, transaction
 from db.serving.publishing import canary_parent, notify_directory
 from db.tables import PolicyRow, StepRow, VersionRow
 from db.training.gate_checks import insert_checks, read_canary_sessions, read_checks, record_check
@@ -27,11 +27,8 @@ from db.training.work_flag import notify_by_sweep
 # Every change locks the policy's row, so that concurrent changes run one after the other.
 
 
-class PostgresGateStore:
+class PostgresGateStore(PostgresStore):
     """Implements `activities.training.gate.GateStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     @transaction
     async def checks(self, connection: AsyncConnection, policy: str, n: int) -> list[GateCheck]:
@@ -83,11 +80,8 @@ async def _gate(connection: AsyncConnection, step: StepRow) -> Gate:
 _OPEN = text("SELECT id FROM policies WHERE canary IS NOT NULL AND pinned IS NULL ORDER BY id")
 
 
-class PostgresCanaryStore:
-    """Implements `activities.training.gate.CanaryStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class PostgresCanaryStore(PostgresStore):
+    """Which versions are canaries."""
 
     @transaction
     async def open(self, connection: AsyncConnection) -> list[str]:

@@ -25,7 +25,7 @@ from clawloop.errors import NotFound, RecipeRejected, RecordUnusable, StateConfl
 from clawloop.ids import SampleId, version_name
 from clawloop.recipes.recipe import Recipe
 from db.content import exact_json, storable
-from db.database import Database, transaction
+from db.database import PostgresStore, transaction
 from db.episodes.rollouts import end_rollouts
 from db.serving.publishing import is_served, notify_directory, read_version_for_all, set_active
 from db.tables import ApiKeyRow, PolicyRow, SampleRow, StepRow, StepSampleRow, VersionRow
@@ -57,11 +57,8 @@ _TRAINED_IN = text("""
 """)
 
 
-class PostgresTrainingStore:
+class PostgresTrainingStore(PostgresStore):
     """Implements `clawloop.operations.ports.TrainingStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     @transaction
     async def status(self, connection: AsyncConnection, policy: str) -> TrainingView:

@@ -15,7 +15,7 @@ from clawloop.errors import NotFound, RecordUnusable
 from clawloop.ids import TurnId, new_event_id
 from clawloop.recipes.recipe import Lora
 from db.content import exact_json, storable
-from db.database import Database, transaction
+from db.database import PostgresStore, transaction
 from db.tables import EventRow, PolicyRow, SessionRow, StepRow, TurnRow, VersionRow
 
 # Policies -------------------------------------------------------------------------------------------------------------
@@ -124,11 +124,8 @@ async def next_step(connection: AsyncConnection, policy: str) -> int:
 # Results of an evaluation outside of Clawloop; each version's figure is an event of its policy.
 
 
-class PostgresMeasurements:
+class PostgresMeasurements(PostgresStore):
     """Keeps the match of versions for people to see; Clawloop decides nothing by it."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     @transaction
     async def record(self, connection: AsyncConnection, policy: str, version: int, match: float, of: int) -> None:

@@ -23,7 +23,7 @@ from clawloop.ids import ProbeId, TurnId, new_probe_id
 from clawloop.recipes.recipe import Recipe
 from clawloop.turns.files import references_in
 from db.content import content_of, exact_json, storable
-from db.database import Database, transaction
+from db.database import Database, PostgresStore, transaction
 from db.tables import PolicyRow, ProbeRow, VersionRow
 from db.training.gate_checks import read_checks, record_check
 from db.training.policies import lock_policy, require_policy, version_ref
@@ -46,11 +46,11 @@ _PRAISED = text("""
 _LONGEST_PROMPT = 4096
 
 
-class PostgresProbeStore:
+class PostgresProbeStore(PostgresStore):
     """Implements `clawloop.operations.probes.ProbeStore` and `activities.training.probes.ProbeStore`."""
 
     def __init__(self, database: Database, conversations: ConversationCache | None = None) -> None:
-        self._database = database
+        super().__init__(database)
         self._conversations = conversations or ConversationCache()
 
     @transaction

@@ -15,7 +15,7 @@ from clawloop.gate.canary import traffic, version_for_all
 from clawloop.ids import SampleId, SessionId, TurnId
 from clawloop.recipes.recipe import Gate, Recipe, parse_stored_recipe
 from db.content import content_of, plain_length, storable
-from db.database import Database, transaction
+from db.database import PostgresStore, transaction
 from db.training.claims import closed_by_canary, read_closed
 from db.training.gate_checks import read_canary_sessions
 from db.training.policies import next_step, require_policy
@@ -257,11 +257,8 @@ _MARK = text("""
 """)
 
 
-class PostgresTrainingBrowser:
-    """Satisfies `api.ports.TrainingBrowser`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class PostgresTrainingBrowser(PostgresStore):
+    """Satisfies `clawloop.operations.training.TrainingBrowser`."""
 
     @transaction
     async def batch(self, connection: AsyncConnection, policy: str, step: int) -> list[TrainedReply]:

@@ -34,7 +34,7 @@ from clawloop.errors import RecipeRejected, RecordUnusable
 from clawloop.ids import SampleId
 from clawloop.recipes.recipe import Recipe
 from db.content import advantages_to_bytes, content_of, exact_json, step_sample_row, storable
-from db.database import Database, transaction
+from db.database import Database, PostgresStore, transaction
 from db.tables import PolicyRow, SampleRow, StepRow, StepSampleRow, VersionRow
 from db.training.claims import Chosen, choose_groups, choose_samples, closed_by_canary, read_closed
 from db.training.gate_checks import insert_checks, read_held_out
@@ -316,7 +316,7 @@ async def _end(connection: AsyncConnection, step: StepRow, state: StepState, rea
 _NO_PACE: Final = {"tokens_a_second": None, "seconds_left": None}
 
 
-class PostgresStepStore:
+class PostgresStepStore(PostgresStore):
     """Implements `activities.training.steps.StepStore`.
 
     Args:
@@ -324,7 +324,7 @@ class PostgresStepStore:
     """
 
     def __init__(self, database: Database, conversations: ConversationCache | None = None) -> None:
-        self._database = database
+        super().__init__(database)
         self._conversations = conversations or ConversationCache()
 
     @transaction

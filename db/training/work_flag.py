@@ -12,7 +12,7 @@ from sqlalchemy import case, func, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.training import OPEN_STEPS
-from db.database import Database, transaction
+from db.database import PostgresStore, transaction
 from db.tables import PolicyRow, StepRow
 from db.training.policies import lock_policy
 
@@ -66,11 +66,8 @@ async def notify_by_sweep(connection: AsyncConnection, policy: str) -> None:
     await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(work_signalled_at=None))
 
 
-class PostgresWorkStore:
+class PostgresWorkStore(PostgresStore):
     """Implements `activities.notify.WorkStore`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     @transaction
     async def pending_work(self, connection: AsyncConnection, age: timedelta) -> list[str]:

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.ids import SessionId, TurnId, new_file_id
 from clawloop.turns.files import ContentFile
 from db.content import ContentCodec, content_of
-from db.database import Database, Raw, transaction
+from db.database import PostgresStore, Raw, transaction
 
 # Sealed bytes are told from plain ones by their length, which for plain ones is a multiple of 4.
 _PADDED = 4
@@ -46,11 +46,8 @@ _READ_OF_SESSION = f"""
 _READ_OF_TURN = _READ_OF_SESSION.replace(":session", "(SELECT session_id FROM turns WHERE id = :turn)")
 
 
-class PostgresFileStore:
-    """Implements `api.ports.FileReader` and `clawloop.serving.judge.PictureReader`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class PostgresFileStore(PostgresStore):
+    """Implements `api.ports.FileReader`; also reads pictures for a judge."""
 
     async def read(self, sha256: str) -> bytes | None:
         return (await self._read(_READ, [sha256], {})).get(sha256)

@@ -31,7 +31,7 @@ from clawloop.turns.files import take_files
 from clawloop.turns.parents import find_parent, may_be_placed
 from clawloop.turns.places import PlacedReply
 from db.content import ContentCodec, content_of, exact_json, logprobs_to_bytes, storable
-from db.database import Database, Raw, raw_connection, transaction
+from db.database import Database, PostgresStore, Raw, raw_connection, transaction
 from db.erasure import BARE_TURN
 from db.tables import PrefixRole, TurnRow
 from db.turns.files import insert_files, insert_references
@@ -478,7 +478,7 @@ async def _find_parent(connection: AsyncConnection, conversations: ConversationC
 # Stores turns: each is inserted once, and reads back exactly.
 
 
-class PostgresTurnStore:
+class PostgresTurnStore(PostgresStore):
     """Implements `api.ports.TurnStore`.
 
     Args:
@@ -487,7 +487,7 @@ class PostgresTurnStore:
     """
 
     def __init__(self, database: Database, conversations: ConversationCache | None = None) -> None:
-        self._database = database
+        super().__init__(database)
         self._conversations = conversations or ConversationCache()
 
     async def insert(self, record: TurnRecord) -> InsertedTurn:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import TextClause, text
+from sqlalchemy import TextClause, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.contracts.sessions import SessionState
@@ -19,10 +19,10 @@ from clawloop.ids import ApiKeyId, EpisodeId, SessionId, TurnId, short_form
 from clawloop.turns.explain import Waiting, explain
 from clawloop.turns.titles import title_of
 from db.content import ContentCodec, content_of, exact_json, plain_length, storable
-from db.database import transaction
+from db.database import PostgresStore, transaction
+from db.tables import SessionRow, TurnRow
 from db.training.policies import require_policy
 from db.turns.exchanges import read_detail, read_exchanges
-from db.turns.references import PostgresReferenceStore
 
 _NEWEST_JUDGEMENT = """
     SELECT * FROM judgements WHERE turn_id = t.id AND decided_at IS NOT NULL
@@ -120,8 +120,49 @@ _OF_ID = text(_TURNS.format(session="(SELECT session_id FROM turns WHERE id = :t
 _POSITION = text("SELECT count(*) FROM turns WHERE session_id = :session AND id < :turn")
 
 
-class PostgresSessionStore(PostgresReferenceStore):
+class PostgresSessionStore(PostgresStore):
     """Satisfies `clawloop.operations.reading.SessionStore`."""
+
+    @transaction
+    async def newest_session(self, connection: AsyncConnection) -> SessionId | None:
+        newest = select(SessionRow.id).order_by(SessionRow.last_turn_at.desc(), SessionRow.id.desc()).limit(1)
+        found: UUID | None = await connection.scalar(newest)
+        return None if found is None else SessionId(found)
+
+    @transaction
+    async def sessions_between(
+        self, connection: AsyncConnection, first: UUID, last: UUID, limit: int
+    ) -> list[SessionId]:
+        query = select(SessionRow.id).where(SessionRow.id.between(first, last)).order_by(SessionRow.id).limit(limit)
+        return [SessionId(row.id) for row in await connection.execute(query)]
+
+    @transaction
+    async def sessions_named(self, connection: AsyncConnection, name: str, limit: int) -> list[SessionId]:
+        named = select(SessionRow.id).where(SessionRow.external_id == storable(name))
+        newest = named.order_by(SessionRow.last_turn_at.desc()).limit(limit)
+        return [SessionId(row.id) for row in await connection.execute(newest)]
+
+    @transaction
+    async def newest_turn(self, connection: AsyncConnection) -> TurnId | None:
+        newest = select(TurnRow.id).where(TurnRow.kind == TurnKind.MAIN).order_by(TurnRow.id.desc()).limit(1)
+        found: UUID | None = await connection.scalar(newest)
+        return None if found is None else TurnId(found)
+
+    @transaction
+    async def turns_between(self, connection: AsyncConnection, first: UUID, last: UUID, limit: int) -> list[TurnId]:
+        query = select(TurnRow.id).where(TurnRow.id.between(first, last)).order_by(TurnRow.id).limit(limit)
+        return [TurnId(row.id) for row in await connection.execute(query)]
+
+    @transaction
+    async def turn_numbered(self, connection: AsyncConnection, session: SessionId, number: int) -> TurnId | None:
+        main = select(TurnRow.id).where(TurnRow.session_id == session, TurnRow.kind == TurnKind.MAIN)
+        found: UUID | None = await connection.scalar(main.order_by(TurnRow.id).offset(number - 1).limit(1))
+        return None if found is None else TurnId(found)
+
+    @transaction
+    async def session_of(self, connection: AsyncConnection, turn: TurnId) -> SessionId | None:
+        session: UUID | None = await connection.scalar(select(TurnRow.session_id).where(TurnRow.id == turn))
+        return None if session is None else SessionId(session)
 
     @transaction
     async def sessions(

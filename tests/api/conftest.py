@@ -47,7 +47,7 @@ from clawloop.serving.rotation import Rotation
 from clawloop.settings import WhenStorageIsFull
 from clawloop.telemetry.metrics import GatewayMetrics
 from db.serving.directory import DEFAULT_SAMPLING
-from tests.fakes.admin import FakeEngineProbe, FakeEngineStore, FakeLedgerCheck, FakeOverviewStore
+from tests.fakes.admin import FakeEngineProbe, FakeEngineStore, FakeOverviewStore, check_ledger
 from tests.fakes.away_browser import AwayBrowser
 from tests.fakes.directory_store import FakeDirectoryStore
 from tests.fakes.engine import FakeEngine, fake_engine, serving
@@ -153,7 +153,7 @@ async def running_gateway(
     async def services() -> AsyncIterator[Services]:
         async with AsyncExitStack() as stack:
             stack.callback(spool.close)
-            cache = await stack.enter_async_context(DirectoryCache(directory))
+            cache = await stack.enter_async_context(DirectoryCache(directory.read))
             rotation = Rotation(
                 lambda: cache.snapshot.engines,
                 hold_seconds=hold_seconds,
@@ -173,7 +173,9 @@ async def running_gateway(
             counts.append(stored)
             key_ring, browser = KeyRing(keys, retry_seconds=0), AwayBrowser()
             artifacts = ArtifactFolder(folder / "artifacts")
-            operations = SessionOperations(sessions, FakeErasureStore(turns), artifacts, notifier or FakeNotifier())
+            operations = SessionOperations(
+                sessions, FakeErasureStore(turns), artifacts.delete, notifier or FakeNotifier()
+            )
             engine_operations = EngineOperations(FakeEngineStore(directory), FakeEngineProbe())
             created.append(
                 Services(
@@ -191,8 +193,8 @@ async def running_gateway(
                     session_operations=operations,
                     rollout_operations=rollout_operations,
                     episodes=episodes,
-                    votes=FakeVoteReader(),
-                    episode_keys=episode_keys,
+                    voted_turns=FakeVoteReader().voted_turns,
+                    key_of_episode=episode_keys.key_of,
                     artifacts=artifacts,
                     history=HistoryOperations(FakeHistoryStore(history), FakeHistoryJudge(), training, operations),
                     logins=Logins(key_ring, keys),
@@ -202,21 +204,25 @@ async def running_gateway(
                     probes=FakeProbeStore(),
                     engine_operations=engine_operations,
                     overview=Overview(
-                        FakeOverviewStore(turns), engine_operations, training, TemporalAnswers(), rollout_operations
+                        FakeOverviewStore(turns).counts,
+                        engine_operations,
+                        training,
+                        temporal_answers,
+                        rollout_operations,
                     ),
-                    temporal=TemporalAnswers(),
+                    temporal_problem=temporal_answers,
                     key_operations=KeyOperations(keys),
-                    ledger=FakeLedgerCheck(),
+                    check_ledger=check_ledger,
                     versions=VersionChooser(turns),
-                    readiness=AlwaysReady(),
+                    not_ready=always_ready,
                     metrics=metrics,
-                    metrics_pages=GatewayPages(metrics.registry, None, 0, ()),
+                    metrics_page=GatewayPages(metrics.registry, None, 0, ()).page,
                     limits=limits or Limits(),
                     grammar_slots=GrammarSlots.of((limits or Limits()).chat, wait_seconds=grammar_seconds),
                     key_limits=KeyLimiter(stored=stored),
                     key_uses=keys,
                     exporter=Exporter(FakeExportStore(turns)),
-                    version_loading=NothingToLoad(),
+                    want_versions=load_nothing,
                 )
             )
             yield created[0]
@@ -245,19 +251,16 @@ async def running_gateway(
         )
 
 
-class NothingToLoad:
-    async def want_for(self, policy: str, versions: Sequence[int], how_long: timedelta) -> None:
-        pass
+async def load_nothing(policy: str, versions: Sequence[int], how_long: timedelta) -> None:
+    pass
 
 
-class TemporalAnswers:
-    async def problem(self) -> str | None:
-        return None
+async def temporal_answers() -> str | None:
+    return None
 
 
-class AlwaysReady:
-    async def problems(self) -> list[str]:
-        return []
+async def always_ready() -> list[str]:
+    return []
 
 
 @pytest.fixture

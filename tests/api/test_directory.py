@@ -53,7 +53,7 @@ async def test_a_version_that_an_engine_just_loaded_can_be_named(fresh_gateway: 
 
 async def test_a_policy_that_was_just_created_is_found() -> None:
     store = CountingStore()
-    async with DirectoryCache(store) as cache:
+    async with DirectoryCache(store.read) as cache:
         store.add_named("second")
         with pytest.raises(StoreUnavailable):
             cache.policy("second")
@@ -62,7 +62,7 @@ async def test_a_policy_that_was_just_created_is_found() -> None:
 
 async def test_concurrent_misses_share_one_refresh() -> None:
     store = CountingStore()
-    async with DirectoryCache(store) as cache:
+    async with DirectoryCache(store.read) as cache:
         results = await asyncio.gather(*[cache.find_policy("none") for _ in range(20)], return_exceptions=True)
         assert {type(error) for error in results} == {StoreUnavailable}
         assert (
@@ -75,7 +75,7 @@ async def test_a_miss_while_postgres_is_away_reads_once_and_times_out(
 ) -> None:
     monkeypatch.setattr(directory, "RETRY_SECONDS", 0.05)
     store = CountingStore()
-    async with DirectoryCache(store) as cache:
+    async with DirectoryCache(store.read) as cache:
         store.available = False
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match="does not answer"):
@@ -87,7 +87,7 @@ async def test_a_miss_while_postgres_is_away_reads_once_and_times_out(
 async def test_a_miss_during_a_short_outage_is_found_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory, "REFRESH_SECONDS", 0.1)
     store = CountingStore()
-    async with DirectoryCache(store) as cache:
+    async with DirectoryCache(store.read) as cache:
         store.available = False
         while cache.up_to_date:
             await asyncio.sleep(0.01)

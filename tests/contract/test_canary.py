@@ -24,7 +24,8 @@ async def begun(learning: PostgresLearning) -> PostgresCanaryStore:
 
 def canaries(learning: PostgresLearning, store: PostgresCanaryStore) -> tuple[Canaries, FakeNotifier]:
     notifier = FakeNotifier()
-    return Canaries(store, TrainingNotifier(PostgresWorkStore(learning.database), notifier)), notifier
+    work = TrainingNotifier(PostgresWorkStore(learning.database), notifier)
+    return Canaries(store.open, store.decide, work), notifier
 
 
 async def judged(learning: PostgresLearning, version: int, sessions: int, verdict: int) -> None:

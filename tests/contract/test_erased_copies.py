@@ -73,7 +73,7 @@ async def test_summaries_and_flushes_of_a_session_are_erased_with_it(stores: Sto
     sessions = await insert(stores, own, *copies, *others)
     assert len(set(sessions)) == len(sessions)
     artifacts = ArtifactFolder(tmp_path)
-    operations = SessionOperations(None, stores.erasures, artifacts, FakeNotifier())  # type: ignore[arg-type]  # nothing is judged
+    operations = SessionOperations(None, stores.erasures, artifacts.delete, FakeNotifier())  # type: ignore[arg-type]  # nothing is judged
     applied = await operations.erase_session(sessions[0])
     assert applied is not None
     assert applied.result.turns == 1 + len(copies)

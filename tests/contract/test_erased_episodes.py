@@ -27,7 +27,7 @@ async def test_what_an_agent_left_is_erased_with_its_session(
 ) -> None:
     artifacts, episodes = ArtifactFolder(tmp_path), PostgresEpisodeStore(postgres_learning.database)
     erasures = PostgresErasureStore(postgres_learning.database)
-    operations = SessionOperations(None, erasures, artifacts, FakeNotifier())  # type: ignore[arg-type]  # nothing is judged
+    operations = SessionOperations(None, erasures, artifacts.delete, FakeNotifier())  # type: ignore[arg-type]  # nothing is judged
     group = new_group(3)
     await episodes.make_group(group)
     turns: list[TurnRecord] = []
@@ -67,7 +67,7 @@ async def test_two_erasures_at_the_same_moment_delete_what_both_agents_left(
             return await super().copies_of(session)
 
     erasures = Erasures(postgres_learning.database)
-    operations = SessionOperations(None, erasures, artifacts, FakeNotifier())  # type: ignore[arg-type]  # nothing is judged
+    operations = SessionOperations(None, erasures, artifacts.delete, FakeNotifier())  # type: ignore[arg-type]  # nothing is judged
     group = new_group(2)
     await episodes.make_group(group)
     sessions: list[SessionId] = []

@@ -10,7 +10,7 @@ from clawloop.contracts.answers import StoredKey
 from clawloop.contracts.serving import ANY_POLICY, KeyLimits, Scope
 from clawloop.errors import SetupError
 from db.database import Database
-from db.serving.keys import PostgresKeyStore, PostgresKeyUses
+from db.serving.keys import PostgresKeyStore
 from tests.contract.conftest import Stores
 
 
@@ -111,18 +111,18 @@ async def test_a_key_needs_a_policy_that_exists(database: Database) -> None:
 
 
 async def test_a_keys_limits_are_its_own_and_come_with_it(database: Database) -> None:
-    keys, uses = PostgresKeyStore(database), PostgresKeyUses(database)
+    keys = PostgresKeyStore(database)
     _, secret = await keys.create_key("default", {Scope.CHAT}, "mine")
     _, other = await keys.create_key("default", {Scope.CHAT}, "other")
     limits = KeyLimits(requests_per_minute=10, concurrency=2)
-    use = await uses.set_limits(secret[:11], limits)
+    use = await keys.set_limits(secret[:11], limits)
     assert use is not None
     assert (use.limits, use.policy, use.last_turn_at) == (limits, "default", None)
-    assert use == await uses.use_of(secret[:11])
+    assert use == await keys.use_of(secret[:11])
     for one, expected in ((secret, limits), (other, KeyLimits())):
         key = await keys.authenticate(one)
         assert key is not None
         assert key.limits == expected
     for unknown in ("cl-00000000", "\0"):
-        assert await uses.use_of(unknown) is None
-        assert await uses.set_limits(unknown, limits) is None
+        assert await keys.use_of(unknown) is None
+        assert await keys.set_limits(unknown, limits) is None

@@ -63,7 +63,7 @@ async def test_a_gateway_sees_a_new_version_before_its_next_poll(
     database: Database, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clawloop.serving.directory.REFRESH_SECONDS", 3600.0)
-    async with DirectoryCache(PostgresDirectoryStore(database), PostgresListener(postgres_url)) as cache:
+    async with DirectoryCache(PostgresDirectoryStore(database).read, PostgresListener(postgres_url).changes) as cache:
         await asyncio.sleep(0.5)
         assert cache.policy("default").active == 0
         store = await commit(database, postgres_url, 1)

@@ -75,7 +75,7 @@ async def probing(learning: PostgresLearning, machine: Machine, loaded: set[int]
             ProbeClient(lambda: directory, lambda: "secret") as engines,
             JudgeClient(lambda policy: [Endpoint(url, "tiny")], AnswerForm.GRAMMAR) as judge,
         ):
-            yield ProbeActivities(PostgresProbeStore(learning.database), engines, judge)
+            yield ProbeActivities(PostgresProbeStore(learning.database), engines.answer, judge)
 
 
 async def candidate(learning: PostgresLearning) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from activities.episodes import EpisodeStore
 from clawloop.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, EpisodeState, GroupState, GroupTask
-from clawloop.episodes.running import EpisodeKeys
 from clawloop.errors import RecordUnusable
 from clawloop.ids import EpisodeId, RolloutGroupId
 from db.database import Database
@@ -20,8 +19,8 @@ from tests.contract.episodes import LIFETIME, new_group
 from tests.fakes.episode_store import FakeEpisodeStore
 
 
-class Store(EpisodeStore, EpisodeKeys, Protocol):
-    pass
+class Store(EpisodeStore, Protocol):
+    async def key_of(self, episode: EpisodeId) -> str: ...
 
 
 @pytest.fixture(params=["fake", pytest.param("postgres", marks=pytest.mark.postgres)])

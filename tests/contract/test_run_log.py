@@ -24,7 +24,7 @@ def read(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
 
 
 async def test_tensorboard_reads_the_stored_figures_of_each_step_once(learning: Learning, tmp_path: Path) -> None:
-    activities = TrainingActivities(learning.steps, FakeTrainer(), run_log=TensorBoardLog(tmp_path))
+    activities = TrainingActivities(learning.steps, FakeTrainer(), run_log=TensorBoardLog(tmp_path).write)
     for n in (1, 2):
         await learning.add_samples(4)
         assert (await learning.steps.claim(POLICY, n)).state is StepState.CLAIMED
@@ -49,7 +49,7 @@ async def test_a_folder_that_cannot_be_written_to_costs_no_step(
 ) -> None:
     taken = tmp_path / "taken"
     taken.touch()
-    activities = TrainingActivities(learning.steps, FakeTrainer(), run_log=TensorBoardLog(taken))
+    activities = TrainingActivities(learning.steps, FakeTrainer(), run_log=TensorBoardLog(taken).write)
     await learning.add_samples(4)
     await learning.steps.claim(POLICY, 1)
     done = await activities.train_step(TrainStep(policy=POLICY, n=1))

@@ -13,7 +13,7 @@ from clawloop.ids import ApiKeyId
 from db.database import Database
 from db.erasure import PostgresErasureStore
 from db.judging.feedback import PostgresFeedbackStore
-from db.serving.keys import PostgresKeyUses
+from db.serving.keys import PostgresKeyStore
 from db.sweep import PostgresSweepStore
 from db.turns.insert import PostgresTurnStore
 from db.turns.stored_bytes import ROW_BYTES
@@ -34,7 +34,7 @@ def turn(key: ApiKeyId, session: str, words: str, tools: list[str] | None = None
 
 
 async def stored(database: Database, *keys: ApiKeyId) -> list[int]:
-    found = await PostgresKeyUses(database).stored_bytes(keys)
+    found = await PostgresKeyStore(database).stored_bytes(keys)
     return [found.get(key, 0) for key in keys]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from activities.judging.evaluation import Case, Evaluator
-from activities.judging.ports import JudgementStore, NoCounter
+from activities.judging.ports import JudgementStore
 from activities.judging.vote_collector import VoteCollector
 from clawloop.contracts.turns import Message, TurnRecord
 from clawloop.errors import StoreUnavailable
@@ -27,7 +27,7 @@ NO_HINT = HintVote(False, None)
 
 @dataclass
 class ScriptedJudge:
-    """Satisfies `activities.judging.ports.Judge`, and `Renderer`; it answers by grammar.
+    """Satisfies `activities.judging.ports.Judge`; it renders, and answers by grammar.
 
     Attributes:
         vote: of each answer.
@@ -77,7 +77,7 @@ class JudgeWorker:
     async def evaluate(self) -> FinalizedJudgement:
         case, judgement = self.case, self.judgement
         collector = VoteCollector(self.store, self.judge, case.record, case.evidence, judgement, case.give_up)
-        return await Evaluator(case, judgement, collector, self.judge, NoCounter()).evaluate()
+        return await Evaluator(case, judgement, collector, self.judge.render, None).evaluate()
 
     async def decide(self) -> None:
         await self.store.finalize(self.judgement.id, await self.evaluate(), [])

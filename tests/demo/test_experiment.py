@@ -23,6 +23,7 @@ from clawloop.demo.run import keep_match
 from clawloop.demo.world import Axis
 from clawloop.errors import SetupError
 from clawloop.local.checks import choose_port
+from clawloop.local.supervision.supervisor import PartStatus
 from db.database import Database
 from db.training.policies import PostgresMeasurements
 from tests.fakes.engine import serving
@@ -40,6 +41,9 @@ class Board:
         self.rows.append(row)
 
     def status(self, run: PlannedRun, text: str) -> None:
+        pass
+
+    def changed(self, status: PartStatus) -> None:
         pass
 
     def say(self, line: str) -> None:

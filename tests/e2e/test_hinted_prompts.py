@@ -84,7 +84,7 @@ async def judging(gateway: RealGateway, judge: FakeJudge, renderer: EngineRender
     work = TrainingNotifier(PostgresWorkStore(database), FakeNotifier())
     try:
         async with JudgeClient(lambda policy: [Endpoint(judge.url, "judge")], AnswerForm.FREE) as client:
-            yield JudgingActivities(PostgresJudgementStore(database), client, renderer, work)
+            yield JudgingActivities(PostgresJudgementStore(database), client, renderer.render, work)
     finally:
         await database.close()
 

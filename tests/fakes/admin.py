@@ -51,16 +51,14 @@ class FakeEngineProbe:
         return True
 
 
-class FakeLedgerCheck:
-    """Satisfies `clawloop.operations.overview.LedgerCheck`."""
-
-    async def report(self, *, files: bool) -> CheckReport:
-        broken = [Broken(invariant="files", row="v1")] if files else []
-        return CheckReport(invariants=19, adapters=int(files), violations=broken)
+async def check_ledger(files: bool) -> CheckReport:
+    """A report of a ledger whose files alone are broken."""
+    broken = [Broken(invariant="files", row="v1")] if files else []
+    return CheckReport(invariants=19, adapters=int(files), violations=broken)
 
 
 class FakeOverviewStore:
-    """Satisfies `clawloop.operations.overview.OverviewStore`."""
+    """Counts of the turns that a fake store has."""
 
     def __init__(self, turns: FakeTurnStore) -> None:
         self._turns = turns

@@ -14,7 +14,7 @@ from clawloop.errors import StoreUnavailable
 
 
 class AwayBrowser:
-    """Satisfies `api.ports.TrainingBrowser`; every call raises StoreUnavailable."""
+    """Satisfies `clawloop.operations.training.TrainingBrowser`; every call raises StoreUnavailable."""
 
     async def batch(self, policy: str, step: int) -> list[TrainedReply]:
         _fail()

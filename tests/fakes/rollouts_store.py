@@ -64,7 +64,7 @@ class FakeRolloutsStore:
 
 @dataclass
 class FakeEpisodeKeys:
-    """Satisfies `clawloop.episodes.running.EpisodeKeys`.
+    """Keys of episodes.
 
     Attributes:
         running: keys of episodes that no agent has played.

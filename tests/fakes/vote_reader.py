@@ -10,7 +10,7 @@ from clawloop.judging.agreement import VotedTurn
 
 @dataclass
 class FakeVoteReader:
-    """Satisfies `clawloop.operations.history.VoteReader`, for the policy `default`."""
+    """The policy `default` has these turns."""
 
     turns: list[VotedTurn] = field(default_factory=list)
 

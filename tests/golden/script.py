@@ -213,7 +213,7 @@ async def write(learning: PostgresLearning, engine: str) -> Script:
         client = await stack.enter_async_context(JudgeClient(endpoints, AnswerForm.FREE, seconds=30.0))
         renderer = await stack.enter_async_context(EngineRenderer(endpoints))
         training = TrainingNotifier(PostgresWorkStore(learning.database), FakeNotifier())
-        judging = JudgingActivities(learning.judgements, client, renderer, training)
+        judging = JudgingActivities(learning.judgements, client, renderer.render, training)
         script = Script(learning, engine, judge, judging)
         for part in (_chats, _feedback, _steps, _operators, _episodes):
             script.end_chapter()

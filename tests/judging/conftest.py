@@ -22,7 +22,7 @@ from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_i
 from clawloop.judging.prompts import AnswerForm
 from clawloop.recipes.recipe import Recipe
 from clawloop.serving.endpoints import Endpoint
-from clawloop.serving.judge import JudgeClient, PictureReader
+from clawloop.serving.judge import JudgeClient, ReadPictures
 from clawloop.serving.rendering import EngineRenderer
 from clawloop.telemetry.metrics import WorkerMetrics
 from db.database import Database
@@ -160,7 +160,7 @@ async def bench(postgres_url: str, judge: FakeJudge) -> AsyncIterator[Bench]:
             turns=PostgresTurnStore(database),
             judgements=judgements,
             judge=judge,
-            judging=JudgingActivities(judgements, client, renderer, work, metrics),
+            judging=JudgingActivities(judgements, client, renderer.render, work, metrics),
             ledger=ClosingActivities(PostgresClosingStore(database), judgements, work, metrics),
             work=work,
             notifier=notifier,
@@ -198,7 +198,7 @@ async def hurried_bench(binary_bench: Bench) -> AsyncIterator[Bench]:
 
 @asynccontextmanager
 async def with_client(
-    bench: Bench, form: AnswerForm | None, seconds: float, pictures: PictureReader | None = None, url: str | None = None
+    bench: Bench, form: AnswerForm | None, seconds: float, pictures: ReadPictures | None = None, url: str | None = None
 ) -> AsyncIterator[Bench]:
     """
     Args:
@@ -212,7 +212,8 @@ async def with_client(
         JudgeClient(endpoints, form, seconds=seconds, clock=bench.metrics, pictures=pictures) as client,
         EngineRenderer(endpoints) as renderer,
     ):
-        yield replace(bench, judging=JudgingActivities(bench.judgements, client, renderer, bench.work, bench.metrics))
+        judging = JudgingActivities(bench.judgements, client, renderer.render, bench.work, bench.metrics)
+        yield replace(bench, judging=judging)
 
 
 @pytest.fixture

@@ -41,7 +41,9 @@ async def judge(bench: Bench, episodes: Sequence[EpisodeBegun], votes: Sequence[
     """Judge each episode by a judge that always votes so; the number of its turns, and of those judged."""
     async with JudgeClient(lambda _: [Endpoint(bench.judge.url, "tiny")], AnswerForm.FREE, seconds=JUDGE_SECONDS) as by:
         store = PostgresEpisodeStore(bench.database)
-        activities = EpisodeJudgingActivities(bench.judgements, store, by, bench.metrics)
+        activities = EpisodeJudgingActivities(
+            bench.judgements, store.waiting_turns, store.note_verdict, by, bench.metrics
+        )
         results = []
         for episode, vote in zip(episodes, votes, strict=True):
             bench.judge.votes = [vote]
@@ -90,7 +92,7 @@ async def test_the_precision_of_stored_votes_is_counted_by_how_many_they_are(ben
     await settle(bench, group, episodes, [1.0, 0.0, 1.0])
     expected = {"turns": 6, "base": pytest.approx(2 / 3), "good": 2, "good_precision": 1.0}
     expected |= {"bad": 4, "bad_precision": 0.5}
-    found = await judge_precision(reader, "default")
+    found = await judge_precision(reader.voted_turns, "default")
     assert [asdict(row) for row in found.by_votes] == [{"m": m, **expected} for m in (1, 3)]
     with pytest.raises(NotFound, match="no policy"):
         await reader.voted_turns("other")

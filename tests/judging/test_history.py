@@ -42,7 +42,7 @@ async def history(bench: Bench) -> AsyncIterator[tuple[HistoryOperations, FakeNo
     notifier = FakeNotifier()
     stores = PostgresRejudgeStore(bench.database), PostgresErasureStore(bench.database)
     settings = Settings(judge_url=bench.judge.url, judge_model="other")
-    sessions = SessionOperations(*stores, ArtifactFolder(settings.data / "artifacts"), notifier)
+    sessions = SessionOperations(*stores, ArtifactFolder(settings.data / "artifacts").delete, notifier)
     async with history_on(bench.database, settings, lambda: Directory((), ()), sessions) as operations:
         yield operations, notifier
 

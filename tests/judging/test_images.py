@@ -32,7 +32,7 @@ async def test_a_turn_with_an_image_is_judged_and_gives_no_sample(binary_bench: 
 async def seen_by(bench: Bench, *turns: TurnRecord, form: AnswerForm = AnswerForm.FREE) -> list[Any]:
     """What a judge that sees is asked of the first of these turns, by the next one: the content of each question."""
     session = await bench.insert(*turns)
-    async with with_client(bench, form, JUDGE_SECONDS, PostgresFileStore(bench.database)) as seeing:
+    async with with_client(bench, form, JUDGE_SECONDS, PostgresFileStore(bench.database).of_turn) as seeing:
         (result,) = await seeing.judge_turn(session, turns[1])
     assert result.verdict == 1
     return [request["messages"][-1]["content"] for request in bench.judge.requests]

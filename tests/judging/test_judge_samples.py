@@ -77,7 +77,9 @@ async def practise(bench: Bench, votes: tuple[int, int], *, learns: bool = True)
     endpoint = Endpoint(bench.judge.url, "tiny")
     async with JudgeClient(lambda _: [endpoint], AnswerForm.FREE, seconds=JUDGE_SECONDS) as judge:
         store = PostgresEpisodeStore(bench.database)
-        activities = EpisodeJudgingActivities(bench.judgements, store, judge, bench.metrics, judge_learns=learns)
+        activities = EpisodeJudgingActivities(
+            bench.judgements, store.waiting_turns, store.note_verdict, judge, bench.metrics, judge_learns=learns
+        )
         for episode, vote in zip(episodes, votes, strict=True):
             bench.judge.votes = [vote]
             await activities.judge_episode(JudgeEpisode(episode=episode.id))

@@ -49,7 +49,7 @@ NO_VOTES = (TurnOutcome.UNJUDGED, TurnOutcome.NO_FEEDBACK)
 
 
 class SimulatedJudge:
-    """Satisfies `activities.judging.ports.Judge` and `Renderer`; answers by grammar, and sometimes not at all."""
+    """Satisfies `activities.judging.ports.Judge`, and renders; answers by grammar, and sometimes not at all."""
 
     def __init__(self, system: System, attempt: Attempt) -> None:
         self._system = system
@@ -207,7 +207,7 @@ class System:
         store: Any = Through(self.judged, self.schedule, attempt, seen)
         judge: Any = SimulatedJudge(self, attempt)
         work = TrainingNotifier(NoWork(), FakeNotifier())
-        return JudgingActivities(store, judge, judge, work), ClosingActivities(store, store, work)
+        return JudgingActivities(store, judge, judge.render, work), ClosingActivities(store, store, work)
 
     async def _training(self) -> None:
         steps: Any = lambda attempt: StepActivities(self._steps(attempt))  # noqa: E731

@@ -41,7 +41,9 @@ async def test_the_recipe_is_shown_as_it_can_be_given_back(page: Page) -> None:
 async def test_the_precision_of_votes_is_shown_where_there_are_any(page: Page) -> None:
     async with page.visitor() as visitor:
         assert "Votes and outcomes" not in await shown(visitor)
-        page.services[0].votes = FakeVoteReader([VotedTurn([1, -1, 1], True), VotedTurn([1, -1, -1], False)])
+        page.services[0].voted_turns = FakeVoteReader(
+            [VotedTurn([1, -1, 1], True), VotedTurn([1, -1, -1], False)]
+        ).voted_turns
         text = re.sub(r"</t[hd]><td[^>]*>", " ", await shown(visitor))
         assert ">1 2 0.5 2 0.5 0 –<" in text
         assert ">3 2 0.5 1 1 1 1<" in text

@@ -56,7 +56,7 @@ async def work(address: str, database_url: str, judge_url: str, mark: Path) -> N
         return [Endpoint(judge_url, "tiny")]
 
     async with JudgeClient(endpoints, AnswerForm.FREE) as judge, EngineRenderer(endpoints) as renderer:
-        judging = JudgingActivities(store, judge, renderer, notifier)
+        judging = JudgingActivities(store, judge, renderer.render, notifier)
         await Worker(client, task_queue=names.JUDGE_QUEUE, activities=[judging.judge_turn, judging.judge_turns]).run()
 
 

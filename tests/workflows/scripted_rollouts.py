@@ -101,7 +101,7 @@ class ScriptedVotes:
 
 
 class TwoGroups:
-    """Satisfies `RolloutStore`: two groups, then a pause.
+    """Two groups, then a pause.
 
     Attributes:
         has_room: the second group may start; the first always may.
@@ -128,7 +128,7 @@ async def working(client: Client, store: FakeEpisodeStore, runner: ScriptedRunne
 
 
 def environment_worker(client: Client, store: FakeEpisodeStore, runner: ScriptedRunner) -> Worker:
-    environment = EnvironmentActivities(store, runner, Artifacts())
+    environment = EnvironmentActivities(store.key_of, runner, Artifacts())
     queue = environment_queue(runner.environment)
     return Worker(client, task_queue=queue, activities=[environment.run_episode, environment.verify_episode])
 
@@ -138,7 +138,7 @@ async def orchestrating(client: Client, store: FakeEpisodeStore, runner: Scripte
     """All workers but the environment's."""
     rollouts = TwoGroups(store)
     notifier = TemporalNotifier(client, IDLE)
-    ledger = EpisodeLedgerActivities(store, rollouts, TrainingNotifier(NoWork(), notifier), notifier)
+    ledger = EpisodeLedgerActivities(store, rollouts.next_groups, TrainingNotifier(NoWork(), notifier), notifier)
     local = ledger.where_workflows_run
     calls = [*local, ledger.settle_group]
     async with (

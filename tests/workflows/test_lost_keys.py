@@ -17,7 +17,7 @@ from clawloop.encryption.key_file import make_keys
 from clawloop.encryption.sealer import Sealer
 from clawloop.errors import SetupError
 from clawloop.ids import new_api_key_id, new_turn_id
-from clawloop.operations.recovery import Recovered, Recovery
+from clawloop.processes.recovery import Recovered, Recovery
 from clawloop.telemetry.metrics import GatewayMetrics
 from db.invariants import violations
 from db.judging.feedback import PostgresFeedbackStore

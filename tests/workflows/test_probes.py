@@ -54,7 +54,7 @@ class SixProbes:
 
 
 class EngineThatRestarts:
-    """Satisfies `ProbeEngines`; it is away for one request, that of the fifth probe."""
+    """Answers probes; it is away for one request, that of the fifth probe."""
 
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
@@ -71,7 +71,7 @@ class EngineThatRestarts:
 
 async def test_an_attempt_asks_only_what_the_one_before_did_not(client: Client) -> None:
     store, engine = SixProbes(), EngineThatRestarts()
-    activities = ProbeActivities(store, engine, JudgeClient(lambda policy: [], AnswerForm.GRAMMAR))
+    activities = ProbeActivities(store, engine.answer, JudgeClient(lambda policy: [], AnswerForm.GRAMMAR))
     async with Worker(
         client,
         task_queue=QUEUE,
@@ -90,7 +90,7 @@ async def test_an_attempt_asks_only_what_the_one_before_did_not(client: Client) 
 
 
 class ForgettingEngine:
-    """Satisfies `ProbeEngines`; each version answers three probes more wrongly than the one before."""
+    """Answers probes; each version answers three probes more wrongly than the one before."""
 
     def __init__(self) -> None:
         self.asked: Counter[tuple[int, str]] = Counter()
@@ -103,7 +103,7 @@ class ForgettingEngine:
 
 async def test_what_versions_lose_one_after_the_other_is_seen_beside_the_base_model_which_is_asked_once() -> None:
     store, engine = SixProbes(), ForgettingEngine()
-    activities = ProbeActivities(store, engine, JudgeClient(lambda policy: [], AnswerForm.GRAMMAR))
+    activities = ProbeActivities(store, engine.answer, JudgeClient(lambda policy: [], AnswerForm.GRAMMAR))
     probed = [await activities.probe_version(ProbeVersion(policy="default", n=n)) for n in (1, 2)]
     assert [(each.asked, each.failed) for each in probed] == [(6, False), (6, True)]
     assert probed[1].reason.startswith("wrong content: 6 of 6 probes on which the version and the base model differ")

@@ -15,7 +15,7 @@ from clawloop.contracts.episodes import AgentRun, GroupState, NewGroup
 from clawloop.environments.gateway import WorkerGateway
 from clawloop.environments.harbor import HarborEnvironment, HarborTask
 from clawloop.environments.runner import SandboxRunner
-from clawloop.episodes.running import EnvironmentActivities, EpisodeKeys, EpisodeRunner, environment_queue
+from clawloop.episodes.running import EnvironmentActivities, EpisodeRunner, KeyOfEpisode, environment_queue
 from clawloop.ids import EpisodeId, new_rollout_group_id
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.containers import Containers, SandboxesByImage
@@ -33,14 +33,14 @@ NOT_ENOUGH = "0 of 2 episodes have a reward, 2 are needed; for example: "
 
 
 async def reasons_of(
-    client: Client, environment: str, runner: EpisodeRunner | None = None, keys: EpisodeKeys | None = None
+    client: Client, environment: str, runner: EpisodeRunner | None = None, key_of: KeyOfEpisode | None = None
 ) -> tuple[set[str], str]:
     """Those of the episodes of a group, each once, and the group's."""
     store = FakeEpisodeStore()
     scripted = ScriptedRunner(store)
     group = NewGroup(new_rollout_group_id(), "default", environment, "train-0", 2)
     await store.make_group(group)
-    activities = EnvironmentActivities(keys or store, runner or scripted, Artifacts())
+    activities = EnvironmentActivities(key_of or store.key_of, runner or scripted, Artifacts())
     queue = environment_queue(environment)
     async with (
         orchestrating(client, store, scripted),
@@ -94,7 +94,7 @@ async def test_a_refused_key_of_a_worker_is_told_with_its_remedy(client: Client)
     async with TestServer(app) as server:
         url = str(server.make_url("")).rstrip("/")
         async with WorkerGateway.open(url, "ck_secret", patience_seconds=0) as gateway:
-            [reason], _ = await reasons_of(client, "tool-call", keys=gateway)
+            [reason], _ = await reasons_of(client, "tool-call", key_of=gateway.key_of)
     assert reason == (
         f"the gateway at {url}/admin/v1/worker refuses the key (401): make one by"
         " `clawloop key create --scope worker`, and set CLAWLOOP_WORKER_KEY"

@@ -23,11 +23,18 @@ from activities.training.steps import StepActivities
 from activities.training.train_step import TrainingActivities
 from clawloop.cli.main import app
 from clawloop.contracts.notices import SessionNotice
-from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, SessionFacts, TurnRecorded, WaitingWork
+from clawloop.contracts.sessions import (
+    FeedbackGiven,
+    RejudgeRequested,
+    SessionFacts,
+    ToldTurns,
+    TurnRecorded,
+    WaitingWork,
+)
 from clawloop.contracts.turns import TurnKind, TurnRecord
 from clawloop.errors import SignalFailed
 from clawloop.ids import SessionId
-from clawloop.operations.recovery import Recovery, ToldTurns
+from clawloop.processes.recovery import Recovery
 from clawloop.temporal.notifier import TemporalNotifier
 from db.invariants import violations
 from db.recovery import PostgresRecoveryStore

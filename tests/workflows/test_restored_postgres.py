@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from temporalio.client import Client
 
-from clawloop.contracts.adapter_directory import AdapterDirectory
+from clawloop.adapters.directory import AdapterFolder
 from clawloop.contracts.notices import BatchWaits
 from clawloop.local.services.postgres import EmbeddedPostgres
-from clawloop.operations.recovery import Recovery
+from clawloop.processes.recovery import Recovery
 from clawloop.temporal.notifier import TemporalNotifier
 from clawloop.temporal.server import begin_sweeping
 from db.invariants import violations
@@ -125,15 +125,13 @@ async def test_numbers_up_to_the_highest_lost_version_are_skipped_also_by_an_ope
     assert (await PostgresStepStore(b.database).status("default")).step == next_step
 
 
-async def test_several_lost_versions_are_skipped_at_once(learner: Bench) -> None:
+async def test_several_lost_versions_are_skipped_at_once(learner: Bench, tmp_path: Path) -> None:
     # Version 7 was shown; the directories are listed as their names sort.
-    lost = [AdapterDirectory("default", n, f"default/v{n}-{'0' * 12}") for n in (10, 8, 9)]
-
-    class Disk:
-        async def directories(self) -> list[AdapterDirectory]:
-            return lost
-
-    await Recovery(PostgresRecoveryStore(learner.database), Scripted(), Disk()).recover(list[str]().append)
+    for n in (8, 9, 10):
+        (tmp_path / "default" / f"v{n}-{'0' * 12}").mkdir(parents=True)
+    adapters = AdapterFolder(tmp_path)
+    assert [directory.n for directory in await adapters.directories()] == [10, 8, 9]
+    await Recovery(PostgresRecoveryStore(learner.database), Scripted(), adapters).recover(list[str]().append)
     assert learner.rows("SELECT n FROM steps") == [{"n": 11}]
 
 

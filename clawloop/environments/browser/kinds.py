@@ -5,9 +5,8 @@ from __future__ import annotations
 import html
 import importlib.resources
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 # Pages ----------------------------------------------------------------------------------------------------------------
 # Pages of browser tasks: plain HTML with one script of ours. None of them knows what is right.
@@ -128,12 +127,8 @@ FIRST_LEVEL = 2
 HARDEST_LEVEL = 3
 
 
-class Kind(Protocol):
-    """A task of a level from 1: the higher it is, the more there is on the page or to be done."""
-
-    __name__: str
-
-    def __call__(self, rng: random.Random, level: int) -> Scenario: ...
+Kind = Callable[[random.Random, int], Scenario]
+"""A task of a level from 1: the higher it is, the more there is on the page or to be done."""
 
 
 def _at(level: int, *sizes: int) -> int:

@@ -38,7 +38,7 @@ BINARY = Recipe.model_validate(
 
 @dataclass
 class ScriptedJudge:
-    """Satisfies `activities.judging.ports.Judge` and `Renderer`; answers by grammar.
+    """Satisfies `activities.judging.ports.Judge`, and renders; answers by grammar.
 
     Attributes:
         votes: its next answers; the last one for ever. An exception is raised.
@@ -81,7 +81,7 @@ class Desk:
         self.judge = ScriptedJudge()
         self.notifier = FakeNotifier()
         work = TrainingNotifier(NoWork(), FakeNotifier())
-        self.judging = JudgingActivities(self.store, self.judge, self.judge, work)
+        self.judging = JudgingActivities(self.store, self.judge, self.judge.render, work)
         self.ledger = ClosingActivities(self.store, self.store, work)
         idle = timedelta(minutes=30)
         self.sweep = SweepActivities(FakeSweepStore(self.turns, self.store), self.notifier, work, idle, timedelta(0))

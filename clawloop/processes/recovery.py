@@ -11,65 +11,16 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from clawloop.contracts.adapter_directory import AdapterDirectory
-from clawloop.contracts.sessions import RejudgeRequested, SessionFacts, WaitingWork
-from clawloop.ids import ApiKeyId, SessionId, TurnId
+from api.recording.spool import StrandedTurns
+from clawloop.adapters.directory import AdapterFolder
+from clawloop.contracts.sessions import KeyOfTurns, RejudgeRequested, SessionFacts, ToldTurns, WaitingWork
+from clawloop.ids import SessionId, TurnId
+from db.recovery import PostgresRecoveryStore
 
 # Ids in one query; more would make its text large for no gain.
 _CHUNK = 1000
 # Most lost turns named for one session: their ids say when the loss begins, and logs of clients may name them.
 _NAMED = 5
-
-
-@dataclass(frozen=True, slots=True)
-class ToldTurns:
-    """Turns that a run of a session's workflow was told of, each after it was stored; of the runs before the newest."""
-
-    session: SessionId
-    turns: frozenset[TurnId]
-
-
-@dataclass(frozen=True, slots=True)
-class KeyOfTurns:
-    """A key whose turns wait on the disk, and its policy."""
-
-    key: ApiKeyId
-    policy: str
-
-
-class RecoveryStore(Protocol):
-    """Every call raises StoreUnavailable when PostgreSQL does not answer in time."""
-
-    async def forget_signals(self) -> WaitingWork:
-        """Mark as never signalled, so that the sweep signals it: turns that wait, what follows them, feedback, and
-        steps."""
-
-    async def open_rejudgements(self) -> list[tuple[SessionFacts, RejudgeRequested]]:
-        """The judgements that an operator asked for and that are not decided."""
-
-    async def newest_versions(self) -> dict[str, int]:
-        """Each policy's newest version."""
-
-    async def known_sessions(self, sessions: Sequence[SessionId]) -> frozenset[SessionId]:
-        """The ones of these sessions that PostgreSQL has."""
-
-    async def known_turns(self, turns: Sequence[TurnId]) -> frozenset[TurnId]:
-        """The ones of these turns that PostgreSQL has."""
-
-    async def known_steps(self, policies: Collection[str]) -> frozenset[tuple[str, int]]:
-        """The steps of these policies, in any state."""
-
-    async def lost_keys(self, keys: Collection[KeyOfTurns]) -> frozenset[KeyOfTurns]:
-        """The ones of these keys that PostgreSQL lacks."""
-
-    async def add_lost_keys(self, keys: Collection[KeyOfTurns]) -> frozenset[ApiKeyId]:
-        """Store the missing keys as revoked, with a secret that no client has, so that their turns can be stored; keys
-        of policies that are not stored are left out. Returns the keys that were added, now or before."""
-
-    async def skip_numbers(self, policy: str, lost: int) -> None:
-        """Number the policy's next step above `lost`; an open step up to there that has made no version is abandoned,
-        as it would be computed again. Idempotent. A policy that has never had a recipe makes no version, and is left
-        alone."""
 
 
 class RecoveryWorkflows(Protocol):
@@ -95,21 +46,6 @@ class RecoveryWorkflows(Protocol):
 
     def sessions(self) -> AsyncIterator[ToldTurns]:
         """The turns signalled to each run of a session's workflow, open or closed. A session may have several runs."""
-
-
-class AdapterDirectories(Protocol):
-    async def directories(self) -> list[AdapterDirectory]:
-        """The complete versions on this machine's disk."""
-
-
-class SpooledTurns(Protocol):
-    """Every call raises SetupError when this user may not read or change the spool."""
-
-    async def keys(self) -> dict[KeyOfTurns, int]:
-        """Number of each key's turns that wait on this machine's disk, or were set aside as impossible to store."""
-
-    async def put_back_rejected(self, keys: Collection[ApiKeyId]) -> int:
-        """Return the set-aside turns of these keys to the spool, so that a gateway stores them; their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +82,10 @@ class Recovery:
 
     def __init__(
         self,
-        store: RecoveryStore,
+        store: PostgresRecoveryStore,
         workflows: RecoveryWorkflows,
-        adapters: AdapterDirectories | None,
-        spool: SpooledTurns | None = None,
+        adapters: AdapterFolder | None,
+        spool: StrandedTurns | None = None,
     ) -> None:
         self._store = store
         self._workflows = workflows
