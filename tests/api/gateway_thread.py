@@ -65,7 +65,7 @@ class GatewayThread(threading.Thread):
         gateway.services.session_operations = SessionOperations(
             PostgresRejudgeStore(database),
             PostgresErasureStore(database),
-            ArtifactFolder(self.folder / "artifacts"),
+            ArtifactFolder(self.folder / "artifacts").delete,
             gateway.operator,
         )
         gateway.services.training_browser = PostgresTrainingBrowser(database)
