@@ -6,5 +6,5 @@ from fastapi import APIRouter
 
 from api.ui import engines, events, login, now, page, rollouts, sessions, settings, versions
 
-_PAGES = (page, login, now, events, sessions, versions, rollouts, engines, settings)
-ROUTERS: tuple[APIRouter, ...] = (page.assets_router, *(module.router for module in _PAGES if module is not page))
+_PAGES = (login, now, events, sessions, versions, rollouts, engines, settings)
+ROUTERS: tuple[APIRouter, ...] = (page.assets_router, *(module.router for module in _PAGES))
