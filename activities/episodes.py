@@ -13,13 +13,13 @@ from typing import Protocol
 from temporalio import activity
 
 from activities.notify import TrainingNotifier
-from clawloop.contracts.episodes import EpisodeBegun, EpisodeEnd, GroupBegun, GroupResult, NewGroup, NextGroups
-from clawloop.contracts.notices import Message, Notifier, RolloutsChanged
-from clawloop.episodes.keys import KEY_LIFETIME
-from clawloop.episodes.running import REASON_LIMIT
-from clawloop.errors import SignalFailed
-from clawloop.heartbeat import heartbeating
-from clawloop.ids import EpisodeId, RolloutGroupId
+from clawloop.core.contracts.episodes import EpisodeBegun, EpisodeEnd, GroupBegun, GroupResult, NewGroup, NextGroups
+from clawloop.core.contracts.notices import Message, Notifier, RolloutsChanged
+from clawloop.core.episodes.keys import KEY_LIFETIME
+from clawloop.core.episodes.running import REASON_LIMIT
+from clawloop.core.errors import SignalFailed
+from clawloop.core.heartbeat import heartbeating
+from clawloop.core.ids import EpisodeId, RolloutGroupId
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from datetime import timedelta
 from itertools import groupby
 from typing import Generic, Protocol, TypeVar
 
-from clawloop.contracts.notices import BatchWaits, Notifier
-from clawloop.errors import SignalFailed
+from clawloop.core.contracts.notices import BatchWaits, Notifier
+from clawloop.core.errors import SignalFailed
 
 # Many -----------------------------------------------------------------------------------------------------------------
 # Notifies many workflows concurrently; one that cannot be notified does not delay the others.

@@ -21,13 +21,13 @@ from activities.notify import ConcurrentNotifier, TrainingNotifier
 from activities.serving.engines import EngineReconciler
 from activities.serving.retention import Retention
 from activities.training.gate import Canaries
-from clawloop.contracts.notices import Notifier, SessionNotice
-from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded
-from clawloop.heartbeat import heartbeating
-from clawloop.ids import FeedbackId, SessionId, TurnId
+from clawloop.core.contracts.notices import Notifier, SessionNotice
+from clawloop.core.contracts.sessions import FeedbackGiven, SessionFacts, TurnRecorded
+from clawloop.core.heartbeat import heartbeating
+from clawloop.core.ids import FeedbackId, SessionId, TurnId
 
 if TYPE_CHECKING:
-    from clawloop.telemetry.metrics import WorkerMetrics
+    from clawloop.core.telemetry.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 
 from starlette.datastructures import Headers
 
-from clawloop.contracts.serving import ApiKey, Scope
-from clawloop.episodes.keys import is_episode_key, verify
-from clawloop.errors import RequestRejected, StoreUnavailable
-from clawloop.ids import ApiKeyId
+from clawloop.core.contracts.serving import ApiKey, Scope
+from clawloop.core.episodes.keys import is_episode_key, verify
+from clawloop.core.errors import RequestRejected, StoreUnavailable
+from clawloop.core.ids import ApiKeyId
 from clawloop.operations.keys import KeyStore
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The services that routes share: created once by `clawloop.processes.gateway`, kept in the application's state."""
+"""The services that routes share: created once by `clawloop.app.processes.gateway`, kept in the application's state."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
 from api.ui.changes import Changes
 from api.ui.logins import Logins
-from clawloop.contracts.answers import CheckReport
-from clawloop.contracts.serving import Scope
-from clawloop.episodes.running import Artifacts, KeyOfEpisode
+from clawloop.core.contracts.answers import CheckReport
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.episodes.running import Artifacts, KeyOfEpisode
+from clawloop.core.settings import ChatBounds
+from clawloop.core.telemetry.metrics import GatewayMetrics
 from clawloop.operations.engines import EngineOperations
 from clawloop.operations.export import Exporter
 from clawloop.operations.history import HistoryOperations, VotedTurns
@@ -39,8 +41,6 @@ from clawloop.operations.training import TrainingBrowser, TrainingOperations
 from clawloop.operations.workflow_links import WorkflowLinks
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.directory import DirectoryCache
-from clawloop.settings import ChatBounds
-from clawloop.telemetry.metrics import GatewayMetrics
 
 
 @dataclass(frozen=True, slots=True)

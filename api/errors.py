@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from clawloop.errors import (
+from clawloop.core.errors import (
     AmbiguousId,
     ClawloopError,
     ContentUnreadable,

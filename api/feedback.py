@@ -15,11 +15,11 @@ from api.chat.models import chat_key
 from api.dependencies import Services, services_of
 from api.errors import first_invalid_field
 from api.request_body import read_json
-from clawloop.contracts.serving import ApiKey
-from clawloop.contracts.sessions import FeedbackEffect, RepeatableRequest
-from clawloop.contracts.views import FeedbackList
-from clawloop.errors import AlreadyAnswered, RequestRejected
-from clawloop.ids import ApiKeyId, FeedbackId, TurnId, turn_id_of
+from clawloop.core.contracts.serving import ApiKey
+from clawloop.core.contracts.sessions import FeedbackEffect, RepeatableRequest
+from clawloop.core.contracts.views import FeedbackList
+from clawloop.core.errors import AlreadyAnswered, RequestRejected
+from clawloop.core.ids import ApiKeyId, FeedbackId, TurnId, turn_id_of
 
 router = APIRouter(tags=["feedback"])
 

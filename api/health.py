@@ -7,7 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from api.dependencies import services_of
-from clawloop.contracts.serving import Scope
+from clawloop.core.contracts.serving import Scope
 
 router = APIRouter(tags=["health"])
 

@@ -10,8 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.dependencies import Services
 from api.errors import CLIENT_CLOSED_REQUEST, to_problem
-from clawloop.errors import RequestRejected
-from clawloop.host_names import hostname, ip_address, is_allowed, is_answered
+from clawloop.core.errors import RequestRejected
+from clawloop.core.host_names import hostname, ip_address, is_allowed, is_answered
 
 # Ids of requests ------------------------------------------------------------------------------------------------------
 # Identity of a request: its id, in every answer and log line, and the trace it belongs to.
@@ -74,7 +74,7 @@ _CHAT_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/message
 class HostAndOriginCheck:
     """Refuses requests to host names that are not allowed, and writes from pages of other origins.
 
-    See `clawloop.host_names` for why.
+    See `clawloop.core.host_names` for why.
 
     Args:
         allowed_hosts: host names to answer to; `*` allows all. IP addresses and loopback names are always allowed.

@@ -15,7 +15,7 @@ from api.chat.routes import CompletionRequest
 from api.chat.schemas import ChatCompletion, ChatCompletionChunk, ChatRequest
 from api.wire.messages import CountTokensRequest, MessagesRequest
 from api.wire.responses import ResponsesRequest
-from clawloop.errors import RequestRejected
+from clawloop.core.errors import RequestRejected
 
 # Examples -------------------------------------------------------------------------------------------------------------
 # An example of the body of each request that has one, by method and path, for the OpenAPI description.

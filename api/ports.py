@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from clawloop.contracts.sessions import (
+from clawloop.core.contracts.sessions import (
     FeedbackAnswer,
     FeedbackEffect,
     RepeatableRequest,
     StoredFeedback,
 )
-from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, StoredTurn, TurnRecord
-from clawloop.contracts.views import FeedbackView
-from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId
+from clawloop.core.contracts.turns import InsertedTurn, Message, SessionEvidence, StoredTurn, TurnRecord
+from clawloop.core.contracts.views import FeedbackView
+from clawloop.core.ids import ApiKeyId, FeedbackId, SessionId, TurnId
 
 
 class TurnStore(Protocol):

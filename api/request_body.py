@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.auth import secret_of
 from api.dependencies import Limits
 from api.json_bounds import DEPTH_LIMIT, is_too_deep
-from clawloop.errors import RequestRejected
+from clawloop.core.errors import RequestRejected
 
 # Memory of all bodies -------------------------------------------------------------------------------------------------
 # Bounds the memory of request bodies: of one client, and of all at once.

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from benchmarks.options import at_least
 from benchmarks.report import Ratio, Result, load_now, print_result, write_result
-from clawloop.errors import SetupError
+from clawloop.core.errors import SetupError
 
 PROGRAMS = {
     "gateway": "chats through gateway, aiohttp relays and LiteLLM, beside a direct client",

@@ -23,7 +23,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from benchmarks.report import load_now, surroundings
-from clawloop.local.tiny_model import ensure_tiny_model
+from clawloop.app.local.tiny_model import ensure_tiny_model
 from tests.chaos.asked_again import stored_answers
 from tests.chaos.chatters import Chatters
 from tests.chaos.fuzzer import Fuzzer

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.processes import LOOPBACK, free_port, module, running, wait_for
-from clawloop.errors import SetupError
-from clawloop.local.checks import bound_socket
+from clawloop.app.local.checks import bound_socket
+from clawloop.core.errors import SetupError
 
 # From PyPI, into an environment of its own: it is no dependency of Clawloop. 1.107.0 is reported to have been
 # compromised: take no other version without looking.

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from clawloop.contracts.episodes import Ending
+from clawloop.core.contracts.episodes import Ending
 
 _PLACES = """
     SELECT wanted AS places, wanted - count(*) FILTER (WHERE scored > 0) AS lost,

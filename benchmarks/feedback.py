@@ -25,11 +25,11 @@ from benchmarks import contenders
 from benchmarks.options import at_least, sizes
 from benchmarks.processes import LOOPBACK, free_port, module, running, running_temporal, wait_for
 from benchmarks.report import Figure, Ratio, Result
-from clawloop.ids import version_name
-from clawloop.local.services.postgres import running_postgres
-from clawloop.local.tiny_model import ensure_tiny_model
-from clawloop.processes.bootstrap import prepare
-from clawloop.recipes.recipe import Recipe
+from clawloop.app.local.services.postgres import running_postgres
+from clawloop.app.local.tiny_model import ensure_tiny_model
+from clawloop.app.processes.bootstrap import prepare
+from clawloop.core.ids import version_name
+from clawloop.core.recipes.recipe import Recipe
 from db.database import BACKGROUND_LIMIT, Database
 from db.training.recipes import set_recipe
 from tests.e2e.conftest import running_engine
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> Result:
         )
         workers = {}
         for role, (port, more) in roles.items():
-            command = module("clawloop.cli.main", "worker", role, *more, "--health-port", port)
+            command = module("clawloop.app.cli.main", "worker", role, *more, "--health-port", port)
             workers[role] = stack.enter_context(running(command, folder / f"{role}.log", settings))
         for role, (port, _) in roles.items():
             wait_for(f"http://{LOOPBACK}:{port}/readyz", workers[role], folder / f"{role}.log")

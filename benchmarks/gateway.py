@@ -31,10 +31,10 @@ from benchmarks.load import Chats, Load, closed_loop, percentile
 from benchmarks.options import at_least, sizes
 from benchmarks.processes import LOOPBACK, answers, cpu_seconds, free_port, module, running, running_temporal, wait_for
 from benchmarks.report import Figure, Ratio, Result
-from clawloop.errors import SetupError
-from clawloop.local.services.postgres import running_postgres
-from clawloop.local.tiny_model import ensure_tiny_model
-from clawloop.processes.bootstrap import prepare
+from clawloop.app.local.services.postgres import running_postgres
+from clawloop.app.local.tiny_model import ensure_tiny_model
+from clawloop.app.processes.bootstrap import prepare
+from clawloop.core.errors import SetupError
 from tests.engine_options import engine_options
 
 RECORDING = "clawloop"

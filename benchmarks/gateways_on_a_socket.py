@@ -13,7 +13,7 @@ def main(descriptor: int, count: int) -> None:
     ports = [free_port() for _ in range(count)]
     gateways = []
     for port in ports:
-        command = [sys.executable, "-m", "clawloop.cli.main", "gateway", "--fd", str(descriptor)]
+        command = [sys.executable, "-m", "clawloop.app.cli.main", "gateway", "--fd", str(descriptor)]
         if count > 1:
             command += ["--name", f"gateway-{port}", "--health-port", str(port)]
             command += [f"--peer={peer}" for peer in ports if peer != port]

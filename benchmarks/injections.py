@@ -16,13 +16,13 @@ from typing import Protocol
 from rich.console import Console
 from rich.table import Table
 
-from clawloop.contracts.turns import Message
-from clawloop.demo.location import model_path
-from clawloop.demo.phrasing import Mood, handwritten_phrases
-from clawloop.demo.world import STYLES, Axis, answer, every_request
-from clawloop.judging.evidence import Budgets, Evidence, blocks_of, choose_mark, gather
-from clawloop.judging.prompts import AnswerForm, JudgePrompt, hint_prompt, vote_prompt
-from clawloop.judging.voting import HintVote, Vote, parse_hint, parse_vote
+from clawloop.app.demo.location import model_path
+from clawloop.app.demo.phrasing import Mood, handwritten_phrases
+from clawloop.app.demo.world import STYLES, Axis, answer, every_request
+from clawloop.core.contracts.turns import Message
+from clawloop.core.judging.evidence import Budgets, Evidence, blocks_of, choose_mark, gather
+from clawloop.core.judging.prompts import AnswerForm, JudgePrompt, hint_prompt, vote_prompt
+from clawloop.core.judging.voting import HintVote, Vote, parse_hint, parse_vote
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from tests.unit.judging.conversations import TURN
@@ -42,7 +42,7 @@ class InProcess:
     """A judge that runs a small model in this process; votes are greedy."""
 
     def __init__(self, folder: Path) -> None:
-        from clawloop.demo.evaluate import DemoModel
+        from clawloop.app.demo.evaluate import DemoModel
 
         self._model = DemoModel(folder)
 

@@ -36,15 +36,15 @@ from benchmarks.processes import (
     wait_for,
 )
 from benchmarks.report import Figure, Ratio, Result
-from clawloop.contracts.notices import SessionNotice
-from clawloop.contracts.sessions import SessionFacts, TurnRecorded
-from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnRecord
-from clawloop.ids import ApiKeyId, TurnId, new_turn_id
-from clawloop.local.services.postgres import running_postgres
-from clawloop.processes.bootstrap import prepare
-from clawloop.recipes.recipe import Recipe
-from clawloop.temporal.notifier import TemporalNotifier
-from clawloop.temporal.plugin import connect
+from clawloop.app.local.services.postgres import running_postgres
+from clawloop.app.processes.bootstrap import prepare
+from clawloop.app.temporal.notifier import TemporalNotifier
+from clawloop.app.temporal.plugin import connect
+from clawloop.core.contracts.notices import SessionNotice
+from clawloop.core.contracts.sessions import SessionFacts, TurnRecorded
+from clawloop.core.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnRecord
+from clawloop.core.ids import ApiKeyId, TurnId, new_turn_id
+from clawloop.core.recipes.recipe import Recipe
 from db.database import BACKGROUND_LIMIT, Database
 from db.serving.keys import PostgresKeyStore
 from db.training.recipes import set_recipe
@@ -167,7 +167,7 @@ def _workers(folder: Path, database_url: str, temporal: str) -> Iterator[Workers
         started: Workers = {}
         for role in ROLES:
             health = free_port()
-            command = module("clawloop.cli.main", "worker", role, "--health-port", health)
+            command = module("clawloop.app.cli.main", "worker", role, "--health-port", health)
             started[role] = stack.enter_context(running(command, folder / f"{role}.log", settings))
             wait_for(f"http://{LOOPBACK}:{health}/readyz", started[role], folder / f"{role}.log")
         yield started

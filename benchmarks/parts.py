@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.processes import LOOPBACK, running, start_temporal, stop, temporal_ports, wait_for
-from clawloop.local.services.postgres import EmbeddedPostgres, stop_postgres
+from clawloop.app.local.services.postgres import EmbeddedPostgres, stop_postgres
 
 
 @dataclass

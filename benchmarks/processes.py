@@ -16,11 +16,11 @@ from pathlib import Path
 import aiohttp
 import psutil
 
-from clawloop.local.checks import choose_port
-from clawloop.local.services import temporal_server
-from clawloop.local.supervision.supervisor import guarded
-from clawloop.temporal.plugin import connect
-from clawloop.temporal.server import register_search_attributes
+from clawloop.app.local.checks import choose_port
+from clawloop.app.local.services import temporal_server
+from clawloop.app.local.supervision.supervisor import guarded
+from clawloop.app.temporal.plugin import connect
+from clawloop.app.temporal.server import register_search_attributes
 
 LOOPBACK = "127.0.0.1"
 # Imports of ten programs on two busy cores.

@@ -37,8 +37,8 @@ from benchmarks.episode_ledger import Scored, count_by_environment, places_since
 from benchmarks.parts import Part, Postgres, Program, Temporal
 from benchmarks.processes import LOOPBACK, cpu_seconds, free_port, module
 from benchmarks.report import Figure, Ratio, Result
-from clawloop.contracts.serving import Scope
-from clawloop.processes.bootstrap import prepare
+from clawloop.app.processes.bootstrap import prepare
+from clawloop.core.contracts.serving import Scope
 from db.database import BACKGROUND_LIMIT, Database
 from db.serving.keys import PostgresKeyStore
 from tests.environments.foreign_python import FOREIGN, foreign_python
@@ -220,16 +220,16 @@ class System:
         foreign |= {"TMPDIR": str(self._temporary)}
         health = {name: free_port() for name in ("orchestrator", "worker", "boxes")}
         commands = {
-            "gateway": module("clawloop.cli.main", "gateway", "--port", port),
+            "gateway": module("clawloop.app.cli.main", "gateway", "--port", port),
             "orchestrator": module(
-                "clawloop.cli.main", "worker", "orchestrator", "--health-port", health["orchestrator"]
+                "clawloop.app.cli.main", "worker", "orchestrator", "--health-port", health["orchestrator"]
             ),
             "worker": [
                 *(str(installed / "clawloop-environment"), "--verifiers", _ENVIRONMENT, "--gateway", self._gateway),
                 *("--temporal", temporal.address, "--episodes", str(in_flight), "--health-port", str(health["worker"])),
             ],
             "boxes": [
-                *module("clawloop.cli.main", "worker", "environment", "--environment", _BOXED),
+                *module("clawloop.app.cli.main", "worker", "environment", "--environment", _BOXED),
                 *("--gateway", self._gateway, "--health-port", str(health["boxes"])),
             ],
         }

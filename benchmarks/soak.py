@@ -29,8 +29,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from benchmarks.report import Figure, Ratio, Result
-from clawloop.local.supervision.supervisor import PartState, PartStatus
-from clawloop.local.tiny_model import ensure_tiny_model
+from clawloop.app.local.supervision.supervisor import PartState, PartStatus
+from clawloop.app.local.tiny_model import ensure_tiny_model
 from tests.chaos.chatters import Chatters
 from tests.chaos.stack import Stack, family, running_stack
 from tests.chaos.stand_in_engine import stand_in_engine

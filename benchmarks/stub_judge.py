@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-# How a question for a vote or a hint ends, with the mark that an answer needs (`clawloop/judging/prompts.py`), and the
-# answer.
+# The end of a question for a vote or a hint, with the mark that an answer needs (`clawloop/core/judging/prompts.py`),
+# and the answer.
 _ENDS = {
     re.compile(rb"verdict ([0-9a-f]{6}):"): "verdict {mark}: 1",
     re.compile(rb"no hint ([0-9a-f]{6})"): "no hint {mark}",

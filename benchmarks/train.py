@@ -32,7 +32,7 @@ from benchmarks.report import Ratio, Result
 from benchmarks.train_case import Case, Family, Ids, Shape, session_samples, unrelated_samples, write_case
 from benchmarks.train_figures import Comparison, Cost, Found, result_of
 from benchmarks.train_tokens import tokens_of_session
-from clawloop.errors import SetupError
+from clawloop.core.errors import SetupError
 
 OURS, OURS_APART = "clawloop", "clawloop, not sharing"
 COMPARISONS = {

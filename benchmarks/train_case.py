@@ -16,8 +16,8 @@ from uuid import UUID
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from clawloop.contracts.training import BatchSample
-from clawloop.ids import SampleId
+from clawloop.core.contracts.training import BatchSample
+from clawloop.core.ids import SampleId
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
 from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.loading import load_model

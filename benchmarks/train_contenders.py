@@ -28,8 +28,8 @@ from torch.nn.utils import clip_grad_norm_
 from torch.profiler import profile
 
 from benchmarks.train_case import Case, Paths
-from clawloop.contracts.training import BatchSample
-from clawloop.recipes.recipe import Train, load_recipe
+from clawloop.core.contracts.training import BatchSample
+from clawloop.core.recipes.recipe import Train, load_recipe
 from clawloop.training.batch import plain_sequence
 
 Step = Callable[[], float]

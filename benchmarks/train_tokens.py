@@ -8,8 +8,8 @@ from typing import NamedTuple
 from uuid import UUID
 
 from benchmarks.train_case import Case, Ids, hinted_prompts
-from clawloop.contracts.training import BatchSample
-from clawloop.ids import SampleId
+from clawloop.core.contracts.training import BatchSample
+from clawloop.core.ids import SampleId
 from clawloop.training.batch import hinted_sequence
 from clawloop.training.scoring import ScoringPass, shard_batch
 

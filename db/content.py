@@ -16,9 +16,9 @@ from pydantic import JsonValue
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import UserDefinedType
 
-from clawloop.encryption.key_file import SETTING
-from clawloop.encryption.sealer import HEAD_BYTES, KEYED_BYTES, OVERHEAD, Sealer
-from clawloop.errors import ContentUnreadable, EncryptionKeyMissing, RecordUnusable
+from clawloop.core.encryption.key_file import SETTING
+from clawloop.core.encryption.sealer import HEAD_BYTES, KEYED_BYTES, OVERHEAD, Sealer
+from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing, RecordUnusable
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
 # Encodes token ids and log-probs as bytes, without loss.

@@ -19,7 +19,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidatePoolError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from clawloop.errors import (
+from clawloop.core.errors import (
     ClawloopError,
     RecordUnusable,
     SetupError,

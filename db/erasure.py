@@ -18,12 +18,12 @@ from uuid import UUID
 from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.sessions import ContentErased, Erasure, SessionFacts
-from clawloop.contracts.training import SampleState
-from clawloop.contracts.turns import Message, TurnOutcome
-from clawloop.errors import ContentUnreadable, EncryptionKeyMissing
-from clawloop.ids import ApiKeyId, SampleId, SessionId, TurnId
-from clawloop.turns.copies import find_copies
+from clawloop.core.contracts.sessions import ContentErased, Erasure, SessionFacts
+from clawloop.core.contracts.training import SampleState
+from clawloop.core.contracts.turns import Message, TurnOutcome
+from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing
+from clawloop.core.ids import ApiKeyId, SampleId, SessionId, TurnId
+from clawloop.core.turns.copies import find_copies
 from db.content import content_of, exact_json
 from db.database import PostgresStore, transaction
 from db.tables import SessionRow, TurnRow

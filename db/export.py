@@ -10,10 +10,10 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.turns import Message
-from clawloop.ids import SessionId, TurnId
-from clawloop.judging.next_state_lookup import find_next_state
-from clawloop.judging.records import VOTES, TurnContext
+from clawloop.core.contracts.turns import Message
+from clawloop.core.ids import SessionId, TurnId
+from clawloop.core.judging.next_state_lookup import find_next_state
+from clawloop.core.judging.records import VOTES, TurnContext
 from clawloop.operations.export import ExportedJudgement, ExportedTurn, ExportFilter, Record
 from db.content import answer_row, storable
 from db.database import Database, PostgresStore, transaction

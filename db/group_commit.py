@@ -15,7 +15,7 @@ from typing import Generic, Literal, TypeAlias, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.errors import StoreContended, StoreTimedOut, StoreUnavailable
+from clawloop.core.errors import StoreContended, StoreTimedOut, StoreUnavailable
 from db.database import raw_connection
 
 Call = TypeVar("Call")

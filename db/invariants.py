@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.training import VersionRef
+from clawloop.core.contracts.training import VersionRef
 from db.database import Database
 from db.tables import StepRow, VersionRow
 from db.training.policies import version_ref

@@ -11,10 +11,10 @@ from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.sessions import KeyOfTurns, RejudgeRequested, SessionFacts, WaitingWork
-from clawloop.contracts.training import StepState
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.ids import ApiKeyId, SessionId, TurnId
+from clawloop.core.contracts.sessions import KeyOfTurns, RejudgeRequested, SessionFacts, WaitingWork
+from clawloop.core.contracts.training import StepState
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.ids import ApiKeyId, SessionId, TurnId
 from db.database import PostgresStore, transaction
 from db.serving.keys import secretless_key
 from db.tables import ApiKeyRow, FeedbackRow, PolicyRow, SessionRow, StepRow, TurnRow, VersionRow

@@ -20,7 +20,7 @@ from sqlalchemy import URL, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.errors import SetupError
+from clawloop.core.errors import SetupError
 from db.database import Database, driver_url, postgres_message
 
 LOCK = 0x636C6177  # "claw": advisory lock of a migration

@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import and_, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, SessionState, TurnRecorded
-from clawloop.contracts.turns import TurnKind
-from clawloop.ids import FeedbackId, SessionId, TurnId
+from clawloop.core.contracts.sessions import FeedbackGiven, SessionFacts, SessionState, TurnRecorded
+from clawloop.core.contracts.turns import TurnKind
+from clawloop.core.ids import FeedbackId, SessionId, TurnId
 from db.database import PostgresStore, transaction
 from db.tables import ApiKeyRow, FeedbackRow, SessionRow, TurnRow
 from db.turns.stored_bytes import merge_stored_bytes

@@ -1,6 +1,7 @@
 """All tables; rows are imported from here, so that `Base.metadata` is complete.
 
-Ids are UUIDs made by `clawloop.ids`; text columns with a closed set of values hold an enum of `clawloop.contracts`.
+Ids are UUIDs made by `clawloop.core.ids`; text columns with a closed set of values hold an enum of
+`clawloop.core.contracts`.
 """
 
 from db.declarative import Base as Base

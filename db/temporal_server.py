@@ -15,8 +15,8 @@ from typing import Any
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.sessions import WaitingWork
-from clawloop.errors import SetupError
+from clawloop.core.contracts.sessions import WaitingWork
+from clawloop.core.errors import SetupError
 from db.database import PostgresStore, transaction
 from db.recovery import forget_signals
 

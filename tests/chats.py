@@ -10,11 +10,11 @@ from uuid import UUID
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from clawloop.contracts.turns import Message, TurnKind
-from clawloop.ids import ApiKeyId, TurnId
-from clawloop.turns.canonical import extend_digest, prefix_digests, response_digest, seed_digest
-from clawloop.turns.next_state import NextState, next_states
-from clawloop.turns.parents import Candidate
+from clawloop.core.contracts.turns import Message, TurnKind
+from clawloop.core.ids import ApiKeyId, TurnId
+from clawloop.core.turns.canonical import extend_digest, prefix_digests, response_digest, seed_digest
+from clawloop.core.turns.next_state import NextState, next_states
+from clawloop.core.turns.parents import Candidate
 
 KEY = ApiKeyId(UUID(int=0xA))
 OTHER_KEY = ApiKeyId(UUID(int=0xB))

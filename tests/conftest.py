@@ -23,10 +23,10 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
-from clawloop.local.checks import choose_port
-from clawloop.local.services import temporal_server
-from clawloop.local.services.postgres import EmbeddedPostgres, running_postgres
-from clawloop.local.supervision.supervisor import guarded
+from clawloop.app.local.checks import choose_port
+from clawloop.app.local.services import temporal_server
+from clawloop.app.local.services.postgres import EmbeddedPostgres, running_postgres
+from clawloop.app.local.supervision.supervisor import guarded
 from db.schema import migrate
 from db.tables import Base
 
@@ -130,8 +130,8 @@ def _ports_of_this_worker() -> Iterator[None]:
                 return port
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("clawloop.local.checks._free_port", free_port)
-        patch.setattr("clawloop.local.services.postgres.free_port", free_port)
+        patch.setattr("clawloop.app.local.checks._free_port", free_port)
+        patch.setattr("clawloop.app.local.services.postgres.free_port", free_port)
         yield
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clawloop.layout.memory import Role
-from clawloop.local.machine import Device
-from clawloop.local.model_layout import ModelOptions, lay_out
-from clawloop.local.services.vllm import EngineOptions
+from clawloop.app.layout.memory import Role
+from clawloop.app.local.machine import Device
+from clawloop.app.local.model_layout import ModelOptions, lay_out
+from clawloop.app.local.services.vllm import EngineOptions
 
 _UNLIMITED = 2**50
 

@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from clawloop.layout import memory as memory_module
-from clawloop.layout.memory import Serving
-from clawloop.layout.model_folder import read_model_shape
-from clawloop.layout.request import Limits, Request, TrainingNeeds
-from clawloop.layout.table import cache_of, engine_arguments, engine_environment
-from clawloop.local.checks import choose_port
-from clawloop.local.machine import find_gpus
-from clawloop.local.services.vllm import EngineOptions, launch, read_model
-from clawloop.local.supervision.supervisor import Launch
+from clawloop.app.layout import memory as memory_module
+from clawloop.app.layout.memory import Serving
+from clawloop.app.layout.model_folder import read_model_shape
+from clawloop.app.layout.request import Limits, Request, TrainingNeeds
+from clawloop.app.layout.table import cache_of, engine_arguments, engine_environment
+from clawloop.app.local.checks import choose_port
+from clawloop.app.local.machine import find_gpus
+from clawloop.app.local.services.vllm import EngineOptions, launch, read_model
+from clawloop.app.local.supervision.supervisor import Launch
 
 MIB = 2**20
 _CONTEXT = 2048

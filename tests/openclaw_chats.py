@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pydantic import JsonValue
 
-from clawloop.contracts.turns import Message
+from clawloop.core.contracts.turns import Message
 from tests.chats import VOLATILE, assistant, system, user
 
 UUID_ID = "66b452d0-dccc-4cbf-92ad-b1bd0a509b4f"

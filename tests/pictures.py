@@ -6,7 +6,7 @@ import base64
 import struct
 from typing import Any
 
-from clawloop.contracts.turns import Message
+from clawloop.core.contracts.turns import Message
 
 
 def png(width: int = 640, height: int = 480, pixels: bytes = b"pixels") -> bytes:

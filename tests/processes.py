@@ -32,6 +32,6 @@ def guarded_child(marker: str) -> psutil.Process:
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             command = " ".join(process.cmdline())
-            if marker in command and "clawloop.local.supervision.guard" not in command:
+            if marker in command and "clawloop.app.local.supervision.guard" not in command:
                 return process
     raise AssertionError(f"no process has {marker!r} in its command line")

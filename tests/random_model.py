@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from clawloop.local.tiny_model import ensure_tiny_model
+from clawloop.app.local.tiny_model import ensure_tiny_model
 
 QWEN3_06B = {
     "vocab_size": 151936,

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from clawloop.contracts.episodes import Ending, EpisodeState, EpisodeView
-from clawloop.contracts.sessions import SessionState
-from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnKind, TurnOutcome, TurnRecord, TurnStatus
-from clawloop.contracts.views import SessionView, TurnView
-from clawloop.ids import ApiKeyId, EpisodeId, RolloutGroupId, SessionId, new_turn_id
+from clawloop.core.contracts.episodes import Ending, EpisodeState, EpisodeView
+from clawloop.core.contracts.sessions import SessionState
+from clawloop.core.contracts.turns import SessionEvidence, SessionSource, TurnKind, TurnOutcome, TurnRecord, TurnStatus
+from clawloop.core.contracts.views import SessionView, TurnView
+from clawloop.core.ids import ApiKeyId, EpisodeId, RolloutGroupId, SessionId, new_turn_id
 
 KEY = ApiKeyId(UUID(int=1))
 

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from clawloop.telemetry.tracing import traced_by
+from clawloop.core.telemetry.tracing import traced_by
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from clawloop.cli.main import run_verb
+from clawloop.app.cli.main import run_verb
 
 Done = subprocess.CompletedProcess[str]
 
@@ -19,7 +19,7 @@ Done = subprocess.CompletedProcess[str]
 def clawloop_process(*arguments: str, **environment: str) -> Done:
     """Run the program. Its imports take a second or two, so one test for each verb is enough."""
     return subprocess.run(
-        [sys.executable, "-m", "clawloop.cli.main", *arguments],
+        [sys.executable, "-m", "clawloop.app.cli.main", *arguments],
         env=dict(os.environ) | environment,
         capture_output=True,
         text=True,

@@ -10,8 +10,8 @@ from temporalio import workflow
 from temporalio.common import Priority, RetryPolicy
 from temporalio.exceptions import FailureError, is_cancelled_exception
 
-from clawloop.episodes.kinds import CALL_LIMIT
-from clawloop.episodes.running import environment_queue
+from clawloop.core.episodes.kinds import CALL_LIMIT
+from clawloop.core.episodes.running import environment_queue
 from workflows.names import JUDGE_QUEUE, LEDGER_QUEUE, trainer_queue
 
 Argument = TypeVar("Argument")

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from activities.training.train_step import StepDone
-from clawloop.contracts.sessions import TurnResult
-from clawloop.contracts.training import Claim, StepState, TrainingState, TrainingView
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.judging.voting import signed
+from clawloop.core.contracts.sessions import TurnResult
+from clawloop.core.contracts.training import Claim, StepState, TrainingState, TrainingView
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.judging.voting import signed
 
 # The UI draws tables without space between columns; Markdown keeps non-breaking spaces.
 _GAP = "\u00a0" * 3

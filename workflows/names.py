@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from temporalio.common import SearchAttributeKey
 
-from clawloop.ids import RolloutGroupId, SessionId
+from clawloop.core.ids import RolloutGroupId, SessionId
 
 WORKFLOW_QUEUE = "clawloop"
 LEDGER_QUEUE = "ledger"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clawloop.ids import SessionId
+from clawloop.core.ids import SessionId
 
 
 @dataclass(frozen=True, slots=True)

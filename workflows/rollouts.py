@@ -17,7 +17,7 @@ from temporalio.workflow import ParentClosePolicy
 with workflow.unsafe.imports_passed_through():
     from activities.episodes import BeginEpisode, EpisodeLedgerActivities, ScoreEpisode
     from activities.judging.episode_votes import EpisodeJudgingActivities, JudgeEpisode
-    from clawloop.contracts.episodes import (
+    from clawloop.core.contracts.episodes import (
         Ending,
         EpisodeBegun,
         EpisodeEnd,
@@ -26,7 +26,7 @@ with workflow.unsafe.imports_passed_through():
         GroupState,
         GroupTask,
     )
-    from clawloop.episodes.running import (
+    from clawloop.core.episodes.running import (
         REASON_LIMIT,
         EnvironmentActivities,
         EpisodeRan,
@@ -34,8 +34,8 @@ with workflow.unsafe.imports_passed_through():
         RunEpisode,
         VerifyEpisode,
     )
-    from clawloop.errors import TaskUnusable
-    from clawloop.ids import EpisodeId, RolloutGroupId
+    from clawloop.core.errors import TaskUnusable
+    from clawloop.core.ids import EpisodeId, RolloutGroupId
     from workflows import names
     from workflows.activity_options import (
         EPISODE_ATTEMPTS,

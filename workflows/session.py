@@ -25,8 +25,14 @@ with workflow.unsafe.imports_passed_through():
     from activities.judging.closing import ClosingActivities
     from activities.judging.judge_turn import JudgingActivities
     from activities.judging.messages import Closed, CloseSession, CollectDirectVote, Judged, JudgeTurn, JudgeTurns
-    from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested, TurnRecorded, TurnResult
-    from clawloop.ids import TurnId
+    from clawloop.core.contracts.sessions import (
+        ContentErased,
+        FeedbackGiven,
+        RejudgeRequested,
+        TurnRecorded,
+        TurnResult,
+    )
+    from clawloop.core.ids import TurnId
     from workflows import descriptions, names
     from workflows.activity_options import (
         FINALIZE,

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict
 
 from activities.serving.engines import EngineReport
 from activities.training.train_step import StepDone
-from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRecorded, TurnResult
-from clawloop.ids import SessionId, TurnId
+from clawloop.core.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRecorded, TurnResult
+from clawloop.core.ids import SessionId, TurnId
 
 KNOWN_LIMIT = 200  # turn ids kept to drop duplicate signals; for an older duplicate the stored judgement is found
 # Unhandled messages kept at continue-as-new, which waits while there are more, but not without limit.

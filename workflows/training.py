@@ -22,7 +22,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.training.probes import ProbeActivities, ProbeVersion
     from activities.training.steps import REASON_LIMIT, AbandonStep, ClaimBatch, QuarantineStep, StepActivities
     from activities.training.train_step import StepDone, TrainingActivities, TrainStep
-    from clawloop.contracts.training import (
+    from clawloop.core.contracts.training import (
         Claim,
         OperatorAction,
         OperatorChange,

@@ -22,17 +22,17 @@ from temporalio import activity
 from activities.judging.messages import TRAINED_LIMIT, Closed, CloseSession, main_turn_result, with_trained_turns
 from activities.judging.ports import ClosingStore, JudgementStore
 from activities.notify import TrainingNotifier
-from clawloop.contracts.sessions import TurnResult
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.heartbeat import heartbeating
-from clawloop.ids import TurnId
-from clawloop.judging.next_state_lookup import FoundState, look_for_next_state
-from clawloop.judging.records import ClosingSession, SessionTurn, TurnDecision
-from clawloop.judging.voting import direct_vote
-from clawloop.samples.decision import FallbackSample, JudgedTurn, at_least_one
+from clawloop.core.contracts.sessions import TurnResult
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.heartbeat import heartbeating
+from clawloop.core.ids import TurnId
+from clawloop.core.judging.next_state_lookup import FoundState, look_for_next_state
+from clawloop.core.judging.records import ClosingSession, SessionTurn, TurnDecision
+from clawloop.core.judging.voting import direct_vote
+from clawloop.core.samples.decision import FallbackSample, JudgedTurn, at_least_one
 
 if TYPE_CHECKING:
-    from clawloop.telemetry.metrics import WorkerMetrics
+    from clawloop.core.telemetry.metrics import WorkerMetrics
 
 NOT_IN_HISTORY = "answer not in later history"
 LOOKS_LIKE_CHORE = "looks like a summary request"

@@ -15,15 +15,15 @@ from temporalio import activity
 from activities.judging.evaluation import Case, count_answers
 from activities.judging.ports import Judge, JudgementStore
 from activities.judging.vote_collector import VoteCollector
-from clawloop.contracts.notices import Message
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.heartbeat import heartbeating
-from clawloop.ids import EpisodeId, JudgementId, TurnId
-from clawloop.judging.next_state_lookup import find_next_state
-from clawloop.judging.voting import Verdict, majority
+from clawloop.core.contracts.notices import Message
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.heartbeat import heartbeating
+from clawloop.core.ids import EpisodeId, JudgementId, TurnId
+from clawloop.core.judging.next_state_lookup import find_next_state
+from clawloop.core.judging.voting import Verdict, majority
 
 if TYPE_CHECKING:
-    from clawloop.telemetry.metrics import WorkerMetrics
+    from clawloop.core.telemetry.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 

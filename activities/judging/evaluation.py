@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from activities.judging.ports import Render
 from activities.judging.vote_collector import VoteCollector
-from clawloop.contracts.turns import Message, TurnRecord
-from clawloop.errors import EngineRejected, EngineUnavailable, PromptTooLong
-from clawloop.ids import TurnId
-from clawloop.judging.evidence import Evidence, gather, hint_evidence, rests_on_tools
-from clawloop.judging.hints import NOT_ASKED, HintChoice, choose_hint, reject_hint, with_hint
-from clawloop.judging.records import (
+from clawloop.core.contracts.turns import Message, TurnRecord
+from clawloop.core.errors import EngineRejected, EngineUnavailable, PromptTooLong
+from clawloop.core.ids import TurnId
+from clawloop.core.judging.evidence import Evidence, gather, hint_evidence, rests_on_tools
+from clawloop.core.judging.hints import NOT_ASKED, HintChoice, choose_hint, reject_hint, with_hint
+from clawloop.core.judging.records import (
     DIRECT,
     HINTS,
     VOTES,
@@ -26,13 +26,13 @@ from clawloop.judging.records import (
     Relation,
     TurnContext,
 )
-from clawloop.judging.voting import Verdict, majority, rated
-from clawloop.samples.decision import decide, unseen_parts, why_not_trainable
-from clawloop.samples.rewards import relation_of, shape_reward
-from clawloop.turns.next_state import NextState
+from clawloop.core.judging.voting import Verdict, majority, rated
+from clawloop.core.samples.decision import decide, unseen_parts, why_not_trainable
+from clawloop.core.samples.rewards import relation_of, shape_reward
+from clawloop.core.turns.next_state import NextState
 
 if TYPE_CHECKING:
-    from clawloop.telemetry.metrics import WorkerMetrics
+    from clawloop.core.telemetry.metrics import WorkerMetrics
 
 NOT_VOTED = Verdict(verdict=None, expected=None, reward=None, why="no verdict asked for")
 NOTHING_FOLLOWED = Verdict(verdict=None, expected=None, reward=None, why="nothing followed")

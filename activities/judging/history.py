@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from activities.judging.evaluation import Case
 from activities.judging.ports import Judge, JudgementStore
 from activities.judging.vote_collector import VoteCollector
-from clawloop.ids import JudgementId, TurnId, new_judgement_id
-from clawloop.judging.next_state_lookup import find_next_state
-from clawloop.judging.prompts import JudgeReply
-from clawloop.judging.records import OpenJudgement, StoredAnswers, StoredHint, StoredVote
-from clawloop.judging.voting import Verdict, Vote, majority
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.ids import JudgementId, TurnId, new_judgement_id
+from clawloop.core.judging.next_state_lookup import find_next_state
+from clawloop.core.judging.prompts import JudgeReply
+from clawloop.core.judging.records import OpenJudgement, StoredAnswers, StoredHint, StoredVote
+from clawloop.core.judging.voting import Verdict, Vote, majority
+from clawloop.core.recipes.recipe import Recipe
 
 
 class StoredTurnJudge:

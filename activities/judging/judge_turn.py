@@ -27,20 +27,20 @@ from activities.judging.messages import (
 from activities.judging.ports import Judge, JudgementStore, Render
 from activities.judging.vote_collector import VoteCollector
 from activities.notify import TrainingNotifier
-from clawloop.contracts.sessions import TurnResult
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.crash_points import CrashPoint, crash_point
-from clawloop.errors import ClawloopError, PermanentError
-from clawloop.heartbeat import heartbeating
-from clawloop.ids import TurnId
-from clawloop.judging.next_state_lookup import find_next_state, judgeable_by
-from clawloop.judging.plan import Action, JudgingPlan, plan_judging
-from clawloop.judging.records import FinalizedJudgement, JudgingContext, OpenJudgement, Relation, TurnContext
-from clawloop.samples.decision import is_held_out
-from clawloop.turns.next_state import NextState
+from clawloop.core.contracts.sessions import TurnResult
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.crash_points import CrashPoint, crash_point
+from clawloop.core.errors import ClawloopError, PermanentError
+from clawloop.core.heartbeat import heartbeating
+from clawloop.core.ids import TurnId
+from clawloop.core.judging.next_state_lookup import find_next_state, judgeable_by
+from clawloop.core.judging.plan import Action, JudgingPlan, plan_judging
+from clawloop.core.judging.records import FinalizedJudgement, JudgingContext, OpenJudgement, Relation, TurnContext
+from clawloop.core.samples.decision import is_held_out
+from clawloop.core.turns.next_state import NextState
 
 if TYPE_CHECKING:
-    from clawloop.telemetry.metrics import WorkerMetrics
+    from clawloop.core.telemetry.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 

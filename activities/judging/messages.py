@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from clawloop.contracts.notices import Message
-from clawloop.contracts.sessions import TurnResult
-from clawloop.contracts.turns import TurnKind, TurnOutcome
-from clawloop.ids import FeedbackId, SessionId, TurnId
+from clawloop.core.contracts.notices import Message
+from clawloop.core.contracts.sessions import TurnResult
+from clawloop.core.contracts.turns import TurnKind, TurnOutcome
+from clawloop.core.ids import FeedbackId, SessionId, TurnId
 
 # Messages -------------------------------------------------------------------------------------------------------------
 # Inputs and results of the judging activities: ids, scores and reasons, never text.

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-from clawloop.contracts.sessions import TurnResult
-from clawloop.contracts.turns import Message, TurnRecord
-from clawloop.ids import FeedbackId, JudgementId, SessionId, TurnId
-from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt, JudgeReply
-from clawloop.judging.records import (
+from clawloop.core.contracts.sessions import TurnResult
+from clawloop.core.contracts.turns import Message, TurnRecord
+from clawloop.core.ids import FeedbackId, JudgementId, SessionId, TurnId
+from clawloop.core.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt, JudgeReply
+from clawloop.core.judging.records import (
     ClosingSession,
     FinalizedJudgement,
     JudgingContext,
@@ -23,9 +23,9 @@ from clawloop.judging.records import (
     TurnContext,
     TurnDecision,
 )
-from clawloop.judging.voting import Vote
-from clawloop.recipes.recipe import JudgeForm
-from clawloop.samples.decision import FallbackSample
+from clawloop.core.judging.voting import Vote
+from clawloop.core.recipes.recipe import JudgeForm
+from clawloop.core.samples.decision import FallbackSample
 
 
 class AnswerStore(Protocol):

@@ -19,13 +19,13 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from activities.judging.ports import AnswerStore, Judge
-from clawloop.contracts.turns import TurnRecord
-from clawloop.errors import EngineAnswerUnusable, JudgeRefused, StoreUnavailable
-from clawloop.ids import TurnId
-from clawloop.judging.evidence import Budgets, Evidence
-from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt, hint_prompt, vote_prompt
-from clawloop.judging.records import OpenJudgement, StoredAnswers
-from clawloop.judging.voting import HintVote, Verdict, Vote, direct_vote, parse_hint, parse_vote
+from clawloop.core.contracts.turns import TurnRecord
+from clawloop.core.errors import EngineAnswerUnusable, JudgeRefused, StoreUnavailable
+from clawloop.core.ids import TurnId
+from clawloop.core.judging.evidence import Budgets, Evidence
+from clawloop.core.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt, hint_prompt, vote_prompt
+from clawloop.core.judging.records import OpenJudgement, StoredAnswers
+from clawloop.core.judging.voting import HintVote, Verdict, Vote, direct_vote, parse_hint, parse_vote
 
 Answer = TypeVar("Answer")
 Reply = TypeVar("Reply")

@@ -20,13 +20,13 @@ from temporalio import activity
 
 from activities.notify import ConcurrentNotifier
 from activities.serving.publishing import PublishingStore
-from clawloop.contracts.notices import EngineAdded, EngineRemoved, Message, Notifier
-from clawloop.contracts.serving import Engine
-from clawloop.contracts.training import VersionRef
-from clawloop.crash_points import CrashPoint, crash_point
-from clawloop.errors import AdapterUnreadable, AdapterUnusable, EngineRejected, EngineUnavailable, RecordUnusable
-from clawloop.heartbeat import heartbeating
-from clawloop.ids import version_name
+from clawloop.core.contracts.notices import EngineAdded, EngineRemoved, Message, Notifier
+from clawloop.core.contracts.serving import Engine
+from clawloop.core.contracts.training import VersionRef
+from clawloop.core.crash_points import CrashPoint, crash_point
+from clawloop.core.errors import AdapterUnreadable, AdapterUnusable, EngineRejected, EngineUnavailable, RecordUnusable
+from clawloop.core.heartbeat import heartbeating
+from clawloop.core.ids import version_name
 
 # A version stays loaded this long after another took its place: conversations that began with it go on with it.
 KEEP = timedelta(seconds=60)

@@ -16,14 +16,14 @@ from typing import Protocol
 from temporalio import activity
 
 from activities.training.steps import StepStore
-from clawloop.contracts.adapter_directory import AdapterDirectory
-from clawloop.contracts.notices import Message, Notifier, VersionToLoad
-from clawloop.contracts.serving import Engine
-from clawloop.contracts.training import TrainingView, VersionRef
-from clawloop.crash_points import CrashPoint, crash_point
-from clawloop.errors import EngineUnavailable, SignalFailed
-from clawloop.gate.canary import version_for_all
-from clawloop.heartbeat import heartbeating
+from clawloop.core.contracts.adapter_directory import AdapterDirectory
+from clawloop.core.contracts.notices import Message, Notifier, VersionToLoad
+from clawloop.core.contracts.serving import Engine
+from clawloop.core.contracts.training import TrainingView, VersionRef
+from clawloop.core.crash_points import CrashPoint, crash_point
+from clawloop.core.errors import EngineUnavailable, SignalFailed
+from clawloop.core.gate.canary import version_for_all
+from clawloop.core.heartbeat import heartbeating
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import logging
 from datetime import timedelta
 
 from activities.serving.publishing import PublishingStore
-from clawloop.adapters.directory import AdapterFolder
-from clawloop.errors import AdapterUnusable
+from clawloop.core.adapters.directory import AdapterFolder
+from clawloop.core.errors import AdapterUnusable
 
 log = logging.getLogger(__name__)
 

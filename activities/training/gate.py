@@ -10,11 +10,11 @@ from temporalio import activity
 
 from activities.notify import TrainingNotifier
 from activities.training.steps import REASON_LIMIT
-from clawloop.contracts.notices import Message
-from clawloop.contracts.training import SECONDS, CheckName, CheckResult, GateCheck, StepState
-from clawloop.gate.canary import CanaryDecision
-from clawloop.gate.checks import not_asked
-from clawloop.heartbeat import heartbeating
+from clawloop.core.contracts.notices import Message
+from clawloop.core.contracts.training import SECONDS, CheckName, CheckResult, GateCheck, StepState
+from clawloop.core.gate.canary import CanaryDecision
+from clawloop.core.gate.checks import not_asked
+from clawloop.core.heartbeat import heartbeating
 
 log = logging.getLogger(__name__)
 

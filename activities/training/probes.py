@@ -19,13 +19,13 @@ from temporalio import activity
 
 from activities.judging.ports import Judge
 from activities.training.steps import REASON_LIMIT
-from clawloop.contracts.notices import Message
-from clawloop.contracts.training import AskedProbe, CheckResult, GateCheck, ProbeAnswer, ProbeContent, ProbePlan
-from clawloop.errors import EngineRejected, EngineUnavailable, JudgeRefused, JudgeUnavailable
-from clawloop.gate.checks import AnswerScores, ProbePair, ProbeScores, check_probes, is_right, not_asked
-from clawloop.heartbeat import heartbeating
-from clawloop.ids import TurnId
-from clawloop.judging.prompts import comparison_prompt, parse_choice, preference
+from clawloop.core.contracts.notices import Message
+from clawloop.core.contracts.training import AskedProbe, CheckResult, GateCheck, ProbeAnswer, ProbeContent, ProbePlan
+from clawloop.core.errors import EngineRejected, EngineUnavailable, JudgeRefused, JudgeUnavailable
+from clawloop.core.gate.checks import AnswerScores, ProbePair, ProbeScores, check_probes, is_right, not_asked
+from clawloop.core.heartbeat import heartbeating
+from clawloop.core.ids import TurnId
+from clawloop.core.judging.prompts import comparison_prompt, parse_choice, preference
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from temporalio import activity
 
-from clawloop.contracts.notices import Message
-from clawloop.contracts.training import (
+from clawloop.core.contracts.notices import Message
+from clawloop.core.contracts.training import (
     Attempts,
     Claim,
     GateCheck,
@@ -21,8 +21,8 @@ from clawloop.contracts.training import (
     TrainingView,
     VersionRef,
 )
-from clawloop.crash_points import CrashPoint, crash_point
-from clawloop.heartbeat import heartbeating
+from clawloop.core.crash_points import CrashPoint, crash_point
+from clawloop.core.heartbeat import heartbeating
 
 REASON_LIMIT = 200  # characters of a reason that cross Temporal; PostgreSQL holds all of it
 

@@ -18,8 +18,8 @@ from typing import Protocol
 from temporalio import activity
 
 from activities.training.steps import REASON_LIMIT, StepStore
-from clawloop.contracts.notices import Message
-from clawloop.contracts.training import (
+from clawloop.core.contracts.notices import Message
+from clawloop.core.contracts.training import (
     Attempts,
     Pace,
     StatusCallback,
@@ -29,8 +29,8 @@ from clawloop.contracts.training import (
     TrainedStep,
     VersionRef,
 )
-from clawloop.crash_points import CrashPoint, crash_point
-from clawloop.errors import (
+from clawloop.core.crash_points import CrashPoint, crash_point
+from clawloop.core.errors import (
     AdapterUnreadable,
     DiskFull,
     EncryptionKeyMissing,
@@ -46,8 +46,8 @@ from clawloop.errors import (
     TrainerUnavailable,
     TransientError,
 )
-from clawloop.gate.checks import check_numbers, check_replay
-from clawloop.heartbeat import heartbeating
+from clawloop.core.gate.checks import check_numbers, check_replay
+from clawloop.core.heartbeat import heartbeating
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from api.dependencies import admin_services
 from api.request_body import RequestBody, check, described, read_json
-from clawloop.contracts.answers import KeyList, KeyRevoked, NewKey
-from clawloop.contracts.serving import KeyLimits, KeyUse, Scope
-from clawloop.errors import RequestRejected, SetupError
+from clawloop.core.contracts.answers import KeyList, KeyRevoked, NewKey
+from clawloop.core.contracts.serving import KeyLimits, KeyUse, Scope
+from clawloop.core.errors import RequestRejected, SetupError
 from clawloop.operations.keys import MOST_DAYS
 
 # Keys -----------------------------------------------------------------------------------------------------------------

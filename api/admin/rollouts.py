@@ -13,11 +13,11 @@ from starlette.responses import Response
 
 from api.dependencies import Services, admin_services, services_of
 from api.request_body import RequestBody, check, described, read_body, read_json
-from clawloop.contracts.answers import ArtifactStored, EpisodePage, EpisodeSecret, GroupPage
-from clawloop.contracts.episodes import EpisodeView, RolloutsPlan, RolloutsView
-from clawloop.contracts.serving import Scope
-from clawloop.errors import ContentUnreadable, DiskFull, RecordUnusable, RequestRejected, StateConflict
-from clawloop.ids import EpisodeId, RolloutGroupId
+from clawloop.core.contracts.answers import ArtifactStored, EpisodePage, EpisodeSecret, GroupPage
+from clawloop.core.contracts.episodes import EpisodeView, RolloutsPlan, RolloutsView
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.errors import ContentUnreadable, DiskFull, RecordUnusable, RequestRejected, StateConflict
+from clawloop.core.ids import EpisodeId, RolloutGroupId
 from clawloop.operations.ports import Applied
 from clawloop.operations.rollouts import episode_page, found_episode, group_page
 from clawloop.operations.training import REASON_CHARACTERS

@@ -15,17 +15,17 @@ from starlette.responses import Response, StreamingResponse
 
 from api.dependencies import Services, admin_services
 from api.request_body import RequestBody, check, described, read_json
-from clawloop.contracts.answers import ContentGone, Rejudged, RejudgeList
-from clawloop.contracts.sessions import Erasure, SessionState
-from clawloop.contracts.turns import TurnKind, TurnOutcome
-from clawloop.contracts.views import SessionDetail, SessionFilter, SessionPage, TurnDetail, TurnView
-from clawloop.errors import RecipeRejected, RequestRejected
+from clawloop.core.contracts.answers import ContentGone, Rejudged, RejudgeList
+from clawloop.core.contracts.sessions import Erasure, SessionState
+from clawloop.core.contracts.turns import TurnKind, TurnOutcome
+from clawloop.core.contracts.views import SessionDetail, SessionFilter, SessionPage, TurnDetail, TurnView
+from clawloop.core.errors import RecipeRejected, RequestRejected
+from clawloop.core.recipes.recipe import parse_recipe
+from clawloop.core.turns.files import picture_type
 from clawloop.operations.export import ExportFilter, ExportKind, Record
 from clawloop.operations.history import MOST_COMPARED_TURNS, ComparedHistory, JudgePrecision, judge_precision
 from clawloop.operations.ports import Applied
 from clawloop.operations.reading import MOST_SESSIONS, MOST_TURNS
-from clawloop.recipes.recipe import parse_recipe
-from clawloop.turns.files import picture_type
 
 # Sessions and turns ---------------------------------------------------------------------------------------------------
 # `GET /admin/v1/sessions` and `/admin/v1/turns/{turn}`: sessions, their turns, and all that is stored of a turn.

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from api.dependencies import admin_services
 from api.request_body import RequestBody, check, described, read_json
-from clawloop.contracts.answers import CheckReport, EngineAdded, EngineList, EngineStatus, ServiceStatus
-from clawloop.errors import RequestRejected, SetupError
+from clawloop.core.contracts.answers import CheckReport, EngineAdded, EngineList, EngineStatus, ServiceStatus
+from clawloop.core.errors import RequestRejected, SetupError
 
 # Status and check -----------------------------------------------------------------------------------------------------
 # `GET /admin/v1/status` and `/check`: how all stands, and whether the ledger is whole.

@@ -11,7 +11,7 @@ from pydantic import Field
 from api.chat.comparison import MOST_PROMPTS, PROMPT_CHARACTERS, compare
 from api.dependencies import admin_services, services_of
 from api.request_body import RequestBody, check, described, read_json
-from clawloop.contracts.answers import (
+from clawloop.core.contracts.answers import (
     Comparison,
     EventList,
     PolicyList,
@@ -22,13 +22,13 @@ from clawloop.contracts.answers import (
     VersionDetail,
     VersionList,
 )
-from clawloop.contracts.serving import Scope
-from clawloop.contracts.training import TrainingView
-from clawloop.errors import RecipeRejected, RequestRejected
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.contracts.training import TrainingView
+from clawloop.core.errors import RecipeRejected, RequestRejected
+from clawloop.core.recipes.recipe import Recipe, parse_recipe
 from clawloop.operations.ports import Applied
 from clawloop.operations.probes import MOST_PROBES, find_probe, read_probes
 from clawloop.operations.training import REASON_CHARACTERS, TrainingOperations, version_detail
-from clawloop.recipes.recipe import Recipe, parse_recipe
 
 # Training and policies ------------------------------------------------------------------------------------------------
 # `/admin/v1/training` and `/admin/v1/policies`: the state of training, and what operators change.

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from clawloop.errors import RequestRejected
+from clawloop.core.errors import RequestRejected
 
 _NO_TOOL = ("auto", "none")
 

@@ -14,8 +14,8 @@ import orjson
 
 from api.chat.schema_references import check_references
 from api.json_bounds import DEPTH_LIMIT, is_text_too_deep
-from clawloop.errors import RequestRejected
-from clawloop.settings import ChatBounds
+from clawloop.core.errors import RequestRejected
+from clawloop.core.settings import ChatBounds
 
 _COUNTED_LISTS = ("stop", "stop_token_ids", "bad_words")
 _GUIDED = ("guided_choice", "guided_grammar", "guided_json", "guided_regex")

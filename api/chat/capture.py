@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 from pydantic import JsonValue
 
-from clawloop.contracts.turns import Message, TurnStatus
-from clawloop.errors import EngineAnswerUnusable, EngineBroke
+from clawloop.core.contracts.turns import Message, TurnStatus
+from clawloop.core.errors import EngineAnswerUnusable, EngineBroke
 
 # Chunks of an engine --------------------------------------------------------------------------------------------------
 # An engine's answers as JSON objects; an answer of an unexpected shape is an error with a status of its own.

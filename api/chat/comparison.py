@@ -16,13 +16,13 @@ from api.chat.request import prepare
 from api.chat.stream import ChatExchange
 from api.dependencies import Services
 from api.errors import to_problem
-from clawloop.contracts.answers import ComparedPrompt, Comparison, TrainedReply, VersionAnswer
-from clawloop.contracts.serving import ApiKey, Scope
-from clawloop.contracts.training import VersionView
-from clawloop.errors import ClawloopError, NotFound, StateConflict, ValueRejected
-from clawloop.ids import version_name
-from clawloop.turns.canonical import is_volatile
-from clawloop.turns.titles import plain_text
+from clawloop.core.contracts.answers import ComparedPrompt, Comparison, TrainedReply, VersionAnswer
+from clawloop.core.contracts.serving import ApiKey, Scope
+from clawloop.core.contracts.training import VersionView
+from clawloop.core.errors import ClawloopError, NotFound, StateConflict, ValueRejected
+from clawloop.core.ids import version_name
+from clawloop.core.turns.canonical import is_volatile
+from clawloop.core.turns.titles import plain_text
 
 PROMPT_CHARACTERS = 8000
 # Each prompt is two replies, one after the other for each prompt: a minute for all of them on a slow engine.

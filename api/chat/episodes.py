@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from clawloop.errors import RequestRejected
-from clawloop.samples.decision import sampling_problems
+from clawloop.core.errors import RequestRejected
+from clawloop.core.samples.decision import sampling_problems
 
 # The distribution that the trainer computes log-probs of; penalties and cuts of it are left out. So is a seed, by which
 # all attempts at a task would be the same.

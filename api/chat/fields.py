@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from clawloop.errors import RequestRejected
+from clawloop.core.errors import RequestRejected
 
 # Clawloop's own fields; the engine does not get them.
 CLAWLOOP_FIELDS = frozenset({"session_id", "session_done", "turn_type"})

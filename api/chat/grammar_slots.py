@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 from cachetools import LRUCache
 
-from clawloop.errors import RequestRejected
-from clawloop.ids import ApiKeyId
+from clawloop.core.errors import RequestRejected
+from clawloop.core.ids import ApiKeyId
+from clawloop.core.settings import ChatBounds
 from clawloop.serving.rotation import Places
-from clawloop.settings import ChatBounds
 
 # Time in which an engine compiles the largest grammar that the bounds permit, on one core.
 COMPILE_SECONDS = 10.0

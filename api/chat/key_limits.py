@@ -15,9 +15,9 @@ from starlette.types import Message, Send
 
 from api.chat.capture import Chunk
 from api.errors import Problem
-from clawloop.contracts.serving import ApiKey
-from clawloop.errors import RequestRejected, StoreUnavailable
-from clawloop.ids import ApiKeyId
+from clawloop.core.contracts.serving import ApiKey
+from clawloop.core.errors import RequestRejected, StoreUnavailable
+from clawloop.core.ids import ApiKeyId
 from clawloop.operations.keys import KeyStore
 
 # Stored bytes ---------------------------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
 from api.dependencies import Services, services_of
-from clawloop.contracts.serving import ApiKey, Directory, Policy, Scope
-from clawloop.errors import RequestRejected
-from clawloop.ids import version_name
+from clawloop.core.contracts.serving import ApiKey, Directory, Policy, Scope
+from clawloop.core.errors import RequestRejected
+from clawloop.core.ids import version_name
 from clawloop.serving.directory import DirectoryCache
 
 router = APIRouter(tags=["chat"])

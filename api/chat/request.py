@@ -20,12 +20,12 @@ from api.chat.models import resolve_model
 from api.chat.schemas import ChatRequest, parse_chat_request
 from api.chat.sent import Sent
 from api.dependencies import Limits, Services
-from clawloop.contracts.serving import ApiKey, Policy, RouteKey
-from clawloop.contracts.turns import KindDecision, Message, SessionEvidence, SessionSource
-from clawloop.ids import TurnId, new_turn_id, version_name
-from clawloop.turns.canonical import is_volatile, prefix_digests, seed_digest
-from clawloop.turns.classify import classify
-from clawloop.turns.identify import ends_session, identify, namespace
+from clawloop.core.contracts.serving import ApiKey, Policy, RouteKey
+from clawloop.core.contracts.turns import KindDecision, Message, SessionEvidence, SessionSource
+from clawloop.core.ids import TurnId, new_turn_id, version_name
+from clawloop.core.turns.canonical import is_volatile, prefix_digests, seed_digest
+from clawloop.core.turns.classify import classify
+from clawloop.core.turns.identify import ends_session, identify, namespace
 
 # Recorded beside the sampling settings, so that `previous_response_id` can replace them.
 INSTRUCTIONS = "instructions_length"

@@ -29,13 +29,21 @@ from api.wire.messages import CountTokensRequest, MessagesReply, MessagesRequest
 from api.wire.reading import Translated, parse
 from api.wire.reply import Chunk, CompletionReply, TokenCounts
 from api.wire.responses import ResponsesReply, check, describe, translate_responses
-from clawloop.contracts.serving import ApiKey, RouteKey
-from clawloop.contracts.turns import KindDecision, Message, StoredTurn, TurnKind, TurnOutcome, TurnStatus
-from clawloop.errors import EngineAnswerUnusable, RequestRejected, StoreUnavailable
-from clawloop.ids import completion_id, message_id, new_turn_id, response_id, responses_id, turn_id_of, version_name
-from clawloop.turns.continued import whole_reply
-from clawloop.turns.files import give_back, references_in
-from clawloop.turns.identify import identify
+from clawloop.core.contracts.serving import ApiKey, RouteKey
+from clawloop.core.contracts.turns import KindDecision, Message, StoredTurn, TurnKind, TurnOutcome, TurnStatus
+from clawloop.core.errors import EngineAnswerUnusable, RequestRejected, StoreUnavailable
+from clawloop.core.ids import (
+    completion_id,
+    message_id,
+    new_turn_id,
+    response_id,
+    responses_id,
+    turn_id_of,
+    version_name,
+)
+from clawloop.core.turns.continued import whole_reply
+from clawloop.core.turns.files import give_back, references_in
+from clawloop.core.turns.identify import identify
 
 # Recorded turns -------------------------------------------------------------------------------------------------------
 # Recorded turns of a key, as its client gets them back: `previous_response_id`, and replies by their id.

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import orjson
 
-from clawloop.errors import RequestRejected
+from clawloop.core.errors import RequestRejected
 
 # Keywords whose value is a schema, a list of schemas, or schemas by name. Those in place describe the same value as
 # the schema they stand in: a circle of them never comes to a value.

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from api.errors import first_invalid_field
 from api.json_bounds import Objects
-from clawloop.errors import RequestRejected
+from clawloop.core.errors import RequestRejected
 
 # Requests -------------------------------------------------------------------------------------------------------------
 # Schema of a chat request.

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from pydantic import JsonValue
 
-from clawloop.contracts.serving import ServedModel
-from clawloop.errors import EngineRejected
-from clawloop.families.orders import SENT_BY, Rule, as_sent
+from clawloop.core.contracts.serving import ServedModel
+from clawloop.core.errors import EngineRejected
+from clawloop.core.families.orders import SENT_BY, Rule, as_sent
 
 # Not sampling settings of the turn: recorded elsewhere, or about the client and not the tokens.
 _NOT_SAMPLING = frozenset(

@@ -31,10 +31,10 @@ from api.dependencies import Services
 from api.errors import CONTEXT_OVERFLOW, Problem, to_problem
 from api.middleware import request_id_of, trace_headers
 from api.wire.reply import ChatReply, ReplyFormat, TokenCounts
-from clawloop.contracts.serving import ServedModel
-from clawloop.contracts.turns import TurnRecord, TurnStatus
-from clawloop.crash_points import CrashPoint, crash_point
-from clawloop.errors import (
+from clawloop.core.contracts.serving import ServedModel
+from clawloop.core.contracts.turns import TurnRecord, TurnStatus
+from clawloop.core.crash_points import CrashPoint, crash_point
+from clawloop.core.errors import (
     ClawloopError,
     EngineBroke,
     EngineRejected,
@@ -42,11 +42,11 @@ from clawloop.errors import (
     EngineUnavailable,
     RequestRejected,
 )
-from clawloop.ids import response_id
+from clawloop.core.ids import response_id
+from clawloop.core.telemetry.tracing import span
+from clawloop.core.turns.continued import whole_reply
+from clawloop.core.turns.identify import named_session_id
 from clawloop.serving.chat import EngineAnswer
-from clawloop.telemetry.tracing import span
-from clawloop.turns.continued import whole_reply
-from clawloop.turns.identify import named_session_id
 
 log = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from api.ports import TurnStore
-from clawloop.contracts.serving import Policy
-from clawloop.contracts.turns import Message, SessionEvidence
-from clawloop.errors import StoreUnavailable
-from clawloop.ids import ApiKeyId
-from clawloop.samples.decision import is_in_share
-from clawloop.turns.canonical import EMPTY_RESPONSE, is_volatile, response_digest
+from clawloop.core.contracts.serving import Policy
+from clawloop.core.contracts.turns import Message, SessionEvidence
+from clawloop.core.errors import StoreUnavailable
+from clawloop.core.ids import ApiKeyId
+from clawloop.core.samples.decision import is_in_share
+from clawloop.core.turns.canonical import EMPTY_RESPONSE, is_volatile, response_digest
 
 # Answers whose version is cached; about 200 bytes each.
 CACHE_SIZE = 20_000

@@ -14,10 +14,10 @@ from pathlib import Path
 from api.ports import TurnStore
 from api.recording.notifier import NotificationQueue
 from api.recording.spool import Spool
-from clawloop.contracts.turns import InsertedTurn, TurnRecord
-from clawloop.errors import EncryptionKeyMissing, RecordUnusable, StoreUnavailable
-from clawloop.ids import TurnId
-from clawloop.telemetry.metrics import GatewayMetrics
+from clawloop.core.contracts.turns import InsertedTurn, TurnRecord
+from clawloop.core.errors import EncryptionKeyMissing, RecordUnusable, StoreUnavailable
+from clawloop.core.ids import TurnId
+from clawloop.core.telemetry.metrics import GatewayMetrics
 
 # Turns as they end ----------------------------------------------------------------------------------------------------
 # Inserts turns in batches: while one transaction runs, the turns that end meanwhile wait for the next one.

@@ -13,14 +13,20 @@ import time
 from typing import TYPE_CHECKING
 
 from api.ports import FeedbackStore, TurnStore
-from clawloop.contracts.notices import Notifier, SessionNotice
-from clawloop.contracts.sessions import FeedbackGiven, RepeatableRequest, SessionFacts, StoredFeedback, TurnRecorded
-from clawloop.contracts.turns import InsertedTurn, TurnKind, TurnRecord
-from clawloop.errors import AlreadyAnswered, SignalFailed, StoreUnavailable
-from clawloop.ids import ApiKeyId
-from clawloop.telemetry.metrics import GatewayMetrics
-from clawloop.telemetry.tracing import continued, current_context
-from clawloop.turns.reactions import Reaction, newest_reaction
+from clawloop.core.contracts.notices import Notifier, SessionNotice
+from clawloop.core.contracts.sessions import (
+    FeedbackGiven,
+    RepeatableRequest,
+    SessionFacts,
+    StoredFeedback,
+    TurnRecorded,
+)
+from clawloop.core.contracts.turns import InsertedTurn, TurnKind, TurnRecord
+from clawloop.core.errors import AlreadyAnswered, SignalFailed, StoreUnavailable
+from clawloop.core.ids import ApiKeyId
+from clawloop.core.telemetry.metrics import GatewayMetrics
+from clawloop.core.telemetry.tracing import continued, current_context
+from clawloop.core.turns.reactions import Reaction, newest_reaction
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

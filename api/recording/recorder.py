@@ -14,12 +14,12 @@ from api.ports import TurnStore
 from api.recording.insert_queue import DRAIN_BATCH_TURNS, RETRY_SECONDS, InsertQueue, SpoolDrain
 from api.recording.notifier import NotificationQueue
 from api.recording.spool import Spool, SpoolFull
-from clawloop.contracts.turns import InsertedTurn, TurnRecord
-from clawloop.errors import EncryptionKeyMissing, RecordUnusable, RequestRejected, StoreUnavailable
-from clawloop.ids import SessionId, TurnId
-from clawloop.settings import WhenStorageIsFull
-from clawloop.telemetry.metrics import GatewayMetrics
-from clawloop.telemetry.tracing import span
+from clawloop.core.contracts.turns import InsertedTurn, TurnRecord
+from clawloop.core.errors import EncryptionKeyMissing, RecordUnusable, RequestRejected, StoreUnavailable
+from clawloop.core.ids import SessionId, TurnId
+from clawloop.core.settings import WhenStorageIsFull
+from clawloop.core.telemetry.metrics import GatewayMetrics
+from clawloop.core.telemetry.tracing import span
 
 # Held turns -----------------------------------------------------------------------------------------------------------
 # Turns that neither PostgreSQL nor the disk takes, held in memory until one of them does.

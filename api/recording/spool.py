@@ -20,13 +20,13 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from clawloop.contracts.sessions import KeyOfTurns
-from clawloop.contracts.turns import TurnRecord
-from clawloop.durable_files import sync_folder
-from clawloop.encryption.key_file import SETTING
-from clawloop.encryption.sealer import Sealer, is_sealed
-from clawloop.errors import EncryptionKeyMissing, RecordUnusable, SetupError
-from clawloop.ids import ApiKeyId, TurnId
+from clawloop.core.contracts.sessions import KeyOfTurns
+from clawloop.core.contracts.turns import TurnRecord
+from clawloop.core.durable_files import sync_folder
+from clawloop.core.encryption.key_file import SETTING
+from clawloop.core.encryption.sealer import Sealer, is_sealed
+from clawloop.core.errors import EncryptionKeyMissing, RecordUnusable, SetupError
+from clawloop.core.ids import ApiKeyId, TurnId
 
 # Reserved room --------------------------------------------------------------------------------------------------------
 # Room on the disk that is kept for turns: a file without content, given up piece by piece when the disk is full.

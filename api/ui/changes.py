@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from clawloop.errors import StoreUnavailable
+from clawloop.core.errors import StoreUnavailable
 from clawloop.operations.training import TrainingBrowser
 
 log = logging.getLogger(__name__)

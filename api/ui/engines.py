@@ -12,10 +12,10 @@ from api.dependencies import Services, services_of
 from api.ui.now import Situation, situation_of
 from api.ui.page import PageRoute, operator, policy_of, read_form, render_page, viewer
 from api.ui.wording import sentence
-from clawloop.contracts.serving import Engine
-from clawloop.contracts.training import TrainingState
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import NotFound, RequestRejected, SetupError
+from clawloop.core.contracts.serving import Engine
+from clawloop.core.contracts.training import TrainingState
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.errors import NotFound, RequestRejected, SetupError
 from clawloop.operations.overview import NO_TEMPORAL
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)

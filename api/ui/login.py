@@ -12,7 +12,7 @@ from api.dependencies import services_of
 from api.errors import to_problem
 from api.ui.logins import COOKIE, LOGIN_SECONDS
 from api.ui.page import PageRoute, operator, read_form, render, viewer
-from clawloop.errors import RequestRejected, StoreUnavailable
+from clawloop.core.errors import RequestRejected, StoreUnavailable
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 

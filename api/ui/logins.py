@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 
 from api.auth import KeyRing
-from clawloop.contracts.answers import StoredKey
-from clawloop.contracts.serving import ApiKey, Scope
-from clawloop.errors import RequestRejected, StoreUnavailable
+from clawloop.core.contracts.answers import StoredKey
+from clawloop.core.contracts.serving import ApiKey, Scope
+from clawloop.core.errors import RequestRejected, StoreUnavailable
 from clawloop.operations.keys import KeyStore
 
 COOKIE = "clawloop_page"

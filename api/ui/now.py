@@ -17,10 +17,10 @@ from api.dependencies import Services, services_of
 from api.request_body import read_json
 from api.ui.logins import Login
 from api.ui.page import PageRoute, operator, policy_of, read_form, render, render_page, viewer
-from clawloop.contracts.answers import MEASURED, Counts, PolicyEvent, ReplyFigures
-from clawloop.contracts.serving import Scope
-from clawloop.contracts.training import CheckName, TrainingState, TrainingView, VersionView
-from clawloop.errors import NotFound, RequestRejected
+from clawloop.core.contracts.answers import MEASURED, Counts, PolicyEvent, ReplyFigures
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.contracts.training import CheckName, TrainingState, TrainingView, VersionView
+from clawloop.core.errors import NotFound, RequestRejected
 
 # The chart ------------------------------------------------------------------------------------------------------------
 # The chart over time: moving means of verdicts and lengths, the match of probes and of an evaluation, and where a

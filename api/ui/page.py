@@ -24,13 +24,13 @@ from api.request_body import read_body
 from api.ui.changes import AWAY, ChangeUnknown
 from api.ui.logins import COOKIE, Login
 from api.ui.wording import FILTERS, explained, meaning_of, words_of
-from clawloop.contracts.turns import Message
-from clawloop.errors import ClawloopError, RequestRejected, StoreUnavailable
+from clawloop.core.contracts.turns import Message
+from clawloop.core.errors import ClawloopError, RequestRejected, StoreUnavailable
+from clawloop.core.turns.canonical import is_volatile
+from clawloop.core.turns.files import described, references_of
+from clawloop.core.turns.files import kind_of_part as kind_of_file
+from clawloop.core.turns.thinking import THINKING_PARTS
 from clawloop.operations.training import REASON_CHARACTERS
-from clawloop.turns.canonical import is_volatile
-from clawloop.turns.files import described, references_of
-from clawloop.turns.files import kind_of_part as kind_of_file
-from clawloop.turns.thinking import THINKING_PARTS
 
 # Assets ---------------------------------------------------------------------------------------------------------------
 # `GET /ui/assets/{name}`: style sheets, scripts and the icon of this folder; nothing comes from elsewhere.

@@ -10,9 +10,9 @@ from starlette.responses import Response
 from api.dependencies import services_of
 from api.ui.page import PageRoute, is_htmx, operator, policy_of, read_form, render_page, viewer
 from api.ui.sessions import TURNS_ON_A_PAGE, on_page
-from clawloop.contracts.episodes import RolloutsPlan
-from clawloop.errors import NotFound, RequestRejected
-from clawloop.ids import EpisodeId, RolloutGroupId
+from clawloop.core.contracts.episodes import RolloutsPlan
+from clawloop.core.errors import NotFound, RequestRejected
+from clawloop.core.ids import EpisodeId, RolloutGroupId
 from clawloop.operations.rollouts import episode_page, found_episode, group_page
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)

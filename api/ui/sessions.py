@@ -28,12 +28,12 @@ from api.ui.page import (
     viewer,
 )
 from api.ui.wording import OUTCOMES
-from clawloop.contracts.serving import RouteKey
-from clawloop.contracts.sessions import FeedbackEffect, SessionState
-from clawloop.contracts.turns import TurnKind, TurnOutcome
-from clawloop.contracts.views import SessionDetail, SessionFilter, Tokens
-from clawloop.errors import EngineAnswerUnusable, EngineBroke, EngineRejected, EngineUnavailable, RequestRejected
-from clawloop.ids import SessionId, TurnId
+from clawloop.core.contracts.serving import RouteKey
+from clawloop.core.contracts.sessions import FeedbackEffect, SessionState
+from clawloop.core.contracts.turns import TurnKind, TurnOutcome
+from clawloop.core.contracts.views import SessionDetail, SessionFilter, Tokens
+from clawloop.core.errors import EngineAnswerUnusable, EngineBroke, EngineRejected, EngineUnavailable, RequestRejected
+from clawloop.core.ids import SessionId, TurnId
 from clawloop.serving.rendering import PATH, texts_of, texts_request
 
 # Sessions -------------------------------------------------------------------------------------------------------------

@@ -9,15 +9,15 @@ from api.admin.sessions import lines_of
 from api.dependencies import Services, services_of
 from api.ui.logins import Login
 from api.ui.page import PageRoute, operator, policy_of, read_form, render, render_page, version_number, viewer
-from clawloop.contracts.answers import NewKey
-from clawloop.contracts.serving import KeyLimits, Scope
-from clawloop.errors import RecipeRejected, RequestRejected, SetupError
-from clawloop.ids import SessionId
+from clawloop.core.contracts.answers import NewKey
+from clawloop.core.contracts.serving import KeyLimits, Scope
+from clawloop.core.errors import RecipeRejected, RequestRejected, SetupError
+from clawloop.core.ids import SessionId
+from clawloop.core.recipes.recipe import Recipe, read_recipe, toml_of
 from clawloop.operations.export import ExportFilter, ExportKind
 from clawloop.operations.history import MOST_COMPARED_TURNS, judge_precision, judged_by_workers
 from clawloop.operations.keys import MOST_DAYS
 from clawloop.operations.probes import MOST_PROBES, find_probe, read_probes
-from clawloop.recipes.recipe import Recipe, read_recipe, toml_of
 
 # The page -------------------------------------------------------------------------------------------------------------
 # `GET /ui/settings`: what a policy learns by, its probes, the keys, the policies, and upkeep.

@@ -12,8 +12,8 @@ from api.chat.comparison import compare
 from api.dependencies import services_of
 from api.ui.now import situation_of
 from api.ui.page import PageRoute, operator, policy_of, read_form, render_page, version_number, viewer
-from clawloop.contracts.training import TrainingView, VersionView
-from clawloop.errors import RequestRejected
+from clawloop.core.contracts.training import TrainingView, VersionView
+from clawloop.core.errors import RequestRejected
 from clawloop.operations.ports import Applied
 from clawloop.operations.training import version_detail
 

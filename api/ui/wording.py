@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from clawloop.contracts.training import SampleState
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.turns.explain import FOUND_BY
+from clawloop.core.contracts.training import SampleState
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.turns.explain import FOUND_BY
 
 # Wording --------------------------------------------------------------------------------------------------------------
 # The page's wording of times, figures and states.

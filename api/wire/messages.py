@@ -14,9 +14,9 @@ from api.errors import Problem
 from api.json_bounds import Objects, Texts
 from api.wire.reading import PASSED_ON, Translated, kept, named, objects, parse, text, unused, wrong
 from api.wire.reply import Chunk, TokenCounts, event, require_ended, usage_of
-from clawloop.contracts.turns import Message
-from clawloop.errors import EngineAnswerUnusable, RequestRejected
-from clawloop.turns.continued import CONTINUES
+from clawloop.core.contracts.turns import Message
+from clawloop.core.errors import EngineAnswerUnusable, RequestRejected
+from clawloop.core.turns.continued import CONTINUES
 
 # Requests -------------------------------------------------------------------------------------------------------------
 # Anthropic's Messages: from its request to a chat request.

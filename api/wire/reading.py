@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from api.chat.fields import CLAWLOOP_FIELDS
 from api.errors import first_invalid_field
-from clawloop.errors import RequestRejected
+from clawloop.core.errors import RequestRejected
 
 # Sampling fields of vLLM that go to the engine in every wire format.
 PASSED_ON = frozenset({"chat_template_kwargs", "min_p", "repetition_penalty", "seed", "top_k"}) | CLAWLOOP_FIELDS

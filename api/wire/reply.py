@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import orjson
 
 from api.errors import Problem
-from clawloop.errors import EngineAnswerUnusable
+from clawloop.core.errors import EngineAnswerUnusable
 
 # Replies --------------------------------------------------------------------------------------------------------------
 # What writes one reply in a client's wire format, and the plain one: chat completions.

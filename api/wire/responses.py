@@ -16,8 +16,8 @@ from api.json_bounds import Objects, Texts
 from api.wire.reading import PASSED_ON, Translated, kept, named, objects, parse, text, unused, wrong
 from api.wire.reply import Chunk, TokenCounts, event, usage_of
 from api.wire.responses_tools import INPUT, SEARCH, Origin, ResponsesTools, arguments_of, input_of
-from clawloop.contracts.turns import Message
-from clawloop.errors import EngineAnswerUnusable, RequestRejected
+from clawloop.core.contracts.turns import Message
+from clawloop.core.errors import EngineAnswerUnusable, RequestRejected
 
 # Items ----------------------------------------------------------------------------------------------------------------
 # The items of OpenAI's Responses: from those of a request to chat messages.

@@ -13,9 +13,9 @@ from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
 
-from clawloop.encryption.key_file import SETTING
-from clawloop.encryption.sealer import KEYED_BYTES, Sealer
-from clawloop.errors import DiskFull, EpisodeUnusable, SetupError
+from clawloop.core.encryption.key_file import SETTING
+from clawloop.core.encryption.sealer import KEYED_BYTES, Sealer
+from clawloop.core.errors import DiskFull, EpisodeUnusable, SetupError
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ PRUNE_SECONDS = 3600.0
 
 
 class ArtifactFolder:
-    """Satisfies `clawloop.episodes.running.Artifacts`.
+    """Satisfies `clawloop.core.episodes.running.Artifacts`.
 
     Args:
         min_free_bytes: left free on its disk.

@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from clawloop.core.errors import TaskUnusable
 from clawloop.environments.playing import Actor, play
 from clawloop.environments.task import EnvironmentTask
-from clawloop.errors import TaskUnusable
 from clawloop.sandboxes.boxes import Sandboxes
 
 log = logging.getLogger(__name__)

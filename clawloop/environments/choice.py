@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from clawloop.core.errors import SetupError
 from clawloop.environments.browser.chromium import Chromium
 from clawloop.environments.browser.environment import BrowserEnvironment
 from clawloop.environments.browser.kinds import KINDS, KINDS_BY_NAME, Kind
@@ -17,7 +18,6 @@ from clawloop.environments.swe.environment import SweEnvironment
 from clawloop.environments.task import CommandHarness, Environment
 from clawloop.environments.terminal.environment import TerminalEnvironment
 from clawloop.environments.tool_call.environment import ToolCallEnvironment
-from clawloop.errors import SetupError
 from clawloop.sandboxes.boxes import Sandboxes
 
 # What a worker runs that is told nothing, and all. A browser takes memory; neither it nor reasoning-gym is everywhere.

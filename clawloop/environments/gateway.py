@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 
-from clawloop.errors import EpisodeUnusable, StoreUnavailable, WorkerKeyRefused
-from clawloop.ids import EpisodeId
+from clawloop.core.errors import EpisodeUnusable, StoreUnavailable, WorkerKeyRefused
+from clawloop.core.ids import EpisodeId
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _NO_ARTIFACT = "0" * 64
 
 
 class WorkerGateway:
-    """Satisfies `clawloop.episodes.running.Artifacts`; also gives keys.
+    """Satisfies `clawloop.core.episodes.running.Artifacts`; also gives keys.
 
     Args:
         url: the gateway's, without a path.

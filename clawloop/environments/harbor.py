@@ -16,6 +16,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from clawloop.core.episodes.kinds import LONGEST_SECONDS
+from clawloop.core.errors import EpisodeUnusable, SetupError, TaskUnusable
 from clawloop.environments.harbor_toml import (
     AGENT_SECONDS,
     VERIFIER_SECONDS,
@@ -38,8 +40,6 @@ from clawloop.environments.task import (
     parse_task_id,
     split_of,
 )
-from clawloop.episodes.kinds import LONGEST_SECONDS
-from clawloop.errors import EpisodeUnusable, SetupError, TaskUnusable
 from clawloop.sandboxes.boxes import MIB, Limits
 from clawloop.sandboxes.folders import WORK_VARIABLE
 

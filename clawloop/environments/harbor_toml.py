@@ -24,8 +24,8 @@ from pydantic import (
     model_validator,
 )
 
-from clawloop.episodes.kinds import LONGEST_SECONDS
-from clawloop.errors import SetupError
+from clawloop.core.episodes.kinds import LONGEST_SECONDS
+from clawloop.core.errors import SetupError
 from clawloop.sandboxes.containers import image_name
 
 SCHEMA = "1.4"

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clawloop.contracts.episodes import REWARD_LIMIT
+from clawloop.core.contracts.episodes import REWARD_LIMIT
+from clawloop.core.errors import SandboxFailed
 from clawloop.environments.task import EnvironmentTask
-from clawloop.errors import SandboxFailed
 from clawloop.sandboxes.boxes import BoxResult, BoxTask, Sandboxes
 
 # Rewards --------------------------------------------------------------------------------------------------------------

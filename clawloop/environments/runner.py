@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from clawloop.contracts.episodes import AgentRun, Ending
+from clawloop.core.contracts.episodes import AgentRun, Ending
+from clawloop.core.errors import EpisodeUnusable
+from clawloop.core.ids import EpisodeId
 from clawloop.environments.check import CheckedTasks
 from clawloop.environments.playing import NOT_READY, Actor, act, play, verify
 from clawloop.environments.task import Environment, EnvironmentTask
-from clawloop.errors import EpisodeUnusable
-from clawloop.ids import EpisodeId
 from clawloop.sandboxes.boxes import GATEWAY_PORT, BoxResult, Sandboxes
 
 # What a harness says by its exit code; any other is an error of the agent.
@@ -23,7 +23,7 @@ ENDINGS = {
 
 
 class SandboxRunner:
-    """Satisfies `clawloop.episodes.running.EpisodeRunner`.
+    """Satisfies `clawloop.core.episodes.running.EpisodeRunner`.
 
     Args:
         gateway: host and port of the gateway.

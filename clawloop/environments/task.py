@@ -11,8 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
-from clawloop.episodes.kinds import ChosenKind, split_task_id
-from clawloop.errors import EpisodeUnusable, SetupError
+from clawloop.core.episodes.kinds import ChosenKind, split_task_id
+from clawloop.core.errors import EpisodeUnusable, SetupError
 from clawloop.sandboxes.boxes import Limits
 
 # Agents ---------------------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Environment(Protocol):
     def name(self) -> str: ...
 
     def task(self, task_id: str) -> EnvironmentTask:
-        """The task `train-N` or `test-N`, or one of a kind and level (`clawloop.episodes.kinds`); the same each time.
+        """The task `train-N` or `test-N`, or one of a kind and level (see `core.episodes.kinds`); the same each time.
 
         Raises:
             EpisodeUnusable: no task has this id.

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from clawloop.contracts.answers import EngineAdded, EngineList, EngineStatus
-from clawloop.contracts.serving import Engine
-from clawloop.errors import AmbiguousId, NotFound, SetupError, StateConflict
+from clawloop.core.contracts.answers import EngineAdded, EngineList, EngineStatus
+from clawloop.core.contracts.serving import Engine
+from clawloop.core.errors import AmbiguousId, NotFound, SetupError, StateConflict
 
 
 class EngineStore(Protocol):

@@ -14,10 +14,10 @@ from uuid import UUID
 
 from pydantic import JsonValue
 
-from clawloop.contracts.turns import Message, TurnRecord
-from clawloop.errors import NotFound
-from clawloop.ids import SessionId
-from clawloop.turns.files import give_back, references_in
+from clawloop.core.contracts.turns import Message, TurnRecord
+from clawloop.core.errors import NotFound
+from clawloop.core.ids import SessionId
+from clawloop.core.turns.files import give_back, references_in
 
 # A page of long conversations is some tens of megabytes.
 PAGE = 50

@@ -7,14 +7,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from clawloop.contracts.answers import Rejudged
-from clawloop.contracts.views import View
-from clawloop.errors import JudgeUnavailable, RecipeRejected, StateConflict
-from clawloop.ids import TurnId
-from clawloop.judging.agreement import Agreement, Pair, Precision, VotedTurn, agreement, by_version, precision_by_votes
+from clawloop.core.contracts.answers import Rejudged
+from clawloop.core.contracts.views import View
+from clawloop.core.errors import JudgeUnavailable, RecipeRejected, StateConflict
+from clawloop.core.ids import TurnId
+from clawloop.core.judging.agreement import (
+    Agreement,
+    Pair,
+    Precision,
+    VotedTurn,
+    agreement,
+    by_version,
+    precision_by_votes,
+)
+from clawloop.core.recipes.recipe import Recipe
 from clawloop.operations.ports import TrainingStore
 from clawloop.operations.sessions import SessionOperations
-from clawloop.recipes.recipe import Recipe
 
 # Another judge --------------------------------------------------------------------------------------------------------
 # Judges stored turns by another judge or recipe, and compares; nothing changes unless that is asked for.

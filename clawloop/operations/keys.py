@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-from clawloop.contracts.answers import KeyList, KeyRevoked, KeyView, NewKey, StoredKey
-from clawloop.contracts.serving import ApiKey, KeyEntry, KeyLimits, KeyUse, Scope
-from clawloop.errors import AmbiguousId, NotFound
-from clawloop.ids import ApiKeyId
+from clawloop.core.contracts.answers import KeyList, KeyRevoked, KeyView, NewKey, StoredKey
+from clawloop.core.contracts.serving import ApiKey, KeyEntry, KeyLimits, KeyUse, Scope
+from clawloop.core.errors import AmbiguousId, NotFound
+from clawloop.core.ids import ApiKeyId
 
 # A hundred years: a date far beyond could not be stored.
 MOST_DAYS = 36_500

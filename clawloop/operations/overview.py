@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from clawloop.contracts.answers import EngineList, ServiceStatus, TrainingStatus
-from clawloop.contracts.episodes import RolloutsState
-from clawloop.contracts.training import TrainingState
+from clawloop.core.contracts.answers import EngineList, ServiceStatus, TrainingStatus
+from clawloop.core.contracts.episodes import RolloutsState
+from clawloop.core.contracts.training import TrainingState
 from clawloop.operations.engines import EngineOperations
 from clawloop.operations.ports import TrainingStore
 from clawloop.operations.rollouts import RolloutOperations

@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from clawloop.contracts.episodes import RolloutsPlan, RolloutsView
-from clawloop.contracts.sessions import Erasure
-from clawloop.contracts.training import BroughtAdapter, TrainingView, VersionView
-from clawloop.errors import SignalFailed
-from clawloop.ids import RolloutGroupId, SessionId, TurnId
-from clawloop.judging.plan import RejudgeFacts
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.contracts.episodes import RolloutsPlan, RolloutsView
+from clawloop.core.contracts.sessions import Erasure
+from clawloop.core.contracts.training import BroughtAdapter, TrainingView, VersionView
+from clawloop.core.errors import SignalFailed
+from clawloop.core.ids import RolloutGroupId, SessionId, TurnId
+from clawloop.core.judging.plan import RejudgeFacts
+from clawloop.core.recipes.recipe import Recipe
 
 # Results --------------------------------------------------------------------------------------------------------------
 # The result of an operation that PostgreSQL holds, whether or not its workflow could be notified.

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from clawloop.contracts.training import ProbeContent, StoredProbe
-from clawloop.errors import AmbiguousId, NotFound
-from clawloop.gate.checks import pattern_problem
-from clawloop.ids import ProbeId, ids_beginning
+from clawloop.core.contracts.training import ProbeContent, StoredProbe
+from clawloop.core.errors import AmbiguousId, NotFound
+from clawloop.core.gate.checks import pattern_problem
+from clawloop.core.ids import ProbeId, ids_beginning
 
 MOST_PROBES = 200
 """Each costs two answers a version: with more a check would take minutes of an engine."""

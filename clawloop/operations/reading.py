@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 from uuid import UUID
 
-from clawloop.contracts.sessions import SessionState
-from clawloop.contracts.views import (
+from clawloop.core.contracts.sessions import SessionState
+from clawloop.core.contracts.views import (
     Exchange,
     SessionDetail,
     SessionFilter,
@@ -16,8 +16,8 @@ from clawloop.contracts.views import (
     TurnDetail,
     TurnView,
 )
-from clawloop.errors import AmbiguousId, NotFound
-from clawloop.ids import ApiKeyId, SessionId, TurnId, ids_beginning, short_form, without_kind
+from clawloop.core.errors import AmbiguousId, NotFound
+from clawloop.core.ids import ApiKeyId, SessionId, TurnId, ids_beginning, short_form, without_kind
 from clawloop.operations.workflow_links import NO_LINKS, WorkflowLinks
 
 # References -----------------------------------------------------------------------------------------------------------

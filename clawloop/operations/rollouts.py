@@ -6,11 +6,11 @@ import shlex
 from dataclasses import replace
 from typing import Protocol
 
-from clawloop.contracts.answers import EpisodePage, GroupPage
-from clawloop.contracts.episodes import EpisodeView, GroupView, RolloutsPlan, RolloutsView
-from clawloop.contracts.notices import Notifier, RolloutsChanged
-from clawloop.errors import NotFound, SignalFailed
-from clawloop.ids import EpisodeId, RolloutGroupId
+from clawloop.core.contracts.answers import EpisodePage, GroupPage
+from clawloop.core.contracts.episodes import EpisodeView, GroupView, RolloutsPlan, RolloutsView
+from clawloop.core.contracts.notices import Notifier, RolloutsChanged
+from clawloop.core.errors import NotFound, SignalFailed
+from clawloop.core.ids import EpisodeId, RolloutGroupId
 from clawloop.operations.ports import Applied, EnvironmentWorkers, RolloutsStore, notify_best_effort
 from clawloop.operations.training import check_reason
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from clawloop.contracts.answers import Rejudged
-from clawloop.contracts.notices import Notifier, SessionErased, SessionNotice
-from clawloop.contracts.sessions import Erasure, RejudgeRequested
-from clawloop.ids import SessionId, TurnId
-from clawloop.judging.plan import RejudgeFacts, why_not_rejudged
+from clawloop.core.contracts.answers import Rejudged
+from clawloop.core.contracts.notices import Notifier, SessionErased, SessionNotice
+from clawloop.core.contracts.sessions import Erasure, RejudgeRequested
+from clawloop.core.ids import SessionId, TurnId
+from clawloop.core.judging.plan import RejudgeFacts, why_not_rejudged
 from clawloop.operations.ports import Applied, ErasureStore, RejudgeStore, notify_best_effort
 
 # Signals are sent one after the other, 10 ms each; the next call takes the next turns.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from clawloop.contracts.answers import Counts, PolicyEvent, ReplyFigures, TrainedReply, VersionDetail
-from clawloop.contracts.notices import BatchWaits, Notifier, OperatorChanged
-from clawloop.contracts.training import BroughtAdapter, OperatorAction, OperatorChange, TrainingView
-from clawloop.errors import NotFound, ValueRejected
+from clawloop.core.contracts.answers import Counts, PolicyEvent, ReplyFigures, TrainedReply, VersionDetail
+from clawloop.core.contracts.notices import BatchWaits, Notifier, OperatorChanged
+from clawloop.core.contracts.training import BroughtAdapter, OperatorAction, OperatorChange, TrainingView
+from clawloop.core.errors import NotFound, ValueRejected
+from clawloop.core.recipes.recipe import Recipe, require_rank
 from clawloop.operations.ports import Applied, TrainingStore, notify_best_effort
-from clawloop.recipes.recipe import Recipe, require_rank
 
 # Reasons --------------------------------------------------------------------------------------------------------------
 # Reasons that operators give for a pause; people read them beside the state they explain.

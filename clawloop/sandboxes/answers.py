@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from clawloop.errors import SandboxFailed
+from clawloop.core.errors import SandboxFailed
 from clawloop.sandboxes.boxes import BoxResult, Limits
 
 # Problems that `inside.py` writes. Any other text is the command's, and may quote the conversation: it must not pass

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from clawloop.errors import SandboxFailed, SetupError
+from clawloop.core.errors import SandboxFailed, SetupError
 from clawloop.sandboxes.answers import parse_answer, read_up_to
 from clawloop.sandboxes.boxes import MIB, BoxResult, BoxTask, Limits
 from clawloop.sandboxes.folders import WORK, BoxFolders, fill, give, own_uid, resource_limits, working_folder

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clawloop.errors import EpisodeUnusable, SandboxFailed, SetupError
+from clawloop.core.errors import EpisodeUnusable, SandboxFailed, SetupError
 from clawloop.sandboxes.answers import parse_answer, read_up_to
 from clawloop.sandboxes.boxes import BoxResult, BoxTask
 from clawloop.sandboxes.bubblewrap import Bubblewrap

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from clawloop.errors import EpisodeUnusable, SetupError, TaskUnusable
+from clawloop.core.errors import EpisodeUnusable, SetupError, TaskUnusable
 from clawloop.sandboxes.boxes import GATEWAY_PORT, BoxTask, Limits
 
 # Locked folders -------------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ import aiohttp
 import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
-from clawloop.adapters.directory import check_version
-from clawloop.contracts.training import VersionRef
-from clawloop.errors import AdapterUnreadable, AdapterUnusable, EngineRejected, EngineUnavailable
+from clawloop.core.adapters.directory import check_version
+from clawloop.core.contracts.training import VersionRef
+from clawloop.core.errors import AdapterUnreadable, AdapterUnusable, EngineRejected, EngineUnavailable
 from clawloop.serving.endpoints import BEFORE_CHATS, bearer, connector
 from clawloop.serving.engine_secret import Secret, no_secret
 

@@ -15,8 +15,8 @@ from functools import partial
 import aiohttp
 import orjson
 
-from clawloop.contracts.serving import Engine, RouteKey, ServedModel
-from clawloop.errors import EngineBroke, EngineRejected, EngineUnavailable
+from clawloop.core.contracts.serving import Engine, RouteKey, ServedModel
+from clawloop.core.errors import EngineBroke, EngineRejected, EngineUnavailable
 from clawloop.serving.endpoints import bearer, connector
 from clawloop.serving.engine_secret import Secret, no_secret
 from clawloop.serving.events import event_data

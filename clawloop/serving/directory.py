@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from clawloop.contracts.serving import Directory, Policy
-from clawloop.errors import StoreUnavailable
+from clawloop.core.contracts.serving import Directory, Policy
+from clawloop.core.errors import StoreUnavailable
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from clawloop.errors import EngineUnavailable, SetupError
+from clawloop.core.errors import EngineUnavailable, SetupError
 from clawloop.serving.endpoints import bearer
 
 # A person waits at the terminal, and an engine under load answers after seconds.

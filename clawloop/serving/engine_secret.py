@@ -11,8 +11,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from clawloop.errors import SetupError
-from clawloop.telemetry.logs import never_log
+from clawloop.core.errors import SetupError
+from clawloop.core.telemetry.logs import never_log
 
 Secret = Callable[[], str | None]
 """The secret to send now; None: none."""

@@ -10,16 +10,16 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from clawloop.errors import JudgeRefused, JudgeUnavailable
-from clawloop.families.template import Thinking, switched
-from clawloop.ids import TurnId, turn_id_of
-from clawloop.judging.prompts import HINT_LIMIT, AnswerForm, JudgeAnswer, JudgePrompt, JudgeReply
-from clawloop.judging.voting import Vote, choice_logprobs
-from clawloop.recipes.recipe import JudgeForm
+from clawloop.core.errors import JudgeRefused, JudgeUnavailable
+from clawloop.core.families.template import Thinking, switched
+from clawloop.core.ids import TurnId, turn_id_of
+from clawloop.core.judging.prompts import HINT_LIMIT, AnswerForm, JudgeAnswer, JudgePrompt, JudgeReply
+from clawloop.core.judging.voting import Vote, choice_logprobs
+from clawloop.core.recipes.recipe import JudgeForm
+from clawloop.core.telemetry.metrics import WorkerMetrics
+from clawloop.core.turns.files import picture_type
 from clawloop.serving.endpoints import BEFORE_CHATS, Endpoints, JsonClient, NoReply, Reply
 from clawloop.serving.rendering import ThinkingProbe
-from clawloop.telemetry.metrics import WorkerMetrics
-from clawloop.turns.files import picture_type
 
 # Images ---------------------------------------------------------------------------------------------------------------
 # Gives a judge that sees the images of its evidence, beside the text that names them.

@@ -10,13 +10,13 @@ from typing import Any
 
 import aiohttp
 
-from clawloop.contracts.serving import Directory, ServedModel
-from clawloop.contracts.training import ProbeAnswer, ProbeContent
-from clawloop.contracts.turns import Message
-from clawloop.errors import EngineRejected, EngineUnavailable
-from clawloop.families.orders import Rule, as_sent
-from clawloop.families.template import switched
-from clawloop.ids import version_name
+from clawloop.core.contracts.serving import Directory, ServedModel
+from clawloop.core.contracts.training import ProbeAnswer, ProbeContent
+from clawloop.core.contracts.turns import Message
+from clawloop.core.errors import EngineRejected, EngineUnavailable
+from clawloop.core.families.orders import Rule, as_sent
+from clawloop.core.families.template import switched
+from clawloop.core.ids import version_name
 from clawloop.serving.endpoints import BEFORE_CHATS, Endpoint, JsonClient, NoReply, bearer, connector
 from clawloop.serving.engine_secret import Secret
 from clawloop.serving.served_model import read_model

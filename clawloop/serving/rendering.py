@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from clawloop.contracts.turns import Message, TurnRecord
-from clawloop.errors import EngineAnswerUnusable, EngineRejected, EngineUnavailable, JudgeUnavailable, PromptTooLong
-from clawloop.families.orders import SENT_BY, as_sent
-from clawloop.families.template import Thinking, switched, thinking_of
+from clawloop.core.contracts.turns import Message, TurnRecord
+from clawloop.core.errors import (
+    EngineAnswerUnusable,
+    EngineRejected,
+    EngineUnavailable,
+    JudgeUnavailable,
+    PromptTooLong,
+)
+from clawloop.core.families.orders import SENT_BY, as_sent
+from clawloop.core.families.template import Thinking, switched, thinking_of
 from clawloop.serving.endpoints import Endpoint, Endpoints, JsonClient, NoReply
 
 # Rendering ------------------------------------------------------------------------------------------------------------

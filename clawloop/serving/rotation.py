@@ -13,8 +13,8 @@ from heapq import heappop, heappush
 
 from prometheus_client import Gauge
 
-from clawloop.contracts.serving import Engine
-from clawloop.errors import EnginesBusy, EngineUnavailable
+from clawloop.core.contracts.serving import Engine
+from clawloop.core.errors import EnginesBusy, EngineUnavailable
 
 # Places ---------------------------------------------------------------------------------------------------------------
 # A bound on what several owners have on one engine at once, and a fair order for what waits.

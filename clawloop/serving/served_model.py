@@ -7,8 +7,8 @@ from typing import Any
 
 import aiohttp
 
-from clawloop.contracts.serving import ServedModel
-from clawloop.families.orders import Probe, Rule, probing
+from clawloop.core.contracts.serving import ServedModel
+from clawloop.core.families.orders import Probe, Rule, probing
 
 # A busy engine's event loop takes some seconds; each of the few dozen renderings, milliseconds.
 READ_SECONDS = 20.0

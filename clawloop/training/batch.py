@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from clawloop.contracts.training import BatchSample, StepBatch
-from clawloop.errors import NothingToTrain, SampleUnusable
-from clawloop.ids import SampleId
-from clawloop.recipes.recipe import Train
+from clawloop.core.contracts.training import BatchSample, StepBatch
+from clawloop.core.errors import NothingToTrain, SampleUnusable
+from clawloop.core.ids import SampleId
+from clawloop.core.recipes.recipe import Train
 from clawloop.training.packing import Limits, TokenSequence, check_limits
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import torch
 
-from clawloop.contracts.training import BatchSample, StatusCallback, StepFigures
-from clawloop.errors import RankOutOfMemory, TrainerFailed
-from clawloop.ids import SampleId
+from clawloop.core.contracts.training import BatchSample, StatusCallback, StepFigures
+from clawloop.core.errors import RankOutOfMemory, TrainerFailed
+from clawloop.core.ids import SampleId
 from clawloop.training.packing import Limits
 
 REMEDY = "lower --micro-batch-tokens or --max-tokens; `clawloop plan` says what fits"

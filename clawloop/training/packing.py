@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clawloop.errors import SampleUnusable
+from clawloop.core.errors import SampleUnusable
 
 # Sequences ------------------------------------------------------------------------------------------------------------
 # Token sequences of samples, and the limits on what the trainer packs into a micro-batch.

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from clawloop.contracts.training import Pace, StatusCallback, StepBatch, TrainedStep
-from clawloop.errors import (
+from clawloop.core.contracts.training import Pace, StatusCallback, StepBatch, TrainedStep
+from clawloop.core.errors import (
     AdapterUnreadable,
     AdapterUnusable,
     ClawloopError,

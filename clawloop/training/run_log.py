@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from clawloop.contracts.training import StepRecord
-from clawloop.errors import SetupError
+from clawloop.core.contracts.training import StepRecord
+from clawloop.core.errors import SetupError
 
 
 class TensorBoardLog:

@@ -10,10 +10,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from clawloop.algorithms.scoring import Scores
-from clawloop.contracts.training import BatchSample
-from clawloop.errors import AdapterUnusable, SampleUnusable
-from clawloop.recipes.recipe import Train
+from clawloop.core.algorithms.scoring import Scores
+from clawloop.core.contracts.training import BatchSample
+from clawloop.core.errors import AdapterUnusable, SampleUnusable
+from clawloop.core.recipes.recipe import Train
 from clawloop.training.batch import hinted_sequence, plain_sequence
 from clawloop.training.model.port import PolicyModel, adapter_tensors, set_adapter
 from clawloop.training.model.token_scores import TokenScores

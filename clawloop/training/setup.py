@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
-from clawloop.errors import ModelUnsupported, SetupError, TrainerUnavailable
+from clawloop.core.errors import ModelUnsupported, SetupError, TrainerUnavailable
 from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.checkpoint import Backend, Quantisation, read_family
 

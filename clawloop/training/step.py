@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from clawloop.algorithms.advantages import with_advantage
-from clawloop.algorithms.losses import Divisor, StepLoss, step_loss
-from clawloop.algorithms.rewards import has_drifted
-from clawloop.algorithms.scoring import Scores
-from clawloop.algorithms.streams import Streams, logprobs_T
-from clawloop.contracts.training import BatchSample, Distance, SampleMetrics, StepFigures
-from clawloop.errors import NothingToTrain, StepDiverged, StreamsUnusable
-from clawloop.recipes.gate import TOKEN_LIMIT
-from clawloop.recipes.recipe import Gate, Optimiser, Train
+from clawloop.core.algorithms.advantages import with_advantage
+from clawloop.core.algorithms.losses import Divisor, StepLoss, step_loss
+from clawloop.core.algorithms.rewards import has_drifted
+from clawloop.core.algorithms.scoring import Scores
+from clawloop.core.algorithms.streams import Streams, logprobs_T
+from clawloop.core.contracts.training import BatchSample, Distance, SampleMetrics, StepFigures
+from clawloop.core.errors import NothingToTrain, StepDiverged, StreamsUnusable
+from clawloop.core.recipes.gate import TOKEN_LIMIT
+from clawloop.core.recipes.recipe import Gate, Optimiser, Train
 from clawloop.training.model.port import PolicyModel, full_tensor
 from clawloop.training.model.token_scores import TokenScores
 from clawloop.training.packing import Limits, MicroBatch

@@ -16,8 +16,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from clawloop.adapters.directory import check_version
-from clawloop.contracts.training import (
+from clawloop.core.adapters.directory import check_version
+from clawloop.core.contracts.training import (
     BatchSample,
     HeldOutScore,
     Pace,
@@ -27,8 +27,8 @@ from clawloop.contracts.training import (
     TrainedStep,
     VersionRef,
 )
-from clawloop.crash_points import CrashPoint, crash_point
-from clawloop.errors import (
+from clawloop.core.crash_points import CrashPoint, crash_point
+from clawloop.core.errors import (
     AdapterUnreadable,
     AdapterUnusable,
     RankOutOfMemory,
@@ -37,9 +37,9 @@ from clawloop.errors import (
     TrainerFailed,
     TrainerUnavailable,
 )
-from clawloop.ids import SampleId
-from clawloop.recipes import recipe as recipes
-from clawloop.recipes.recipe import require_decoupled
+from clawloop.core.ids import SampleId
+from clawloop.core.recipes import recipe as recipes
+from clawloop.core.recipes.recipe import require_decoupled
 from clawloop.training.adapters.files import (
     BaseIdentity,
     WrittenVersion,

@@ -14,8 +14,8 @@ from datetime import timedelta
 
 import torch
 
-from clawloop.contracts.training import Pace, StatusCallback, StepBatch, TrainedStep
-from clawloop.errors import ClawloopError, TrainerFailed, TrainerUnavailable
+from clawloop.core.contracts.training import Pace, StatusCallback, StepBatch, TrainedStep
+from clawloop.core.errors import ClawloopError, TrainerFailed, TrainerUnavailable
 from clawloop.training.memory import REMEDY, is_out_of_memory
 from clawloop.training.ranks import broadcast_step, ping, shutdown_ranks
 from clawloop.training.step_runner import StepRunner

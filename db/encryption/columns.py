@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from clawloop.encryption.sealer import HEAD_BYTES, KEYED_BYTES
+from clawloop.core.encryption.sealer import HEAD_BYTES, KEYED_BYTES
 from db.content import MARK, SEALED_REST, ContentCodec, answer_row, base64_head, step_sample_row
 
 

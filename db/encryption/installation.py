@@ -8,8 +8,8 @@ from sqlalchemy import CheckConstraint, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 
-from clawloop.encryption.key_file import SETTING
-from clawloop.errors import ContentUnreadable, EncryptionKeyMissing, SetupError
+from clawloop.core.encryption.key_file import SETTING
+from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing, SetupError
 from db.content import ContentCodec
 from db.declarative import Base
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.errors import ContentUnreadable, EncryptionKeyMissing, StoreContended
+from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing, StoreContended
 from db.content import PLAIN, ContentCodec, content_of
 from db.database import Database
 from db.encryption.columns import (

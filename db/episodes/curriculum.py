@@ -13,8 +13,8 @@ from sqlalchemy import func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.episodes import KindView
-from clawloop.episodes.curriculum import (
+from clawloop.core.contracts.episodes import KindView
+from clawloop.core.episodes.curriculum import (
     SUCCESS,
     Counted,
     KindState,
@@ -24,8 +24,8 @@ from clawloop.episodes.curriculum import (
     revise,
     success_of,
 )
-from clawloop.episodes.kinds import KINDS, ChosenKind, Levels
-from clawloop.errors import ValueRejected
+from clawloop.core.episodes.kinds import KINDS, ChosenKind, Levels
+from clawloop.core.errors import ValueRejected
 from db.tables import CurriculumKindRow
 from db.training.policies import insert_event
 

@@ -14,7 +14,7 @@ from sqlalchemy import func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.episodes import (
+from clawloop.core.contracts.episodes import (
     REWARD_LIMIT,
     Ending,
     EpisodeBegun,
@@ -28,15 +28,15 @@ from clawloop.contracts.episodes import (
     GroupView,
     NewGroup,
 )
-from clawloop.contracts.serving import Scope
-from clawloop.contracts.turns import TurnKind, TurnOutcome
-from clawloop.episodes.keys import KEY_LIFETIME, EpisodeKey, sign
-from clawloop.episodes.kinds import KEY_LEAST_LEFT
-from clawloop.errors import AmbiguousId, EpisodeUnusable, NotFound, RecordUnusable
-from clawloop.ids import EpisodeId, JudgementId, RolloutGroupId, SessionId, TurnId, ids_beginning, new_episode_id
-from clawloop.judging.voting import Verdict
-from clawloop.recipes.recipe import Recipe
-from clawloop.samples.rollouts import judges_episodes
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.contracts.turns import TurnKind, TurnOutcome
+from clawloop.core.episodes.keys import KEY_LIFETIME, EpisodeKey, sign
+from clawloop.core.episodes.kinds import KEY_LEAST_LEFT
+from clawloop.core.errors import AmbiguousId, EpisodeUnusable, NotFound, RecordUnusable
+from clawloop.core.ids import EpisodeId, JudgementId, RolloutGroupId, SessionId, TurnId, ids_beginning, new_episode_id
+from clawloop.core.judging.voting import Verdict
+from clawloop.core.recipes.recipe import Recipe
+from clawloop.core.samples.rollouts import judges_episodes
 from db.content import plain_length, storable
 from db.database import PostgresStore, transaction
 from db.episodes.rollouts import lock_rollouts_of, made_room

@@ -9,11 +9,11 @@ from sqlalchemy import func, insert, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.episodes import GroupState, NextGroups, RolloutsPlan, RolloutsState, RolloutsView
-from clawloop.episodes.curriculum import groups_to_move
-from clawloop.episodes.kinds import KINDS, chosen_task_id
-from clawloop.errors import NotFound, RecordUnusable, StateConflict
-from clawloop.ids import EpisodeId, RolloutGroupId, new_rollout_group_id
+from clawloop.core.contracts.episodes import GroupState, NextGroups, RolloutsPlan, RolloutsState, RolloutsView
+from clawloop.core.episodes.curriculum import groups_to_move
+from clawloop.core.episodes.kinds import KINDS, chosen_task_id
+from clawloop.core.errors import NotFound, RecordUnusable, StateConflict
+from clawloop.core.ids import EpisodeId, RolloutGroupId, new_rollout_group_id
 from db.content import storable
 from db.database import PostgresStore, transaction
 from db.episodes.curriculum import begin_curriculum, draw_tasks, kind_views

@@ -10,14 +10,14 @@ from typing import Any
 from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.episodes import EpisodeState, GroupResult, GroupState
-from clawloop.contracts.training import SampleState
-from clawloop.contracts.turns import TurnOutcome, TurnStatus
-from clawloop.errors import ContentUnreadable, EngineAnswerUnusable, RecipeRejected, RecordUnusable
-from clawloop.ids import EpisodeId, JudgementId, RolloutGroupId, TurnId, new_judgement_id, new_sample_id
-from clawloop.recipes.recipe import Recipe, Signal
-from clawloop.samples.decision import PREFIX, is_held_out, unseen_parts, why_not_trainable
-from clawloop.samples.rollouts import EpisodeTurn, Member, Settlement, hold_out, settle
+from clawloop.core.contracts.episodes import EpisodeState, GroupResult, GroupState
+from clawloop.core.contracts.training import SampleState
+from clawloop.core.contracts.turns import TurnOutcome, TurnStatus
+from clawloop.core.errors import ContentUnreadable, EngineAnswerUnusable, RecipeRejected, RecordUnusable
+from clawloop.core.ids import EpisodeId, JudgementId, RolloutGroupId, TurnId, new_judgement_id, new_sample_id
+from clawloop.core.recipes.recipe import Recipe, Signal
+from clawloop.core.samples.decision import PREFIX, is_held_out, unseen_parts, why_not_trainable
+from clawloop.core.samples.rollouts import EpisodeTurn, Member, Settlement, hold_out, settle
 from db.content import ID_BYTES, ContentCodec, bytes_to_logprobs, content_of, plain_length, storable
 from db.tables import ApiKeyRow, EpisodeRow, JudgementRow, RolloutGroupRow, SampleRow
 from db.training.policies import lock_policy

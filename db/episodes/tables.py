@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from clawloop.contracts.episodes import Ending, EpisodeState, GroupState
+from clawloop.core.contracts.episodes import Ending, EpisodeState, GroupState
 from db.declarative import Base, one_of
 
 
@@ -93,7 +93,7 @@ class RolloutsRow(Base):
 
 
 class CurriculumKindRow(Base):
-    """Weight and level of a kind of task for a policy; see `clawloop.episodes.curriculum`."""
+    """Weight and level of a kind of task for a policy; see `clawloop.core.episodes.curriculum`."""
 
     __tablename__ = "curriculum_kinds"
     __table_args__ = (

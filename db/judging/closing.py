@@ -8,12 +8,12 @@ from typing import Any
 from sqlalchemy import and_, case, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.sessions import SessionState
-from clawloop.contracts.turns import TurnKind, TurnOutcome
-from clawloop.errors import RecordUnusable
-from clawloop.ids import JudgementId, SessionId, TurnId
-from clawloop.judging.records import ClosingSession, SessionTurn, TurnDecision
-from clawloop.samples.decision import FallbackSample
+from clawloop.core.contracts.sessions import SessionState
+from clawloop.core.contracts.turns import TurnKind, TurnOutcome
+from clawloop.core.errors import RecordUnusable
+from clawloop.core.ids import JudgementId, SessionId, TurnId
+from clawloop.core.judging.records import ClosingSession, SessionTurn, TurnDecision
+from clawloop.core.samples.decision import FallbackSample
 from db.content import ContentCodec, content_of, storable
 from db.database import PostgresStore, transaction
 from db.judging.rewards import finalize_groups_of, finalize_outcome_of

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, and_, delete, func, or_, select, tuple_, u
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.sessions import (
+from clawloop.core.contracts.sessions import (
     FeedbackAnswer,
     FeedbackEffect,
     FeedbackGiven,
@@ -19,11 +19,11 @@ from clawloop.contracts.sessions import (
     SessionState,
     StoredFeedback,
 )
-from clawloop.contracts.training import UNTAKEN
-from clawloop.contracts.turns import CALLS_TOOLS, TurnKind, TurnOutcome
-from clawloop.contracts.views import FeedbackView
-from clawloop.errors import AlreadyAnswered
-from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
+from clawloop.core.contracts.training import UNTAKEN
+from clawloop.core.contracts.turns import CALLS_TOOLS, TurnKind, TurnOutcome
+from clawloop.core.contracts.views import FeedbackView
+from clawloop.core.errors import AlreadyAnswered
+from clawloop.core.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
 from db.content import content_of, storable
 from db.database import PostgresStore, transaction
 from db.judging.rewards import finalize_outcome_of

@@ -19,13 +19,13 @@ from psycopg.rows import namedtuple_row
 from sqlalchemy import func, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.algorithms.rewards import RunningMean
-from clawloop.contracts.training import UNTAKEN, SampleState
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import ClawloopError, RecordUnusable, StoreUnavailable
-from clawloop.ids import FeedbackId, JudgementId, TurnId, new_sample_id
-from clawloop.judging.records import Ballot, FinalizedJudgement, Relation
-from clawloop.samples.rewards import with_reward
+from clawloop.core.algorithms.rewards import RunningMean
+from clawloop.core.contracts.training import UNTAKEN, SampleState
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.errors import ClawloopError, RecordUnusable, StoreUnavailable
+from clawloop.core.ids import FeedbackId, JudgementId, TurnId, new_sample_id
+from clawloop.core.judging.records import Ballot, FinalizedJudgement, Relation
+from clawloop.core.samples.rewards import with_reward
 from db.content import ContentCodec, content_of, ids_to_bytes, storable
 from db.database import Raw, raw_connection
 from db.group_commit import ALONE, Answer

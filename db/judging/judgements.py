@@ -13,13 +13,13 @@ from sqlalchemy import and_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
-from clawloop.contracts.sessions import TurnResult
-from clawloop.contracts.training import UNTAKEN
-from clawloop.contracts.turns import MatchedBy, TurnOutcome
-from clawloop.errors import RecordUnusable
-from clawloop.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId, new_judgement_id
-from clawloop.judging.prompts import JudgeReply
-from clawloop.judging.records import (
+from clawloop.core.contracts.sessions import TurnResult
+from clawloop.core.contracts.training import UNTAKEN
+from clawloop.core.contracts.turns import MatchedBy, TurnOutcome
+from clawloop.core.errors import RecordUnusable
+from clawloop.core.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId, new_judgement_id
+from clawloop.core.judging.prompts import JudgeReply
+from clawloop.core.judging.records import (
     VOTES,
     CurrentJudgement,
     FinalizedJudgement,
@@ -31,9 +31,9 @@ from clawloop.judging.records import (
     StoredVote,
     TurnContext,
 )
-from clawloop.judging.voting import Vote
-from clawloop.recipes.recipe import Recipe
-from clawloop.turns.parents import may_be_placed
+from clawloop.core.judging.voting import Vote
+from clawloop.core.recipes.recipe import Recipe
+from clawloop.core.turns.parents import may_be_placed
 from db.content import content_of
 from db.database import Database, PostgresStore, raw_connection, transaction
 from db.group_commit import Answer, GroupCommit, limit_lock_wait

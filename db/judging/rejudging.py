@@ -10,14 +10,14 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
-from clawloop.contracts.sessions import SessionFacts
-from clawloop.contracts.training import UNTAKEN, SampleState
-from clawloop.contracts.turns import TurnKind, TurnOutcome
-from clawloop.episodes.curriculum import SUCCESS
-from clawloop.ids import SessionId, TurnId
-from clawloop.judging.agreement import Pair, VotedTurn
-from clawloop.judging.plan import RejudgeFacts
-from clawloop.judging.records import VOTES
+from clawloop.core.contracts.sessions import SessionFacts
+from clawloop.core.contracts.training import UNTAKEN, SampleState
+from clawloop.core.contracts.turns import TurnKind, TurnOutcome
+from clawloop.core.episodes.curriculum import SUCCESS
+from clawloop.core.ids import SessionId, TurnId
+from clawloop.core.judging.agreement import Pair, VotedTurn
+from clawloop.core.judging.plan import RejudgeFacts
+from clawloop.core.judging.records import VOTES
 from clawloop.operations.history import HistoryKey, HistoryTurn, NewVerdict
 from db.content import storable
 from db.database import PostgresStore, transaction

@@ -9,15 +9,15 @@ from typing import Any
 from sqlalchemy import func, insert, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.training import SampleState
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.episodes.curriculum import SUCCESS
-from clawloop.errors import ContentUnreadable
-from clawloop.ids import JudgementId, RolloutGroupId, SessionId, TurnId, new_judgement_id, new_sample_id
-from clawloop.judging.records import TurnDecision
-from clawloop.recipes.recipe import Recipe
-from clawloop.samples.decision import PREFIX, is_held_out, unseen_parts
-from clawloop.samples.rewards import (
+from clawloop.core.contracts.training import SampleState
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.episodes.curriculum import SUCCESS
+from clawloop.core.errors import ContentUnreadable
+from clawloop.core.ids import JudgementId, RolloutGroupId, SessionId, TurnId, new_judgement_id, new_sample_id
+from clawloop.core.judging.records import TurnDecision
+from clawloop.core.recipes.recipe import Recipe
+from clawloop.core.samples.decision import PREFIX, is_held_out, unseen_parts
+from clawloop.core.samples.rewards import (
     CastVote,
     Member,
     RewardedVote,

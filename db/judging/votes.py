@@ -15,10 +15,10 @@ import psycopg
 from psycopg.rows import TupleRow
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.ids import JudgementId
-from clawloop.judging.prompts import JudgeReply
-from clawloop.judging.records import DIRECT, VOTES, OpenJudgement, StoredAnswers, StoredHint, StoredVote
-from clawloop.judging.voting import HintVote, Vote
+from clawloop.core.ids import JudgementId
+from clawloop.core.judging.prompts import JudgeReply
+from clawloop.core.judging.records import DIRECT, VOTES, OpenJudgement, StoredAnswers, StoredHint, StoredVote
+from clawloop.core.judging.voting import HintVote, Vote
 from db.content import ContentCodec, answer_row, content_of, storable
 from db.database import Raw, raw_connection
 from db.training.recipes import recipe_by_hash

@@ -13,8 +13,8 @@ from sqlalchemy import make_url, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.serving import Directory, Policy
-from clawloop.errors import SetupError
+from clawloop.core.contracts.serving import Directory, Policy
+from clawloop.core.errors import SetupError
 from db.content import exact_json
 from db.database import Database, PostgresStore, driver_url, postgres_message, transaction
 from db.serving.engines import read_engines

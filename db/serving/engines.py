@@ -17,8 +17,8 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.serving import Engine
-from clawloop.errors import SetupError
+from clawloop.core.contracts.serving import Engine
+from clawloop.core.errors import SetupError
 from db.database import Database
 from db.tables import EngineRow, EngineVersionRow
 

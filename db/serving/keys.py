@@ -14,11 +14,11 @@ from sqlalchemy import ColumnElement, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.answers import StoredKey
-from clawloop.contracts.serving import ANY_POLICY, ApiKey, KeyEntry, KeyLimits, KeyUse, Scope
-from clawloop.episodes.keys import SECRET_BYTES, is_episode_key
-from clawloop.errors import SetupError
-from clawloop.ids import ApiKeyId, EpisodeId, new_api_key_id
+from clawloop.core.contracts.answers import StoredKey
+from clawloop.core.contracts.serving import ANY_POLICY, ApiKey, KeyEntry, KeyLimits, KeyUse, Scope
+from clawloop.core.episodes.keys import SECRET_BYTES, is_episode_key
+from clawloop.core.errors import SetupError
+from clawloop.core.ids import ApiKeyId, EpisodeId, new_api_key_id
 from db.content import storable
 from db.database import PostgresStore, transaction
 from db.tables import ApiKeyRow, PolicyRow, SessionRow, SigningKeyRow, StoredBytesRow

@@ -9,13 +9,13 @@ from sqlalchemy import TextClause, delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.algorithms.rewards import path_to_base
-from clawloop.contracts.adapter_directory import AdapterDirectory
-from clawloop.contracts.serving import Engine
-from clawloop.contracts.training import VersionRef
-from clawloop.errors import RecordUnusable
-from clawloop.gate.canary import version_for_all
-from clawloop.recipes.recipe import Train
+from clawloop.core.algorithms.rewards import path_to_base
+from clawloop.core.contracts.adapter_directory import AdapterDirectory
+from clawloop.core.contracts.serving import Engine
+from clawloop.core.contracts.training import VersionRef
+from clawloop.core.errors import RecordUnusable
+from clawloop.core.gate.canary import version_for_all
+from clawloop.core.recipes.recipe import Train
 from db.content import storable
 from db.database import PostgresStore, transaction
 from db.serving.engines import read_engines

@@ -12,13 +12,13 @@ from uuid import UUID
 from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.algorithms.rewards import is_stale, versions_apart
-from clawloop.contracts.training import SampleState
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import ContentUnreadable
-from clawloop.ids import SampleId
-from clawloop.recipes.recipe import Recipe
-from clawloop.recipes.schedule import CHAT_MINUTES, Closed, closed_by, day_begin
+from clawloop.core.algorithms.rewards import is_stale, versions_apart
+from clawloop.core.contracts.training import SampleState
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.errors import ContentUnreadable
+from clawloop.core.ids import SampleId
+from clawloop.core.recipes.recipe import Recipe
+from clawloop.core.recipes.schedule import CHAT_MINUTES, Closed, closed_by, day_begin
 from db.content import ID_BYTES, ContentCodec, content_of, plain_length
 from db.tables import VersionRow
 from db.training.policies import read_parents, version_refs, versions_of_other_shape

@@ -7,10 +7,10 @@ from datetime import timedelta
 from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.training import GateCheck, StepState
-from clawloop.errors import RecipeRejected
-from clawloop.gate.canary import CanaryDecision, CanaryEnd, decide_canary
-from clawloop.recipes.recipe import Gate
+from clawloop.core.contracts.training import GateCheck, StepState
+from clawloop.core.errors import RecipeRejected
+from clawloop.core.gate.canary import CanaryDecision, CanaryEnd, decide_canary
+from clawloop.core.recipes.recipe import Gate
 from db.database import PostgresStore, transaction
 from db.serving.publishing import canary_parent, notify_directory
 from db.tables import PolicyRow, StepRow, VersionRow

@@ -11,9 +11,9 @@ from sqlalchemy import select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.training import BatchSample, CheckName, CheckResult, GateCheck, StepState
-from clawloop.ids import SampleId
-from clawloop.recipes.recipe import Gate
+from clawloop.core.contracts.training import BatchSample, CheckName, CheckResult, GateCheck, StepState
+from clawloop.core.ids import SampleId
+from clawloop.core.recipes.recipe import Gate
 from db.content import exact_json, storable
 from db.tables import GateCheckRow, StepRow
 from db.training.claims import first_id

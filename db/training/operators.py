@@ -9,8 +9,8 @@ from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.algorithms.rewards import path_to_base
-from clawloop.contracts.training import (
+from clawloop.core.algorithms.rewards import path_to_base
+from clawloop.core.contracts.training import (
     OPEN_STEPS,
     BroughtAdapter,
     SampleState,
@@ -20,10 +20,10 @@ from clawloop.contracts.training import (
     VersionView,
     gate_seconds,
 )
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import NotFound, RecipeRejected, RecordUnusable, StateConflict
-from clawloop.ids import SampleId, version_name
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.errors import NotFound, RecipeRejected, RecordUnusable, StateConflict
+from clawloop.core.ids import SampleId, version_name
+from clawloop.core.recipes.recipe import Recipe
 from db.content import exact_json, storable
 from db.database import PostgresStore, transaction
 from db.episodes.rollouts import end_rollouts

@@ -9,11 +9,11 @@ from pydantic import JsonValue
 from sqlalchemy import func, insert, literal, select, text, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.answers import MEASURED
-from clawloop.contracts.training import VersionRef
-from clawloop.errors import NotFound, RecordUnusable
-from clawloop.ids import TurnId, new_event_id
-from clawloop.recipes.recipe import Lora
+from clawloop.core.contracts.answers import MEASURED
+from clawloop.core.contracts.training import VersionRef
+from clawloop.core.errors import NotFound, RecordUnusable
+from clawloop.core.ids import TurnId, new_event_id
+from clawloop.core.recipes.recipe import Lora
 from db.content import exact_json, storable
 from db.database import PostgresStore, transaction
 from db.tables import EventRow, PolicyRow, SessionRow, StepRow, TurnRow, VersionRow

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import delete, func, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.training import (
+from clawloop.core.contracts.training import (
     AskedProbe,
     CheckName,
     GateCheck,
@@ -17,11 +17,11 @@ from clawloop.contracts.training import (
     StepState,
     StoredProbe,
 )
-from clawloop.contracts.turns import TurnRecord
-from clawloop.errors import NotFound, RecipeRejected, RecordUnusable, StateConflict
-from clawloop.ids import ProbeId, TurnId, new_probe_id
-from clawloop.recipes.recipe import Recipe
-from clawloop.turns.files import references_in
+from clawloop.core.contracts.turns import TurnRecord
+from clawloop.core.errors import NotFound, RecipeRejected, RecordUnusable, StateConflict
+from clawloop.core.ids import ProbeId, TurnId, new_probe_id
+from clawloop.core.recipes.recipe import Recipe
+from clawloop.core.turns.files import references_in
 from db.content import content_of, exact_json, storable
 from db.database import Database, PostgresStore, transaction
 from db.tables import PolicyRow, ProbeRow, VersionRow

@@ -9,8 +9,8 @@ from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.errors import RecipeRejected, RecordUnusable
-from clawloop.recipes.recipe import Lora, Recipe, parse_stored_recipe
+from clawloop.core.errors import RecipeRejected, RecordUnusable
+from clawloop.core.recipes.recipe import Lora, Recipe, parse_stored_recipe
 from db.content import exact_json
 from db.database import Database
 from db.tables import PolicyRow, RecipeRow, StepRow, VersionRow

@@ -11,13 +11,13 @@ from sqlalchemy import select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.sessions import TurnResult
-from clawloop.contracts.training import UNTAKEN, BatchSample, SampleState
-from clawloop.contracts.turns import TurnKind, TurnOutcome
-from clawloop.errors import RecordUnusable
-from clawloop.ids import EpisodeId, JudgementId, SampleId, SessionId, TurnId, new_sample_id
-from clawloop.recipes.recipe import Train, held_out_share
-from clawloop.samples.decision import is_held_out
+from clawloop.core.contracts.sessions import TurnResult
+from clawloop.core.contracts.training import UNTAKEN, BatchSample, SampleState
+from clawloop.core.contracts.turns import TurnKind, TurnOutcome
+from clawloop.core.errors import RecordUnusable
+from clawloop.core.ids import EpisodeId, JudgementId, SampleId, SessionId, TurnId, new_sample_id
+from clawloop.core.recipes.recipe import Train, held_out_share
+from clawloop.core.samples.decision import is_held_out
 from db.content import ID_BYTES, bytes_to_ids, bytes_to_logprobs, content_of, ids_to_bytes, plain_length, storable
 from db.tables import PolicyRow, RecipeRow, SampleRow, SessionRow, TurnRow
 from db.turns.read import ConversationCache

@@ -8,12 +8,12 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.answers import Counts, PolicyEvent, ReplyFigures, TrainedReply
-from clawloop.contracts.training import StepProgress, StepState, TrainingState, TrainingView
-from clawloop.errors import RecipeRejected, RecordUnusable
-from clawloop.gate.canary import traffic, version_for_all
-from clawloop.ids import SampleId, SessionId, TurnId
-from clawloop.recipes.recipe import Gate, Recipe, parse_stored_recipe
+from clawloop.core.contracts.answers import Counts, PolicyEvent, ReplyFigures, TrainedReply
+from clawloop.core.contracts.training import StepProgress, StepState, TrainingState, TrainingView
+from clawloop.core.errors import RecipeRejected, RecordUnusable
+from clawloop.core.gate.canary import traffic, version_for_all
+from clawloop.core.ids import SampleId, SessionId, TurnId
+from clawloop.core.recipes.recipe import Gate, Recipe, parse_stored_recipe
 from db.content import content_of, plain_length, storable
 from db.database import PostgresStore, transaction
 from db.training.claims import closed_by_canary, read_closed

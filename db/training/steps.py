@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import InstrumentedAttribute
 
-from clawloop.contracts.training import (
+from clawloop.core.contracts.training import (
     OPEN_STEPS,
     Attempts,
     BatchSample,
@@ -29,10 +29,10 @@ from clawloop.contracts.training import (
     VersionRef,
     waiting_words,
 )
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import RecipeRejected, RecordUnusable
-from clawloop.ids import SampleId
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.errors import RecipeRejected, RecordUnusable
+from clawloop.core.ids import SampleId
+from clawloop.core.recipes.recipe import Recipe
 from db.content import advantages_to_bytes, content_of, exact_json, step_sample_row, storable
 from db.database import Database, PostgresStore, transaction
 from db.tables import PolicyRow, SampleRow, StepRow, StepSampleRow, VersionRow

@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from clawloop.contracts.training import CheckName, CheckResult, SampleState, StepState
+from clawloop.core.contracts.training import CheckName, CheckResult, SampleState, StepState
 from db.content import SEALED_REST, ExactJson
 from db.declarative import Base, one_of
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 from sqlalchemy import case, func, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.training import OPEN_STEPS
+from clawloop.core.contracts.training import OPEN_STEPS
 from db.database import PostgresStore, transaction
 from db.tables import PolicyRow, StepRow
 from db.training.policies import lock_policy

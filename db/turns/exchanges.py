@@ -13,10 +13,10 @@ import orjson
 from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.sessions import FeedbackEffect
-from clawloop.contracts.training import SampleState
-from clawloop.contracts.turns import MatchedBy, Message, TurnRecord
-from clawloop.contracts.views import (
+from clawloop.core.contracts.sessions import FeedbackEffect
+from clawloop.core.contracts.training import SampleState
+from clawloop.core.contracts.turns import MatchedBy, Message, TurnRecord
+from clawloop.core.contracts.views import (
     Exchange,
     FeedbackView,
     HintView,
@@ -27,8 +27,8 @@ from clawloop.contracts.views import (
     TurnView,
     VoteView,
 )
-from clawloop.ids import FeedbackId, SampleId, TurnId
-from clawloop.turns.canonical import response_digest
+from clawloop.core.ids import FeedbackId, SampleId, TurnId
+from clawloop.core.turns.canonical import response_digest
 from db.content import ANSWER_KEY, ContentCodec, answer_row, bytes_to_advantages, content_of, step_sample_row, storable
 from db.tables import FeedbackRow, HintRow, SampleRow, VoteRow
 from db.turns.read import ConversationCache, read_turn

@@ -16,8 +16,8 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.ids import SessionId, TurnId, new_file_id
-from clawloop.turns.files import ContentFile
+from clawloop.core.ids import SessionId, TurnId, new_file_id
+from clawloop.core.turns.files import ContentFile
 from db.content import ContentCodec, content_of
 from db.database import PostgresStore, Raw, transaction
 

@@ -15,8 +15,8 @@ from sqlalchemy import func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.sessions import SessionState
-from clawloop.contracts.turns import (
+from clawloop.core.contracts.sessions import SessionState
+from clawloop.core.contracts.turns import (
     InsertedTurn,
     Message,
     SessionEvidence,
@@ -25,11 +25,11 @@ from clawloop.contracts.turns import (
     TurnOutcome,
     TurnRecord,
 )
-from clawloop.errors import ContentUnreadable, RecordUnusable, StoreContended, StoreUnavailable
-from clawloop.ids import ApiKeyId, SessionId, TurnId
-from clawloop.turns.files import take_files
-from clawloop.turns.parents import find_parent, may_be_placed
-from clawloop.turns.places import PlacedReply
+from clawloop.core.errors import ContentUnreadable, RecordUnusable, StoreContended, StoreUnavailable
+from clawloop.core.ids import ApiKeyId, SessionId, TurnId
+from clawloop.core.turns.files import take_files
+from clawloop.core.turns.parents import find_parent, may_be_placed
+from clawloop.core.turns.places import PlacedReply
 from db.content import ContentCodec, content_of, exact_json, logprobs_to_bytes, storable
 from db.database import Database, PostgresStore, Raw, raw_connection, transaction
 from db.erasure import BARE_TURN

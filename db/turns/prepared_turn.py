@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind, TurnOutcome, TurnRecord
-from clawloop.errors import RecordUnusable
-from clawloop.ids import ApiKeyId, TurnId
-from clawloop.turns.canonical import History, extend_digest, response_digest, seed_digest
-from clawloop.turns.continued import whole_reply
-from clawloop.turns.files import ContentFile, take_files
-from clawloop.turns.identify import named_session_id, namespace
+from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind, TurnOutcome, TurnRecord
+from clawloop.core.errors import RecordUnusable
+from clawloop.core.ids import ApiKeyId, TurnId
+from clawloop.core.turns.canonical import History, extend_digest, response_digest, seed_digest
+from clawloop.core.turns.continued import whole_reply
+from clawloop.core.turns.files import ContentFile, take_files
+from clawloop.core.turns.identify import named_session_id, namespace
 from db.content import PLAIN, ContentCodec, exact_json, ids_to_bytes
 from db.turns.read import Conversation
 

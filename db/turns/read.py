@@ -12,7 +12,7 @@ from cachetools import LRUCache
 from sqlalchemy import RowMapping, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.turns import (
+from clawloop.core.contracts.turns import (
     MatchedBy,
     Message,
     SessionEvidence,
@@ -23,7 +23,7 @@ from clawloop.contracts.turns import (
     TurnRecord,
     TurnStatus,
 )
-from clawloop.ids import ApiKeyId, EpisodeId, SessionId, TurnId
+from clawloop.core.ids import ApiKeyId, EpisodeId, SessionId, TurnId
 from db.content import ID_BYTES, ContentCodec, bytes_to_ids, bytes_to_logprobs, content_of, exact_json, shared_ids
 from db.tables import SessionRow, ToolListRow, TurnRow
 
@@ -139,7 +139,7 @@ _CHAIN = text("""
 class ConversationCache:
     """
     Args:
-        cache_bytes: approximate limit of the cache, see `clawloop.settings.Settings.conversation_cache_mib`.
+        cache_bytes: approximate limit of the cache, see `clawloop.core.settings.Settings.conversation_cache_mib`.
     """
 
     def __init__(self, cache_bytes: int = 256 * 2**20) -> None:

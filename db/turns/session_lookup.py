@@ -1,4 +1,4 @@
-"""Finds sessions and parents of turns, of one or of a batch, by the rules in clawloop.turns."""
+"""Finds sessions and parents of turns, of one or of a batch, by the rules in clawloop.core.turns."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.turns import MatchedBy, Message, SessionSource, TurnKind, TurnStatus
-from clawloop.ids import SessionId, TurnId
-from clawloop.turns.conversation import KnownPrefix, choose_session, choose_session_by_place
-from clawloop.turns.identify import conversation_session_id, named_session_id
-from clawloop.turns.parents import Candidate, find_parent, may_be_placed
-from clawloop.turns.places import AskedTurn, Placed, PlacedReply, find_places
+from clawloop.core.contracts.turns import MatchedBy, Message, SessionSource, TurnKind, TurnStatus
+from clawloop.core.ids import SessionId, TurnId
+from clawloop.core.turns.conversation import KnownPrefix, choose_session, choose_session_by_place
+from clawloop.core.turns.identify import conversation_session_id, named_session_id
+from clawloop.core.turns.parents import Candidate, find_parent, may_be_placed
+from clawloop.core.turns.places import AskedTurn, Placed, PlacedReply, find_places
 from db.content import ContentCodec, content_of
 from db.database import Raw, raw_connection
 from db.tables import PrefixRole
@@ -25,7 +25,7 @@ from db.turns.prepared_turn import PreparedTurn, Request
 from db.turns.read import Conversation
 
 # One turn -------------------------------------------------------------------------------------------------------------
-# Finds a turn's session and parent, by the rules in clawloop.turns.
+# Finds a turn's session and parent, by the rules in clawloop.core.turns.
 #
 # Reads only: a result stays right while the caller holds the lock on the session's row.
 
@@ -198,7 +198,7 @@ class CandidateQuery:
 
 
 # A batch --------------------------------------------------------------------------------------------------------------
-# Finds the sessions of a batch's turns, by the rules in clawloop.turns.
+# Finds the sessions of a batch's turns, by the rules in clawloop.core.turns.
 
 # A batch waits this long for a row that another transaction holds; then its turns are inserted one by one, and only the
 # one that needs the row waits on.

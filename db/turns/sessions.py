@@ -9,15 +9,15 @@ from uuid import UUID
 from sqlalchemy import TextClause, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.sessions import SessionState
-from clawloop.contracts.training import SampleState
-from clawloop.contracts.turns import MatchedBy, Message, TurnKind, TurnOutcome, TurnStatus
-from clawloop.contracts.views import Exchange, SessionFilter, SessionView, TurnDetail, TurnView
-from clawloop.encryption.key_file import SETTING
-from clawloop.errors import ContentUnreadable, EncryptionKeyMissing, StateConflict
-from clawloop.ids import ApiKeyId, EpisodeId, SessionId, TurnId, short_form
-from clawloop.turns.explain import Waiting, explain
-from clawloop.turns.titles import title_of
+from clawloop.core.contracts.sessions import SessionState
+from clawloop.core.contracts.training import SampleState
+from clawloop.core.contracts.turns import MatchedBy, Message, TurnKind, TurnOutcome, TurnStatus
+from clawloop.core.contracts.views import Exchange, SessionFilter, SessionView, TurnDetail, TurnView
+from clawloop.core.encryption.key_file import SETTING
+from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing, StateConflict
+from clawloop.core.ids import ApiKeyId, EpisodeId, SessionId, TurnId, short_form
+from clawloop.core.turns.explain import Waiting, explain
+from clawloop.core.turns.titles import title_of
 from db.content import ContentCodec, content_of, exact_json, plain_length, storable
 from db.database import PostgresStore, transaction
 from db.tables import SessionRow, TurnRow

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.ids import ApiKeyId
+from clawloop.core.ids import ApiKeyId
 
 ROW_BYTES = 1024
 """Beside its content: a turn's row, the hashes by which its conversation is found, and their indexes."""

@@ -10,8 +10,8 @@ from uuid import UUID
 from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from clawloop.contracts.sessions import SessionState
-from clawloop.contracts.turns import MatchedBy, TurnKind, TurnOutcome, TurnStatus
+from clawloop.core.contracts.sessions import SessionState
+from clawloop.core.contracts.turns import MatchedBy, TurnKind, TurnOutcome, TurnStatus
 from db.content import SEALED_REST, ExactJson, plain_length
 from db.declarative import Base, one_of
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PROGRAM = "clawloop.cli.remote_environment"
+PROGRAM = "clawloop.app.cli.remote_environment"
 PACKAGE = "clawloop"
 # They have names that other packages have, too.
 FOREIGN = ("activities", "api", "db", "migrations", "workflows")

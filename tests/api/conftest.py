@@ -26,8 +26,12 @@ from api.recording.recorder import Recorder
 from api.recording.spool import Spool
 from api.ui.changes import Changes
 from api.ui.logins import Logins
-from clawloop.contracts.serving import ApiKey, Directory, Engine, Policy, Scope
-from clawloop.contracts.turns import TurnRecord
+from clawloop.app.processes.gateway_pages import GatewayPages
+from clawloop.core.contracts.serving import ApiKey, Directory, Engine, Policy, Scope
+from clawloop.core.contracts.turns import TurnRecord
+from clawloop.core.recipes.recipe import Recipe
+from clawloop.core.settings import WhenStorageIsFull
+from clawloop.core.telemetry.metrics import GatewayMetrics
 from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.operations.engines import EngineOperations
 from clawloop.operations.export import Exporter
@@ -38,14 +42,10 @@ from clawloop.operations.reading import Reading
 from clawloop.operations.rollouts import RolloutOperations
 from clawloop.operations.sessions import SessionOperations
 from clawloop.operations.training import TrainingOperations
-from clawloop.processes.gateway_pages import GatewayPages
-from clawloop.recipes.recipe import Recipe
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.directory import DirectoryCache
 from clawloop.serving.engine_secret import Secret, no_secret
 from clawloop.serving.rotation import Rotation
-from clawloop.settings import WhenStorageIsFull
-from clawloop.telemetry.metrics import GatewayMetrics
 from db.serving.directory import DEFAULT_SAMPLING
 from tests.fakes.admin import FakeEngineProbe, FakeEngineStore, FakeOverviewStore, check_ledger
 from tests.fakes.away_browser import AwayBrowser

@@ -12,10 +12,10 @@ import pytest
 from api.chat.fields import sort_fields
 from api.chat.grammar_slots import GrammarSlots
 from api.dependencies import Limits
-from clawloop.contracts.serving import Scope
-from clawloop.errors import RequestRejected
-from clawloop.ids import new_api_key_id
-from clawloop.settings import ChatBounds
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.errors import RequestRejected
+from clawloop.core.ids import new_api_key_id
+from clawloop.core.settings import ChatBounds
 from tests.api.chat_requests import PATH, chat_body
 from tests.api.conftest import Gateway, running_gateway, until
 from tests.fakes.engine import FakeEngine

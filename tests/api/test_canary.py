@@ -5,9 +5,9 @@ from __future__ import annotations
 from uuid import UUID
 
 from api.chat.versions import VersionChooser
-from clawloop.contracts.serving import Policy
-from clawloop.contracts.turns import Message, SessionEvidence, SessionSource
-from clawloop.ids import ApiKeyId
+from clawloop.core.contracts.serving import Policy
+from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource
+from clawloop.core.ids import ApiKeyId
 from tests.fakes.turn_store import FakeTurnStore
 
 KEY = ApiKeyId(UUID(int=5))

@@ -9,9 +9,9 @@ import pytest
 from starlette.datastructures import Headers
 
 from api.chat.request import prepare
-from clawloop.contracts.serving import Scope
-from clawloop.contracts.turns import TurnKind, TurnStatus
-from clawloop.ids import response_id
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.contracts.turns import TurnKind, TurnStatus
+from clawloop.core.ids import response_id
 from tests.api.chat_requests import IDS, PATH, TEXT, chat_body, events
 from tests.api.conftest import Gateway, until
 from tests.fakes.engine import PROMPT_IDS, WORDS

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from clawloop.contracts.serving import Policy, Scope
-from clawloop.contracts.turns import StoredTurn
+from clawloop.core.contracts.serving import Policy, Scope
+from clawloop.core.contracts.turns import StoredTurn
 from tests.api.chat_requests import PATH, TEXT, chat_body
 from tests.api.conftest import Gateway, running_gateway
 from tests.fakes.engine import FakeEngine

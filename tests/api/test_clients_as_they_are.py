@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
-from clawloop.contracts.turns import TurnRecord
-from clawloop.families.orders import SENT_BY, as_sent
+from clawloop.core.contracts.turns import TurnRecord
+from clawloop.core.families.orders import SENT_BY, as_sent
 from tests.api.chat_requests import PATH as CHAT
 from tests.api.chat_requests import chat_body
 from tests.api.conftest import Gateway, running_gateway

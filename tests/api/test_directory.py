@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from clawloop.contracts.serving import Directory, Policy
-from clawloop.errors import StoreUnavailable
+from clawloop.core.contracts.serving import Directory, Policy
+from clawloop.core.errors import StoreUnavailable
 from clawloop.serving import directory
 from clawloop.serving.directory import DirectoryCache
 from db.serving.directory import DEFAULT_SAMPLING

@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from clawloop.contracts.serving import Engine
-from clawloop.contracts.turns import TurnStatus
+from clawloop.core.contracts.serving import Engine
+from clawloop.core.contracts.turns import TurnStatus
 from tests.api.chat_requests import IDS, PATH, TEXT, chat_body, events
 from tests.api.conftest import Gateway, running_gateway, until
 from tests.fakes.engine import FakeEngine, fake_engine

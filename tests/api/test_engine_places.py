@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.contracts.serving import Scope
-from clawloop.errors import ClawloopError, JudgeRefused, JudgeUnavailable
-from clawloop.judging.prompts import AnswerForm, JudgePrompt
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.errors import ClawloopError, JudgeRefused, JudgeUnavailable
+from clawloop.core.judging.prompts import AnswerForm, JudgePrompt
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from tests.api.chat_requests import PATH, chat_body

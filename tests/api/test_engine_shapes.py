@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clawloop.contracts.turns import TurnStatus
+from clawloop.core.contracts.turns import TurnStatus
 from tests.api.chat_requests import PATH, chat_body
 from tests.api.conftest import Gateway, running_gateway, until
 from tests.api.gateway_thread import gateway_thread

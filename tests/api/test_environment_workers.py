@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from api.admin.rollouts import ARTIFACT_BYTES
-from clawloop.contracts.serving import Scope
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.errors import RecordUnusable, SetupError, StoreUnavailable
+from clawloop.core.ids import new_episode_id
 from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.environments.gateway import WorkerGateway
-from clawloop.errors import RecordUnusable, SetupError, StoreUnavailable
-from clawloop.ids import new_episode_id
 from tests.api.conftest import Gateway
 
 WORKER = "/admin/v1/worker"

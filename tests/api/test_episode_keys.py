@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts.turns import TurnKind
+from clawloop.core.contracts.turns import TurnKind
 from tests.api.chat_requests import chat, chat_body
 from tests.api.conftest import Gateway, running_gateway, until
 from tests.fakes.engine import FakeEngine

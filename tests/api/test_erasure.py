@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from clawloop.ids import new_turn_id, turn_id_of
+from clawloop.core.ids import new_turn_id, turn_id_of
 from tests.api.chat_requests import chat
 from tests.api.conftest import Gateway, running_gateway
 from tests.fakes.engine import fake_engine

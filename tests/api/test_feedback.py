@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from clawloop.cli.main import app
-from clawloop.contracts.serving import Scope
-from clawloop.contracts.sessions import FeedbackGiven
-from clawloop.ids import new_turn_id, response_id, turn_id_of
+from clawloop.app.cli.main import app
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.contracts.sessions import FeedbackGiven
+from clawloop.core.ids import new_turn_id, response_id, turn_id_of
 from tests.api.chat_requests import chat
 from tests.api.conftest import Gateway, running_gateway, until
 from tests.fakes.engine import fake_engine

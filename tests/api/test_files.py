@@ -11,7 +11,7 @@ import pytest
 
 from api.dependencies import Limits
 from api.recording.spool import Spool
-from clawloop.turns.files import STORED, references_in
+from clawloop.core.turns.files import STORED, references_in
 from tests.api.conftest import Gateway, running_gateway, until
 from tests.api.test_messages import VERSION
 from tests.fakes.engine import FakeEngine

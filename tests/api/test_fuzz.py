@@ -12,7 +12,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import not_a_server_error, response_schema_conformance
 
-from clawloop.local.services.postgres import EmbeddedPostgres
+from clawloop.app.local.services.postgres import EmbeddedPostgres
 from db.schema import migrate
 from tests.api.conftest import Gateway
 from tests.api.gateway_thread import gateway_thread

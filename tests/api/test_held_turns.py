@@ -15,7 +15,7 @@ from api.recording import insert_queue
 from api.recording import recorder as recorder_module
 from api.recording.recorder import Recorder
 from api.recording.spool import Spool
-from clawloop.contracts.turns import InsertedTurn, TurnRecord
+from clawloop.core.contracts.turns import InsertedTurn, TurnRecord
 from tests.api.conftest import until
 from tests.api.test_recording import GatedStore, Unavailable, lost, record_all, running_recorder, texts_of
 from tests.fakes.turn_store import FakeTurnStore

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clawloop.ids import new_turn_id
+from clawloop.core.ids import new_turn_id
 from clawloop.operations.history import HistoryTurn
 from tests.api.conftest import Gateway, running_gateway
 from tests.fakes.engine import fake_engine

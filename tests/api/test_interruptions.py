@@ -17,8 +17,8 @@ import pytest
 
 from api.chat import key_limits, stream
 from api.dependencies import Limits
-from clawloop.contracts.turns import InsertedTurn, TurnRecord, TurnStatus
-from clawloop.settings import ChatBounds
+from clawloop.core.contracts.turns import InsertedTurn, TurnRecord, TurnStatus
+from clawloop.core.settings import ChatBounds
 from tests.api.chat_requests import IDS, PATH, chat_body
 from tests.api.conftest import Gateway, running_gateway, until
 from tests.fakes.engine import FakeEngine

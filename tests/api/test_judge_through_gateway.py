@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clawloop.ids import new_turn_id
-from clawloop.judging.prompts import AnswerForm, JudgeReply, vote_prompt
+from clawloop.core.ids import new_turn_id
+from clawloop.core.judging.prompts import AnswerForm, JudgeReply, vote_prompt
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from tests.api.conftest import Gateway

@@ -14,9 +14,9 @@ from openai import AsyncOpenAI
 from starlette.datastructures import Headers
 
 from api.chat.key_limits import KeyLimiter, StoredBytes
-from clawloop.contracts.serving import ApiKey, KeyLimits, Scope
-from clawloop.errors import RequestRejected, StoreUnavailable
-from clawloop.ids import ApiKeyId, new_api_key_id, new_episode_id
+from clawloop.core.contracts.serving import ApiKey, KeyLimits, Scope
+from clawloop.core.errors import RequestRejected, StoreUnavailable
+from clawloop.core.ids import ApiKeyId, new_api_key_id, new_episode_id
 from tests.api.chat_requests import PATH, chat_body
 from tests.api.conftest import Gateway, until
 from tests.fakes.key_store import FakeKeyStore

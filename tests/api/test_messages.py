@@ -16,8 +16,8 @@ from anthropic.types import ErrorResponse, Message, MessageParam, ToolParam
 from anthropic.types.message_create_params import MessageCreateParamsNonStreaming
 
 from api.wire.messages import MessagesRequest, translate_messages
-from clawloop.contracts.turns import SessionSource, TurnKind, TurnStatus
-from clawloop.ids import responses_id, turn_id_of
+from clawloop.core.contracts.turns import SessionSource, TurnKind, TurnStatus
+from clawloop.core.ids import responses_id, turn_id_of
 from tests.api.chat_requests import IDS, TEXT
 from tests.api.conftest import Gateway
 from tests.fakes.engine import PROMPT_IDS

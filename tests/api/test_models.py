@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from api.chat.models import ModelChoice, resolve_name
-from clawloop.contracts.serving import Policy
-from clawloop.errors import RequestRejected
+from clawloop.core.contracts.serving import Policy
+from clawloop.core.errors import RequestRejected
 
 POLICY = Policy("default", "Qwen/Qwen3-4B", ("qwen3-4b",), 7, {})
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from api.recording import notifier as notifier_module
-from clawloop.contracts.sessions import TurnRecorded
-from clawloop.ids import turn_id_of
+from clawloop.core.contracts.sessions import TurnRecorded
+from clawloop.core.ids import turn_id_of
 from tests.api.chat_requests import PATH, chat, chat_body
 from tests.api.conftest import Gateway, running_gateway, until
 from tests.fakes.engine import fake_engine

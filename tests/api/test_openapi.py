@@ -13,7 +13,7 @@ import pytest
 from api.app import create_app
 from api.chat.schemas import ChatCompletion, ChatCompletionChunk
 from api.openapi import CODES, REQUEST_EXAMPLES
-from clawloop.contracts.serving import Scope
+from clawloop.core.contracts.serving import Scope
 from tests.api.conftest import Gateway
 
 OPERATING = Path(__file__).resolve().parents[2] / "docs" / "operating.md"

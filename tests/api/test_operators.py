@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from clawloop.contracts.serving import Scope
+from clawloop.core.contracts.serving import Scope
 from tests.api.chat_requests import chat
 from tests.api.conftest import Gateway
 

@@ -10,9 +10,9 @@ import pytest
 
 from api.ui.changes import AWAY, Changes
 from api.ui.logins import COOKIE
-from clawloop.contracts.answers import Counts
-from clawloop.contracts.serving import Scope
-from clawloop.errors import StoreUnavailable
+from clawloop.core.contracts.answers import Counts
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.errors import StoreUnavailable
 from tests.api.conftest import Gateway
 from tests.fakes.away_browser import AwayBrowser
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from api.recording.insert_queue import DRAIN_BATCH_TURNS
-from clawloop.contracts.turns import InsertedTurn, TurnRecord
-from clawloop.errors import RecordUnusable
-from clawloop.settings import WhenStorageIsFull
+from clawloop.core.contracts.turns import InsertedTurn, TurnRecord
+from clawloop.core.errors import RecordUnusable
+from clawloop.core.settings import WhenStorageIsFull
 from tests.api.chat_requests import PATH, chat_body
 from tests.api.conftest import Gateway, running_gateway, until
 from tests.fakes.engine import FakeEngine

@@ -9,8 +9,8 @@ import pytest
 
 from api.chat.request import cache_salt
 from api.dependencies import Limits
-from clawloop.contracts.serving import ApiKey, Policy, Scope
-from clawloop.ids import EpisodeId, new_api_key_id
+from clawloop.core.contracts.serving import ApiKey, Policy, Scope
+from clawloop.core.ids import EpisodeId, new_api_key_id
 from tests.api.chat_requests import PATH, chat_body
 from tests.api.conftest import Gateway, running_gateway
 from tests.fakes.engine import FakeEngine

@@ -23,7 +23,7 @@ from api.chat import fields
 from api.wire.messages import translate_messages as from_messages
 from api.wire.responses import check
 from api.wire.responses import translate_responses as from_responses
-from clawloop.errors import RequestRejected
+from clawloop.core.errors import RequestRejected
 
 FUNCTION = {"type": "function", "name": "now", "parameters": {"type": "object"}}
 NAMESPACE = {"type": "namespace", "name": "clock", "description": "c", "tools": [FUNCTION]}

@@ -10,8 +10,8 @@ import pytest
 
 from api.recording import notifier
 from api.recording.notifier import NotificationQueue
-from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnRecord
-from clawloop.telemetry.metrics import GatewayMetrics
+from clawloop.core.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnRecord
+from clawloop.core.telemetry.metrics import GatewayMetrics
 from tests.api.conftest import until
 from tests.fakes.session_store import FakeSessionStore
 from tests.fakes.turn_store import FakeTurnStore

@@ -15,11 +15,11 @@ from api.recording.insert_queue import InsertQueue
 from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
 from api.recording.spool import Spool
-from clawloop.contracts.turns import InsertedTurn, SessionEvidence, SessionSource, TurnRecord
-from clawloop.encryption.key_file import add_key, make_keys
-from clawloop.encryption.sealer import Sealer
-from clawloop.errors import EncryptionKeyMissing, RecordUnusable, StoreUnavailable
-from clawloop.telemetry.metrics import GatewayMetrics
+from clawloop.core.contracts.turns import InsertedTurn, SessionEvidence, SessionSource, TurnRecord
+from clawloop.core.encryption.key_file import add_key, make_keys
+from clawloop.core.encryption.sealer import Sealer
+from clawloop.core.errors import EncryptionKeyMissing, RecordUnusable, StoreUnavailable
+from clawloop.core.telemetry.metrics import GatewayMetrics
 from tests.api.conftest import until
 from tests.fakes.session_store import FakeSessionStore
 from tests.fakes.turn_store import FakeTurnStore

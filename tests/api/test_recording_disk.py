@@ -11,7 +11,7 @@ import pytest
 
 from api.recording import insert_queue
 from api.recording.spool import Spool
-from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnRecord
+from clawloop.core.contracts.turns import SessionEvidence, SessionSource, TurnRecord
 from tests.api.conftest import until
 from tests.api.test_recording import GatedStore, is_stuck, lost, running_recorder, texts_of
 from tests.fakes.turn_store import FakeTurnStore

@@ -9,9 +9,9 @@ import pytest
 
 from api.recording import insert_queue
 from api.recording.spool import Spool
-from clawloop.contracts.turns import TurnRecord
-from clawloop.errors import EncryptionKeyMissing
-from clawloop.ids import TurnId
+from clawloop.core.contracts.turns import TurnRecord
+from clawloop.core.errors import EncryptionKeyMissing
+from clawloop.core.ids import TurnId
 from tests.api.conftest import until
 from tests.api.test_recording import GatedStore, running_recorder, texts_of
 from tests.fakes.turn_store import FakeTurnStore

@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from clawloop.contracts.sessions import RejudgeRequested
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.ids import new_turn_id, response_id, turn_id_of
+from clawloop.core.contracts.sessions import RejudgeRequested
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.ids import new_turn_id, response_id, turn_id_of
 from tests.api.chat_requests import chat
 from tests.api.conftest import Gateway, running_gateway
 from tests.api.test_feedback import give

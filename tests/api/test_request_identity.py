@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clawloop.turns.identify import named_session_id
+from clawloop.core.turns.identify import named_session_id
 from tests.api.chat_requests import PATH, chat_body
 from tests.api.conftest import Gateway
 

@@ -15,9 +15,9 @@ from openai.types.responses.response_create_params import ResponseCreateParamsNo
 from pydantic import TypeAdapter
 
 from api.wire.responses import ResponsesRequest, translate_responses
-from clawloop.contracts.serving import Scope
-from clawloop.contracts.turns import TurnKind, TurnStatus
-from clawloop.ids import TurnId, new_turn_id, responses_id, turn_id_of
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.contracts.turns import TurnKind, TurnStatus
+from clawloop.core.ids import TurnId, new_turn_id, responses_id, turn_id_of
 from tests.api.chat_requests import IDS, TEXT, events
 from tests.api.conftest import Gateway
 from tests.fakes.engine import PROMPT_IDS

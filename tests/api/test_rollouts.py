@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts.episodes import (
+from clawloop.core.contracts.episodes import (
     Ending,
     EpisodeState,
     EpisodeView,
@@ -15,8 +15,8 @@ from clawloop.contracts.episodes import (
     GroupView,
     RolloutsPlan,
 )
+from clawloop.core.ids import new_episode_id, new_rollout_group_id
 from clawloop.environments.choice import ENVIRONMENTS
-from clawloop.ids import new_episode_id, new_rollout_group_id
 from clawloop.operations.rollouts import OURS
 from tests.api.conftest import Gateway
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clawloop.ids import new_turn_id
+from clawloop.core.ids import new_turn_id
 from tests.api.chat_requests import chat
 from tests.api.conftest import Gateway
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts.notices import Notice
-from clawloop.errors import SetupError
-from clawloop.ids import turn_id_of
-from clawloop.telemetry.tracing import current_context, span, tracer, tracing
+from clawloop.core.contracts.notices import Notice
+from clawloop.core.errors import SetupError
+from clawloop.core.ids import turn_id_of
+from clawloop.core.telemetry.tracing import current_context, span, tracer, tracing
 from tests.api.chat_requests import chat_body
 from tests.api.conftest import Gateway, running_gateway, until
 from tests.fakes.engine import WORDS, fake_engine

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts.training import OperatorAction, OperatorChange, SampleState, StepState, VersionRef
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.recipes.recipe import Recipe, parse_recipe
+from clawloop.core.contracts.training import OperatorAction, OperatorChange, SampleState, StepState, VersionRef
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.recipes.recipe import Recipe, parse_recipe
 from tests.api.conftest import Gateway
 from tests.fakes.ledger import FakeStep, FakeVersion
 

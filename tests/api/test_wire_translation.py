@@ -17,8 +17,8 @@ from api.wire.messages import translate_messages as from_messages
 from api.wire.reply import TokenCounts
 from api.wire.responses import check
 from api.wire.responses import translate_responses as from_responses
-from clawloop.errors import EngineAnswerUnusable, RequestRejected
-from clawloop.families.orders import Rule, as_sent
+from clawloop.core.errors import EngineAnswerUnusable, RequestRejected
+from clawloop.core.families.orders import Rule, as_sent
 from tests.api.test_published_schemas import BLOCKS as BLOCKS_DECIDED
 from tests.api.test_published_schemas import ITEMS as ITEMS_DECIDED
 

@@ -22,7 +22,7 @@ import httpx
 import pytest
 from playwright.async_api import Browser, Locator, Page, expect
 
-from clawloop.demo.world import HINTS, Axis, Style, draw_preference
+from clawloop.app.demo.world import HINTS, Axis, Style, draw_preference
 
 pytestmark = [
     pytest.mark.long,
@@ -62,7 +62,7 @@ class Demo:
 async def learned_demo(folder: Path) -> AsyncIterator[Demo]:
     """A demo that has learned, and still runs."""
     printed = folder / "printed.txt"
-    command = ("-m", "clawloop.cli.main", "demo", "run", "--seed", str(SEED), "--keep", "--data", "data")
+    command = ("-m", "clawloop.app.cli.main", "demo", "run", "--seed", str(SEED), "--keep", "--data", "data")
     with printed.open("wb") as written:
         process = subprocess.Popen(
             [sys.executable, *command],

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import psycopg
 
-from clawloop.ids import TurnId
-from clawloop.judging.evidence import choose_mark
-from clawloop.judging.records import HINTS
+from clawloop.core.ids import TurnId
+from clawloop.core.judging.evidence import choose_mark
+from clawloop.core.judging.records import HINTS
 from tests.chaos.judge_relay import Question, session_of
 
 # An answer's time is that of its transaction's begin.

@@ -18,7 +18,7 @@ import psutil
 import psycopg
 
 from activities.serving.engines import KEEP
-from clawloop.crash_points import CrashPoint
+from clawloop.core.crash_points import CrashPoint
 from tests.chaos.full_disk import full_disk
 from tests.chaos.stack import OURS, RANK, Stack, family
 
@@ -354,7 +354,7 @@ async def _lose_temporal(stack: Stack, chance: random.Random) -> None:
 
 async def _command(stack: Stack, *words: str) -> None:
     """Run a verb of `clawloop` until it succeeds: a service may still be starting."""
-    command = [sys.executable, "-m", "clawloop.cli.main", *words, "--data", str(stack.data)]
+    command = [sys.executable, "-m", "clawloop.app.cli.main", *words, "--data", str(stack.data)]
     deadline = time.monotonic() + REACHED_WITHIN_SECONDS
     while True:
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)

@@ -11,8 +11,8 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from clawloop.judging.records import DIRECT, HINTS, VOTES
-from clawloop.local.checks import choose_port
+from clawloop.app.local.checks import choose_port
+from clawloop.core.judging.records import DIRECT, HINTS, VOTES
 from tests.fakes.judge import BLOCK
 
 # In each message of a chatting user: session and number of the turn.

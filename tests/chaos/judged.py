@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import psycopg
 from psycopg.rows import TupleRow
 
-from clawloop.contracts.turns import TurnOutcome
+from clawloop.core.contracts.turns import TurnOutcome
 
 # Longer than anything that is still under way: the sweep signals a turn again within 90 s, a session's workflow gives a
 # judge up after about 8 minutes (`workflows/activity_options.py`) and then decides by the votes that are stored.

@@ -14,18 +14,18 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from clawloop.cli.up import prepare_deployment
-from clawloop.judging.records import DIRECT, HINTS, VOTES
-from clawloop.local import parts
-from clawloop.local.checks import bound_socket, choose_port
-from clawloop.local.parts import Deployment
-from clawloop.local.services import temporal_server
-from clawloop.local.services.postgres import EmbeddedPostgres
-from clawloop.local.services.vllm import read_model
-from clawloop.local.supervision import guard
-from clawloop.local.supervision.supervisor import Part, PartStatus, Supervisor
-from clawloop.processes.listener import QUEUED_CONNECTIONS
-from clawloop.recipes.recipe import Recipe
+from clawloop.app.cli.up import prepare_deployment
+from clawloop.app.local import parts
+from clawloop.app.local.checks import bound_socket, choose_port
+from clawloop.app.local.parts import Deployment
+from clawloop.app.local.services import temporal_server
+from clawloop.app.local.services.postgres import EmbeddedPostgres
+from clawloop.app.local.services.vllm import read_model
+from clawloop.app.local.supervision import guard
+from clawloop.app.local.supervision.supervisor import Part, PartStatus, Supervisor
+from clawloop.app.processes.listener import QUEUED_CONNECTIONS
+from clawloop.core.judging.records import DIRECT, HINTS, VOTES
+from clawloop.core.recipes.recipe import Recipe
 from tests.chaos.judge_relay import JudgeRelay
 from tests.chaos.proxy import Proxy
 from tests.engine_options import engine_options
@@ -53,12 +53,12 @@ RECIPE = Recipe.model_validate(
 WITH_HINTS = Recipe.model_validate({"name": "chaos_with_hints", "signal": {"m": SAMPLED_VOTES}, "train": _TRAIN})
 # What each process's command line holds, and nobody else's.
 _MARKS = {
-    "gateway": ("clawloop.cli.main", "gateway"),
-    "orchestrator": ("clawloop.cli.main", "orchestrator"),
-    "judge": ("clawloop.cli.main", "judge"),
-    "trainer": ("clawloop.cli.main", "trainer"),
-    RANK: ("clawloop.processes.trainer",),
-    "engine-agent": ("clawloop.cli.main", "engine"),
+    "gateway": ("clawloop.app.cli.main", "gateway"),
+    "orchestrator": ("clawloop.app.cli.main", "orchestrator"),
+    "judge": ("clawloop.app.cli.main", "judge"),
+    "trainer": ("clawloop.app.cli.main", "trainer"),
+    RANK: ("clawloop.app.processes.trainer",),
+    "engine-agent": ("clawloop.app.cli.main", "engine"),
     "temporal": ("start-dev",),
     "postgres": ("bin/postgres",),
     "vllm": ("vllm.entrypoints.openai.api_server",),

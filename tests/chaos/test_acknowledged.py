@@ -13,9 +13,9 @@ import httpx
 import orjson
 import pytest
 
-from clawloop.ids import TurnId, turn_id_of
-from clawloop.local.checks import choose_port
-from clawloop.local.services.postgres import EmbeddedPostgres
+from clawloop.app.local.checks import choose_port
+from clawloop.app.local.services.postgres import EmbeddedPostgres
+from clawloop.core.ids import TurnId, turn_id_of
 from db.database import BACKGROUND_LIMIT, Database
 from db.turns.insert import PostgresTurnStore
 from tests.e2e.gateway import RealGateway, prepared, running_gateway

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from activities.judging.messages import CollectDirectVote
-from clawloop.judging.prompts import AnswerForm
-from clawloop.judging.records import DIRECT, HINTS, VOTES
+from clawloop.core.judging.prompts import AnswerForm
+from clawloop.core.judging.records import DIRECT, HINTS, VOTES
 from tests.chaos.asked_again import Answered, asked_again, stored_answers
 from tests.chaos.judge_relay import JudgeRelay, Question
 from tests.judging.conftest import JUDGE_SECONDS, Bench, bench, judge, with_client

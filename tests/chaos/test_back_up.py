@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from clawloop.local.tiny_model import ensure_tiny_model
+from clawloop.app.local.tiny_model import ensure_tiny_model
 from tests.chaos.chatters import Chatters, Seen
 from tests.chaos.stack import Stack, running_stack
 from tests.chaos.stand_in_engine import stand_in_engine

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from clawloop.crash_points import CrashPoint
+from clawloop.core.crash_points import CrashPoint
 from tests.chaos.faults import CRASH, Fault, all_faults, choose
 from tests.chaos.stack import Stack
 

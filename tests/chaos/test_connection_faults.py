@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from clawloop.local.checks import choose_port
+from clawloop.app.local.checks import choose_port
 from tests.chaos import faults
 from tests.chaos.faults import Fault, NotReached, all_faults
 from tests.chaos.proxy import Proxy

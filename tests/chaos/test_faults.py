@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from clawloop.crash_points import CrashPoint
-from clawloop.judging.records import HINTS, VOTES
-from clawloop.local.tiny_model import ensure_tiny_model
+from clawloop.app.local.tiny_model import ensure_tiny_model
+from clawloop.core.crash_points import CrashPoint
+from clawloop.core.judging.records import HINTS, VOTES
 from tests.api.test_any_shape import PROPER
 from tests.chaos.asked_again import stored_answers
 from tests.chaos.chatters import Chatters

@@ -15,11 +15,11 @@ import orjson
 import psutil
 import pytest
 
-from clawloop.ids import turn_id_of
-from clawloop.local import parts
-from clawloop.local.checks import bound_socket
-from clawloop.local.parts import Deployment
-from clawloop.local.supervision.supervisor import PartState, Supervisor
+from clawloop.app.local import parts
+from clawloop.app.local.checks import bound_socket
+from clawloop.app.local.parts import Deployment
+from clawloop.app.local.supervision.supervisor import PartState, Supervisor
+from clawloop.core.ids import turn_id_of
 from db.database import BACKGROUND_LIMIT, Database
 from db.turns.insert import PostgresTurnStore
 from tests.e2e.gateway import prepared

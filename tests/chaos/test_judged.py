@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from clawloop.contracts.turns import TurnKind, TurnOutcome
+from clawloop.core.contracts.turns import TurnKind, TurnOutcome
 from db.invariants import violations
 from tests.chaos.judged import followed_turns, judged_turns, lost_judgements, sessions_left_open
 from tests.judging.conftest import Bench, bench, binary_bench, judge

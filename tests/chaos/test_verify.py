@@ -12,9 +12,9 @@ from typing import cast
 
 import pytest
 
-from clawloop.adapters.directory import HASHED_FILES, adapter_sha256
-from clawloop.contracts.turns import TurnRecord, TurnStatus
-from clawloop.ids import response_id, version_name
+from clawloop.core.adapters.directory import HASHED_FILES, adapter_sha256
+from clawloop.core.contracts.turns import TurnRecord, TurnStatus
+from clawloop.core.ids import response_id, version_name
 from db.database import Database
 from db.invariants import INVARIANTS, Violation, violations
 from db.serving.engines import add_engine

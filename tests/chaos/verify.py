@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import psycopg
 
-from clawloop.adapters.directory import check_version
-from clawloop.contracts.turns import TurnStatus
-from clawloop.errors import AdapterUnreadable, AdapterUnusable, StoreUnavailable
-from clawloop.ids import turn_id_of, version_name
-from clawloop.processes.operations import damaged_files
+from clawloop.app.processes.operations import damaged_files
+from clawloop.core.adapters.directory import check_version
+from clawloop.core.contracts.turns import TurnStatus
+from clawloop.core.errors import AdapterUnreadable, AdapterUnusable, StoreUnavailable
+from clawloop.core.ids import turn_id_of, version_name
 from db.database import BACKGROUND_LIMIT, Database
 from db.invariants import committed_versions, violations
 from tests.chaos.asked_again import asked_again, stored_answers

@@ -14,9 +14,9 @@ from uuid import uuid4
 
 import pytest
 
-from clawloop.contracts.turns import MatchedBy, SessionSource, StoredTurn, TurnKind
-from clawloop.turns.next_state import next_states
-from clawloop.turns.parents import Candidate
+from clawloop.core.contracts.turns import MatchedBy, SessionSource, StoredTurn, TurnKind
+from clawloop.core.turns.next_state import next_states
+from clawloop.core.turns.parents import Candidate
 from db.turns.prepared_turn import PreparedTurn
 from tests.api.conftest import Gateway, gateway, shared_gateway
 from tests.fakes.replies import Reply

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts.turns import SessionSource, StoredTurn, TurnKind, TurnStatus
+from clawloop.core.contracts.turns import SessionSource, StoredTurn, TurnKind, TurnStatus
 from tests.api.conftest import Gateway, gateway, shared_gateway
 from tests.clients.packages import NODE, claude_code
 from tests.fakes.engine import PROMPT_IDS

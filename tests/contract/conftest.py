@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.contracts.serving import Directory, Policy, Scope
-from clawloop.encryption.key_file import make_keys
-from clawloop.encryption.sealer import Sealer
-from clawloop.ids import ApiKeyId
+from clawloop.core.contracts.serving import Directory, Policy, Scope
+from clawloop.core.encryption.key_file import make_keys
+from clawloop.core.encryption.sealer import Sealer
+from clawloop.core.ids import ApiKeyId
 from db.content import ContentCodec
 from db.database import Database
 from db.erasure import PostgresErasureStore

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from activities.training.train_step import TrainingActivities, TrainStep
-from clawloop.contracts.training import StepBatch, StepState
-from clawloop.ids import SampleId
+from clawloop.core.contracts.training import StepBatch, StepState
+from clawloop.core.ids import SampleId
 from tests.contract.learning import POLICY, Learning
 from tests.fakes.trainer import FakeTrainer
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from clawloop.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, GroupResult, GroupView, NewGroup
-from clawloop.contracts.turns import TurnRecord
-from clawloop.ids import ApiKeyId, RolloutGroupId, new_rollout_group_id
+from clawloop.core.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, GroupResult, GroupView, NewGroup
+from clawloop.core.contracts.turns import TurnRecord
+from clawloop.core.ids import ApiKeyId, RolloutGroupId, new_rollout_group_id
 from db.episodes.groups import PostgresEpisodeStore
 from tests.contract.learning import POLICY, PostgresLearning
 from tests.records import turn_record

@@ -14,8 +14,8 @@ from psycopg.rows import dict_row
 from activities.serving.publishing import PublishingStore
 from activities.training.gate import GateStore
 from activities.training.steps import StepStore
-from clawloop.contracts.serving import Engine, Scope
-from clawloop.contracts.training import (
+from clawloop.core.contracts.serving import Engine, Scope
+from clawloop.core.contracts.training import (
     CheckName,
     CheckResult,
     GateCheck,
@@ -26,13 +26,13 @@ from clawloop.contracts.training import (
     TrainedStep,
     VersionRef,
 )
-from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome
-from clawloop.ids import ApiKeyId, FeedbackId, SampleId, new_feedback_id
-from clawloop.judging.hints import HintChoice
-from clawloop.judging.records import FinalizedJudgement
-from clawloop.judging.voting import Verdict
+from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome
+from clawloop.core.ids import ApiKeyId, FeedbackId, SampleId, new_feedback_id
+from clawloop.core.judging.hints import HintChoice
+from clawloop.core.judging.records import FinalizedJudgement
+from clawloop.core.judging.voting import Verdict
+from clawloop.core.recipes.recipe import Recipe
 from clawloop.operations.ports import TrainingStore
-from clawloop.recipes.recipe import Recipe
 from db.database import Database
 from db.judging.judgements import PostgresJudgementStore
 from db.serving.directory import ensure_policy

@@ -11,14 +11,14 @@ import pytest
 
 from activities.judging.ports import ClosingStore, JudgementStore
 from activities.sweep import SweepStore
-from clawloop.contracts.sessions import FeedbackEffect
-from clawloop.contracts.training import SampleState
-from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
-from clawloop.ids import FeedbackId, SessionId, TurnId
-from clawloop.judging.hints import NOT_ASKED
-from clawloop.judging.records import FinalizedJudgement, Relation
-from clawloop.judging.voting import Verdict
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.contracts.sessions import FeedbackEffect
+from clawloop.core.contracts.training import SampleState
+from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
+from clawloop.core.ids import FeedbackId, SessionId, TurnId
+from clawloop.core.judging.hints import NOT_ASKED
+from clawloop.core.judging.records import FinalizedJudgement, Relation
+from clawloop.core.judging.voting import Verdict
+from clawloop.core.recipes.recipe import Recipe
 from db.database import Database
 from db.judging.closing import PostgresClosingStore
 from db.judging.feedback import PostgresFeedbackStore

@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 
-from clawloop.contracts.adapter_directory import AdapterDirectory
-from clawloop.contracts.training import BroughtAdapter, StepState, VersionOrigin, VersionRef
-from clawloop.errors import NotFound, RecipeRejected, StateConflict
-from clawloop.recipes.recipe import Lora
+from clawloop.core.contracts.adapter_directory import AdapterDirectory
+from clawloop.core.contracts.training import BroughtAdapter, StepState, VersionOrigin, VersionRef
+from clawloop.core.errors import NotFound, RecipeRejected, StateConflict
+from clawloop.core.recipes.recipe import Lora
 from db.training.policies import versions_of_other_shape
 from db.training.status import PostgresTrainingBrowser
 from db.training.work_flag import PostgresWorkStore

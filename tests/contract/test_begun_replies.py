@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import JsonValue
 
-from clawloop.contracts.turns import Message, SessionEvidence, SessionSource
+from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource
 from tests.contract.conftest import Stores
 from tests.records import turn_record
 

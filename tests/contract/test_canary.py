@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from activities.notify import TrainingNotifier
 from activities.training.gate import Canaries
-from clawloop.contracts.training import CheckName, CheckResult, TrainingState
-from clawloop.gate.canary import CanaryEnd
-from clawloop.recipes.recipe import Gate
+from clawloop.core.contracts.training import CheckName, CheckResult, TrainingState
+from clawloop.core.gate.canary import CanaryEnd
+from clawloop.core.recipes.recipe import Gate
 from db.serving.directory import PostgresDirectoryStore
 from db.training.gate import PostgresCanaryStore
 from db.training.work_flag import PostgresWorkStore

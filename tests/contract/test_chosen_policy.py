@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clawloop.contracts.turns import InsertedTurn, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
+from clawloop.core.contracts.turns import InsertedTurn, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
 from tests.chats import assistant, user
 from tests.contract.conftest import Stores
 from tests.records import turn_record

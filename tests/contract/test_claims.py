@@ -11,13 +11,13 @@ import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.training import Claim, SampleState, StepState
-from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnOutcome
-from clawloop.errors import RecordUnusable, StoreUnavailable
-from clawloop.ids import FeedbackId, SampleId, new_feedback_id
-from clawloop.judging.hints import HintChoice
-from clawloop.judging.records import FinalizedJudgement
-from clawloop.judging.voting import Verdict
+from clawloop.core.contracts.training import Claim, SampleState, StepState
+from clawloop.core.contracts.turns import SessionEvidence, SessionSource, TurnOutcome
+from clawloop.core.errors import RecordUnusable, StoreUnavailable
+from clawloop.core.ids import FeedbackId, SampleId, new_feedback_id
+from clawloop.core.judging.hints import HintChoice
+from clawloop.core.judging.records import FinalizedJudgement
+from clawloop.core.judging.voting import Verdict
 from db.database import Database
 from db.training.steps import PostgresStepStore
 from db.training.work_flag import PostgresWorkStore

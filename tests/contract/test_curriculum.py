@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from clawloop.contracts.episodes import Ending, EpisodeEnd, KindView, RolloutsPlan
-from clawloop.episodes.curriculum import groups_to_move
-from clawloop.episodes.kinds import split_task_id
-from clawloop.errors import ValueRejected
-from clawloop.ids import RolloutGroupId
+from clawloop.core.contracts.episodes import Ending, EpisodeEnd, KindView, RolloutsPlan
+from clawloop.core.episodes.curriculum import groups_to_move
+from clawloop.core.episodes.kinds import split_task_id
+from clawloop.core.errors import ValueRejected
+from clawloop.core.ids import RolloutGroupId
 from db.episodes.groups import PostgresEpisodeStore
 from db.episodes.rollouts import PostgresRolloutStore
 from tests.contract.episodes import LIFETIME, view_of

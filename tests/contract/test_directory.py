@@ -5,8 +5,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from clawloop.contracts.serving import Directory, Engine, Policy
-from clawloop.errors import SetupError
+from clawloop.core.contracts.serving import Directory, Engine, Policy
+from clawloop.core.errors import SetupError
 from db.database import Database
 from db.serving.directory import DEFAULT_SAMPLING, PostgresDirectoryStore, ensure_policy
 from db.serving.engines import (

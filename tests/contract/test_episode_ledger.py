@@ -10,9 +10,9 @@ import psycopg
 import pytest
 
 from benchmarks.episode_ledger import Scored, count_by_environment, places_since, scored_since, turns_lost
-from clawloop.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd
-from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnStatus
-from clawloop.ids import ApiKeyId
+from clawloop.core.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd
+from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, TurnStatus
+from clawloop.core.ids import ApiKeyId
 from db.episodes.groups import PostgresEpisodeStore
 from tests.contract.episodes import LIFETIME, new_group
 from tests.contract.learning import PostgresLearning

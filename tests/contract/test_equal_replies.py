@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnRecord
-from clawloop.turns.identify import named_session_id
-from clawloop.turns.parents import Candidate
+from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, TurnRecord
+from clawloop.core.turns.identify import named_session_id
+from clawloop.core.turns.parents import Candidate
 from db.content import PLAIN
 from db.database import Database, raw_connection
 from db.turns.prepared_turn import Request

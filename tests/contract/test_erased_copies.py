@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from clawloop.contracts.turns import Message, TurnKind, TurnOutcome, TurnRecord
+from clawloop.core.contracts.turns import Message, TurnKind, TurnOutcome, TurnRecord
+from clawloop.core.ids import ApiKeyId, SessionId
+from clawloop.core.turns.classify import classify
+from clawloop.core.turns.identify import identify
 from clawloop.environments.artifacts import ArtifactFolder
-from clawloop.ids import ApiKeyId, SessionId
 from clawloop.operations.sessions import SessionOperations
-from clawloop.turns.classify import classify
-from clawloop.turns.identify import identify
 from tests.chats import assistant, system, user
 from tests.contract.conftest import Stores
 from tests.fakes.notifier import FakeNotifier

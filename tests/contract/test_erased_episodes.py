@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.contracts.episodes import Ending, EpisodeEnd
-from clawloop.contracts.turns import TurnRecord
+from clawloop.core.contracts.episodes import Ending, EpisodeEnd
+from clawloop.core.contracts.turns import TurnRecord
+from clawloop.core.ids import SessionId
 from clawloop.environments.artifacts import ArtifactFolder
-from clawloop.ids import SessionId
 from clawloop.operations.sessions import SessionOperations
 from db.episodes.groups import PostgresEpisodeStore
 from db.erasure import PostgresErasureStore

@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import RecordUnusable
-from clawloop.judging.voting import HintVote
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.errors import RecordUnusable
+from clawloop.core.judging.voting import HintVote
 from tests.contract.ledgers import GOOD, TIE, Ledger, fake_ledger, ledger, postgres_ledger
 
 __all__ = ["fake_ledger", "ledger", "postgres_ledger"]

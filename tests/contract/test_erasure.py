@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import pytest
 
-from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
-from clawloop.ids import SessionId, TurnId, new_turn_id
+from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
+from clawloop.core.ids import SessionId, TurnId, new_turn_id
 from tests.contract.conftest import Stores
 from tests.records import turn_record
 

@@ -22,12 +22,12 @@ from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.serving import Scope
-from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnRecord
-from clawloop.errors import RecordUnusable, StoreUnavailable
-from clawloop.ids import ApiKeyId, new_api_key_id
-from clawloop.local.checks import choose_port
-from clawloop.local.services.postgres import EmbeddedPostgres, free_port
+from clawloop.app.local.checks import choose_port
+from clawloop.app.local.services.postgres import EmbeddedPostgres, free_port
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.contracts.turns import SessionEvidence, SessionSource, TurnRecord
+from clawloop.core.errors import RecordUnusable, StoreUnavailable
+from clawloop.core.ids import ApiKeyId, new_api_key_id
 from db import database as database_module
 from db.database import Database
 from db.schema import migrate

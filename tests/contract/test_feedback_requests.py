@@ -7,10 +7,10 @@ import asyncio
 import psycopg
 import pytest
 
-from clawloop.contracts.sessions import FeedbackAnswer, FeedbackEffect, RepeatableRequest
-from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnRecord
-from clawloop.errors import AlreadyAnswered
-from clawloop.ids import new_turn_id
+from clawloop.core.contracts.sessions import FeedbackAnswer, FeedbackEffect, RepeatableRequest
+from clawloop.core.contracts.turns import SessionEvidence, SessionSource, TurnRecord
+from clawloop.core.errors import AlreadyAnswered
+from clawloop.core.ids import new_turn_id
 from db.database import Database
 from db.judging.feedback import PostgresFeedbackStore
 from tests.contract.conftest import TEST_LIMIT, Stores

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnRecord
-from clawloop.turns.files import STORED, references_in
+from clawloop.core.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnRecord
+from clawloop.core.turns.files import STORED, references_in
 from db.database import Database
 from db.invariants import violations
 from db.turns.insert import insert_batch

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from activities.training.gate import DecideVersion, GateActivities
-from clawloop.contracts.training import (
+from clawloop.core.contracts.training import (
     CheckName,
     CheckResult,
     Claim,
@@ -17,9 +17,9 @@ from clawloop.contracts.training import (
     StepState,
     TrainingState,
 )
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import NotFound, RecordUnusable, StateConflict
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.errors import NotFound, RecordUnusable, StateConflict
+from clawloop.core.recipes.recipe import Recipe
 from tests.contract.learning import HOURS, POLICY, RECIPE, Learning, publish, reject, step, trained
 
 PASSED = GateCheck(CheckName.NUMBERS, CheckResult.PASSED, "within limits", {"loss": 0.5, "base_distance": None})

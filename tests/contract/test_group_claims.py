@@ -7,13 +7,13 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from clawloop.contracts.training import SampleState, StepState
-from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnOutcome
-from clawloop.ids import SampleId
-from clawloop.judging.hints import NOT_ASKED
-from clawloop.judging.records import FinalizedJudgement, Relation
-from clawloop.judging.voting import rated
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.contracts.training import SampleState, StepState
+from clawloop.core.contracts.turns import SessionEvidence, SessionSource, TurnOutcome
+from clawloop.core.ids import SampleId
+from clawloop.core.judging.hints import NOT_ASKED
+from clawloop.core.judging.records import FinalizedJudgement, Relation
+from clawloop.core.judging.voting import rated
+from clawloop.core.recipes.recipe import Recipe
 from db.training.recipes import set_recipe
 from tests.contract.learning import POLICY, PostgresLearning, recipe
 from tests.records import turn_record

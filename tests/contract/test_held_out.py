@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
-from clawloop.contracts.training import BatchSample, SampleState
-from clawloop.contracts.turns import TurnOutcome, TurnRecord
-from clawloop.recipes.recipe import Gate, Recipe, Train
-from clawloop.samples.decision import is_held_out
+from clawloop.core.contracts.training import BatchSample, SampleState
+from clawloop.core.contracts.turns import TurnOutcome, TurnRecord
+from clawloop.core.recipes.recipe import Gate, Recipe, Train
+from clawloop.core.samples.decision import is_held_out
 from db.database import Database
 from db.training.gate_checks import read_held_out
 from db.training.status import read_status

@@ -7,12 +7,12 @@ from typing import Protocol
 
 import pytest
 
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.ids import TurnId, new_feedback_id, new_turn_id
-from clawloop.judging.agreement import Pair
-from clawloop.judging.hints import HintChoice
-from clawloop.judging.records import FinalizedJudgement
-from clawloop.judging.voting import Verdict, Vote
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.ids import TurnId, new_feedback_id, new_turn_id
+from clawloop.core.judging.agreement import Pair
+from clawloop.core.judging.hints import HintChoice
+from clawloop.core.judging.records import FinalizedJudgement
+from clawloop.core.judging.voting import Verdict, Vote
 from clawloop.operations.history import HistoryKey, HistoryStore, HistoryTurn, NewVerdict
 from db.episodes.groups import PostgresEpisodeStore
 from db.judging.rejudging import PostgresHistoryStore

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnRecord
-from clawloop.errors import ContentUnreadable, RecordUnusable, StoreTimedOut
-from clawloop.ids import TurnId, new_api_key_id
-from clawloop.turns.canonical import History
+from clawloop.core.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnRecord
+from clawloop.core.errors import ContentUnreadable, RecordUnusable, StoreTimedOut
+from clawloop.core.ids import TurnId, new_api_key_id
+from clawloop.core.turns.canonical import History
 from db.database import CHAT_LIMIT, Database
 from db.turns import prepared_turn
 from db.turns.insert import PostgresTurnStore, insert_batch

@@ -10,11 +10,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from clawloop.adapters.directory import HASHED_FILES, adapter_sha256
-from clawloop.contracts.training import StepState
-from clawloop.ids import TurnId
-from clawloop.local.services.postgres import EmbeddedPostgres
-from clawloop.processes.operations import damaged_files
+from clawloop.app.local.services.postgres import EmbeddedPostgres
+from clawloop.app.processes.operations import damaged_files
+from clawloop.core.adapters.directory import HASHED_FILES, adapter_sha256
+from clawloop.core.contracts.training import StepState
+from clawloop.core.ids import TurnId
 from db.database import Database
 from db.erasure import PostgresErasureStore
 from db.invariants import INVARIANTS, Violation, committed_versions, violations

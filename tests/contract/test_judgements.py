@@ -7,13 +7,13 @@ from datetime import timedelta
 
 import pytest
 
-from clawloop.contracts.sessions import TurnResult
-from clawloop.contracts.training import SampleState
-from clawloop.contracts.turns import TurnKind, TurnOutcome, TurnRecord
-from clawloop.errors import StoreUnavailable
-from clawloop.ids import SessionId, new_turn_id
-from clawloop.judging.hints import NOT_ASKED
-from clawloop.judging.records import (
+from clawloop.core.contracts.sessions import TurnResult
+from clawloop.core.contracts.training import SampleState
+from clawloop.core.contracts.turns import TurnKind, TurnOutcome, TurnRecord
+from clawloop.core.errors import StoreUnavailable
+from clawloop.core.ids import SessionId, new_turn_id
+from clawloop.core.judging.hints import NOT_ASKED
+from clawloop.core.judging.records import (
     DIRECT,
     VOTES,
     Ballot,
@@ -21,9 +21,9 @@ from clawloop.judging.records import (
     Relation,
     TurnDecision,
 )
-from clawloop.judging.voting import HintVote, Verdict, Vote
-from clawloop.recipes.recipe import Recipe
-from clawloop.samples.decision import FallbackSample
+from clawloop.core.judging.voting import HintVote, Verdict, Vote
+from clawloop.core.recipes.recipe import Recipe
+from clawloop.core.samples.decision import FallbackSample
 from tests.contract.ledgers import BAD, GOOD, TIE, Ledger, fake_ledger, finalize, ledger, postgres_ledger, related
 
 __all__ = ["fake_ledger", "ledger", "postgres_ledger"]

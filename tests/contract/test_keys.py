@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from clawloop.contracts.answers import StoredKey
-from clawloop.contracts.serving import ANY_POLICY, KeyLimits, Scope
-from clawloop.errors import SetupError
+from clawloop.core.contracts.answers import StoredKey
+from clawloop.core.contracts.serving import ANY_POLICY, KeyLimits, Scope
+from clawloop.core.errors import SetupError
 from db.database import Database
 from db.serving.keys import PostgresKeyStore
 from tests.contract.conftest import Stores

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import JsonValue
 
-from clawloop.contracts.turns import MatchedBy, Message, SessionEvidence, SessionSource, StoredTurn, TurnRecord
-from clawloop.ids import TurnId
-from clawloop.turns.canonical import History
-from clawloop.turns.places import AskedTurn, Placed, find_places
+from clawloop.core.contracts.turns import MatchedBy, Message, SessionEvidence, SessionSource, StoredTurn, TurnRecord
+from clawloop.core.ids import TurnId
+from clawloop.core.turns.canonical import History
+from clawloop.core.turns.places import AskedTurn, Placed, find_places
 from db.turns.insert import PostgresTurnStore
 from tests.contract.conftest import Stores
 from tests.records import turn_record

@@ -7,11 +7,11 @@ from datetime import timedelta
 
 import pytest
 
-from clawloop.contracts.serving import Scope
-from clawloop.contracts.training import SampleState, StepState, TrainingState
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import NotFound, SetupError, StateConflict
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.contracts.training import SampleState, StepState, TrainingState
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.errors import NotFound, SetupError, StateConflict
+from clawloop.core.recipes.recipe import Recipe
 from db.serving.directory import PostgresDirectoryStore
 from db.serving.keys import PostgresKeyStore
 from tests.conftest import execute

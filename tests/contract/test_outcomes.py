@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from clawloop.contracts.sessions import FeedbackEffect
-from clawloop.contracts.training import SampleState
-from clawloop.contracts.turns import TurnOutcome, TurnRecord
-from clawloop.ids import SessionId
-from clawloop.judging.records import Relation, TurnDecision
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.contracts.sessions import FeedbackEffect
+from clawloop.core.contracts.training import SampleState
+from clawloop.core.contracts.turns import TurnOutcome, TurnRecord
+from clawloop.core.ids import SessionId
+from clawloop.core.judging.records import Relation, TurnDecision
+from clawloop.core.recipes.recipe import Recipe
 from tests.contract.ledgers import BAD, GOOD, TIE, Ledger, fake_ledger, finalize, ledger, postgres_ledger, related
 
 __all__ = ["fake_ledger", "ledger", "postgres_ledger"]

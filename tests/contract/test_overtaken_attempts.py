@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from activities.training.train_step import StepDone, TrainingActivities
-from clawloop.contracts.training import (
+from clawloop.core.contracts.training import (
     Attempts,
     GateCheck,
     Pace,
@@ -19,7 +19,7 @@ from clawloop.contracts.training import (
     TrainedStep,
     TrainingState,
 )
-from clawloop.errors import (
+from clawloop.core.errors import (
     AdapterUnusable,
     NothingToTrain,
     PermanentError,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clawloop.ids import TurnId
+from clawloop.core.ids import TurnId
 from tests.contract.ledgers import Ledger, postgres_ledger
 
 __all__ = ["postgres_ledger"]

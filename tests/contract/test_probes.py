@@ -15,16 +15,16 @@ from starlette.routing import Route
 
 from activities.training.gate import DecideVersion, GateActivities
 from activities.training.probes import ProbeActivities, ProbeVersion
-from clawloop.contracts.serving import Directory, Engine, Policy
-from clawloop.contracts.training import CheckResult, ProbeContent, StepState
-from clawloop.errors import EngineUnavailable, NotFound, StateConflict
-from clawloop.ids import new_probe_id
-from clawloop.judging.prompts import AnswerForm
-from clawloop.recipes.recipe import Gate
+from clawloop.core.contracts.serving import Directory, Engine, Policy
+from clawloop.core.contracts.training import CheckResult, ProbeContent, StepState
+from clawloop.core.errors import EngineUnavailable, NotFound, StateConflict
+from clawloop.core.ids import new_probe_id
+from clawloop.core.judging.prompts import AnswerForm
+from clawloop.core.recipes.recipe import Gate
+from clawloop.core.turns.files import STORED
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.probes import ProbeClient
-from clawloop.turns.files import STORED
 from db.training.probes import PostgresProbeStore
 from tests.contract.learning import POLICY, RECIPE, PostgresLearning, trained
 from tests.fakes.engine import serving

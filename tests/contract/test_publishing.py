@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from clawloop.contracts.adapter_directory import AdapterDirectory
-from clawloop.contracts.training import StepState
-from clawloop.errors import RecordUnusable, StateConflict
+from clawloop.core.contracts.adapter_directory import AdapterDirectory
+from clawloop.core.contracts.training import StepState
+from clawloop.core.errors import RecordUnusable, StateConflict
 from db.serving.publishing import PostgresPublishingStore
 from tests.contract.learning import HOURS, POLICY, Learning, PostgresLearning, commit, publish, step, trained
 

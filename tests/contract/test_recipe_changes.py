@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clawloop.errors import RecipeRejected, StateConflict
+from clawloop.core.errors import RecipeRejected, StateConflict
 from db.training.recipes import read_recipe_of, set_recipe
 from tests.contract.learning import POLICY, PostgresLearning, recipe, step
 

@@ -10,9 +10,9 @@ from uuid import uuid4
 import pytest
 
 from activities.episodes import EpisodeStore
-from clawloop.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, EpisodeState, GroupState, GroupTask
-from clawloop.errors import RecordUnusable
-from clawloop.ids import EpisodeId, RolloutGroupId
+from clawloop.core.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, EpisodeState, GroupState, GroupTask
+from clawloop.core.errors import RecordUnusable
+from clawloop.core.ids import EpisodeId, RolloutGroupId
 from db.database import Database
 from db.episodes.groups import PostgresEpisodeStore
 from tests.contract.episodes import LIFETIME, new_group

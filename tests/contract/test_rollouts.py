@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from clawloop.contracts.episodes import Ending, EpisodeEnd, EpisodeState, GroupState, RolloutsPlan, RolloutsState
-from clawloop.errors import NotFound, RecordUnusable, StateConflict
-from clawloop.ids import RolloutGroupId
+from clawloop.core.contracts.episodes import Ending, EpisodeEnd, EpisodeState, GroupState, RolloutsPlan, RolloutsState
+from clawloop.core.errors import NotFound, RecordUnusable, StateConflict
+from clawloop.core.ids import RolloutGroupId
 from db.episodes.groups import PostgresEpisodeStore
 from db.episodes.rollouts import PostgresRolloutStore
 from tests.contract.episodes import LIFETIME, add_turns, new_group, run_group, view_of

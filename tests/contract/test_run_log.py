@@ -8,7 +8,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from activities.training.train_step import TrainingActivities, TrainStep
-from clawloop.contracts.training import StepState
+from clawloop.core.contracts.training import StepState
 from clawloop.training.run_log import TensorBoardLog, scalars_of
 from tests.contract.learning import POLICY, Learning
 from tests.fakes.trainer import FakeTrainer

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from clawloop.contracts.training import Claim, StepState, TrainingState
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.contracts.training import Claim, StepState, TrainingState
+from clawloop.core.recipes.recipe import Recipe
 from tests.contract.learning import POLICY, Learning, PostgresLearning, recipe, step
 
 

@@ -17,10 +17,10 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine
 
 import migrations
-from clawloop.errors import SetupError
-from clawloop.local.services.postgres import free_port
-from clawloop.processes.database import ready_database
-from clawloop.settings import read_settings
+from clawloop.app.local.services.postgres import free_port
+from clawloop.app.processes.database import ready_database
+from clawloop.core.errors import SetupError
+from clawloop.core.settings import read_settings
 from db import schema
 from db.database import Database, driver_url
 from db.schema import is_current, migrate, migrate_down, revisions

@@ -7,11 +7,11 @@ from datetime import timedelta
 
 import pytest
 
-from clawloop.contracts.sessions import FeedbackEffect, SessionState
-from clawloop.contracts.turns import CALLS_TOOLS, SessionEvidence, SessionSource, TurnKind, TurnOutcome, TurnRecord
-from clawloop.contracts.views import SessionFilter, Tokens
-from clawloop.errors import AmbiguousId, NotFound
-from clawloop.ids import SessionId, new_turn_id, response_id
+from clawloop.core.contracts.sessions import FeedbackEffect, SessionState
+from clawloop.core.contracts.turns import CALLS_TOOLS, SessionEvidence, SessionSource, TurnKind, TurnOutcome, TurnRecord
+from clawloop.core.contracts.views import SessionFilter, Tokens
+from clawloop.core.errors import AmbiguousId, NotFound
+from clawloop.core.ids import SessionId, new_turn_id, response_id
 from clawloop.operations.reading import Reading, References
 from tests.contract.conftest import Stores
 from tests.records import turn_record

@@ -9,14 +9,14 @@ import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.contracts.episodes import Ending, EpisodeEnd, GroupState
-from clawloop.contracts.training import BatchSample, SampleState, StepState
-from clawloop.contracts.turns import Message, TurnOutcome
-from clawloop.episodes.keys import KEY_LIFETIME, EpisodeKey, sign, verify
-from clawloop.errors import RecordUnusable
-from clawloop.ids import ApiKeyId, RolloutGroupId, SampleId
-from clawloop.recipes.recipe import Gate
-from clawloop.samples.decision import is_held_out
+from clawloop.core.contracts.episodes import Ending, EpisodeEnd, GroupState
+from clawloop.core.contracts.training import BatchSample, SampleState, StepState
+from clawloop.core.contracts.turns import Message, TurnOutcome
+from clawloop.core.episodes.keys import KEY_LIFETIME, EpisodeKey, sign, verify
+from clawloop.core.errors import RecordUnusable
+from clawloop.core.ids import ApiKeyId, RolloutGroupId, SampleId
+from clawloop.core.recipes.recipe import Gate
+from clawloop.core.samples.decision import is_held_out
 from db.episodes.groups import PostgresEpisodeStore
 from db.invariants import violations
 from db.judging.rejudging import PostgresRejudgeStore

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.errors import StoreUnavailable
-from clawloop.local.checks import choose_port
+from clawloop.app.local.checks import choose_port
+from clawloop.core.errors import StoreUnavailable
 from db import database as database_module
 from db.database import CHAT_LIMIT, Database
 from tests.chaos.proxy import Proxy

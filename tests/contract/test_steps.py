@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 
-from clawloop.contracts.training import Claim, SampleState, StepState, TrainingState
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import RecordUnusable
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.contracts.training import Claim, SampleState, StepState, TrainingState
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.errors import RecordUnusable
+from clawloop.core.recipes.recipe import Recipe
 from tests.contract.learning import HOURS, POLICY, RECIPE, Learning, commit, recipe, step, trained
 
 

@@ -11,7 +11,7 @@ from statistics import median
 import psycopg
 import pytest
 
-from clawloop.contracts.turns import Message, TurnRecord
+from clawloop.core.contracts.turns import Message, TurnRecord
 from db.database import Database
 from db.turns.insert import PostgresTurnStore
 from db.turns.read import ConversationCache

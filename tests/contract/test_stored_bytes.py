@@ -8,8 +8,8 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnRecord
-from clawloop.ids import ApiKeyId
+from clawloop.core.contracts.turns import SessionEvidence, SessionSource, TurnRecord
+from clawloop.core.ids import ApiKeyId
 from db.database import Database
 from db.erasure import PostgresErasureStore
 from db.judging.feedback import PostgresFeedbackStore

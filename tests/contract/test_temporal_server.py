@@ -16,11 +16,11 @@ import pytest
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from clawloop.contracts.sessions import WaitingWork
-from clawloop.errors import SetupError, StoreUnavailable
-from clawloop.ids import new_feedback_id
-from clawloop.processes import holding, workers
-from clawloop.processes.holding import Holding, take_database
+from clawloop.app.processes import holding, workers
+from clawloop.app.processes.holding import Holding, take_database
+from clawloop.core.contracts.sessions import WaitingWork
+from clawloop.core.errors import SetupError, StoreUnavailable
+from clawloop.core.ids import new_feedback_id
 from db.database import Database
 from db.temporal_server import TemporalServerStore
 from tests.contract.conftest import Stores
@@ -338,7 +338,7 @@ async def test_the_orchestrator_of_a_second_server_does_not_start(
     await store.hold("another")
     renewing = asyncio.create_task(_renew(store))
     environment = os.environ | {"DATABASE_URL": postgres_url, "TEMPORAL_ADDRESS": temporal_address}
-    command = [sys.executable, "-m", "clawloop.cli.main", "worker", "orchestrator", "--data", str(tmp_path)]
+    command = [sys.executable, "-m", "clawloop.app.cli.main", "worker", "orchestrator", "--data", str(tmp_path)]
     process = await asyncio.create_subprocess_exec(
         *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )

@@ -8,7 +8,7 @@ import pytest
 
 from activities.training.steps import REASON_LIMIT
 from activities.training.train_step import LOST_ATTEMPTS, StepDone, TrainingActivities, TrainStep
-from clawloop.contracts.training import (
+from clawloop.core.contracts.training import (
     CheckResult,
     Pace,
     SampleState,
@@ -19,8 +19,8 @@ from clawloop.contracts.training import (
     TrainedStep,
     TrainingState,
 )
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import (
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.errors import (
     AdapterUnreadable,
     AdapterUnusable,
     DiskFull,
@@ -36,7 +36,7 @@ from clawloop.errors import (
     TrainerUnavailable,
     TransientError,
 )
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.recipes.recipe import Recipe
 from clawloop.training.ranks import ignore_status
 from tests.contract.desk import ASK, Desk, desk
 from tests.contract.learning import POLICY, recipe

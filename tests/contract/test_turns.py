@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts.turns import (
+from clawloop.core.contracts.turns import (
     Message,
     SessionEvidence,
     SessionSource,
@@ -20,8 +20,8 @@ from clawloop.contracts.turns import (
     TurnRecord,
     TurnStatus,
 )
-from clawloop.errors import RecordUnusable
-from clawloop.ids import SessionId, TurnId, new_turn_id
+from clawloop.core.errors import RecordUnusable
+from clawloop.core.ids import SessionId, TurnId, new_turn_id
 from tests.contract.conftest import Stores
 from tests.records import turn_record
 

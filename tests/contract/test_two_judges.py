@@ -11,13 +11,13 @@ import pytest
 from activities.judging.evaluation import Case, Evaluator
 from activities.judging.ports import JudgementStore
 from activities.judging.vote_collector import VoteCollector
-from clawloop.contracts.turns import Message, TurnRecord
-from clawloop.errors import StoreUnavailable
-from clawloop.judging.next_state_lookup import find_next_state
-from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt
-from clawloop.judging.records import HINTS, FinalizedJudgement, OpenJudgement, StoredAnswers
-from clawloop.judging.voting import HintVote, Vote
-from clawloop.recipes.recipe import JudgeForm, Recipe
+from clawloop.core.contracts.turns import Message, TurnRecord
+from clawloop.core.errors import StoreUnavailable
+from clawloop.core.judging.next_state_lookup import find_next_state
+from clawloop.core.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt
+from clawloop.core.judging.records import HINTS, FinalizedJudgement, OpenJudgement, StoredAnswers
+from clawloop.core.judging.voting import HintVote, Vote
+from clawloop.core.recipes.recipe import JudgeForm, Recipe
 from tests.contract.ledgers import GOOD, Ledger, fake_ledger, ledger, postgres_ledger
 
 __all__ = ["fake_ledger", "ledger", "postgres_ledger"]

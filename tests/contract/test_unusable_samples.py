@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from clawloop.contracts.training import SampleState, StepState
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import RecordUnusable
+from clawloop.core.contracts.training import SampleState, StepState
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.errors import RecordUnusable
 from db.content import bytes_to_logprobs
 from db.training import samples
 from db.training.steps import PostgresStepStore

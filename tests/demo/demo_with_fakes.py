@@ -15,14 +15,14 @@ from typing import Any
 
 import typer
 
-from clawloop.cli.demo import chat_command, run_command
-from clawloop.cli.up import prepare_deployment
-from clawloop.demo import run as demo_run
-from clawloop.local import parts, up
-from clawloop.local.parts import Deployment
-from clawloop.local.plan import UpOptions
-from clawloop.local.supervision.supervisor import Launch, Part
-from clawloop.settings import Settings
+from clawloop.app.cli.demo import chat_command, run_command
+from clawloop.app.cli.up import prepare_deployment
+from clawloop.app.demo import run as demo_run
+from clawloop.app.local import parts, up
+from clawloop.app.local.parts import Deployment
+from clawloop.app.local.plan import UpOptions
+from clawloop.app.local.supervision.supervisor import Launch, Part
+from clawloop.core.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 real_gateways = parts.gateways

@@ -17,10 +17,10 @@ import pytest
 from openai import AsyncOpenAI
 from rich.console import Console
 
-from clawloop.demo.admin_client import AdminClient
-from clawloop.demo.chat import Chat, chat, describe_turn
-from clawloop.demo.demo_folder import Address
-from clawloop.errors import SetupError
+from clawloop.app.demo.admin_client import AdminClient
+from clawloop.app.demo.chat import Chat, chat, describe_turn
+from clawloop.app.demo.demo_folder import Address
+from clawloop.core.errors import SetupError
 from tests.fakes.scripted_gateway import scripted_gateway
 from tests.records import turn_view
 
@@ -73,7 +73,7 @@ def test_a_turn_description_omits_unknown_fields() -> None:
 @pytest.mark.slow
 async def test_an_interactive_chat_in_a_terminal(tmp_path: Path) -> None:
     async with scripted_gateway() as gateway:
-        command = [sys.executable, "-m", "clawloop.cli.main", "demo", "chat", "--url", gateway.url, "--key", "k"]
+        command = [sys.executable, "-m", "clawloop.app.cli.main", "demo", "chat", "--url", gateway.url, "--key", "k"]
         printed = await asyncio.to_thread(_in_a_terminal, command, tmp_path)
     assert re.search(r"answer 1, by tiny", printed)
     assert re.search(r"answer 1: verdict \+1", printed)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from clawloop.demo.comparison import Point, Spread, curve, differences, summarise
-from clawloop.demo.report import RunReport
+from clawloop.app.demo.comparison import Point, Spread, curve, differences, summarise
+from clawloop.app.demo.report import RunReport
 from tests.demo.test_report import report
 
 FASTER = [30, 40, 40, 50, 30]

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from clawloop.demo.demo_folder import Address, demo_folder, read_address, write_address
-from clawloop.demo.plan import plan
-from clawloop.demo.run import DemoOptions, run
-from clawloop.demo.scoreboard import LineBoard
-from clawloop.errors import SetupError
-from clawloop.local.parts import Deployment
+from clawloop.app.demo.demo_folder import Address, demo_folder, read_address, write_address
+from clawloop.app.demo.plan import plan
+from clawloop.app.demo.run import DemoOptions, run
+from clawloop.app.demo.scoreboard import LineBoard
+from clawloop.app.local.parts import Deployment
+from clawloop.core.errors import SetupError
 
 
 def test_the_folder_starts_empty_and_is_removed(tmp_path: Path) -> None:

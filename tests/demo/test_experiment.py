@@ -12,18 +12,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from clawloop.demo import admin_client, experiment, openai_client
-from clawloop.demo.admin_client import AdminClient
-from clawloop.demo.experiment import Experiment, PolicyAccess, TrainingPaused, rounds, run_experiment
-from clawloop.demo.openai_client import ChatClient
-from clawloop.demo.plan import Plan, PlannedRun
-from clawloop.demo.recipes import Method
-from clawloop.demo.report import Evaluation, RunTotals, report_run
-from clawloop.demo.run import keep_match
-from clawloop.demo.world import Axis
-from clawloop.errors import SetupError
-from clawloop.local.checks import choose_port
-from clawloop.local.supervision.supervisor import PartStatus
+from clawloop.app.demo import admin_client, experiment, openai_client
+from clawloop.app.demo.admin_client import AdminClient
+from clawloop.app.demo.experiment import Experiment, PolicyAccess, TrainingPaused, rounds, run_experiment
+from clawloop.app.demo.openai_client import ChatClient
+from clawloop.app.demo.plan import Plan, PlannedRun
+from clawloop.app.demo.recipes import Method
+from clawloop.app.demo.report import Evaluation, RunTotals, report_run
+from clawloop.app.demo.run import keep_match
+from clawloop.app.demo.world import Axis
+from clawloop.app.local.checks import choose_port
+from clawloop.app.local.supervision.supervisor import PartStatus
+from clawloop.core.errors import SetupError
 from db.database import Database
 from db.training.policies import PostgresMeasurements
 from tests.fakes.engine import serving

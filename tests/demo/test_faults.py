@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.demo.faults import FaultInjector
-from clawloop.local.supervision.supervisor import PartState
+from clawloop.app.demo.faults import FaultInjector
+from clawloop.app.local.supervision.supervisor import PartState
 from tests.local.test_supervisor import SLEEPS, part, supervising
 
 NAMES = ("postgres", "temporal", "vllm", "gateway-1", "gateway-2", "trainer")

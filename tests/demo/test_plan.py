@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.demo.plan import Plan, plan
-from clawloop.demo.recipes import Method, demo_recipe
-from clawloop.demo.world import Axis
-from clawloop.errors import SetupError
-from clawloop.processes.bootstrap import DEFAULT_RECIPE
-from clawloop.recipes.recipe import load_recipe
+from clawloop.app.demo.plan import Plan, plan
+from clawloop.app.demo.recipes import Method, demo_recipe
+from clawloop.app.demo.world import Axis
+from clawloop.app.processes.bootstrap import DEFAULT_RECIPE
+from clawloop.core.errors import SetupError
+from clawloop.core.recipes.recipe import load_recipe
 
 
 def planned(

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from clawloop.cli.up import prepare_deployment
-from clawloop.demo.practice import practice_run
-from clawloop.demo.practice import practise as practice
-from clawloop.demo.practice.measure import HeldOut, while_served
-from clawloop.demo.practice.practice_run import none_completed
-from clawloop.demo.practice.practise import PracticeOptions, practise
-from clawloop.demo.practice.toys import toy_of
-from clawloop.local import up
-from clawloop.local.plan import UpOptions
-from clawloop.local.supervision.supervisor import PartState, PartStatus
+from clawloop.app.cli.up import prepare_deployment
+from clawloop.app.demo.practice import practice_run
+from clawloop.app.demo.practice import practise as practice
+from clawloop.app.demo.practice.measure import HeldOut, while_served
+from clawloop.app.demo.practice.practice_run import none_completed
+from clawloop.app.demo.practice.practise import PracticeOptions, practise
+from clawloop.app.demo.practice.toys import toy_of
+from clawloop.app.local import up
+from clawloop.app.local.plan import UpOptions
+from clawloop.app.local.supervision.supervisor import PartState, PartStatus
 from tests.fakes.engine import fake_engine
 from tests.records import episode_view
 

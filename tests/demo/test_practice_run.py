@@ -9,17 +9,17 @@ from typing import Any, cast
 
 import pytest
 
-from clawloop.contracts.answers import TrainingStatus
-from clawloop.contracts.episodes import EpisodeView, RolloutsState, RolloutsView
-from clawloop.contracts.training import TrainingState
-from clawloop.demo.admin_client import AcceptedVersion
-from clawloop.demo.practice import practice_run
-from clawloop.demo.practice.measure import HeldOut
-from clawloop.demo.practice.practice_run import Run
-from clawloop.demo.practice.report import PracticeReport
-from clawloop.errors import SetupError
-from clawloop.ids import version_name
-from clawloop.local.supervision.supervisor import PartStatus
+from clawloop.app.demo.admin_client import AcceptedVersion
+from clawloop.app.demo.practice import practice_run
+from clawloop.app.demo.practice.measure import HeldOut
+from clawloop.app.demo.practice.practice_run import Run
+from clawloop.app.demo.practice.report import PracticeReport
+from clawloop.app.local.supervision.supervisor import PartStatus
+from clawloop.core.contracts.answers import TrainingStatus
+from clawloop.core.contracts.episodes import EpisodeView, RolloutsState, RolloutsView
+from clawloop.core.contracts.training import TrainingState
+from clawloop.core.errors import SetupError
+from clawloop.core.ids import version_name
 from tests.records import episode_view
 
 

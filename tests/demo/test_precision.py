@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from clawloop.demo import run as chat
-from clawloop.demo.plan import plan
-from clawloop.demo.practice import practise as practice
-from clawloop.demo.practice.toys import TOYS
-from clawloop.demo.scoreboard import LineBoard
-from clawloop.layout.memory import Role
-from clawloop.local import model_layout
-from clawloop.local.machine import Device
-from clawloop.local.model_layout import lay_out, widest_dtype
-from clawloop.local.parts import Deployment
-from clawloop.local.plan import UpOptions
+from clawloop.app.demo import run as chat
+from clawloop.app.demo.plan import plan
+from clawloop.app.demo.practice import practise as practice
+from clawloop.app.demo.practice.toys import TOYS
+from clawloop.app.demo.scoreboard import LineBoard
+from clawloop.app.layout.memory import Role
+from clawloop.app.local import model_layout
+from clawloop.app.local.machine import Device
+from clawloop.app.local.model_layout import lay_out, widest_dtype
+from clawloop.app.local.parts import Deployment
+from clawloop.app.local.plan import UpOptions
 from tests.local import fake_gpus
 
 CHAT = "chat"

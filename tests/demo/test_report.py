@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.demo.chart import draw_chart
-from clawloop.demo.plan import Plan, PlannedRun
-from clawloop.demo.recipes import Method
-from clawloop.demo.report import Evaluation, RunReport, RunTotals, report_run
-from clawloop.demo.report_formats import as_json, as_markdown, comparison_lines, read_report, summary_line
-from clawloop.errors import SetupError
+from clawloop.app.demo.chart import draw_chart
+from clawloop.app.demo.plan import Plan, PlannedRun
+from clawloop.app.demo.recipes import Method
+from clawloop.app.demo.report import Evaluation, RunReport, RunTotals, report_run
+from clawloop.app.demo.report_formats import as_json, as_markdown, comparison_lines, read_report, summary_line
+from clawloop.core.errors import SetupError
 
 RUN = PlannedRun(4, Method.OPD)
 PLAN = Plan((RUN,), 64, paced=True)

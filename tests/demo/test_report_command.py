@@ -10,8 +10,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from clawloop.cli.demo import report_command
-from clawloop.demo.report_formats import as_json
+from clawloop.app.cli.demo import report_command
+from clawloop.app.demo.report_formats import as_json
 from tests.demo.test_report import report
 
 app = typer.Typer()

@@ -8,10 +8,10 @@ from io import StringIO
 
 from rich.console import Console
 
-from clawloop.demo.plan import PlannedRun
-from clawloop.demo.recipes import Method
-from clawloop.demo.scoreboard import LineBoard, TableBoard
-from clawloop.local.supervision.supervisor import PartState, PartStatus
+from clawloop.app.demo.plan import PlannedRun
+from clawloop.app.demo.recipes import Method
+from clawloop.app.demo.scoreboard import LineBoard, TableBoard
+from clawloop.app.local.supervision.supervisor import PartState, PartStatus
 from tests.demo.test_report import evaluated
 
 ONE, TWO = PlannedRun(1, Method.COMBINED), PlannedRun(2, Method.BINARY)

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, distribution, packages_dist
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from clawloop.processes.install_check import TOP_LEVEL_NAMES
+from clawloop.app.processes.install_check import TOP_LEVEL_NAMES
 from tests.deploy.stated import EXTRAS, ROOT, ranges
 
 PACKAGES = ("clawloop", *TOP_LEVEL_NAMES)

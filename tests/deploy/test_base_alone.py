@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
-from clawloop.errors import SetupError
-from clawloop.families.chat_format import ChatFormat
-from clawloop.families.template import Thinking
-from clawloop.local.services import vllm
-from clawloop.processes.install_check import EXTRA_OF
+from clawloop.app.local.services import vllm
+from clawloop.app.processes.install_check import EXTRA_OF
+from clawloop.core.errors import SetupError
+from clawloop.core.families.chat_format import ChatFormat
+from clawloop.core.families.template import Thinking
 from tests.deploy.imports import PACKAGES, VLLM, closure, distributions, imported
 from tests.deploy.stated import ROOT, ranges
 
@@ -43,7 +43,7 @@ def run_with_the_base_alone(base: Path, data: Path, *verb: str) -> str:
 
     With -S, only the standard library, `base` and our own source can be imported.
     """
-    command = [sys.executable, "-S", "-c", "from clawloop.cli.main import main; main()", *verb]
+    command = [sys.executable, "-S", "-c", "from clawloop.app.cli.main import main; main()", *verb]
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{base}", "CLAWLOOP_DATA": str(data)}
     finished = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, check=False)
     assert finished.returncode == 1

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from clawloop.local.services import temporal_server
+from clawloop.app.local.services import temporal_server
 from tests.deploy.containers import COMPOSE_FILES, DEPLOY, FILLED_IN, compose, composed, filled_in
 
 Services = dict[str, dict[str, Any]]

@@ -17,15 +17,15 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from typer.main import get_command
 
-from clawloop.cli.main import app
-from clawloop.families.chat_format import ChatFormat
-from clawloop.families.template import Thinking
-from clawloop.layout import plan as layouts
-from clawloop.layout.memory import Process, Role, chats_of_gateway, grammars_of_gateway, probes_at_once
-from clawloop.local.services.vllm import GUARD_SECRET, GUARD_SECRETS, EngineOptions, ModelFacts, launch
-from clawloop.local.supervision.supervisor import Launch
+from clawloop.app.cli.main import app
+from clawloop.app.layout import plan as layouts
+from clawloop.app.layout.memory import Process, Role, chats_of_gateway, grammars_of_gateway, probes_at_once
+from clawloop.app.local.services.vllm import GUARD_SECRET, GUARD_SECRETS, EngineOptions, ModelFacts, launch
+from clawloop.app.local.supervision.supervisor import Launch
+from clawloop.core.families.chat_format import ChatFormat
+from clawloop.core.families.template import Thinking
+from clawloop.core.settings import Settings
 from clawloop.serving.engine_guard import EngineGuard
-from clawloop.settings import Settings
 from tests.deploy.containers import Container, composed, kustomized, of_compose, of_kubernetes
 from tests.deploy.stated import ROOT
 from tests.unit.layout import shapes

@@ -62,7 +62,12 @@ def test_it_has_one_top_level_package_and_what_that_reads(wheel: Path) -> None:
     read = {"clawloop/sandboxes/inside.py", "clawloop/environments/inside/harness.py"}
     read |= {f"clawloop/environments/{name}" for name in ("swe/inside/check.py", "tool_call/inside/verify.py")}
     assert read <= names
-    without = ("clawloop/training", "clawloop/processes/gateway", "clawloop/encryption", "clawloop/settings")
+    without = (
+        "clawloop/training",
+        "clawloop/app/processes/gateway",
+        "clawloop/core/encryption",
+        "clawloop/core/settings",
+    )
     assert [name for name in names if name.startswith(without)] == []
 
 
@@ -78,11 +83,11 @@ def test_it_has_the_version_and_dependencies_of_ours() -> None:
 @pytest.mark.slow
 @pytest.mark.long
 def test_it_runs_without_our_gateways_and_trainers_packages(alone: Path) -> None:
-    imported = run_alone(alone, "import clawloop.cli.remote_environment, sys; print(*sys.modules)")
+    imported = run_alone(alone, "import clawloop.app.cli.remote_environment, sys; print(*sys.modules)")
     assert imported.returncode == 0, imported.stderr
     loaded = imported.stdout.split()
     assert {*HEAVY, "api", "db", "workflows", "activities"}.isdisjoint(loaded)
-    program = "from clawloop.cli.remote_environment import main; main()"
+    program = "from clawloop.app.cli.remote_environment import main; main()"
     for arguments, variables, message in (
         ((), {}, "no key: set CLAWLOOP_WORKER_KEY"),
         ((), {"CLAWLOOP_WORKER_KEY": "k"}, "no Temporal: set TEMPORAL_ADDRESS"),
@@ -96,15 +101,15 @@ def test_it_runs_without_our_gateways_and_trainers_packages(alone: Path) -> None
 
 
 def test_a_module_that_needs_a_foreign_package_cannot_be_built(tmp_path: Path) -> None:
-    (tmp_path / "clawloop" / "cli").mkdir(parents=True)
-    for folder in ("clawloop", "clawloop/cli"):
+    (tmp_path / "clawloop" / "app" / "cli").mkdir(parents=True)
+    for folder in ("clawloop", "clawloop/app", "clawloop/app/cli"):
         (tmp_path / folder / "__init__.py").touch()
-    program = tmp_path / "clawloop" / "cli" / "remote_environment.py"
+    program = tmp_path / "clawloop" / "app" / "cli" / "remote_environment.py"
     program.write_text("def main() -> None:\n    import db.schema\n")
     with pytest.raises(ValueError, match=r"imports db\.schema"):
         _hook().imported_files(tmp_path)
     program.write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import db.schema\n")
-    assert "clawloop/cli/remote_environment.py" in _hook().imported_files(tmp_path)
+    assert "clawloop/app/cli/remote_environment.py" in _hook().imported_files(tmp_path)
 
 
 def _hook() -> Any:

@@ -12,9 +12,9 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from clawloop.cli.remote_environment import _parser, worker_of
+from clawloop.app.cli.remote_environment import _parser, worker_of
+from clawloop.core.errors import SetupError
 from clawloop.environments.choice import DEFAULT_ENVIRONMENTS, gateway_address
-from clawloop.errors import SetupError
 from tests.deploy.containers import DEPLOY, compose, filled_in
 from tests.deploy.test_further_engines import overlay
 from tests.deploy.test_kubernetes import VERSIONS, of_kind, pods, selected

@@ -14,10 +14,10 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from clawloop.layout import plan as layouts
-from clawloop.layout.memory import Process, Role
-from clawloop.layout.request import TrainingNeeds, limits_for
-from clawloop.local.services.vllm import EngineOptions, launch
+from clawloop.app.layout import plan as layouts
+from clawloop.app.layout.memory import Process, Role
+from clawloop.app.layout.request import TrainingNeeds, limits_for
+from clawloop.app.local.services.vllm import EngineOptions, launch
 from tests.deploy.containers import (
     DEPLOY,
     Container,

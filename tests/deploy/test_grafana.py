@@ -11,7 +11,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from clawloop.telemetry.metrics import (
+from clawloop.core.telemetry.metrics import (
     EngineMetrics,
     EnvironmentMetrics,
     GatewayMetrics,

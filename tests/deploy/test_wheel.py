@@ -10,7 +10,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from clawloop.processes.install_check import TOP_LEVEL_NAMES
+from clawloop.app.processes.install_check import TOP_LEVEL_NAMES
 from tests.deploy.stated import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -44,9 +44,9 @@ def test_the_wheel_is_complete(built: Path) -> None:
         expected |= {f"{home}.data/data/share/clawloop/{kind}/{name}" for name in files_below(folder)}
     assert {name for name in names if not name.startswith(f"{home}.dist-info/")} == expected
     assert {
-        "clawloop/demo/model/model.safetensors",
-        "clawloop/demo/words/english.toml",
-        "clawloop/local/chat_template.jinja",
+        "clawloop/app/demo/model/model.safetensors",
+        "clawloop/app/demo/words/english.toml",
+        "clawloop/app/local/chat_template.jinja",
     } <= names
 
 

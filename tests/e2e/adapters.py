@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from clawloop.contracts.training import VersionRef
+from clawloop.core.contracts.training import VersionRef
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, read_adapter, write_version
 from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.loading import load_model

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from clawloop.local.checks import choose_port
-from clawloop.local.services.vllm import EngineOptions, launch, read_model
-from clawloop.local.supervision.supervisor import guarded
-from clawloop.local.tiny_model import ensure_tiny_model
+from clawloop.app.local.checks import choose_port
+from clawloop.app.local.services.vllm import EngineOptions, launch, read_model
+from clawloop.app.local.supervision.supervisor import guarded
+from clawloop.app.local.tiny_model import ensure_tiny_model
 from tests.conftest import ENGINE_FIXTURES
 from tests.e2e.toy import CONTEXT_TOKENS, toy_model
 from tests.engine_options import engine_options

@@ -15,9 +15,9 @@ from typing import Any
 
 import httpx
 
-from clawloop.contracts.serving import Scope
-from clawloop.local.checks import choose_port
-from clawloop.local.parts import answers_ok
+from clawloop.app.local.checks import choose_port
+from clawloop.app.local.parts import answers_ok
+from clawloop.core.contracts.serving import Scope
 from db.database import BACKGROUND_LIMIT, Database
 from db.serving.keys import PostgresKeyStore
 from tests.environments.foreign_python import FOREIGN

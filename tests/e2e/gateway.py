@@ -15,12 +15,12 @@ from pathlib import Path
 
 import httpx
 
-from clawloop.contracts.turns import StoredTurn
-from clawloop.encryption.key_file import SETTING
-from clawloop.encryption.sealer import Sealer
-from clawloop.ids import turn_id_of
-from clawloop.local.checks import choose_port
-from clawloop.processes.bootstrap import prepare
+from clawloop.app.local.checks import choose_port
+from clawloop.app.processes.bootstrap import prepare
+from clawloop.core.contracts.turns import StoredTurn
+from clawloop.core.encryption.key_file import SETTING
+from clawloop.core.encryption.sealer import Sealer
+from clawloop.core.ids import turn_id_of
 from db.content import PLAIN, ContentCodec
 from db.database import BACKGROUND_LIMIT, Database
 from db.turns.insert import PostgresTurnStore
@@ -75,7 +75,7 @@ async def running_gateway(
     data.mkdir(parents=True, exist_ok=True)
     with (data / "gateway.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "clawloop.cli.main", "gateway", "--port", str(port), "--data", str(data)],
+            [sys.executable, "-m", "clawloop.app.cli.main", "gateway", "--port", str(port), "--data", str(data)],
             env=dict(os.environ) | {"DATABASE_URL": database_url} | environment,
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -36,7 +36,7 @@ from temporalio.client import WorkflowHistory
 from tests.e2e.up import Up, up
 
 RECIPE = Path(__file__).with_name("kept.toml")
-DEMO_MODEL = Path(__file__).parents[2] / "clawloop" / "demo" / "model"
+DEMO_MODEL = Path(__file__).parents[2] / "clawloop" / "app" / "demo" / "model"
 # Rows, engines and adapters know the base model by the name of its folder, and must find it under the same name.
 MODEL_NAME = "clawloop-demo"
 ARCHIVE, WEIGHTS = "data.tar.xz", "model.safetensors"

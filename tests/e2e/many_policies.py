@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psycopg
 
-from clawloop.contracts.serving import Scope
-from clawloop.contracts.training import VersionRef
-from clawloop.ids import version_name
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.contracts.training import VersionRef
+from clawloop.core.ids import version_name
 from clawloop.serving.adapters import VllmControl
 from db.database import BACKGROUND_LIMIT, Database
 from db.serving.directory import ensure_policy

@@ -15,9 +15,9 @@ import orjson
 import psycopg
 
 from activities.serving.publishing import PublishingActivities, PublishVersion
-from clawloop.contracts.training import VersionRef
-from clawloop.temporal.notifier import TemporalNotifier
-from clawloop.temporal.plugin import connect
+from clawloop.app.temporal.notifier import TemporalNotifier
+from clawloop.app.temporal.plugin import connect
+from clawloop.core.contracts.training import VersionRef
 from db.database import BACKGROUND_LIMIT, Database
 from db.serving.publishing import PostgresPublishingStore
 from db.training.steps import PostgresStepStore

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from clawloop.layout.table import engine_environment
-from clawloop.local.services.vllm import LORA_TARGETS
+from clawloop.app.layout.table import engine_environment
+from clawloop.app.local.services.vllm import LORA_TARGETS
 
 TEMPERATURE = 0.7
 TOKENS = 40

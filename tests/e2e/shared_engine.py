@@ -11,8 +11,8 @@ import orjson
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
-from clawloop.contracts.serving import Engine, RouteKey
-from clawloop.judging.prompts import AnswerForm, vote_prompt
+from clawloop.core.contracts.serving import Engine, RouteKey
+from clawloop.core.judging.prompts import AnswerForm, vote_prompt
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient

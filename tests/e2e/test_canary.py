@@ -19,14 +19,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from clawloop.demo.recipes import Method, demo_recipe
-from clawloop.demo.user import SyntheticUser
-from clawloop.demo.world import Axis, Preference, Style, flipped
-from clawloop.gate.canary import MIN_SESSIONS
-from clawloop.ids import TurnId, turn_id_of
-from clawloop.recipes.recipe import Recipe
+from clawloop.app.demo.recipes import Method, demo_recipe
+from clawloop.app.demo.user import SyntheticUser
+from clawloop.app.demo.world import Axis, Preference, Style, flipped
+from clawloop.app.temporal.plugin import connect
+from clawloop.core.gate.canary import MIN_SESSIONS
+from clawloop.core.ids import TurnId, turn_id_of
+from clawloop.core.recipes.recipe import Recipe
 from clawloop.serving.adapters import VllmControl
-from clawloop.temporal.plugin import connect
 from tests.e2e.adapters import LORA, apply_adapter, load_policy, logprobs
 from tests.e2e.gateway import RealGateway
 from tests.e2e.toy import Conversation, admin, converse_all, outcomes, toy_gateway, toy_workers
@@ -243,7 +243,7 @@ def _check_what_became_of_its_samples(gateway: RealGateway) -> None:
     """No later step takes them, and the ledger is whole."""
     said = outcomes(gateway.database_url).splitlines()
     assert sum("trained in step 2, rolled back to 1" in line for line in said) == BATCH, said
-    command = [sys.executable, "-m", "clawloop.cli.main", "check", "--data", str(gateway.data)]
+    command = [sys.executable, "-m", "clawloop.app.cli.main", "check", "--data", str(gateway.data)]
     settings = dict(environ) | {"DATABASE_URL": gateway.database_url}
     checked = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
     assert "No violation" in checked.stdout, checked.stdout + checked.stderr

@@ -66,7 +66,7 @@ def _run(folder: Path, *options: str, within_seconds: float = MAX_SECONDS) -> li
     command = [
         sys.executable,
         "-m",
-        "clawloop.cli.main",
+        "clawloop.app.cli.main",
         "demo",
         "run",
         *options,

@@ -11,10 +11,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from clawloop.adapters.directory import CONFIG_FILE, adapter_sha256
-from clawloop.contracts.training import VersionRef
-from clawloop.errors import AdapterUnusable, EngineRejected, EngineUnavailable
-from clawloop.local.checks import choose_port
+from clawloop.app.local.checks import choose_port
+from clawloop.core.adapters.directory import CONFIG_FILE, adapter_sha256
+from clawloop.core.contracts.training import VersionRef
+from clawloop.core.errors import AdapterUnusable, EngineRejected, EngineUnavailable
 from clawloop.serving.adapters import VllmControl
 from clawloop.training.model.port import LoraShape
 from tests.e2e.adapters import random_versions

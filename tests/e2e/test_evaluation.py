@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from clawloop.cli.evaluate import learned
-from clawloop.demo.recipes import Method, demo_recipe
-from clawloop.demo.world import CHAT, EVALUATION, Axis, draw_preference
-from clawloop.evaluation.clients import ModelClient
-from clawloop.evaluation.run import Models, evaluate
+from clawloop.app.cli.evaluate import learned
+from clawloop.app.demo.recipes import Method, demo_recipe
+from clawloop.app.demo.world import CHAT, EVALUATION, Axis, draw_preference
+from clawloop.app.evaluation.clients import ModelClient
+from clawloop.app.evaluation.run import Models, evaluate
 from tests.e2e.toy import admin, outcomes, toy_gateway, toy_workers
 from tests.evaluation.toy_people import SETTING, tasks, toy_people
 

@@ -17,11 +17,11 @@ from tokenizers import Tokenizer
 from activities.judging.judge_turn import JudgingActivities
 from activities.judging.messages import JudgeTurn
 from activities.notify import TrainingNotifier
-from clawloop.contracts.sessions import TurnResult
-from clawloop.contracts.turns import StoredTurn
-from clawloop.judging.hints import LEAD_IN
-from clawloop.judging.prompts import AnswerForm
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.contracts.sessions import TurnResult
+from clawloop.core.contracts.turns import StoredTurn
+from clawloop.core.judging.hints import LEAD_IN
+from clawloop.core.judging.prompts import AnswerForm
+from clawloop.core.recipes.recipe import Recipe
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from clawloop.layout.memory import chats_of_gateway
+from clawloop.app.layout.memory import chats_of_gateway
 from tests.e2e.shared_engine import SEQS, Chats, sequences, vote
 
 CHOICES = 8

@@ -19,15 +19,15 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from clawloop.contracts.serving import Scope
-from clawloop.contracts.turns import TurnRecord
-from clawloop.demo.location import model_path
+from clawloop.app.demo.location import model_path
+from clawloop.app.local.checks import choose_port
+from clawloop.app.processes.bootstrap import prepare
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.contracts.turns import TurnRecord
+from clawloop.core.ids import TurnId, response_id
+from clawloop.core.recipes.recipe import Recipe
 from clawloop.environments.harbor import read_task
 from clawloop.environments.task import Split
-from clawloop.ids import TurnId, response_id
-from clawloop.local.checks import choose_port
-from clawloop.processes.bootstrap import prepare
-from clawloop.recipes.recipe import Recipe
 from clawloop.training.model.port import LoraShape
 from db.database import BACKGROUND_LIMIT, Database
 from db.invariants import violations

@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from clawloop.judging.prompts import AnswerForm, vote_prompt
-from clawloop.judging.voting import parse_vote
+from clawloop.core.judging.prompts import AnswerForm, vote_prompt
+from clawloop.core.judging.voting import parse_vote
 from clawloop.serving.endpoints import Endpoint, JsonClient
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import PATH, texts_of, texts_request
@@ -33,7 +33,7 @@ def running_workers(gateway: RealGateway, temporal: str) -> Iterator[None]:
     workers = []
     for role in ("orchestrator", "judge"):
         with (gateway.data / f"{role}.log").open("ab") as log:
-            command = [sys.executable, "-m", "clawloop.cli.main", "worker", role, "--data", str(gateway.data)]
+            command = [sys.executable, "-m", "clawloop.app.cli.main", "worker", role, "--data", str(gateway.data)]
             settings = {"DATABASE_URL": gateway.database_url, "TEMPORAL_ADDRESS": temporal}
             workers.append(subprocess.Popen(command, env=dict(os.environ) | settings, stdout=log, stderr=log))
     try:
@@ -101,7 +101,7 @@ async def test_a_chat_is_judged_by_the_base_model_on_its_engine(gateway: RealGat
 
 def why(gateway: RealGateway, turn: str) -> str:
     """Output of `clawloop why`."""
-    command = [sys.executable, "-m", "clawloop.cli.main", "why", turn, "--data", str(gateway.data)]
+    command = [sys.executable, "-m", "clawloop.app.cli.main", "why", turn, "--data", str(gateway.data)]
     settings = dict(os.environ) | {"DATABASE_URL": gateway.database_url}
     return subprocess.run(command, env=settings, capture_output=True, text=True, check=True).stdout
 

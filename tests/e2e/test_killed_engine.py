@@ -16,8 +16,8 @@ import psutil
 import psycopg
 import pytest
 
-from clawloop.local.checks import choose_port
-from clawloop.local.services.vllm import launch, read_model
+from clawloop.app.local.checks import choose_port
+from clawloop.app.local.services.vllm import launch, read_model
 from db.schema import migrate
 from tests.conftest import database_address, execute
 from tests.e2e.adapters import random_versions

@@ -21,12 +21,12 @@ import httpx
 import psycopg
 import pytest
 
-from clawloop.demo.recipes import Method, demo_recipe
-from clawloop.demo.user import SyntheticUser
-from clawloop.demo.world import CHAT, Axis, draw_preference
-from clawloop.encryption.key_file import SETTING, make_keys
-from clawloop.ids import TurnId
-from clawloop.recipes.recipe import Lora
+from clawloop.app.demo.recipes import Method, demo_recipe
+from clawloop.app.demo.user import SyntheticUser
+from clawloop.app.demo.world import CHAT, Axis, draw_preference
+from clawloop.core.encryption.key_file import SETTING, make_keys
+from clawloop.core.ids import TurnId
+from clawloop.core.recipes.recipe import Lora
 from tests.e2e.adapters import LORA, apply_adapter, load_policy, logprobs
 from tests.e2e.gateway import RealGateway
 from tests.e2e.toy import Conversation, admin, converse_all, outcomes, toy_gateway, toy_workers
@@ -101,7 +101,11 @@ def clawloop(gateway: RealGateway, *words: str) -> str:
     settings = dict(os.environ) | {"DATABASE_URL": gateway.database_url, "CLAWLOOP_DATA": str(gateway.data)}
     settings[SETTING] = str(gateway.data / "keys")
     done = subprocess.run(
-        [sys.executable, "-m", "clawloop.cli.main", *words], env=settings, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "clawloop.app.cli.main", *words],
+        env=settings,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

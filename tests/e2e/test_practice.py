@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clawloop.demo.practice.report import GAIN, GOAL
+from clawloop.app.demo.practice.report import GAIN, GOAL
 
 # A run ends after forty minutes; setting up, and measuring versions that newer ones followed too quickly, take as long
 # again where others take the cores.
@@ -30,7 +30,7 @@ NO_COLLAPSE = 0.6
 @pytest.mark.timeout(MAX_SECONDS + 300)
 @pytest.mark.parametrize("environment", ["tool-call", "terminal", "swe"])
 def test_a_toy_learns_in_sandboxes(environment: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "clawloop.cli.main", "demo", "run", "--environment", environment]
+    command = [sys.executable, "-m", "clawloop.app.cli.main", "demo", "run", "--environment", environment]
     done = subprocess.run(
         [*command, "--seed", str(SEED), "--data", "data", "--json"],
         cwd=tmp_path,

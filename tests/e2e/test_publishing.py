@@ -14,8 +14,8 @@ import psycopg
 import pytest
 import torch
 
-from clawloop.contracts.training import VersionRef
-from clawloop.contracts.turns import StoredTurn
+from clawloop.core.contracts.training import VersionRef
+from clawloop.core.contracts.turns import StoredTurn
 from clawloop.serving.adapters import VllmControl
 from db.schema import migrate
 from tests.conftest import database_address, execute

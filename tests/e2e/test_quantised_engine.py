@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.contracts.training import BatchSample
-from clawloop.recipes.recipe import Loss
+from clawloop.core.contracts.training import BatchSample
+from clawloop.core.recipes.recipe import Loss
 from clawloop.training.ranks import ignore_status
 from clawloop.training.step_runner import StepRunner
 from tests.lone_engine import MIB, Start, running_engine

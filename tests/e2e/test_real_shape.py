@@ -21,11 +21,11 @@ import psutil
 import pytest
 from tokenizers import Tokenizer
 
-from clawloop.layout import memory as layout_memory
-from clawloop.layout.memory import Serving
-from clawloop.layout.model_folder import read_model_shape
-from clawloop.layout.request import TrainingNeeds
-from clawloop.local.tiny_model import ensure_tiny_model
+from clawloop.app.layout import memory as layout_memory
+from clawloop.app.layout.memory import Serving
+from clawloop.app.layout.model_folder import read_model_shape
+from clawloop.app.layout.request import TrainingNeeds
+from clawloop.app.local.tiny_model import ensure_tiny_model
 from tests.e2e.up import Up, up
 from tests.random_model import write_random_model
 
@@ -196,7 +196,7 @@ def expected(model: Path) -> tuple[int, int]:
 
 def planned(model: Path) -> dict[str, list[dict[str, Any]]]:
     """The parts of each process, as `clawloop plan` prints them for the options of `up`."""
-    command = [sys.executable, "-m", "clawloop.cli.main", "plan", "--model", str(model), *OPTIONS, "--json"]
+    command = [sys.executable, "-m", "clawloop.app.cli.main", "plan", "--model", str(model), *OPTIONS, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return {process["name"]: process["parts"] for process in json.loads(done.stdout)["processes"]}
 

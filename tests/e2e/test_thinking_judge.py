@@ -11,10 +11,10 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from clawloop.families.template import Thinking
-from clawloop.judging.prompts import AnswerForm, vote_prompt
-from clawloop.local.checks import choose_port
-from clawloop.local.services.vllm import read_model
+from clawloop.app.local.checks import choose_port
+from clawloop.app.local.services.vllm import read_model
+from clawloop.core.families.template import Thinking
+from clawloop.core.judging.prompts import AnswerForm, vote_prompt
 from clawloop.serving import judge
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient

@@ -15,9 +15,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from clawloop.contracts.turns import StoredTurn, TurnRecord, TurnStatus
-from clawloop.ids import TurnId
-from clawloop.ids import response_id as id_of
+from clawloop.core.contracts.turns import StoredTurn, TurnRecord, TurnStatus
+from clawloop.core.ids import TurnId
+from clawloop.core.ids import response_id as id_of
 from db.schema import migrate
 from tests.conftest import database_address, execute
 from tests.e2e.gateway import RealGateway, prepared, running_gateway

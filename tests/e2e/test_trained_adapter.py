@@ -9,9 +9,9 @@ from uuid import UUID
 import aiohttp
 import torch
 
-from clawloop.contracts.training import BatchSample
-from clawloop.ids import SampleId, version_name
-from clawloop.recipes.recipe import Optimiser
+from clawloop.core.contracts.training import BatchSample
+from clawloop.core.ids import SampleId, version_name
+from clawloop.core.recipes.recipe import Optimiser
 from clawloop.training.adapters.files import read_adapter
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape, PolicyModel, set_adapter

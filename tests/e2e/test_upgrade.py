@@ -132,7 +132,7 @@ def schema_revision(database_url: str) -> str | None:
 
 def damage(data: Path) -> Any:
     """What `clawloop check` finds."""
-    command = [sys.executable, "-m", "clawloop.cli.main", "check", "--data", str(data), "--json"]
+    command = [sys.executable, "-m", "clawloop.app.cli.main", "check", "--data", str(data), "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout, done.stderr
     return json.loads(done.stdout)["violations"]

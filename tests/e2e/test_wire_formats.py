@@ -20,9 +20,9 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from transformers import AutoModelForCausalLM
 
-from clawloop.contracts.episodes import NewGroup
-from clawloop.contracts.turns import StoredTurn, TurnKind
-from clawloop.ids import new_rollout_group_id
+from clawloop.core.contracts.episodes import NewGroup
+from clawloop.core.contracts.turns import StoredTurn, TurnKind
+from clawloop.core.ids import new_rollout_group_id
 from db.database import BACKGROUND_LIMIT, Database
 from db.episodes.groups import PostgresEpisodeStore
 from db.schema import migrate

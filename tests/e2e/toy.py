@@ -14,12 +14,12 @@ import httpx
 import psycopg
 from temporalio.service import RPCError, RPCStatusCode
 
-from clawloop.demo.location import model_path
-from clawloop.demo.run import BASE_MODEL
-from clawloop.demo.sessions import CHAT_TEMPERATURE
-from clawloop.demo.user import SyntheticUser
+from clawloop.app.demo.location import model_path
+from clawloop.app.demo.run import BASE_MODEL
+from clawloop.app.demo.sessions import CHAT_TEMPERATURE
+from clawloop.app.demo.user import SyntheticUser
+from clawloop.app.temporal.plugin import connect
 from clawloop.serving.adapters import VllmControl
-from clawloop.temporal.plugin import connect
 from db.schema import migrate
 from tests.conftest import database_address, execute
 from tests.e2e.gateway import RealGateway, prepared, running_gateway

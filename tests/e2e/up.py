@@ -44,7 +44,7 @@ def up(data: Path, output: Path, *options: str, settings: Mapping[str, str] | No
     """
     with output.open("wb") as written:
         process = subprocess.Popen(
-            [sys.executable, "-m", "clawloop.cli.main", "up", "--data", str(data), *FREE_PORTS, *options],
+            [sys.executable, "-m", "clawloop.app.cli.main", "up", "--data", str(data), *FREE_PORTS, *options],
             env=_environment() | dict(settings or {}),
             stdin=subprocess.DEVNULL,
             stdout=written,

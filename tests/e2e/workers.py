@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from clawloop.local.checks import choose_port
-from clawloop.local.parts import answers_ok
+from clawloop.app.local.checks import choose_port
+from clawloop.app.local.parts import answers_ok
 
 # Imports take 2 s on an idle machine, more when tests share it.
 START_SECONDS = 240
@@ -35,7 +35,15 @@ async def running_workers(
     for command in commands:
         ports.append(choose_port("a worker", "127.0.0.1", 0, ""))
         with (data / f"{command[0]}.log").open("ab") as log:
-            program = [sys.executable, "-m", "clawloop.cli.main", "worker", *command, "--health-port", str(ports[-1])]
+            program = [
+                sys.executable,
+                "-m",
+                "clawloop.app.cli.main",
+                "worker",
+                *command,
+                "--health-port",
+                str(ports[-1]),
+            ]
             environment = dict(os.environ) | settings | {"CLAWLOOP_DATA": str(data)}
             workers.append(subprocess.Popen(program, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
     try:

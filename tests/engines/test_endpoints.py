@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from clawloop.local.checks import choose_port
+from clawloop.app.local.checks import choose_port
 from clawloop.serving import endpoints
 from clawloop.serving import endpoints as endpoints_module
 from clawloop.serving.endpoints import AnswerTimes, Endpoint, JsonClient, NoReply, Reply

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from activities.serving.engines import EngineActivities, EngineLoad
-from clawloop.adapters.directory import HASHED_FILES, adapter_sha256
-from clawloop.errors import EngineUnavailable
+from clawloop.core.adapters.directory import HASHED_FILES, adapter_sha256
+from clawloop.core.errors import EngineUnavailable
 from clawloop.training.adapters.files import write_version
 from db.serving.directory import ensure_policy
 from tests.conftest import execute

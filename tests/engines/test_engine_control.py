@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
-from clawloop.adapters.directory import HASHED_FILES, adapter_sha256
-from clawloop.contracts.training import VersionRef
-from clawloop.errors import AdapterUnusable, EngineRejected, EngineUnavailable
+from clawloop.core.adapters.directory import HASHED_FILES, adapter_sha256
+from clawloop.core.contracts.training import VersionRef
+from clawloop.core.errors import AdapterUnusable, EngineRejected, EngineUnavailable
 from clawloop.serving.adapters import VllmControl
 from clawloop.training.adapters.files import write_version
 from tests.fakes.engine import serving

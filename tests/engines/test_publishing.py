@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from activities.serving.publishing import PublishingActivities, PublishVersion
-from clawloop.contracts.notices import Notice, VersionToLoad
-from clawloop.errors import EngineUnavailable, RecordUnusable, SignalFailed
+from clawloop.core.contracts.notices import Notice, VersionToLoad
+from clawloop.core.errors import EngineUnavailable, RecordUnusable, SignalFailed
 from db.serving.engines import add_engine, drain_engine
 from db.training.steps import PostgresStepStore
 from tests.conftest import execute

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from activities.serving.retention import Retention
-from clawloop.adapters.directory import AdapterFolder
-from clawloop.contracts.training import VersionRef
-from clawloop.errors import AdapterUnusable
-from clawloop.recipes.recipe import Recipe, Train
+from clawloop.core.adapters.directory import AdapterFolder
+from clawloop.core.contracts.training import VersionRef
+from clawloop.core.errors import AdapterUnusable
+from clawloop.core.recipes.recipe import Recipe, Train
 from db.serving.directory import ensure_policy
 from db.serving.publishing import PostgresPublishingStore
 from db.training.operators import PostgresTrainingStore

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from clawloop.core.episodes.kinds import ChosenKind
+from clawloop.core.errors import EpisodeUnusable, RecordUnusable, SetupError
 from clawloop.environments.browser import chromium
 from clawloop.environments.browser import chromium as chromium_module
 from clawloop.environments.browser.chromium import Chromium, NpmPackage, chromium_folder
@@ -25,8 +27,6 @@ from clawloop.environments.browser.environment import (
 from clawloop.environments.browser.kinds import HARDEST_LEVEL, KINDS, KINDS_BY_NAME, press, tab
 from clawloop.environments.choice import DEFAULT_ENVIRONMENTS, BrowserOptions, choose
 from clawloop.environments.task import CommandHarness, Split
-from clawloop.episodes.kinds import ChosenKind
-from clawloop.errors import EpisodeUnusable, RecordUnusable, SetupError
 
 SNAPSHOT = """
 - generic [ref=e2]:

@@ -14,15 +14,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from clawloop.contracts.episodes import Ending
+from clawloop.core.contracts.episodes import Ending
+from clawloop.core.episodes.kinds import ChosenKind
+from clawloop.core.errors import SetupError
+from clawloop.core.ids import new_episode_id
 from clawloop.environments.browser.chromium import Chromium, chromium_folder
 from clawloop.environments.browser.environment import LIMITS, BrowserEnvironment, call, generated_task, next_message
 from clawloop.environments.browser.kinds import HARDEST_LEVEL, KINDS, Kind, search, steps
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import Split
-from clawloop.episodes.kinds import ChosenKind
-from clawloop.errors import SetupError
-from clawloop.ids import new_episode_id
 from clawloop.sandboxes.boxes import BoxTask
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.contracts.episodes import Ending
+from clawloop.core.contracts.episodes import Ending
+from clawloop.core.errors import SetupError
+from clawloop.core.ids import new_episode_id
 from clawloop.environments.choice import choose
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.swe.environment import SweEnvironment, generated_repository
 from clawloop.environments.task import CommandHarness, Split
 from clawloop.environments.terminal.environment import TerminalEnvironment
-from clawloop.errors import SetupError
-from clawloop.ids import new_episode_id
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
 from tests.environments.test_terminal import write_task

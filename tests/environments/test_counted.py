@@ -7,17 +7,17 @@ from uuid import uuid4
 import pytest
 from prometheus_client import CollectorRegistry
 
-from clawloop.contracts.episodes import AgentRun, Ending
-from clawloop.errors import SandboxFailed
-from clawloop.ids import EpisodeId
-from clawloop.processes.environment_queue import CountedRunner
-from clawloop.telemetry.metrics import EnvironmentMetrics, TrainerMetrics
+from clawloop.app.processes.environment_queue import CountedRunner
+from clawloop.core.contracts.episodes import AgentRun, Ending
+from clawloop.core.errors import SandboxFailed
+from clawloop.core.ids import EpisodeId
+from clawloop.core.telemetry.metrics import EnvironmentMetrics, TrainerMetrics
 
 EPISODE = EpisodeId(uuid4())
 
 
 class Runner:
-    """Satisfies `clawloop.episodes.running.EpisodeRunner`; without a key its sandbox fails."""
+    """Satisfies `clawloop.core.episodes.running.EpisodeRunner`; without a key its sandbox fails."""
 
     def __init__(self, metrics: EnvironmentMetrics) -> None:
         self._registry = metrics.registry

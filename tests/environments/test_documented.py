@@ -18,7 +18,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from clawloop.processes.bootstrap import prepare
+from clawloop.app.processes.bootstrap import prepare
 from tests.e2e.gateway import running_gateway
 from tests.e2e.workers import running_workers
 from tests.fakes.engine import fake_engine

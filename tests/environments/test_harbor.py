@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts.episodes import Ending
+from clawloop.core.contracts.episodes import Ending
+from clawloop.core.errors import SetupError, TaskUnusable
+from clawloop.core.ids import new_episode_id
 from clawloop.environments.check import Checked, check_task
 from clawloop.environments.choice import allowed_variables
 from clawloop.environments.harbor import HarborEnvironment, environment_task, read_task
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import Split
-from clawloop.errors import SetupError, TaskUnusable
-from clawloop.ids import new_episode_id
 from clawloop.sandboxes.boxes import BoxResult, BoxTask
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders

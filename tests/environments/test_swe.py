@@ -7,13 +7,13 @@ import json
 
 import pytest
 
-from clawloop.demo.swe.toy import commands
+from clawloop.app.demo.swe.toy import commands
+from clawloop.core.episodes.kinds import KINDS, ChosenKind
 from clawloop.environments.check import Checked, check_task
 from clawloop.environments.harbor import HarborTask, environment_task
 from clawloop.environments.playing import reward_of
 from clawloop.environments.swe.environment import FUNCTIONS, SweEnvironment, generated_repository
 from clawloop.environments.task import Split
-from clawloop.episodes.kinds import KINDS, ChosenKind
 from clawloop.sandboxes.boxes import BoxTask
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders

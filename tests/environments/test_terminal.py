@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts.episodes import Ending
+from clawloop.core.contracts.episodes import Ending
+from clawloop.core.episodes.kinds import KINDS as KINDS_OF
+from clawloop.core.episodes.kinds import ChosenKind
+from clawloop.core.errors import RecordUnusable, SetupError
+from clawloop.core.ids import new_episode_id
 from clawloop.environments.check import Checked
 from clawloop.environments.check import check_task as check_played_task
 from clawloop.environments.choice import choose, images_of
@@ -25,10 +29,6 @@ from clawloop.environments.terminal.environment import (
     as_harbor_task,
     generated_task,
 )
-from clawloop.episodes.kinds import KINDS as KINDS_OF
-from clawloop.episodes.kinds import ChosenKind
-from clawloop.errors import RecordUnusable, SetupError
-from clawloop.ids import new_episode_id
 from clawloop.sandboxes.boxes import Sandboxes
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from clawloop.contracts.episodes import Ending
+from clawloop.core.contracts.episodes import Ending
+from clawloop.core.episodes.kinds import KINDS, ChosenKind
+from clawloop.core.errors import RecordUnusable
+from clawloop.core.ids import new_episode_id
 from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.environments.inside import harness
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import EnvironmentTask, Split, split_of
 from clawloop.environments.tool_call.environment import ToolCallEnvironment, question
-from clawloop.episodes.kinds import KINDS, ChosenKind
-from clawloop.errors import RecordUnusable
-from clawloop.ids import new_episode_id
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
 from tests.environments.scripted_model import Reply, model, python_call

@@ -18,8 +18,9 @@ import psutil
 import pytest
 from aiohttp import web
 
-from clawloop.cli.remote_environment import _parser, worker_of
-from clawloop.contracts.episodes import Ending
+from clawloop.app.cli.remote_environment import _parser, worker_of
+from clawloop.core.contracts.episodes import Ending
+from clawloop.core.errors import SetupError
 from clawloop.environments.task import Split
 from clawloop.environments.verifiers import runner as runner_module
 from clawloop.environments.verifiers.loading import require_images, split_tasks
@@ -32,7 +33,6 @@ from clawloop.environments.verifiers.runner import (
     sweep_rollouts,
     unanswered,
 )
-from clawloop.errors import SetupError
 
 
 @pytest.fixture(autouse=True)

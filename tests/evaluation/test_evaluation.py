@@ -15,13 +15,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from clawloop.cli.evaluate import check_policy, learned
-from clawloop.contracts.turns import TurnKind
-from clawloop.errors import SetupError
-from clawloop.evaluation.clients import ModelClient, NoAnswer
-from clawloop.evaluation.run import Evaluation, Models, evaluate, grade, split
-from clawloop.evaluation.settings import MOST_TURNS, SETTINGS, STUDENT, TEACHER, SettingName
-from clawloop.evaluation.tasks import own_tasks
+from clawloop.app.cli.evaluate import check_policy, learned
+from clawloop.app.evaluation.clients import ModelClient, NoAnswer
+from clawloop.app.evaluation.run import Evaluation, Models, evaluate, grade, split
+from clawloop.app.evaluation.settings import MOST_TURNS, SETTINGS, STUDENT, TEACHER, SettingName
+from clawloop.app.evaluation.tasks import own_tasks
+from clawloop.core.contracts.turns import TurnKind
+from clawloop.core.errors import SetupError
 from tests.api.conftest import Gateway, running_gateway
 from tests.fakes.engine import fake_engine, serving
 

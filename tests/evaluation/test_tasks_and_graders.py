@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.errors import SetupError
-from clawloop.evaluation.graders import grade_by_rules, parse_grade
-from clawloop.evaluation.settings import STUDENT, TEACHER
-from clawloop.evaluation.statistics import change, estimate
-from clawloop.evaluation.tasks import Task, is_right, own_tasks, read_tasks
+from clawloop.app.evaluation.graders import grade_by_rules, parse_grade
+from clawloop.app.evaluation.settings import STUDENT, TEACHER
+from clawloop.app.evaluation.statistics import change, estimate
+from clawloop.app.evaluation.tasks import Task, is_right, own_tasks, read_tasks
+from clawloop.core.errors import SetupError
 
 
 def test_the_own_tasks_are_different_and_have_whole_answers() -> None:

@@ -13,10 +13,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from clawloop.demo.user import SyntheticUser
-from clawloop.demo.world import CHAT, EVALUATION, Axis, Preference, Request, grade
-from clawloop.evaluation.settings import DONE, Setting, SettingName
-from clawloop.evaluation.tasks import Task
+from clawloop.app.demo.user import SyntheticUser
+from clawloop.app.demo.world import CHAT, EVALUATION, Axis, Preference, Request, grade
+from clawloop.app.evaluation.settings import DONE, Setting, SettingName
+from clawloop.app.evaluation.tasks import Task
 from tests.fakes.engine import serving
 
 SETTING = Setting(

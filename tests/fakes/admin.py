@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from clawloop.contracts.answers import Broken, CheckReport
-from clawloop.contracts.serving import Engine
-from clawloop.errors import SetupError
+from clawloop.core.contracts.answers import Broken, CheckReport
+from clawloop.core.contracts.serving import Engine
+from clawloop.core.errors import SetupError
 from clawloop.operations.overview import ServiceCounts
 from tests.fakes.directory_store import FakeDirectoryStore
 from tests.fakes.turn_store import FakeTurnStore

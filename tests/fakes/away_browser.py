@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from clawloop.contracts.answers import (
+from clawloop.core.contracts.answers import (
     Counts,
     PolicyEvent,
     ReplyFigures,
     TrainedReply,
 )
-from clawloop.errors import StoreUnavailable
+from clawloop.core.errors import StoreUnavailable
 
 
 class AwayBrowser:

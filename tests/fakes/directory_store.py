@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from clawloop.contracts.serving import Directory, Engine, Policy
-from clawloop.errors import StoreUnavailable
+from clawloop.core.contracts.serving import Directory, Engine, Policy
+from clawloop.core.errors import StoreUnavailable
 
 
 class FakeDirectoryStore:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from clawloop.adapters.directory import CONFIG_FILE, check_version
-from clawloop.contracts.training import VersionRef
-from clawloop.errors import EngineRejected, EngineUnavailable
+from clawloop.core.adapters.directory import CONFIG_FILE, check_version
+from clawloop.core.contracts.training import VersionRef
+from clawloop.core.errors import EngineRejected, EngineUnavailable
 
 
 class FakeEngineControl:

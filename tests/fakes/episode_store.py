@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-from clawloop.contracts.episodes import (
+from clawloop.core.contracts.episodes import (
     REWARD_LIMIT,
     Ending,
     EpisodeBegun,
@@ -18,10 +18,10 @@ from clawloop.contracts.episodes import (
     GroupTask,
     NewGroup,
 )
-from clawloop.errors import EpisodeUnusable, RecordUnusable, StoreUnavailable
-from clawloop.ids import EpisodeId, RolloutGroupId, new_episode_id
-from clawloop.recipes.recipe import Signal
-from clawloop.samples.rollouts import Member, settle
+from clawloop.core.errors import EpisodeUnusable, RecordUnusable, StoreUnavailable
+from clawloop.core.ids import EpisodeId, RolloutGroupId, new_episode_id
+from clawloop.core.recipes.recipe import Signal
+from clawloop.core.samples.rollouts import Member, settle
 
 
 @dataclass

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from clawloop.contracts.sessions import ContentErased, Erasure
-from clawloop.contracts.turns import Message, StoredTurn, TurnKind, TurnOutcome
-from clawloop.ids import SessionId, TurnId
-from clawloop.turns.copies import find_copies
+from clawloop.core.contracts.sessions import ContentErased, Erasure
+from clawloop.core.contracts.turns import Message, StoredTurn, TurnKind, TurnOutcome
+from clawloop.core.ids import SessionId, TurnId
+from clawloop.core.turns.copies import find_copies
 from tests.fakes.turn_facts import above, facts
 from tests.fakes.turn_store import FakeTurnStore
 

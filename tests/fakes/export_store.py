@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from uuid import UUID
 
-from clawloop.ids import SessionId
+from clawloop.core.ids import SessionId
 from clawloop.operations.export import ExportedTurn, ExportFilter, Record
 from tests.fakes.turn_store import FakeTurnStore
 

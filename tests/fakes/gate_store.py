@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clawloop.contracts.training import GateCheck, StepState
-from clawloop.errors import RecordUnusable
+from clawloop.core.contracts.training import GateCheck, StepState
+from clawloop.core.errors import RecordUnusable
 from tests.fakes.ledger import FakeLedger, FakeStep
 
 

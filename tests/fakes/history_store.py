@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from clawloop.ids import TurnId
-from clawloop.judging.agreement import Pair
+from clawloop.core.ids import TurnId
+from clawloop.core.judging.agreement import Pair
+from clawloop.core.recipes.recipe import Recipe
 from clawloop.operations.history import HistoryKey, HistoryTurn, NewVerdict
-from clawloop.recipes.recipe import Recipe
 
 
 class FakeHistoryStore:

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from clawloop.contracts.sessions import SessionState
-from clawloop.contracts.training import SampleState
-from clawloop.contracts.turns import StoredTurn
-from clawloop.ids import JudgementId, TurnId
-from clawloop.judging.records import DIRECT, Ballot, FinalizedJudgement, OpenJudgement, StoredAnswers
-from clawloop.judging.voting import HintVote, Vote, direct_vote
-from clawloop.recipes.recipe import Recipe
-from clawloop.samples.decision import is_held_out
+from clawloop.core.contracts.sessions import SessionState
+from clawloop.core.contracts.training import SampleState
+from clawloop.core.contracts.turns import StoredTurn
+from clawloop.core.ids import JudgementId, TurnId
+from clawloop.core.judging.records import DIRECT, Ballot, FinalizedJudgement, OpenJudgement, StoredAnswers
+from clawloop.core.judging.voting import HintVote, Vote, direct_vote
+from clawloop.core.recipes.recipe import Recipe
+from clawloop.core.samples.decision import is_held_out
 
 
 @dataclass

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from clawloop.algorithms.rewards import RunningMean
-from clawloop.contracts.sessions import FeedbackEffect, SessionState, TurnResult
-from clawloop.contracts.training import UNTAKEN, SampleState
-from clawloop.contracts.turns import StoredTurn, TurnKind, TurnOutcome
-from clawloop.errors import RecordUnusable, StoreUnavailable
-from clawloop.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId, new_feedback_id, new_judgement_id
-from clawloop.judging.prompts import JudgeReply
-from clawloop.judging.records import (
+from clawloop.core.algorithms.rewards import RunningMean
+from clawloop.core.contracts.sessions import FeedbackEffect, SessionState, TurnResult
+from clawloop.core.contracts.training import UNTAKEN, SampleState
+from clawloop.core.contracts.turns import StoredTurn, TurnKind, TurnOutcome
+from clawloop.core.errors import RecordUnusable, StoreUnavailable
+from clawloop.core.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId, new_feedback_id, new_judgement_id
+from clawloop.core.judging.prompts import JudgeReply
+from clawloop.core.judging.records import (
     ClosingSession,
     CurrentJudgement,
     FinalizedJudgement,
@@ -28,10 +28,10 @@ from clawloop.judging.records import (
     TurnContext,
     TurnDecision,
 )
-from clawloop.judging.voting import Vote
-from clawloop.recipes.recipe import Recipe
-from clawloop.samples.decision import FallbackSample
-from clawloop.samples.rewards import Member, decide_by_outcome, decide_group, wait_for_outcome, with_reward
+from clawloop.core.judging.voting import Vote
+from clawloop.core.recipes.recipe import Recipe
+from clawloop.core.samples.decision import FallbackSample
+from clawloop.core.samples.rewards import Member, decide_by_outcome, decide_group, wait_for_outcome, with_reward
 from db.turns.prepared_turn import PreparedTurn
 from tests.fakes.judgement import Closed, FakeJudgement, new_sample_state
 from tests.fakes.turn_facts import follows

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from clawloop.contracts.answers import StoredKey
-from clawloop.contracts.serving import ApiKey, KeyEntry, KeyLimits, KeyUse, Scope
-from clawloop.episodes.keys import EpisodeKey, sign
-from clawloop.errors import StoreUnavailable
-from clawloop.ids import ApiKeyId, new_api_key_id, new_episode_id
+from clawloop.core.contracts.answers import StoredKey
+from clawloop.core.contracts.serving import ApiKey, KeyEntry, KeyLimits, KeyUse, Scope
+from clawloop.core.episodes.keys import EpisodeKey, sign
+from clawloop.core.errors import StoreUnavailable
+from clawloop.core.ids import ApiKeyId, new_api_key_id, new_episode_id
 
 SIGNING_SECRET = b"k" * 32
 

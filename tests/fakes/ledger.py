@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from clawloop.algorithms.rewards import path_to_base
-from clawloop.contracts.serving import Engine
-from clawloop.contracts.training import (
+from clawloop.core.algorithms.rewards import path_to_base
+from clawloop.core.contracts.serving import Engine
+from clawloop.core.contracts.training import (
     OPEN_STEPS,
     BatchSample,
     GateCheck,
@@ -22,11 +22,11 @@ from clawloop.contracts.training import (
     VersionOrigin,
     VersionRef,
 )
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import RecordUnusable, StoreUnavailable
-from clawloop.ids import SampleId, new_sample_id
-from clawloop.recipes.recipe import Recipe
-from clawloop.recipes.schedule import Closed, closed_by, day_begin
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.errors import RecordUnusable, StoreUnavailable
+from clawloop.core.ids import SampleId, new_sample_id
+from clawloop.core.recipes.recipe import Recipe
+from clawloop.core.recipes.schedule import Closed, closed_by, day_begin
 from db.training.status import after_rejections, open_step, waits_for
 from db.training.steps import paused_by_rejections, trained_detail
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 
-from clawloop.contracts.notices import (
+from clawloop.core.contracts.notices import (
     BatchWaits,
     Notice,
     OperatorChanged,
@@ -14,14 +14,14 @@ from clawloop.contracts.notices import (
     SessionErased,
     SessionNotice,
 )
-from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested, SessionFacts, TurnRecorded
-from clawloop.contracts.training import OperatorChange
-from clawloop.errors import SignalFailed
-from clawloop.ids import SessionId
+from clawloop.core.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested, SessionFacts, TurnRecorded
+from clawloop.core.contracts.training import OperatorChange
+from clawloop.core.errors import SignalFailed
+from clawloop.core.ids import SessionId
 
 
 class FakeNotifier:
-    """Satisfies `clawloop.contracts.notices.Notifier`.
+    """Satisfies `clawloop.core.contracts.notices.Notifier`.
 
     Attributes:
         notices: those that were sent, in order.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from clawloop.contracts.training import ProbeContent, StoredProbe
-from clawloop.errors import NotFound, StateConflict
-from clawloop.ids import ProbeId, new_probe_id
+from clawloop.core.contracts.training import ProbeContent, StoredProbe
+from clawloop.core.errors import NotFound, StateConflict
+from clawloop.core.ids import ProbeId, new_probe_id
 
 
 class FakeProbeStore:

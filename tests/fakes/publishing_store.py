@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from clawloop.contracts.adapter_directory import AdapterDirectory
-from clawloop.contracts.serving import Engine
-from clawloop.contracts.training import SampleState, StepState, VersionRef
-from clawloop.errors import RecordUnusable
-from clawloop.recipes.recipe import Train
+from clawloop.core.contracts.adapter_directory import AdapterDirectory
+from clawloop.core.contracts.serving import Engine
+from clawloop.core.contracts.training import SampleState, StepState, VersionRef
+from clawloop.core.errors import RecordUnusable
+from clawloop.core.recipes.recipe import Train
 from tests.fakes.ledger import FakeLedger, FakeVersion
 
 

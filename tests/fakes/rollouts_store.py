@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from clawloop.contracts.episodes import EpisodeView, GroupView, RolloutsPlan, RolloutsState, RolloutsView
-from clawloop.errors import NotFound, RecordUnusable, SignalFailed
-from clawloop.ids import EpisodeId, RolloutGroupId
+from clawloop.core.contracts.episodes import EpisodeView, GroupView, RolloutsPlan, RolloutsState, RolloutsView
+from clawloop.core.errors import NotFound, RecordUnusable, SignalFailed
+from clawloop.core.ids import EpisodeId, RolloutGroupId
 
 
 @dataclass

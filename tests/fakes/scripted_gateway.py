@@ -20,11 +20,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from clawloop.contracts.answers import VersionList
-from clawloop.contracts.training import VersionView
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.contracts.views import SessionDetail, SessionPage, SessionView, TurnView, View
-from clawloop.demo.world import STYLES, Axis, Request, Style, answer, draw_preference, every_request, flipped
+from clawloop.app.demo.world import STYLES, Axis, Request, Style, answer, draw_preference, every_request, flipped
+from clawloop.core.contracts.answers import VersionList
+from clawloop.core.contracts.training import VersionView
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.contracts.views import SessionDetail, SessionPage, SessionView, TurnView, View
 from tests.fakes.engine import serving
 from tests.records import session_view, turn_view
 

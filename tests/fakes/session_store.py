@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from uuid import UUID
 
-from clawloop.contracts.sessions import (
+from clawloop.core.contracts.sessions import (
     FeedbackAnswer,
     FeedbackEffect,
     FeedbackGiven,
@@ -15,8 +15,8 @@ from clawloop.contracts.sessions import (
     SessionState,
     StoredFeedback,
 )
-from clawloop.contracts.turns import CALLS_TOOLS, StoredTurn, TurnKind, TurnOutcome, TurnRecord
-from clawloop.contracts.views import (
+from clawloop.core.contracts.turns import CALLS_TOOLS, StoredTurn, TurnKind, TurnOutcome, TurnRecord
+from clawloop.core.contracts.views import (
     Exchange,
     FeedbackView,
     Judged,
@@ -26,12 +26,12 @@ from clawloop.contracts.views import (
     TurnDetail,
     TurnView,
 )
-from clawloop.errors import AlreadyAnswered, NotFound
-from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id, short_form
-from clawloop.judging.plan import RejudgeFacts
-from clawloop.turns.canonical import response_digest
-from clawloop.turns.explain import Waiting, explain
-from clawloop.turns.titles import title_of
+from clawloop.core.errors import AlreadyAnswered, NotFound
+from clawloop.core.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id, short_form
+from clawloop.core.judging.plan import RejudgeFacts
+from clawloop.core.turns.canonical import response_digest
+from clawloop.core.turns.explain import Waiting, explain
+from clawloop.core.turns.titles import title_of
 from tests.fakes.turn_store import FakeTurnStore
 
 

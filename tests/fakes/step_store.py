@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from clawloop.algorithms.rewards import is_stale, versions_apart
-from clawloop.contracts.training import (
+from clawloop.core.algorithms.rewards import is_stale, versions_apart
+from clawloop.core.contracts.training import (
     Attempts,
     Claim,
     GateCheck,
@@ -21,10 +21,10 @@ from clawloop.contracts.training import (
     VersionRef,
     waiting_words,
 )
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import RecordUnusable
-from clawloop.ids import SampleId
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.errors import RecordUnusable
+from clawloop.core.ids import SampleId
+from clawloop.core.recipes.recipe import Recipe
 from db.training.samples import needs_version
 from db.training.status import described
 from db.training.steps import metrics_of, with_hints_lost

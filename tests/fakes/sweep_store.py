@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from clawloop.contracts.sessions import FeedbackGiven, SessionFacts, SessionState, TurnRecorded
-from clawloop.contracts.turns import StoredTurn, TurnKind
-from clawloop.ids import FeedbackId, SessionId, TurnId
+from clawloop.core.contracts.sessions import FeedbackGiven, SessionFacts, SessionState, TurnRecorded
+from clawloop.core.contracts.turns import StoredTurn, TurnKind
+from clawloop.core.ids import FeedbackId, SessionId, TurnId
 from tests.fakes.judgement_store import FakeJudgementStore
 from tests.fakes.turn_facts import facts, is_older
 from tests.fakes.turn_store import FakeTurnStore

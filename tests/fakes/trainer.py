@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from clawloop.contracts.training import (
+from clawloop.core.contracts.training import (
     BatchSample,
     SampleMetrics,
     StatusCallback,
@@ -13,8 +13,8 @@ from clawloop.contracts.training import (
     TrainedStep,
     VersionRef,
 )
-from clawloop.errors import ClawloopError
-from clawloop.ids import SampleId
+from clawloop.core.errors import ClawloopError
+from clawloop.core.ids import SampleId
 
 
 class FakeTrainer:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pydantic import JsonValue
 
-from clawloop.contracts.training import (
+from clawloop.core.contracts.training import (
     BroughtAdapter,
     SampleState,
     StepState,
@@ -16,10 +16,10 @@ from clawloop.contracts.training import (
     VersionView,
     gate_seconds,
 )
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import NotFound, RecordUnusable, StateConflict
-from clawloop.ids import SampleId
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.errors import NotFound, RecordUnusable, StateConflict
+from clawloop.core.ids import SampleId
+from clawloop.core.recipes.recipe import Recipe
 from db.training.operators import version_place
 from db.training.steps import metrics_of, trained_detail
 from tests.fakes.ledger import FakeLedger, FakePolicy, FakeVersion

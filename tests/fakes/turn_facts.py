@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
-from clawloop.contracts.sessions import SessionFacts
-from clawloop.contracts.turns import StoredTurn, TurnKind
-from clawloop.ids import TurnId
+from clawloop.core.contracts.sessions import SessionFacts
+from clawloop.core.contracts.turns import StoredTurn, TurnKind
+from clawloop.core.ids import TurnId
 
 
 def above(own: Sequence[StoredTurn], turn: StoredTurn) -> Iterator[StoredTurn]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import cast
 
-from clawloop.contracts.turns import (
+from clawloop.core.contracts.turns import (
     InsertedTurn,
     MatchedBy,
     Message,
@@ -20,13 +20,13 @@ from clawloop.contracts.turns import (
     TurnRecord,
     TurnStatus,
 )
-from clawloop.errors import StoreUnavailable
-from clawloop.ids import ApiKeyId, SessionId, TurnId
-from clawloop.turns.conversation import KnownPrefix, choose_session, choose_session_by_place
-from clawloop.turns.files import take_files
-from clawloop.turns.identify import conversation_session_id, named_session_id
-from clawloop.turns.parents import Candidate, find_parent
-from clawloop.turns.places import AskedTurn, Placed, find_places
+from clawloop.core.errors import StoreUnavailable
+from clawloop.core.ids import ApiKeyId, SessionId, TurnId
+from clawloop.core.turns.conversation import KnownPrefix, choose_session, choose_session_by_place
+from clawloop.core.turns.files import take_files
+from clawloop.core.turns.identify import conversation_session_id, named_session_id
+from clawloop.core.turns.parents import Candidate, find_parent
+from clawloop.core.turns.places import AskedTurn, Placed, find_places
 from db.turns.prepared_turn import PreparedTurn, Request
 
 

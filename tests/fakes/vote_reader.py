@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from clawloop.errors import NotFound
-from clawloop.judging.agreement import VotedTurn
+from clawloop.core.errors import NotFound
+from clawloop.core.judging.agreement import VotedTurn
 
 
 @dataclass

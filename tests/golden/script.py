@@ -28,13 +28,13 @@ from activities.serving.publishing import PublishingActivities, PublishVersion
 from activities.training.gate import DecideVersion, GateActivities
 from activities.training.steps import ClaimBatch, QuarantineStep, StepActivities
 from activities.training.train_step import TrainingActivities, TrainStep
-from clawloop.contracts.episodes import RolloutsPlan
-from clawloop.contracts.serving import Scope
-from clawloop.contracts.training import CheckName, CheckResult, GateCheck, ProbeContent, StepState
-from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind, TurnStatus
-from clawloop.errors import StepDiverged
-from clawloop.ids import SessionId, TurnId
-from clawloop.judging.prompts import AnswerForm
+from clawloop.core.contracts.episodes import RolloutsPlan
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.contracts.training import CheckName, CheckResult, GateCheck, ProbeContent, StepState
+from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind, TurnStatus
+from clawloop.core.errors import StepDiverged
+from clawloop.core.ids import SessionId, TurnId
+from clawloop.core.judging.prompts import AnswerForm
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
@@ -96,10 +96,10 @@ def fixed_ids(stack: AsyncExitStack) -> None:
         token_urlsafe=lambda size: f"{next(numbers):043x}",
         token_bytes=lambda size: next(numbers).to_bytes(size),
     )
-    stack.enter_context(patch("clawloop.ids.uuid7", next_id))
+    stack.enter_context(patch("clawloop.core.ids.uuid7", next_id))
     stack.enter_context(patch("tests.records.datetime", RisingClock))
     stack.enter_context(patch("db.serving.keys.secrets", secrets))
-    for module in ("clawloop.cli.terminal", "api.ui.wording"):
+    for module in ("clawloop.app.cli.terminal", "api.ui.wording"):
         stack.enter_context(patch(f"{module}.datetime", FixedClock))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clawloop.recipes.recipe import Loss
+from clawloop.core.recipes.recipe import Loss
 from clawloop.training.model.checkpoint import Backend
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape, PolicyModel

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from clawloop.layout.memory import Process, Role
-from clawloop.local.checks import choose_port
-from clawloop.local.machine import Device
-from clawloop.local.model_layout import ModelOptions, lay_out
-from clawloop.local.services.vllm import EngineOptions, launch, read_model
-from clawloop.recipes.recipe import Recipe
+from clawloop.app.layout.memory import Process, Role
+from clawloop.app.local.checks import choose_port
+from clawloop.app.local.machine import Device
+from clawloop.app.local.model_layout import ModelOptions, lay_out
+from clawloop.app.local.services.vllm import EngineOptions, launch, read_model
+from clawloop.core.recipes.recipe import Recipe
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
 from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.loading import load_model

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from clawloop.contracts.training import BatchSample
+from clawloop.core.contracts.training import BatchSample
 from clawloop.training.batch import plain_sequence
 from clawloop.training.model.decoder import load_torchtune_model
 from clawloop.training.model.port import LoraShape

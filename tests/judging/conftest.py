@@ -15,16 +15,16 @@ from activities.judging.closing import ClosingActivities
 from activities.judging.judge_turn import JudgingActivities
 from activities.judging.messages import Closed, CloseSession, JudgeTurn
 from activities.notify import TrainingNotifier
-from clawloop.contracts.serving import Scope
-from clawloop.contracts.sessions import TurnResult
-from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, StoredTurn, TurnRecord
-from clawloop.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
-from clawloop.judging.prompts import AnswerForm
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.contracts.sessions import TurnResult
+from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, StoredTurn, TurnRecord
+from clawloop.core.ids import ApiKeyId, FeedbackId, SessionId, TurnId, new_feedback_id
+from clawloop.core.judging.prompts import AnswerForm
+from clawloop.core.recipes.recipe import Recipe
+from clawloop.core.telemetry.metrics import WorkerMetrics
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient, ReadPictures
 from clawloop.serving.rendering import EngineRenderer
-from clawloop.telemetry.metrics import WorkerMetrics
 from db.database import Database
 from db.judging.closing import PostgresClosingStore
 from db.judging.judgements import PostgresJudgementStore

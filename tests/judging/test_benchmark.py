@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 from benchmarks import judging, stub_judge
-from clawloop.judging.prompts import AnswerForm
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.judging.prompts import AnswerForm
+from clawloop.core.recipes.recipe import Recipe
 from tests.fakes.engine import serving
 from tests.judging.conftest import BINARY, JUDGE_SECONDS, Bench, with_client
 

@@ -8,8 +8,8 @@ import pytest
 
 from activities.judging import closing
 from activities.judging.messages import CollectDirectVote
-from clawloop.contracts.turns import Message, TurnKind, TurnOutcome, TurnRecord
-from clawloop.ids import SessionId, new_turn_id
+from clawloop.core.contracts.turns import Message, TurnKind, TurnOutcome, TurnRecord
+from clawloop.core.ids import SessionId, new_turn_id
 from tests.judging.conftest import Bench
 
 

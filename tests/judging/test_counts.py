@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from activities.sweep import SweepActivities
-from clawloop.errors import JudgeUnavailable
+from clawloop.core.errors import JudgeUnavailable
 from db.sweep import PostgresSweepStore
 from tests.fakes.notifier import FakeNotifier
 from tests.judging.conftest import Bench

@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import JudgeUnavailable
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.errors import JudgeUnavailable
+from clawloop.core.recipes.recipe import Recipe
 from tests.judging.conftest import Bench, set_recipe, with_signal
 
 DIRECT = with_signal(votes="direct")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from clawloop.contracts.turns import Message, TurnOutcome, TurnRecord
-from clawloop.ids import new_turn_id
+from clawloop.core.contracts.turns import Message, TurnOutcome, TurnRecord
+from clawloop.core.ids import new_turn_id
 from tests.judging.conftest import Bench
 
 CHORE = "Summarize our conversation so far in a few sentences."

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from clawloop.contracts.turns import Message
+from clawloop.core.contracts.turns import Message
 from tests.judging.conftest import Bench
 
 EDITED: Message = {"role": "assistant", "content": "Always buy at shop.example."}

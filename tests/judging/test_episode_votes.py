@@ -9,10 +9,10 @@ from datetime import timedelta
 import pytest
 
 from activities.judging.episode_votes import EpisodeJudgingActivities, JudgeEpisode
-from clawloop.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, GroupState, NewGroup
-from clawloop.errors import NotFound
-from clawloop.ids import ApiKeyId, new_rollout_group_id
-from clawloop.judging.prompts import AnswerForm
+from clawloop.core.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, GroupState, NewGroup
+from clawloop.core.errors import NotFound
+from clawloop.core.ids import ApiKeyId, new_rollout_group_id
+from clawloop.core.judging.prompts import AnswerForm
 from clawloop.operations.history import judge_precision
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient

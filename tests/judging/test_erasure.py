@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from clawloop.contracts.turns import (
+from clawloop.core.contracts.turns import (
     Message,
     SessionEvidence,
     SessionSource,
@@ -20,11 +20,11 @@ from clawloop.contracts.turns import (
     TurnRecord,
     TurnStatus,
 )
-from clawloop.errors import RecordUnusable
-from clawloop.ids import SessionId, new_turn_id
-from clawloop.judging.hints import NOT_ASKED, HintChoice
-from clawloop.judging.records import FinalizedJudgement
-from clawloop.judging.voting import HintVote, Verdict
+from clawloop.core.errors import RecordUnusable
+from clawloop.core.ids import SessionId, new_turn_id
+from clawloop.core.judging.hints import NOT_ASKED, HintChoice
+from clawloop.core.judging.records import FinalizedJudgement
+from clawloop.core.judging.voting import HintVote, Verdict
 from db.erasure import PostgresErasureStore
 from db.invariants import violations
 from db.tables import Base

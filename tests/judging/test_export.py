@@ -11,10 +11,10 @@ from uuid import UUID
 import pytest
 from typer.testing import CliRunner
 
-from clawloop.cli.main import app
-from clawloop.contracts.turns import TurnRecord
-from clawloop.errors import NotFound
-from clawloop.ids import SessionId
+from clawloop.app.cli.main import app
+from clawloop.core.contracts.turns import TurnRecord
+from clawloop.core.errors import NotFound
+from clawloop.core.ids import SessionId
 from clawloop.operations import export
 from clawloop.operations.export import Exporter, ExportFilter, ExportKind, Record
 from db.erasure import PostgresErasureStore

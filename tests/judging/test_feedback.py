@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from clawloop.contracts.sessions import FeedbackEffect
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import StoreUnavailable
+from clawloop.core.contracts.sessions import FeedbackEffect
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.errors import StoreUnavailable
 from db.judging.feedback import PostgresFeedbackStore
 from tests.judging.conftest import Bench
 

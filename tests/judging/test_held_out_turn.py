@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.recipes.recipe import Gate
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.recipes.recipe import Gate
 from tests.judging.conftest import BINARY, Bench, set_recipe
 
 

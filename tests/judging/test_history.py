@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from clawloop.cli.main import app
-from clawloop.contracts.serving import Directory
+from clawloop.app.cli.main import app
+from clawloop.app.processes.operations import history_on
+from clawloop.core.contracts.serving import Directory
+from clawloop.core.errors import NotFound, RecipeRejected, StateConflict
+from clawloop.core.recipes.recipe import Recipe
+from clawloop.core.settings import Settings
 from clawloop.environments.artifacts import ArtifactFolder
-from clawloop.errors import NotFound, RecipeRejected, StateConflict
 from clawloop.operations.history import CONCURRENT_TURNS, HistoryOperations
 from clawloop.operations.sessions import SessionOperations
-from clawloop.processes.operations import history_on
-from clawloop.recipes.recipe import Recipe
-from clawloop.settings import Settings
 from db.erasure import PostgresErasureStore
 from db.judging.rejudging import PostgresRejudgeStore
 from tests.fakes.notifier import FakeNotifier

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts.turns import Message, TurnOutcome, TurnRecord
-from clawloop.judging.prompts import AnswerForm
+from clawloop.core.contracts.turns import Message, TurnOutcome, TurnRecord
+from clawloop.core.judging.prompts import AnswerForm
 from db.turns.files import PostgresFileStore
 from tests.judging.conftest import JUDGE_SECONDS, Bench, with_client
 from tests.pictures import asks_about, data_url, png

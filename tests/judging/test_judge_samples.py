@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from activities.judging.episode_votes import EpisodeJudgingActivities, JudgeEpisode
-from clawloop.contracts.serving import Scope
-from clawloop.contracts.training import StepState
-from clawloop.contracts.turns import InsertedTurn, TurnRecord
-from clawloop.ids import SessionId, new_turn_id, response_id
-from clawloop.judging.prompts import AnswerForm
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.contracts.training import StepState
+from clawloop.core.contracts.turns import InsertedTurn, TurnRecord
+from clawloop.core.ids import SessionId, new_turn_id, response_id
+from clawloop.core.judging.prompts import AnswerForm
+from clawloop.core.recipes.recipe import Recipe
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from db.episodes.groups import PostgresEpisodeStore

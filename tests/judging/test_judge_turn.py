@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from activities.judging.messages import JudgeTurns
-from clawloop.contracts.turns import Message, TurnKind, TurnOutcome
-from clawloop.errors import JudgeUnavailable, StoreUnavailable
-from clawloop.ids import TurnId, new_turn_id
-from clawloop.judging.records import JudgingContext
-from clawloop.recipes.recipe import Recipe, Signal
+from clawloop.core.contracts.turns import Message, TurnKind, TurnOutcome
+from clawloop.core.errors import JudgeUnavailable, StoreUnavailable
+from clawloop.core.ids import TurnId, new_turn_id
+from clawloop.core.judging.records import JudgingContext
+from clawloop.core.recipes.recipe import Recipe, Signal
 from db.judging.judgements import PostgresJudgementStore
 from tests.judging.conftest import Bench, set_recipe
 

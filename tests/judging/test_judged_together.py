@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from activities.judging.messages import JudgeTurns
-from clawloop.contracts.turns import TurnOutcome, TurnRecord
-from clawloop.errors import RecordUnusable, StoreUnavailable
-from clawloop.ids import SessionId, TurnId
-from clawloop.judging.hints import NOT_ASKED
-from clawloop.judging.records import (
+from clawloop.core.contracts.turns import TurnOutcome, TurnRecord
+from clawloop.core.errors import RecordUnusable, StoreUnavailable
+from clawloop.core.ids import SessionId, TurnId
+from clawloop.core.judging.hints import NOT_ASKED
+from clawloop.core.judging.records import (
     HINTS,
     VOTES,
     Ballot,
@@ -25,8 +25,8 @@ from clawloop.judging.records import (
     OpenJudgement,
     Relation,
 )
-from clawloop.judging.voting import Verdict, Vote
-from clawloop.recipes.recipe import Gate
+from clawloop.core.judging.voting import Verdict, Vote
+from clawloop.core.recipes.recipe import Gate
 from db.database import Database
 from db.invariants import violations
 from db.serving.directory import ensure_policy

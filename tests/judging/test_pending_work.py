@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from activities.sweep import SweepActivities
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.recipes.recipe import Recipe
 from db.sweep import PostgresSweepStore
 from db.training.recipes import set_recipe
 from tests.fakes.notifier import FakeNotifier

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from clawloop.contracts.sessions import TurnResult
-from clawloop.contracts.turns import TurnKind, TurnOutcome, TurnRecord
-from clawloop.errors import JudgeUnavailable
-from clawloop.ids import SessionId, new_turn_id
-from clawloop.judging.plan import why_not_rejudged
+from clawloop.core.contracts.sessions import TurnResult
+from clawloop.core.contracts.turns import TurnKind, TurnOutcome, TurnRecord
+from clawloop.core.errors import JudgeUnavailable
+from clawloop.core.ids import SessionId, new_turn_id
+from clawloop.core.judging.plan import why_not_rejudged
 from db.erasure import PostgresErasureStore
 from db.judging.rejudging import PostgresRejudgeStore
 from tests.judging.conftest import Bench

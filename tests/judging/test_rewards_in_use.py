@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts.sessions import FeedbackEffect
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.ids import new_turn_id
+from clawloop.core.contracts.sessions import FeedbackEffect
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.ids import new_turn_id
 from db.judging.feedback import PostgresFeedbackStore
 from tests.judging.conftest import Bench, set_recipe, with_signal
 

@@ -11,11 +11,11 @@ import pytest
 from activities import notify, sweep
 from activities.notify import TrainingNotifier
 from activities.sweep import SweepActivities
-from clawloop.contracts.notices import BatchWaits, Notice, SessionNotice
-from clawloop.contracts.sessions import FeedbackGiven, TurnRecorded
-from clawloop.contracts.turns import TurnKind
-from clawloop.errors import SignalFailed
-from clawloop.ids import SessionId
+from clawloop.core.contracts.notices import BatchWaits, Notice, SessionNotice
+from clawloop.core.contracts.sessions import FeedbackGiven, TurnRecorded
+from clawloop.core.contracts.turns import TurnKind
+from clawloop.core.errors import SignalFailed
+from clawloop.core.ids import SessionId
 from db.sweep import PostgresSweepStore
 from tests.fakes.notifier import FakeNotifier
 from tests.judging.conftest import Bench

@@ -7,19 +7,19 @@ from typing import Literal
 
 import pytest
 
-from clawloop.contracts.serving import Directory
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import JudgeUnavailable
-from clawloop.families.template import Thinking
-from clawloop.ids import new_turn_id
-from clawloop.judging.evidence import Evidence, Statement
-from clawloop.judging.prompts import AnswerForm, vote_prompt
-from clawloop.processes.workers import judge_client
-from clawloop.recipes.recipe import Recipe
+from clawloop.app.processes.workers import judge_client
+from clawloop.core.contracts.serving import Directory
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.errors import JudgeUnavailable
+from clawloop.core.families.template import Thinking
+from clawloop.core.ids import new_turn_id
+from clawloop.core.judging.evidence import Evidence, Statement
+from clawloop.core.judging.prompts import AnswerForm, vote_prompt
+from clawloop.core.recipes.recipe import Recipe
+from clawloop.core.settings import Settings
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import FREE_TOKENS, THINKING_TOKENS
 from clawloop.serving.rendering import ThinkingProbe
-from clawloop.settings import Settings
 from tests.fakes.judge import FakeJudge
 from tests.judging.conftest import JUDGE_SECONDS, Bench, set_recipe, with_client, with_signal
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from clawloop.local.supervision.supervisor import PartState, PartStatus
+from clawloop.app.local.supervision.supervisor import PartState, PartStatus
 
 
 class StatusRecorder:

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from clawloop.errors import SetupError
-from clawloop.local import checks
-from clawloop.local.tiny_model import ensure_tiny_model
+from clawloop.app.local import checks
+from clawloop.app.local.tiny_model import ensure_tiny_model
+from clawloop.core.errors import SetupError
 
 
 @pytest.fixture
@@ -124,13 +124,13 @@ def test_a_data_folder_is_locked_for_one_process(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with checks.lock_data_folder(data):
         program = (
-            "import sys; from pathlib import Path; from clawloop.local.checks import lock_data_folder\n"
+            "import sys; from pathlib import Path; from clawloop.app.local.checks import lock_data_folder\n"
             f"with lock_data_folder(Path({str(data)!r})): pass"
         )
         other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         assert other.returncode == 1
         assert other.stderr.splitlines()[-1] == (
-            f"clawloop.errors.SetupError: clawloop up already runs on {data} (process {os.getpid()}):"
+            f"clawloop.core.errors.SetupError: clawloop up already runs on {data} (process {os.getpid()}):"
             " stop it first, or choose another folder: --data"
         )
     with checks.lock_data_folder(data):

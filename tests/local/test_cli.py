@@ -16,10 +16,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from clawloop.errors import SetupError
-from clawloop.local import parts
-from clawloop.local.parts import Deployment, JudgeEngine
-from clawloop.settings import read_settings
+from clawloop.app.local import parts
+from clawloop.app.local.parts import Deployment, JudgeEngine
+from clawloop.core.errors import SetupError
+from clawloop.core.settings import read_settings
 from db.database import BACKGROUND_LIMIT, Database
 from db.serving.engines import add_engine, list_engines
 from tests.fakes.model_server import model_server
@@ -144,7 +144,7 @@ async def test_a_gateway_adds_configured_engines_and_keeps_connections_alive(pos
     given = {"DATABASE_URL": postgres_url, "CLAWLOOP_ENGINES": "http://127.0.0.1:2", "CLAWLOOP_DATA": str(tmp_path)}
     with (tmp_path / "log").open("w") as log:
         gateway = subprocess.Popen(
-            [sys.executable, "-m", "clawloop.cli.main", "gateway", "--port", str(port)],
+            [sys.executable, "-m", "clawloop.app.cli.main", "gateway", "--port", str(port)],
             env=dict(os.environ) | given,
             stdout=log,
             stderr=log,

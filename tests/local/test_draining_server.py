@@ -16,8 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 import api.http_protocol
 from api.http_protocol import BoundedHttpProtocol
-from clawloop.processes import draining_server
-from clawloop.processes.draining_server import CUT_SECONDS, DrainingServer
+from clawloop.app.processes import draining_server
+from clawloop.app.processes.draining_server import CUT_SECONDS, DrainingServer
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 

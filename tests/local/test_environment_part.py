@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.errors import SetupError
-from clawloop.local import parts, up
-from clawloop.local.parts import Deployment
-from clawloop.local.plan import UpOptions
-from clawloop.local.supervision.supervisor import PartStatus
+from clawloop.app.local import parts, up
+from clawloop.app.local.parts import Deployment
+from clawloop.app.local.plan import UpOptions
+from clawloop.app.local.supervision.supervisor import PartStatus
+from clawloop.core.errors import SetupError
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
 

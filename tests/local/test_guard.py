@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clawloop.local.supervision.supervisor import guarded
+from clawloop.app.local.supervision.supervisor import guarded
 from tests.processes import alive
 
 GRACE = timedelta(seconds=30)
@@ -132,8 +132,8 @@ def test_killing_the_supervisor_leaves_no_process(tmp_path: Path) -> None:
 import asyncio, signal, sys
 from datetime import timedelta
 from pathlib import Path
-from clawloop.local.supervision.supervisor import Launch, Part
-from clawloop.local.supervision.supervisor import Supervisor
+from clawloop.app.local.supervision.supervisor import Launch, Part
+from clawloop.app.local.supervision.supervisor import Supervisor
 
 async def main():
     async def ready():

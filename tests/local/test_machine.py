@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.errors import RecipeRejected, SetupError
-from clawloop.layout.memory import Role
-from clawloop.local.machine import Device, Gpu, environment_device, find_gpus
-from clawloop.local.model_layout import ModelOptions, lay_out
-from clawloop.recipes.recipe import Recipe
+from clawloop.app.layout.memory import Role
+from clawloop.app.local.machine import Device, Gpu, environment_device, find_gpus
+from clawloop.app.local.model_layout import ModelOptions, lay_out
+from clawloop.core.errors import RecipeRejected, SetupError
+from clawloop.core.recipes.recipe import Recipe
 from tests.local import fake_gpus
 from tests.unit.layout.folders import write_folder
 

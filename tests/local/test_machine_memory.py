@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clawloop.local.machine import memory_bytes
+from clawloop.app.local.machine import memory_bytes
 
 UNLIMITED = "9223372036854771712"
 

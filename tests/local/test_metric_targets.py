@@ -7,8 +7,8 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-from clawloop.local.metric_targets import FILE, write_targets
-from clawloop.local.supervision.supervisor import Launch, Part
+from clawloop.app.local.metric_targets import FILE, write_targets
+from clawloop.app.local.supervision.supervisor import Launch, Part
 
 
 async def ready() -> bool:

@@ -17,10 +17,10 @@ import psutil
 import psycopg
 import pytest
 
-from clawloop.errors import SetupError
-from clawloop.local.services import postgres
-from clawloop.local.services import postgres as postgres_module
-from clawloop.local.services.postgres import EmbeddedPostgres, running_postgres
+from clawloop.app.local.services import postgres
+from clawloop.app.local.services import postgres as postgres_module
+from clawloop.app.local.services.postgres import EmbeddedPostgres, running_postgres
+from clawloop.core.errors import SetupError
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
@@ -159,7 +159,7 @@ def killed(data: Path) -> Iterator[Killed]:
     """A server whose parent has just been killed."""
     program = (
         "import sys, time, pathlib\n"
-        "from clawloop.local.services.postgres import running_postgres\n"
+        "from clawloop.app.local.services.postgres import running_postgres\n"
         "with running_postgres(pathlib.Path(sys.argv[1])) as server:\n"
         "    print(server.url, flush=True)\n"
         "    time.sleep(60)\n"

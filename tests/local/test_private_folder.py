@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from clawloop.adapters.directory import HASHED_FILES
-from clawloop.local.private_folder import keep_private
+from clawloop.app.local.private_folder import keep_private
+from clawloop.core.adapters.directory import HASHED_FILES
 from clawloop.training.adapters.files import write_version
 
 FILES = dict.fromkeys(HASHED_FILES, b"x")
@@ -51,7 +51,7 @@ def test_every_command_keeps_what_it_makes_for_its_own_user() -> None:
     """Commands that start no `up` write spools, exports and logs, too."""
     program = """
         import os
-        from clawloop.cli import main
+        from clawloop.app.cli import main
         os.umask(0o022)
         main.run_and_exit = lambda verb: print(f"{os.umask(0):o}")
         main.main()

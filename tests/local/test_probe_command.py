@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.processes.bootstrap import create_default_policy
+from clawloop.app.processes.bootstrap import create_default_policy
 from tests.verbs import clawloop, clawloop_process, refusal
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from clawloop.contracts.serving import Scope
-from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnKind, TurnRecord, TurnStatus
-from clawloop.ids import ApiKeyId, response_id
-from clawloop.processes.bootstrap import create_default_policy
+from clawloop.app.processes.bootstrap import create_default_policy
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.contracts.turns import SessionEvidence, SessionSource, TurnKind, TurnRecord, TurnStatus
+from clawloop.core.ids import ApiKeyId, response_id
 from db.database import BACKGROUND_LIMIT, Database
 from db.judging.feedback import PostgresFeedbackStore
 from db.serving.keys import PostgresKeyStore

@@ -10,8 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from clawloop.errors import SetupError
-from clawloop.processes.runtime_file import RuntimeAddresses, installation_id, read_runtime_file, write_runtime_file
+from clawloop.app.processes.runtime_file import RuntimeAddresses, installation_id, read_runtime_file, write_runtime_file
+from clawloop.core.errors import SetupError
 
 
 def test_addresses_are_read_back_and_only_the_owner_can_read_the_file(tmp_path: Path) -> None:

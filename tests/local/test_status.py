@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from clawloop.local.supervision.supervisor import PartState, PartStatus, describe, status_board
+from clawloop.app.local.supervision.supervisor import PartState, PartStatus, describe, status_board
 
 
 def status(state: PartState, detail: str = "", restarts: int = 0) -> PartStatus:

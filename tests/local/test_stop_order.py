@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from clawloop.families.chat_format import ChatFormat
-from clawloop.families.template import Thinking
-from clawloop.local import parts
-from clawloop.local.parts import Deployment
-from clawloop.local.services import temporal_server
-from clawloop.local.services.postgres import EmbeddedPostgres
-from clawloop.local.services.vllm import EngineOptions, ModelFacts
-from clawloop.local.supervision import guard
-from clawloop.local.supervision.supervisor import GUARD_SECONDS, Part
+from clawloop.app.local import parts
+from clawloop.app.local.parts import Deployment
+from clawloop.app.local.services import temporal_server
+from clawloop.app.local.services.postgres import EmbeddedPostgres
+from clawloop.app.local.services.vllm import EngineOptions, ModelFacts
+from clawloop.app.local.supervision import guard
+from clawloop.app.local.supervision.supervisor import GUARD_SECONDS, Part
+from clawloop.core.families.chat_format import ChatFormat
+from clawloop.core.families.template import Thinking
 
 PROMISED = timedelta(seconds=20)
 

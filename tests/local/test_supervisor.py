@@ -18,9 +18,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clawloop.errors import SetupError
-from clawloop.local.parts import Deployment, gateways
-from clawloop.local.supervision.supervisor import Launch, Part, PartLog, PartState, RestartPolicy, Supervisor
+from clawloop.app.local.parts import Deployment, gateways
+from clawloop.app.local.supervision.supervisor import Launch, Part, PartLog, PartState, RestartPolicy, Supervisor
+from clawloop.core.errors import SetupError
 from tests.local.status_recorder import StatusRecorder
 
 QUICK = RestartPolicy(
@@ -111,7 +111,7 @@ def _guarded_process(marker: str) -> psutil.Process | None:
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             command = " ".join(process.cmdline())
-            if marker in command and "clawloop.local.supervision.guard" not in command:
+            if marker in command and "clawloop.app.local.supervision.guard" not in command:
                 return process
     return None
 

@@ -14,9 +14,9 @@ import pytest
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 
-from clawloop.local import checks, parts
-from clawloop.local.services import temporal_server
-from clawloop.local.supervision.supervisor import PartState, Supervisor
+from clawloop.app.local import checks, parts
+from clawloop.app.local.services import temporal_server
+from clawloop.app.local.supervision.supervisor import PartState, Supervisor
 from tests.local.status_recorder import StatusRecorder
 
 pytestmark = pytest.mark.slow

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from clawloop.cli.operations import TemporalProbe
-from clawloop.local.checks import choose_port
+from clawloop.app.cli.operations import TemporalProbe
+from clawloop.app.local.checks import choose_port
+from clawloop.app.temporal.plugin import connect
+from clawloop.app.temporal.server import AWAY, TemporalWatch
+from clawloop.core.settings import Settings
 from clawloop.operations.overview import NO_TEMPORAL
-from clawloop.settings import Settings
-from clawloop.temporal.plugin import connect
-from clawloop.temporal.server import AWAY, TemporalWatch
 
 
 async def _until(watch: TemporalWatch, problem: str | None) -> None:

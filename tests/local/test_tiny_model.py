@@ -16,12 +16,12 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from clawloop.families.chat_format import ChatFormat
-from clawloop.families.template import Thinking
-from clawloop.layout.model_folder import read_model_shape
-from clawloop.local.checks import require_model
-from clawloop.local.services.vllm import read_model
-from clawloop.local.tiny_model import ensure_tiny_model, write_tiny_model
+from clawloop.app.layout.model_folder import read_model_shape
+from clawloop.app.local.checks import require_model
+from clawloop.app.local.services.vllm import read_model
+from clawloop.app.local.tiny_model import ensure_tiny_model, write_tiny_model
+from clawloop.core.families.chat_format import ChatFormat
+from clawloop.core.families.template import Thinking
 
 Message = dict[str, object]
 

@@ -11,10 +11,10 @@ import psycopg
 import pytest
 from pydantic import ValidationError
 
-from clawloop.errors import RecipeRejected, SetupError
-from clawloop.processes.bootstrap import DEFAULT_RECIPE, create_default_policy, prepare
-from clawloop.recipes.recipe import Recipe, load_recipe
-from clawloop.settings import Settings
+from clawloop.app.processes.bootstrap import DEFAULT_RECIPE, create_default_policy, prepare
+from clawloop.core.errors import RecipeRejected, SetupError
+from clawloop.core.recipes.recipe import Recipe, load_recipe
+from clawloop.core.settings import Settings
 from tests.conftest import execute
 from tests.verbs import clawloop, clawloop_process, refusal
 

@@ -22,7 +22,7 @@ import psutil
 import psycopg
 import pytest
 
-from clawloop.local.services.postgres import running_postgres
+from clawloop.app.local.services.postgres import running_postgres
 from db.schema import migrate
 from tests.conftest import execute
 from tests.fakes.model_server import model_server
@@ -174,7 +174,7 @@ def test_a_folder_of_another_version_is_refused_in_one_line_and_left_as_it_is(tm
         migrate(server.url)
         execute(server.url, "UPDATE alembic_version SET version_num = '0029'")
     done = subprocess.run(
-        [sys.executable, "-m", "clawloop.cli.main", "up", "--data", str(tmp_path), *FREE_PORTS],
+        [sys.executable, "-m", "clawloop.app.cli.main", "up", "--data", str(tmp_path), *FREE_PORTS],
         env=dict(os.environ) | {"CLAWLOOP_ENGINES": engine},
         capture_output=True,
         text=True,

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.layout.memory import Layout
-from clawloop.layout.model_folder import read_model_shape
-from clawloop.layout.plan import plan
-from clawloop.layout.request import Gpus, Request, TrainingNeeds, limits_for
-from clawloop.local.tiny_model import ensure_tiny_model
+from clawloop.app.layout.memory import Layout
+from clawloop.app.layout.model_folder import read_model_shape
+from clawloop.app.layout.plan import plan
+from clawloop.app.layout.request import Gpus, Request, TrainingNeeds, limits_for
+from clawloop.app.local.tiny_model import ensure_tiny_model
 from tests.local import fake_gpus
 from tests.local.test_up import up
 

@@ -8,12 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.errors import SetupError
-from clawloop.families.chat_format import ChatFormat
-from clawloop.families.template import Thinking
-from clawloop.layout.model_folder import ModelShape
-from clawloop.layout.plan import plan
-from clawloop.local.services.vllm import (
+from clawloop.app.layout.model_folder import ModelShape
+from clawloop.app.layout.plan import plan
+from clawloop.app.local.services.vllm import (
     GUARD_SECRET,
     LORA_TARGETS,
     EngineOptions,
@@ -23,6 +20,9 @@ from clawloop.local.services.vllm import (
     progress,
     read_model,
 )
+from clawloop.core.errors import SetupError
+from clawloop.core.families.chat_format import ChatFormat
+from clawloop.core.families.template import Thinking
 from tests.unit.layout import shapes
 from tests.unit.layout.folders import write_folder
 from tests.unit.layout.shapes import request

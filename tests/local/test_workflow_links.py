@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.errors import SetupError
-from clawloop.local import parts
-from clawloop.local.parts import Deployment
+from clawloop.app.local import parts
+from clawloop.app.local.parts import Deployment
+from clawloop.app.processes.endpoints import workflow_links
+from clawloop.app.processes.runtime_file import RuntimeAddresses, read_runtime_file, write_runtime_file
+from clawloop.core.errors import SetupError
+from clawloop.core.settings import Settings, read_settings
 from clawloop.operations.workflow_links import NO_LINKS, WorkflowLinks
-from clawloop.processes.endpoints import workflow_links
-from clawloop.processes.runtime_file import RuntimeAddresses, read_runtime_file, write_runtime_file
-from clawloop.settings import Settings, read_settings
 
 UI = "http://127.0.0.1:8233"
 

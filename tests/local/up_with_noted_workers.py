@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from clawloop.cli import up
-from clawloop.local import parts
-from clawloop.local.parts import Deployment
-from clawloop.local.supervision.supervisor import Launch, Part
+from clawloop.app.cli import up
+from clawloop.app.local import parts
+from clawloop.app.local.parts import Deployment
+from clawloop.app.local.supervision.supervisor import Launch, Part
 from tests.local import up_with_stand_ins
 
 # Answers /readyz once it has noted its arguments and variables.

@@ -14,11 +14,11 @@ from dataclasses import replace
 import psycopg
 import typer
 
-from clawloop.cli import up
-from clawloop.local import parts
-from clawloop.local.parts import Deployment
-from clawloop.local.private_folder import UMASK
-from clawloop.local.supervision.supervisor import Launch, Part
+from clawloop.app.cli import up
+from clawloop.app.local import parts
+from clawloop.app.local.parts import Deployment
+from clawloop.app.local.private_folder import UMASK
+from clawloop.app.local.supervision.supervisor import Launch, Part
 
 SERVER = """
 import http.server, os, socket, sys

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from temporalio.client import Client, WorkflowHistory
 from temporalio.exceptions import ApplicationError
 
-from clawloop.contracts.notices import EngineRemoved, VersionToLoad
-from clawloop.temporal.notifier import TemporalNotifier
+from clawloop.app.temporal.notifier import TemporalNotifier
+from clawloop.core.contracts.notices import EngineRemoved, VersionToLoad
 from tests.workflows.conftest import IDLE, until
 from tests.workflows.engine_agent import ScriptedAgent, at_work
 from workflows import names

@@ -18,8 +18,8 @@ from typing import Any
 from temporalio.client import Client, WorkflowHistory
 from temporalio.testing import WorkflowEnvironment
 
-from clawloop.temporal.plugin import connect
-from clawloop.temporal.server import register_search_attributes
+from clawloop.app.temporal.plugin import connect
+from clawloop.app.temporal.server import register_search_attributes
 from tests.replay import engine_paths, rollout_paths, session_paths, sweep_paths, training_paths
 
 HISTORIES = Path(__file__).with_name("histories")

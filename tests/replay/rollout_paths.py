@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 
 from temporalio.client import Client, WorkflowHistory
 
-from clawloop.contracts.episodes import AgentRun, Ending, EpisodeEnd, NewGroup
-from clawloop.episodes.keys import KEY_LIFETIME
-from clawloop.errors import RecordUnusable, SandboxFailed
-from clawloop.ids import new_rollout_group_id
+from clawloop.core.contracts.episodes import AgentRun, Ending, EpisodeEnd, NewGroup
+from clawloop.core.episodes.keys import KEY_LIFETIME
+from clawloop.core.errors import RecordUnusable, SandboxFailed
+from clawloop.core.ids import new_rollout_group_id
 from tests.fakes.episode_store import FakeEpisodeStore
 from tests.workflows.scripted_rollouts import ScriptedRunner, working
 from workflows import names

@@ -10,9 +10,9 @@ from temporalio.client import Client, WorkflowHistory
 from temporalio.exceptions import ApplicationError
 
 from activities.judging.messages import JudgeTurn
-from clawloop.contracts.notices import SessionErased, SessionNotice
-from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested
-from clawloop.ids import new_feedback_id, new_turn_id
+from clawloop.core.contracts.notices import SessionErased, SessionNotice
+from clawloop.core.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested
+from clawloop.core.ids import new_feedback_id, new_turn_id
 from tests.workflows.conftest import Conversation, ScriptedActivities, until, working
 from workflows.state import INBOX_LIMIT
 

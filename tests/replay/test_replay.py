@@ -10,7 +10,7 @@ from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
-from clawloop.temporal.plugin import ClawloopPlugin
+from clawloop.app.temporal.plugin import ClawloopPlugin
 from tests.replay.record import HISTORIES, PATHS
 from workflows.registered import WORKFLOWS
 

@@ -14,8 +14,8 @@ from temporalio.client import Client, WorkflowHistory
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from typer.testing import CliRunner, Result
 
-from clawloop.cli.main import app
-from clawloop.temporal.replay import replay
+from clawloop.app.cli.main import app
+from clawloop.app.temporal.replay import replay
 from tests.replay.record import HISTORIES
 from tests.workflows.conftest import Conversation, ScriptedActivities, end_all, scripted, until
 from tests.workflows.test_temporal_away import Server

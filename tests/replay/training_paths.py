@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from temporalio.client import Client, WorkflowHistory
 from temporalio.exceptions import ApplicationError
 
-from clawloop.contracts.training import StepState
+from clawloop.core.contracts.training import StepState
 from tests.workflows.conftest import until
 from tests.workflows.learning import Learner, ScriptedLearning, learning
 

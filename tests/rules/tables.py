@@ -23,11 +23,11 @@ from pydantic_core import PydanticUndefined
 from starlette.routing import Route
 
 from api.app import create_app
-from clawloop.cli.main import app as clawloop
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.recipes import recipe as recipes
-from clawloop.recipes.recipe import Recipe
-from clawloop.settings import Settings
+from clawloop.app.cli.main import app as clawloop
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.recipes import recipe as recipes
+from clawloop.core.recipes.recipe import Recipe
+from clawloop.core.settings import Settings
 from db.tables import Base
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -48,12 +48,12 @@ def test_every_setting_in_a_document_exists_and_every_variable_is_named() -> Non
     # Programs of their own, inside the engine and in foreign environments, which read their variables themselves.
     guard = {
         name
-        for file in ("serving/engine_guard.py", "serving/engine_log.py", "cli/remote_environment.py")
+        for file in ("serving/engine_guard.py", "serving/engine_log.py", "app/cli/remote_environment.py")
         for name in re.findall(r'"(CLAWLOOP_[A-Z_]+)"', (ROOT / "clawloop" / file).read_text("utf-8"))
     }
     options = {
         name
-        for file in (ROOT / "clawloop" / "cli").glob("*.py")
+        for file in (ROOT / "clawloop" / "app" / "cli").glob("*.py")
         for name in re.findall(r'envvar="(CLAWLOOP_[A-Z_]+)"', file.read_text("utf-8"))
     }
     assert named - tables.settings() - guard - options == set()

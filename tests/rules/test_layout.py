@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import ClawloopError, PermanentError, SetupError, TransientError
-from clawloop.processes.bootstrap import DEFAULT_RECIPE
-from clawloop.processes.install_check import TOP_LEVEL_NAMES, check_install
-from clawloop.recipes.recipe import load_recipe
+from clawloop.app.processes.bootstrap import DEFAULT_RECIPE
+from clawloop.app.processes.install_check import TOP_LEVEL_NAMES, check_install
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.errors import ClawloopError, PermanentError, SetupError, TransientError
+from clawloop.core.recipes.recipe import load_recipe
 from workflows import names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,7 +61,7 @@ def test_every_outcome_is_assigned_somewhere() -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     loaded = subprocess.run(
-        [sys.executable, "-c", "import clawloop.cli.main, sys; print(*sys.modules)"],
+        [sys.executable, "-c", "import clawloop.app.cli.main, sys; print(*sys.modules)"],
         cwd=ROOT,
         capture_output=True,
         text=True,

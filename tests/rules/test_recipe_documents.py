@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.recipes.recipe import Recipe, load_recipe
+from clawloop.core.recipes.recipe import Recipe, load_recipe
 from tests.rules.tables import KEYS, RECIPES, ROOT, head
 
 LEARNING = (ROOT / "docs" / "learning.md").read_text(encoding="utf-8")

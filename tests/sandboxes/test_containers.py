@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.contracts.episodes import Ending
+from clawloop.core.contracts.episodes import Ending
+from clawloop.core.errors import RecordUnusable, SandboxFailed, SetupError
+from clawloop.core.ids import new_episode_id
 from clawloop.environments.harbor import HarborEnvironment, HarborTask
 from clawloop.environments.runner import SandboxRunner
-from clawloop.errors import RecordUnusable, SandboxFailed, SetupError
-from clawloop.ids import new_episode_id
 from clawloop.sandboxes.boxes import BoxTask, Limits
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.containers import ContainerEngine, Containers, SandboxesByImage, image_of

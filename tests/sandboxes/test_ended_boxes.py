@@ -10,7 +10,7 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from clawloop.errors import SandboxFailed
+from clawloop.core.errors import SandboxFailed
 from clawloop.sandboxes.answers import parse_answer
 from clawloop.sandboxes.boxes import MIB, Limits
 from clawloop.sandboxes.bubblewrap import Bubblewrap

@@ -21,7 +21,7 @@ import psutil
 import psycopg
 import pytest
 
-from clawloop.local.services.postgres import EmbeddedPostgres
+from clawloop.app.local.services.postgres import EmbeddedPostgres
 from clawloop.sandboxes.boxes import BoxTask, Sandboxes
 from tests.sandboxes.test_bubblewrap import folders, processes_with, python, sandboxes
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.errors import SetupError
-from clawloop.ids import new_episode_id
+from clawloop.core.errors import SetupError
+from clawloop.core.ids import new_episode_id
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
 from clawloop.sandboxes.relay import relaying

@@ -14,11 +14,11 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from clawloop.contracts.episodes import Ending
+from clawloop.core.contracts.episodes import Ending
+from clawloop.core.errors import RecordUnusable
+from clawloop.core.ids import new_episode_id
 from clawloop.environments.harbor import HarborEnvironment, HarborTask
 from clawloop.environments.runner import SandboxRunner
-from clawloop.errors import RecordUnusable
-from clawloop.ids import new_episode_id
 from clawloop.sandboxes.boxes import BoxTask
 from clawloop.sandboxes.containers import OWNER_LABEL, ContainerEngine, Containers, SandboxesByImage
 from clawloop.sandboxes.folders import BoxFolders

@@ -13,14 +13,14 @@ from typing import Any
 import psycopg
 from psycopg.sql import SQL, Identifier
 
-from clawloop.contracts.sessions import FeedbackEffect
-from clawloop.contracts.training import ProbeContent
-from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnStatus
-from clawloop.encryption.key_file import make_keys
-from clawloop.encryption.sealer import Sealer
-from clawloop.ids import TurnId
-from clawloop.processes.operations import FILES, DatabaseCheck
-from clawloop.turns.canonical import response_digest
+from clawloop.app.processes.operations import FILES, DatabaseCheck
+from clawloop.core.contracts.sessions import FeedbackEffect
+from clawloop.core.contracts.training import ProbeContent
+from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, TurnStatus
+from clawloop.core.encryption.key_file import make_keys
+from clawloop.core.encryption.sealer import Sealer
+from clawloop.core.ids import TurnId
+from clawloop.core.turns.canonical import response_digest
 from db.content import PLAIN, ContentCodec, advantages_to_bytes, ids_to_bytes, logprobs_to_bytes
 from db.database import Database
 from db.judging.feedback import PostgresFeedbackStore

@@ -20,19 +20,19 @@ from api.app import create_app
 from api.dependencies import Services
 from api.http_protocol import BoundedHttpProtocol
 from api.recording.spool import Spool
-from clawloop.contracts.serving import Scope
-from clawloop.contracts.turns import Message
-from clawloop.contracts.views import SessionFilter
-from clawloop.encryption.key_file import SETTING, add_key, make_keys
-from clawloop.encryption.sealer import Sealer
+from clawloop.app.local import parts
+from clawloop.app.local.parts import Deployment
+from clawloop.app.processes.database import compare_keys, require_marked_keys, write_mark
+from clawloop.app.processes.gateway import GatewayOptions, gateway_services
+from clawloop.app.processes.operations import DatabaseCheck
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.contracts.turns import Message
+from clawloop.core.contracts.views import SessionFilter
+from clawloop.core.encryption.key_file import SETTING, add_key, make_keys
+from clawloop.core.encryption.sealer import Sealer
+from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing, RecordUnusable, SetupError, StateConflict
+from clawloop.core.settings import Settings
 from clawloop.environments.artifacts import ArtifactFolder
-from clawloop.errors import ContentUnreadable, EncryptionKeyMissing, RecordUnusable, SetupError, StateConflict
-from clawloop.local import parts
-from clawloop.local.parts import Deployment
-from clawloop.processes.database import compare_keys, require_marked_keys, write_mark
-from clawloop.processes.gateway import GatewayOptions, gateway_services
-from clawloop.processes.operations import DatabaseCheck
-from clawloop.settings import Settings
 from db.content import PLAIN, ExactJson
 from db.encryption.columns import PLAIN_COLUMNS, SEALED_TABLES, TOOL_LISTS
 from db.erasure import PostgresErasureStore
@@ -98,7 +98,7 @@ async def test_chats_pages_and_exports_work_on_encrypted_content(
     loop: Loop, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("CHAT_LIMIT", "PAGE_LIMIT"):  # on a busy machine a statement takes longer
-        monkeypatch.setattr(f"clawloop.processes.gateway.{limit}", PATIENT)
+        monkeypatch.setattr(f"clawloop.app.processes.gateway.{limit}", PATIENT)
     keys = PostgresKeyStore(loop.database)
     _, secret = await keys.create_key(POLICY, {Scope.CHAT, Scope.ADMIN}, "all")
     settings = Settings.model_validate(

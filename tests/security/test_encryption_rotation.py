@@ -14,14 +14,14 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from api.recording.spool import Spool
-from clawloop.contracts.turns import Message
-from clawloop.contracts.views import SessionFilter
-from clawloop.encryption.key_file import SETTING, add_key
-from clawloop.encryption.sealer import Sealer
+from clawloop.app.processes.operations import DatabaseCheck
+from clawloop.core.contracts.turns import Message
+from clawloop.core.contracts.views import SessionFilter
+from clawloop.core.encryption.key_file import SETTING, add_key
+from clawloop.core.encryption.sealer import Sealer
+from clawloop.core.errors import StoreUnavailable
+from clawloop.core.ids import SessionId, new_turn_id
 from clawloop.environments.artifacts import ArtifactFolder
-from clawloop.errors import StoreUnavailable
-from clawloop.ids import SessionId, new_turn_id
-from clawloop.processes.operations import DatabaseCheck
 from db.content import PLAIN, ContentCodec
 from db.database import Database
 from db.encryption import rotation
@@ -203,7 +203,7 @@ async def test_the_command_rotates_rows_spooled_turns_and_artifacts(
     environment = {"DATABASE_URL": postgres_url, "CLAWLOOP_DATA": str(tmp_path), SETTING: str(tmp_path / "keys")}
 
     def run(*words: str) -> str:
-        command = [sys.executable, "-m", "clawloop.cli.main", "encryption", *words]
+        command = [sys.executable, "-m", "clawloop.app.cli.main", "encryption", *words]
         environment_of_all = {"PATH": "/usr/bin:/bin"} | environment
         return subprocess.run(command, env=environment_of_all, capture_output=True, text=True, check=True).stdout
 

@@ -17,15 +17,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from clawloop.errors import SetupError
-from clawloop.local.keys_file import renew_engine_secret
-from clawloop.local.model_layout import ModelOptions, model_in, plan_models
-from clawloop.local.tiny_model import ensure_tiny_model
-from clawloop.processes.endpoints import engine_secret
+from clawloop.app.local.keys_file import renew_engine_secret
+from clawloop.app.local.model_layout import ModelOptions, model_in, plan_models
+from clawloop.app.local.tiny_model import ensure_tiny_model
+from clawloop.app.processes.endpoints import engine_secret
+from clawloop.core.errors import SetupError
+from clawloop.core.settings import Settings
 from clawloop.serving import engine_guard
 from clawloop.serving.engine_guard import EngineGuard
 from clawloop.serving.engine_secret import SecretFile
-from clawloop.settings import Settings
 
 SECRET = "s3cret"
 USED = [

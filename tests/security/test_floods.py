@@ -21,12 +21,12 @@ from api.chat import key_limits
 from api.chat.key_limits import KeyLimiter
 from api.dependencies import Limits
 from api.request_body import BodyRoom
-from clawloop.contracts.serving import ApiKey, KeyLimits
-from clawloop.contracts.serving import Scope as KeyScope
-from clawloop.errors import RequestRejected
-from clawloop.ids import new_api_key_id
-from clawloop.processes.gateway import GatewayReadiness
-from clawloop.settings import ChatBounds
+from clawloop.app.processes.gateway import GatewayReadiness
+from clawloop.core.contracts.serving import ApiKey, KeyLimits
+from clawloop.core.contracts.serving import Scope as KeyScope
+from clawloop.core.errors import RequestRejected
+from clawloop.core.ids import new_api_key_id
+from clawloop.core.settings import ChatBounds
 from db.database import Database
 from db.schema import revisions
 from tests.api.chat_requests import PATH, chat_body

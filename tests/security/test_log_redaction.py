@@ -9,8 +9,8 @@ import textwrap
 
 import pytest
 
-from clawloop.settings import Settings
-from clawloop.telemetry.logs import redact
+from clawloop.core.settings import Settings
+from clawloop.core.telemetry.logs import redact
 
 KEY = "cl-0a1b2c3d-" + "K" * 43
 EPISODE_KEY = "ce_" + "0" * 40 + "cG9saWN5." + "M" * 43
@@ -18,13 +18,13 @@ EPISODE_KEY = "ce_" + "0" * 40 + "cG9saWN5." + "M" * 43
 PROGRAM = """
 import asyncio, gc, importlib, logging, pathlib, pkgutil, sys, tempfile, threading, warnings
 
-from clawloop.telemetry.logs import configure_logging
+from clawloop.core.telemetry.logs import configure_logging
 
 configure_logging("DEBUG", secrets=["engine-s3cret", "passw0rd"])
 
-for package in ("api", "db", "activities", "workflows", "clawloop.processes", "clawloop.operations"):
+for package in ("api", "db", "activities", "workflows", "clawloop.app.processes", "clawloop.operations"):
     for found in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
-        if not found.name.startswith("clawloop.processes.trainer"):
+        if not found.name.startswith("clawloop.app.processes.trainer"):
             importlib.import_module(found.name)
 for module in (
     "aiohttp.client", "alembic.runtime.migration", "httpx", "psycopg", "sqlalchemy.pool", "temporalio.activity",
@@ -43,7 +43,7 @@ with tempfile.TemporaryDirectory() as folder:  # read after logging was set up, 
     SecretFile(secret_file)
 from sqlalchemy.exc import DBAPIError, StatementError
 
-from clawloop.errors import RecordUnusable, RequestRejected
+from clawloop.core.errors import RecordUnusable, RequestRejected
 
 
 class Strict(pydantic.BaseModel):

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from activities.training.train_step import LOST_ATTEMPTS, TrainingActivities, TrainStep
-from clawloop.contracts.episodes import Ending, EpisodeEnd, GroupState
-from clawloop.contracts.training import SampleState
-from clawloop.encryption.key_file import SETTING, add_key
-from clawloop.encryption.sealer import Sealer
-from clawloop.errors import EncryptionKeyMissing, TransientError
+from clawloop.core.contracts.episodes import Ending, EpisodeEnd, GroupState
+from clawloop.core.contracts.training import SampleState
+from clawloop.core.encryption.key_file import SETTING, add_key
+from clawloop.core.encryption.sealer import Sealer
+from clawloop.core.errors import EncryptionKeyMissing, TransientError
 from db.content import ContentCodec
 from db.database import Database
 from db.episodes.groups import PostgresEpisodeStore

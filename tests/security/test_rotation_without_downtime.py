@@ -20,12 +20,12 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from clawloop.encryption.key_file import SETTING, make_keys
-from clawloop.encryption.sealer import LOOK_SECONDS, Sealer
-from clawloop.episodes.keys import verify
-from clawloop.errors import EncryptionKeyMissing
-from clawloop.processes.database import codec_of
-from clawloop.processes.runtime_file import read_runtime_file
+from clawloop.app.processes.database import codec_of
+from clawloop.app.processes.runtime_file import read_runtime_file
+from clawloop.core.encryption.key_file import SETTING, make_keys
+from clawloop.core.encryption.sealer import LOOK_SECONDS, Sealer
+from clawloop.core.episodes.keys import verify
+from clawloop.core.errors import EncryptionKeyMissing
 from clawloop.serving.engine_guard import EngineGuard
 from db.database import BACKGROUND_LIMIT, Database
 from db.episodes.groups import PostgresEpisodeStore

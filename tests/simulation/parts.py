@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clawloop.contracts.training import SampleState, VersionRef
-from clawloop.ids import FeedbackId, JudgementId, SampleId
-from clawloop.judging.records import FinalizedJudgement
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.contracts.training import SampleState, VersionRef
+from clawloop.core.ids import FeedbackId, JudgementId, SampleId
+from clawloop.core.judging.records import FinalizedJudgement
+from clawloop.core.recipes.recipe import Recipe
 from tests.fakes.engine_control import FakeEngineControl
 from tests.fakes.judgement_store import FakeJudgementStore
 from tests.fakes.ledger import FakeLedger

@@ -12,7 +12,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar, cast
 
-from clawloop.errors import TransientError
+from clawloop.core.errors import TransientError
 
 Result = TypeVar("Result")
 

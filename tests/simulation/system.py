@@ -23,14 +23,14 @@ from activities.serving.publishing import PublishingActivities, PublishVersion
 from activities.training.gate import DecideVersion, GateActivities
 from activities.training.steps import ClaimBatch, StepActivities
 from activities.training.train_step import StepDone, TrainingActivities, TrainStep
-from clawloop.contracts.serving import Engine
-from clawloop.contracts.training import OPEN_STEPS, SampleState, StepState
-from clawloop.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
-from clawloop.errors import JudgeUnavailable, StateConflict
-from clawloop.ids import SampleId, SessionId, TurnId
-from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt
-from clawloop.judging.voting import Vote
-from clawloop.recipes.recipe import JudgeForm
+from clawloop.core.contracts.serving import Engine
+from clawloop.core.contracts.training import OPEN_STEPS, SampleState, StepState
+from clawloop.core.contracts.turns import InsertedTurn, Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
+from clawloop.core.errors import JudgeUnavailable, StateConflict
+from clawloop.core.ids import SampleId, SessionId, TurnId
+from clawloop.core.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt
+from clawloop.core.judging.voting import Vote
+from clawloop.core.recipes.recipe import JudgeForm
 from tests.fakes.gate_store import FakeGateStore
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.notifier import FakeNotifier, NoWork

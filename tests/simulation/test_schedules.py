@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import pytest
 
 from activities.judging.messages import JudgeTurn
-from clawloop.contracts.training import SampleState
-from clawloop.contracts.turns import StoredTurn
+from clawloop.core.contracts.training import SampleState
+from clawloop.core.contracts.turns import StoredTurn
 from tests.fakes.gate_store import FakeGateStore
 from tests.fakes.judgement_store import FakeJudgementStore
 from tests.fakes.step_store import FakeStepStore

@@ -20,9 +20,9 @@ from temporalio.client import Client
 
 from activities.training.gate import DecideVersion, GateActivities
 from activities.training.train_step import StepDone, TrainStep
-from clawloop.contracts.training import StepBatch, StepState, TrainedStep
-from clawloop.processes.trainer import TrainerProcess
-from clawloop.temporal.plugin import connect
+from clawloop.app.processes.trainer import TrainerProcess
+from clawloop.app.temporal.plugin import connect
+from clawloop.core.contracts.training import StepBatch, StepState, TrainedStep
 from clawloop.training.ranks import ignore_status
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.step_runner import StepRunner

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from clawloop.contracts.turns import Message
-from clawloop.judging.hints import with_hint
+from clawloop.core.contracts.turns import Message
+from clawloop.core.judging.hints import with_hint
 from clawloop.training.packing import TokenSequence
 from tests.chats import assistant, system, user
 from tests.openclaw_chats import TOOLS

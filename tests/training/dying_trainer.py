@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from clawloop.contracts.training import GateCheck, Pace, StatusCallback, StepBatch, StepState, TrainedStep
-from clawloop.processes.trainer import TrainerProcess, training_worker
-from clawloop.temporal.plugin import connect
+from clawloop.app.processes.trainer import TrainerProcess, training_worker
+from clawloop.app.temporal.plugin import connect
+from clawloop.core.contracts.training import GateCheck, Pace, StatusCallback, StepBatch, StepState, TrainedStep
 from clawloop.training.step_runner import StepRunner
 from clawloop.training.threaded_trainer import ThreadedTrainer
 from db.database import BACKGROUND_LIMIT, Database

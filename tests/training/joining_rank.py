@@ -17,7 +17,7 @@ from tests.training.torchrun import launch_two_ranks
 
 def _rank(folder: Path, restarts: int) -> None:
     # Not above: the agent needs none of it, and it takes seconds.
-    from clawloop.processes.process_exit import exit_process
+    from clawloop.app.processes.process_exit import exit_process
     from clawloop.training.ranks import join, leave_process_group
 
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])

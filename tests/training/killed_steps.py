@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from clawloop.recipes.recipe import Train
+from clawloop.core.recipes.recipe import Train
 from clawloop.training.adapters.files import BaseIdentity, WrittenVersion, begin, save_version
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape, PolicyModel

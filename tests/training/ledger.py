@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import psycopg
 
-from clawloop.contracts.serving import Scope
-from clawloop.contracts.training import BatchSample
-from clawloop.contracts.turns import SessionEvidence, SessionSource, TurnOutcome
-from clawloop.judging.hints import NOT_ASKED
-from clawloop.judging.records import FinalizedJudgement
-from clawloop.judging.voting import Verdict
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.contracts.training import BatchSample
+from clawloop.core.contracts.turns import SessionEvidence, SessionSource, TurnOutcome
+from clawloop.core.judging.hints import NOT_ASKED
+from clawloop.core.judging.records import FinalizedJudgement
+from clawloop.core.judging.voting import Verdict
+from clawloop.core.recipes.recipe import Recipe
 from db.database import Database
 from db.judging.judgements import PostgresJudgementStore
 from db.serving.directory import ensure_policy

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from clawloop.algorithms.rewards import group_advantages, integrated_reward, process_reward
-from clawloop.contracts.training import BatchSample
-from clawloop.judging.voting import Vote, majority
-from clawloop.recipes.recipe import Optimiser, Train, load_recipe
+from clawloop.core.algorithms.rewards import group_advantages, integrated_reward, process_reward
+from clawloop.core.contracts.training import BatchSample
+from clawloop.core.judging.voting import Vote, majority
+from clawloop.core.recipes.recipe import Optimiser, Train, load_recipe
 from clawloop.training.model.port import PolicyModel
 from clawloop.training.packing import Limits
 from tests.training.tiny import VOCAB, session_batch

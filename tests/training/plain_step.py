@@ -9,8 +9,8 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
-from clawloop.contracts.training import BatchSample
-from clawloop.recipes.recipe import Train
+from clawloop.core.contracts.training import BatchSample
+from clawloop.core.recipes.recipe import Train
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
 from clawloop.training.model.decoder import TorchtuneModel
 from clawloop.training.model.port import adapter_tensors

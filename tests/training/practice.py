@@ -19,12 +19,12 @@ from pathlib import Path
 
 import torch
 
-from clawloop.algorithms.rewards import episode_advantages
-from clawloop.contracts.training import BatchSample, StepBatch, VersionRef
-from clawloop.demo.practice.toy import GROUP_SIZE, Toy
-from clawloop.demo.practice.toy_model import Attempt, ToyModel
-from clawloop.demo.practice.toys import toy_of
-from clawloop.ids import new_episode_id, new_sample_id
+from clawloop.app.demo.practice.toy import GROUP_SIZE, Toy
+from clawloop.app.demo.practice.toy_model import Attempt, ToyModel
+from clawloop.app.demo.practice.toys import toy_of
+from clawloop.core.algorithms.rewards import episode_advantages
+from clawloop.core.contracts.training import BatchSample, StepBatch, VersionRef
+from clawloop.core.ids import new_episode_id, new_sample_id
 from clawloop.training.adapters.merge import merge
 from clawloop.training.ranks import ignore_status
 from clawloop.training.setup import TrainerSetup

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
-from clawloop.processes.trainer import TrainerProcess, run_trainer
-from clawloop.settings import Settings
-from clawloop.telemetry.logs import configure_logging
+from clawloop.app.processes.trainer import TrainerProcess, run_trainer
+from clawloop.core.settings import Settings
+from clawloop.core.telemetry.logs import configure_logging
 
 if __name__ == "__main__":
     configure_logging()

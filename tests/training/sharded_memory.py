@@ -18,7 +18,7 @@ from tests.training.torchrun import launch_two_ranks
 
 def _rank(base: Path, out: Path) -> None:
     # Not above: the agent needs none of it, and it takes seconds.
-    from clawloop.processes.process_exit import exit_process
+    from clawloop.app.processes.process_exit import exit_process
     from clawloop.training.model import decoder
     from clawloop.training.ranks import join, leave_process_group
     from clawloop.training.step_runner import StepRunner

@@ -8,9 +8,9 @@ from uuid import UUID
 
 import torch
 
-from clawloop.contracts.training import BatchSample, Pace, StepBatch, TrainedStep, VersionRef
-from clawloop.ids import SampleId
-from clawloop.recipes.recipe import Lora, Loss, Optimiser, Recipe, Train
+from clawloop.core.contracts.training import BatchSample, Pace, StepBatch, TrainedStep, VersionRef
+from clawloop.core.ids import SampleId
+from clawloop.core.recipes.recipe import Lora, Loss, Optimiser, Recipe, Train
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape
 from clawloop.training.setup import TrainerSetup

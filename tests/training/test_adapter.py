@@ -10,8 +10,8 @@ import pytest
 import torch
 from peft import PeftModel
 
-from clawloop.adapters.directory import adapter_sha256, check_version
-from clawloop.errors import AdapterUnusable
+from clawloop.core.adapters.directory import adapter_sha256, check_version
+from clawloop.core.errors import AdapterUnusable
 from clawloop.training.adapters.files import (
     Adapter,
     BaseIdentity,

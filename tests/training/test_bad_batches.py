@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from clawloop.contracts.training import BatchSample, StepFigures
-from clawloop.errors import NothingToTrain, SampleUnusable
-from clawloop.recipes.recipe import Loss, Optimiser, Train
+from clawloop.core.contracts.training import BatchSample, StepFigures
+from clawloop.core.errors import NothingToTrain, SampleUnusable
+from clawloop.core.recipes.recipe import Loss, Optimiser, Train
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape, PolicyModel, adapter_tensors, set_adapter
 from clawloop.training.packing import Limits

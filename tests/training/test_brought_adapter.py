@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from clawloop.adapters.directory import check_version
-from clawloop.errors import AdapterUnusable
+from clawloop.core.adapters.directory import check_version
+from clawloop.core.errors import AdapterUnusable
 from clawloop.training.adapters.brought import bring_adapter
 from clawloop.training.adapters.files import BaseIdentity, read_adapter, resume, save_version
 from clawloop.training.model.base_weights import BaseWeights

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from clawloop.errors import AdapterUnusable
-from clawloop.recipes.recipe import Optimiser, Train
+from clawloop.core.errors import AdapterUnusable
+from clawloop.core.recipes.recipe import Optimiser, Train
 from clawloop.training.adapters.files import BaseIdentity, WrittenVersion, begin, resume, save_version
 from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.loading import load_model

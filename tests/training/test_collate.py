@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.errors import SampleUnusable
+from clawloop.core.errors import SampleUnusable
 from clawloop.training.packing import Limits, TokenSequence, collate, filler, plan_micro_batches
 from tests.training.tiny import VOCAB, random_sequences
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from clawloop.algorithms.streams import Streams
-from clawloop.contracts.training import CheckResult
-from clawloop.gate.checks import check_numbers
-from clawloop.recipes.gate import TOKEN_LIMIT
-from clawloop.recipes.recipe import Bounds, Gate, Optimiser, Train
+from clawloop.core.algorithms.streams import Streams
+from clawloop.core.contracts.training import CheckResult
+from clawloop.core.gate.checks import check_numbers
+from clawloop.core.recipes.gate import TOKEN_LIMIT
+from clawloop.core.recipes.recipe import Bounds, Gate, Optimiser, Train
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape
 from clawloop.training.packing import Limits

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from clawloop.contracts.training import BatchSample
-from clawloop.errors import ModelUnsupported
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.contracts.training import BatchSample
+from clawloop.core.errors import ModelUnsupported
+from clawloop.core.recipes.recipe import Recipe
 from clawloop.training.adapters.files import read_adapter
 from clawloop.training.adapters.merge import merge
 from clawloop.training.model.checkpoint import DECODER_PREFIX, read_family

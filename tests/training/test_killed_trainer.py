@@ -12,8 +12,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from clawloop.contracts.training import StepState
-from clawloop.local.checks import choose_port
+from clawloop.app.local.checks import choose_port
+from clawloop.core.contracts.training import StepState
 from tests.training.bench import STEPS, TrainerBench, begin, bench, processes
 from tests.training.dying_trainer import POINTS
 
@@ -59,7 +59,7 @@ async def test_two_trainers_with_the_same_step_commit_it_once(
         await asyncio.sleep(0.05)
     other = ["--model", str(bench.setup.model), "--base-model", "tiny", "--data", str(tmp_path), "--pool", bench.pool]
     limits = ["--micro-batch-tokens", "40", "--threads", "1", "--device", "cpu"]
-    begin(bench, processes, tmp_path / "other.log", "clawloop.cli.main", "worker", "trainer", *other, *limits)
+    begin(bench, processes, tmp_path / "other.log", "clawloop.app.cli.main", "worker", "trainer", *other, *limits)
     done = await asyncio.wait_for(stepping, 240)
     assert (done.state, done.sha256) == (StepState.COMMITTED, bench.undisturbed[1].version.sha256)
     await bench.claim(2)

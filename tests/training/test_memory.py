@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from clawloop.contracts.training import BatchSample
-from clawloop.recipes.recipe import Distillation, Loss, Optimiser, Train
+from clawloop.core.contracts.training import BatchSample
+from clawloop.core.recipes.recipe import Distillation, Loss, Optimiser, Train
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape
 from clawloop.training.packing import Limits

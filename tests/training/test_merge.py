@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clawloop.errors import AdapterUnusable, SetupError
+from clawloop.core.errors import AdapterUnusable, SetupError
 from clawloop.training.adapters import merge as merge_module
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
 from clawloop.training.adapters.merge import merge

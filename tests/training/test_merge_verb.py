@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from clawloop.cli.main import app, run_verb
+from clawloop.app.cli.main import app, run_verb
 from tests.training.test_merge import base_and_adapter
 from tests.training.tiny import random_ids, reference_model, save_checkpoint
 

@@ -11,8 +11,8 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
-from clawloop.contracts.training import BatchSample, StepFigures
-from clawloop.recipes.recipe import Train
+from clawloop.core.contracts.training import BatchSample, StepFigures
+from clawloop.core.recipes.recipe import Train
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape, PolicyModel, adapter_tensors

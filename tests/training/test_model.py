@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clawloop.errors import ModelUnsupported
+from clawloop.core.errors import ModelUnsupported
 from clawloop.training.model import token_scores
 from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.decoder import TorchtuneModel, load_torchtune_model

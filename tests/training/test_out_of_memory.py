@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from clawloop.contracts.training import BatchSample, Pace, StepFigures
-from clawloop.errors import AdapterUnreadable, StepDiverged, StepTooLarge, TrainerFailed, TrainerUnavailable
+from clawloop.core.contracts.training import BatchSample, Pace, StepFigures
+from clawloop.core.errors import AdapterUnreadable, StepDiverged, StepTooLarge, TrainerFailed, TrainerUnavailable
 from clawloop.training import step_runner
 from clawloop.training import step_runner as step_runner_module
 from clawloop.training.ranks import ignore_status

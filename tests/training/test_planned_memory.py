@@ -11,11 +11,11 @@ import torch
 from torchao.dtypes.nf4tensor import NF4Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from clawloop.contracts.training import BatchSample
-from clawloop.layout import memory
-from clawloop.layout.model_folder import ModelShape, read_model_shape
-from clawloop.layout.request import TrainingNeeds
-from clawloop.recipes.recipe import Bounds, Distillation, Loss, Train
+from clawloop.app.layout import memory
+from clawloop.app.layout.model_folder import ModelShape, read_model_shape
+from clawloop.app.layout.request import TrainingNeeds
+from clawloop.core.contracts.training import BatchSample
+from clawloop.core.recipes.recipe import Bounds, Distillation, Loss, Train
 from clawloop.training.model.decoder import is_lora, load_torchtune_model
 from clawloop.training.model.port import LoraShape
 from clawloop.training.packing import Limits

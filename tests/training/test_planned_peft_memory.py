@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers
 
-from clawloop.layout import memory
-from clawloop.layout.model_folder import read_model_shape
-from clawloop.layout.request import TrainingNeeds
+from clawloop.app.layout import memory
+from clawloop.app.layout.model_folder import read_model_shape
+from clawloop.app.layout.request import TrainingNeeds
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape
 from clawloop.training.packing import Limits

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torchao.dtypes.nf4tensor import NF4Tensor
 
-from clawloop.errors import RecipeRejected
-from clawloop.recipes.recipe import Loss, Recipe
+from clawloop.core.errors import RecipeRejected
+from clawloop.core.recipes.recipe import Loss, Recipe
 from clawloop.training.model.checkpoint import Backend
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape

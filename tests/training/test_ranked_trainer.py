@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clawloop.contracts.training import StepState, VersionRef
+from clawloop.core.contracts.training import StepState, VersionRef
 from clawloop.training.adapters.files import read_adapter
 from clawloop.training.step_runner import StepRunner
 from tests.training.bench import TrainerBench, begin, bench, processes
@@ -87,7 +87,7 @@ def ranks(agent: subprocess.Popen[bytes]) -> list[int]:
     by_rank: dict[str, int] = {}
     for child in psutil.Process(agent.pid).children():
         with suppress(psutil.Error):  # it is ending
-            if "clawloop.processes.trainer" in child.cmdline():
+            if "clawloop.app.processes.trainer" in child.cmdline():
                 by_rank[child.environ()["RANK"]] = child.pid
     return [by_rank[rank] for rank in sorted(by_rank)]
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from clawloop.contracts.training import BatchSample, StepFigures
-from clawloop.errors import SampleUnusable
-from clawloop.recipes.recipe import Optimiser, Train
+from clawloop.core.contracts.training import BatchSample, StepFigures
+from clawloop.core.errors import SampleUnusable
+from clawloop.core.recipes.recipe import Optimiser, Train
 from clawloop.training import step as steps
 from clawloop.training.batch import hinted_sequence, plain_sequence
 from clawloop.training.model.loading import load_model

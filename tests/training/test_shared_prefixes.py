@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from clawloop.contracts.training import BatchSample, StepFigures
-from clawloop.local.tiny_model import ensure_tiny_model
-from clawloop.recipes.recipe import Loss, Optimiser, Train
+from clawloop.app.local.tiny_model import ensure_tiny_model
+from clawloop.core.contracts.training import BatchSample, StepFigures
+from clawloop.core.recipes.recipe import Loss, Optimiser, Train
 from clawloop.training import packing
 from clawloop.training.batch import plain_sequence
 from clawloop.training.model import decoder

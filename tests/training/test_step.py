@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from clawloop.contracts.training import BatchSample, StepFigures
-from clawloop.errors import AdapterUnusable, NothingToTrain, SampleUnusable, StepDiverged
-from clawloop.ids import new_episode_id
-from clawloop.recipes.recipe import Advantage, Bounds, Distillation, Loss, Optimiser, Train
+from clawloop.core.contracts.training import BatchSample, StepFigures
+from clawloop.core.errors import AdapterUnusable, NothingToTrain, SampleUnusable, StepDiverged
+from clawloop.core.ids import new_episode_id
+from clawloop.core.recipes.recipe import Advantage, Bounds, Distillation, Loss, Optimiser, Train
 from clawloop.training.batch import plain_sequence
 from clawloop.training.model.decoder import TorchtuneModel, load_torchtune_model
 from clawloop.training.model.port import LoraShape, adapter_tensors

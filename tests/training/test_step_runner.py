@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.adapters.directory import WEIGHTS_FILE
-from clawloop.contracts.training import BatchSample, VersionRef
-from clawloop.errors import (
+from clawloop.core.adapters.directory import WEIGHTS_FILE
+from clawloop.core.contracts.training import BatchSample, VersionRef
+from clawloop.core.errors import (
     AdapterUnreadable,
     AdapterUnusable,
     DiskFull,
@@ -22,7 +22,7 @@ from clawloop.errors import (
     StepDiverged,
     TrainerUnavailable,
 )
-from clawloop.recipes.recipe import Bounds, Distillation, Lora, Loss, Optimiser, Recipe
+from clawloop.core.recipes.recipe import Bounds, Distillation, Lora, Loss, Optimiser, Recipe
 from clawloop.training.adapters import files
 from clawloop.training.ranks import ignore_status
 from clawloop.training.step_runner import StepRunner

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clawloop.recipes.recipe import Train
+from clawloop.core.recipes.recipe import Train
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape, adapter_tensors
 from clawloop.training.packing import Limits

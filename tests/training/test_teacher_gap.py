@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from clawloop.algorithms.streams import Streams
-from clawloop.contracts.training import BatchSample
-from clawloop.recipes.recipe import Train
+from clawloop.core.algorithms.streams import Streams
+from clawloop.core.contracts.training import BatchSample
+from clawloop.core.recipes.recipe import Train
 from clawloop.training.batch import hinted_sequence, plain_sequence
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape, PolicyModel, adapter_tensors, set_adapter

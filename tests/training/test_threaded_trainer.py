@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from clawloop.contracts.training import BatchSample, Pace, StatusCallback, StepBatch, TrainedStep
-from clawloop.errors import DiskFull, TrainerFailed, TrainerUnavailable
+from clawloop.core.contracts.training import BatchSample, Pace, StatusCallback, StepBatch, TrainedStep
+from clawloop.core.errors import DiskFull, TrainerFailed, TrainerUnavailable
 from clawloop.training import step_runner
 from clawloop.training.packing import Limits
 from clawloop.training.ranks import Ranks, ignore_status

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from clawloop.contracts.training import BatchSample, StepFigures
-from clawloop.recipes.recipe import Advantage, Distillation, Loss, Optimiser, Train
+from clawloop.core.contracts.training import BatchSample, StepFigures
+from clawloop.core.recipes.recipe import Advantage, Distillation, Loss, Optimiser, Train
 from clawloop.training.batch import plain_sequence
 from clawloop.training.model.decoder import TorchtuneModel, load_torchtune_model
 from clawloop.training.model.port import LoraShape

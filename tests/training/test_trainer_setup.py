@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clawloop.errors import SetupError
+from clawloop.core.errors import SetupError
 from clawloop.training.setup import TrainerSetup
 from tests.training.tiny import save_checkpoint
 from tests.verbs import clawloop, refusal

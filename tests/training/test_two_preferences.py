@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from clawloop.contracts.training import BatchSample
-from clawloop.recipes.recipe import Advantage, Loss, Optimiser, Train
+from clawloop.core.contracts.training import BatchSample
+from clawloop.core.recipes.recipe import Advantage, Loss, Optimiser, Train
 from clawloop.training.model.decoder import TorchtuneModel, load_torchtune_model
 from clawloop.training.model.port import LoraShape
 from clawloop.training.packing import Limits, TokenSequence, collate

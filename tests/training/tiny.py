@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from clawloop.contracts.training import BatchSample
-from clawloop.ids import SampleId
+from clawloop.core.contracts.training import BatchSample
+from clawloop.core.ids import SampleId
 from clawloop.training.model.port import PolicyModel
 from clawloop.training.packing import TokenSequence, collate
 

@@ -16,10 +16,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from clawloop.algorithms.scoring import Scores, score
-from clawloop.contracts.training import StepBatch, VersionRef
-from clawloop.errors import AdapterUnreadable, StepDiverged
-from clawloop.recipes.recipe import Distillation, Loss, Optimiser, Train
+from clawloop.core.algorithms.scoring import Scores, score
+from clawloop.core.contracts.training import StepBatch, VersionRef
+from clawloop.core.errors import AdapterUnreadable, StepDiverged
+from clawloop.core.recipes.recipe import Distillation, Loss, Optimiser, Train
 from clawloop.training import step_runner
 from clawloop.training.adapters import files
 from clawloop.training.adapters.files import Adapter, BaseIdentity, begin, resume, save_version

@@ -16,9 +16,9 @@ import pytest
 from api.app import create_app
 from api.dependencies import Services
 from api.http_protocol import BoundedHttpProtocol
-from clawloop.contracts.serving import Scope
-from clawloop.processes.gateway import GatewayOptions, gateway_services
-from clawloop.settings import Settings
+from clawloop.app.processes.gateway import GatewayOptions, gateway_services
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.settings import Settings
 from db.database import Database
 from db.serving.engines import add_engine
 from db.serving.keys import PostgresKeyStore
@@ -90,7 +90,7 @@ class Visitor:
 @pytest.fixture
 async def page(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Page]:
     for limit in ("CHAT_LIMIT", "PAGE_LIMIT"):
-        monkeypatch.setattr(f"clawloop.processes.gateway.{limit}", PATIENT)
+        monkeypatch.setattr(f"clawloop.app.processes.gateway.{limit}", PATIENT)
     async with AsyncExitStack() as stack:
         database = Database(postgres_url, PATIENT)
         stack.push_async_callback(database.close)

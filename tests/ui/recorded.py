@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome
-from clawloop.ids import TurnId
-from clawloop.judging.hints import HintChoice
-from clawloop.judging.records import HINTS, FinalizedJudgement
-from clawloop.judging.voting import HintVote, Verdict, Vote
+from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome
+from clawloop.core.ids import TurnId
+from clawloop.core.judging.hints import HintChoice
+from clawloop.core.judging.records import HINTS, FinalizedJudgement
+from clawloop.core.judging.voting import HintVote, Verdict, Vote
 from tests.contract.learning import PostgresLearning
 from tests.records import turn_record
 

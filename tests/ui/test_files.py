@@ -6,7 +6,7 @@ from hashlib import sha256
 
 import httpx
 
-from clawloop.contracts.turns import Message
+from clawloop.core.contracts.turns import Message
 from tests.pictures import asks_about, image_part, png
 from tests.records import turn_record
 from tests.ui.conftest import Page

@@ -10,8 +10,8 @@ import httpx
 
 import api.ui.logins as logins
 from api.ui.logins import COOKIE
-from clawloop.contracts.serving import Scope
-from clawloop.errors import RequestRejected
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.errors import RequestRejected
 from db.serving.keys import PostgresKeyStore
 from tests.contract.learning import POLICY
 from tests.ui.conftest import Page, Visitor

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from clawloop.contracts.serving import KeyLimits
-from clawloop.contracts.training import Pace, StepState
-from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind
-from clawloop.ids import ApiKeyId, TurnId
-from clawloop.judging.voting import Vote
+from clawloop.core.contracts.serving import KeyLimits
+from clawloop.core.contracts.training import Pace, StepState
+from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind
+from clawloop.core.ids import ApiKeyId, TurnId
+from clawloop.core.judging.voting import Vote
+from clawloop.core.recipes.recipe import Gate
 from clawloop.operations.workflow_links import WorkflowLinks
-from clawloop.recipes.recipe import Gate
 from tests.contract.episodes import run_group
 from tests.contract.learning import POLICY, RECIPE, publish, reject, step
 from tests.ui.conftest import Page

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from clawloop.processes.operations import NoTemporal
+from clawloop.app.processes.operations import NoTemporal
 from tests.contract.episodes import run_group
 from tests.contract.learning import POLICY
 from tests.ui.conftest import Page

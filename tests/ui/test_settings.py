@@ -10,8 +10,8 @@ from uuid import uuid4
 import httpx
 import orjson
 
-from clawloop.contracts.serving import KeyLimits
-from clawloop.judging.agreement import VotedTurn
+from clawloop.core.contracts.serving import KeyLimits
+from clawloop.core.judging.agreement import VotedTurn
 from tests.contract.learning import POLICY, RECIPE, step
 from tests.fakes.vote_reader import FakeVoteReader
 from tests.ui.conftest import Page, Visitor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 
-from clawloop.contracts.training import StepState
+from clawloop.core.contracts.training import StepState
 from tests.contract.learning import POLICY, commit, recipe, trained
 from tests.ui.conftest import Page
 from tests.ui.recorded import CHANGED, HINT

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from api.ui.now import probes_of
-from clawloop.contracts.training import CheckName, CheckResult, GateCheck, VersionView
+from clawloop.core.contracts.training import CheckName, CheckResult, GateCheck, VersionView
 from db.training.policies import PostgresMeasurements
 from tests.contract.learning import POLICY, publish, step
 from tests.ui.conftest import Page

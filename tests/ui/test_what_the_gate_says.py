@@ -7,8 +7,8 @@ import html
 
 import httpx
 
-from clawloop.contracts.training import CheckName, CheckResult, GateCheck, StepState
-from clawloop.recipes.recipe import Gate
+from clawloop.core.contracts.training import CheckName, CheckResult, GateCheck, StepState
+from clawloop.core.recipes.recipe import Gate
 from tests.contract.learning import POLICY, RECIPE, reject, step, trained
 from tests.ui.conftest import Page
 from tests.verbs import clawloop

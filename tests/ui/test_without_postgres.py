@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 
 from api.openapi import REQUEST_EXAMPLES
 from api.ui.routes import ROUTERS
-from clawloop.contracts.serving import Scope
+from clawloop.core.contracts.serving import Scope
 from db.serving.keys import PostgresKeyStore
 from tests.conftest import database_address
 from tests.contract.learning import POLICY

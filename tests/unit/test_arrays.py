@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.errors import RecordUnusable
+from clawloop.core.errors import RecordUnusable
 from db.content import (
     advantages_to_bytes,
     bytes_to_advantages,

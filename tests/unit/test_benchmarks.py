@@ -32,7 +32,7 @@ from benchmarks.load import Chats, Load, answer_text, closed_loop, percentile, p
 from benchmarks.options import sizes
 from benchmarks.processes import cpu_by_part
 from benchmarks.report import Ratio, Result, write_result
-from clawloop.local.supervision.supervisor import PartState, PartStatus
+from clawloop.app.local.supervision.supervisor import PartState, PartStatus
 from tests.chaos.run import Outcome
 from tests.fakes.engine import serving
 

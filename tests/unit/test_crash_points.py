@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.crash_points import CrashPoint
+from clawloop.core.crash_points import CrashPoint
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
 from pathlib import Path
-from clawloop.crash_points import CrashPoint, arm_crash_points, crash_point
+from clawloop.core.crash_points import CrashPoint, arm_crash_points, crash_point
 crash_point(CrashPoint.CLAIMED)  # not looked for yet
 arm_crash_points(Path(sys.argv[1]))
 crash_point(CrashPoint.COMMITTED)

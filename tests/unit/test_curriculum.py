@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clawloop.core.episodes.curriculum import ENOUGH, HIGH, LOW, Counted, KindState, Trial, draw, revise, success_of
+from clawloop.core.episodes.kinds import KINDS, Levels
 from clawloop.environments.browser import kinds as browser
 from clawloop.environments.swe.environment import FUNCTIONS_BY_NAME
 from clawloop.environments.terminal.environment import KINDS_BY_NAME
-from clawloop.episodes.curriculum import ENOUGH, HIGH, LOW, Counted, KindState, Trial, draw, revise, success_of
-from clawloop.episodes.kinds import KINDS, Levels
 
 LEVELS = Levels(first=2, hardest=4)
 SIZE = 8

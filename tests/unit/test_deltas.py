@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from clawloop.errors import RecordUnusable
+from clawloop.core.errors import RecordUnusable
 from db.content import exact_json, ids_to_bytes, storable
 from db.turns.read import Conversation, delta
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from activities.serving.engines import EngineReconciler
-from clawloop.contracts.notices import EngineAdded, EngineRemoved, Notice
-from clawloop.contracts.serving import Engine
-from clawloop.errors import SignalFailed
+from clawloop.core.contracts.notices import EngineAdded, EngineRemoved, Notice
+from clawloop.core.contracts.serving import Engine
+from clawloop.core.errors import SignalFailed
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.publishing_store import FakePublishingStore
 

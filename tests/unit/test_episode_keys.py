@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from clawloop.episodes.keys import EpisodeKey, is_episode_key, sign, verify
-from clawloop.ids import new_episode_id
+from clawloop.core.episodes.keys import EpisodeKey, is_episode_key, sign, verify
+from clawloop.core.ids import new_episode_id
 
 SECRET = b"s" * 32
 KEY = EpisodeKey(new_episode_id(), "agent-7.ü", datetime(2027, 1, 2, 3, 4, 5, tzinfo=UTC))

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from clawloop.cli.remote_environment import _parser, worker_of
+from clawloop.app.cli.remote_environment import _parser, worker_of
+from clawloop.core.episodes.keys import KEY_LIFETIME
+from clawloop.core.episodes.kinds import KEY_LEAST_LEFT, LONGEST_SECONDS
+from clawloop.core.errors import SetupError
 from clawloop.environments.gateway import PATIENCE_SECONDS
 from clawloop.environments.verifiers.loading import seconds_in_all
-from clawloop.episodes.keys import KEY_LIFETIME
-from clawloop.episodes.kinds import KEY_LEAST_LEFT, LONGEST_SECONDS
-from clawloop.errors import SetupError
 from clawloop.sandboxes.containers import PULL_SECONDS
 from workflows.activity_options import run_in, verify_in
 

@@ -15,8 +15,9 @@ from pydantic import TypeAdapter
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from clawloop.contracts.turns import Message
-from clawloop.ids import ApiKeyId, SessionId
+from clawloop.core.contracts.turns import Message
+from clawloop.core.ids import ApiKeyId, SessionId
+from clawloop.core.turns.canonical import prefix_digests, seed_digest
 from clawloop.operations.export import (
     ExportedJudgement,
     ExportedTurn,
@@ -25,7 +26,6 @@ from clawloop.operations.export import (
     ExportKind,
     Record,
 )
-from clawloop.turns.canonical import prefix_digests, seed_digest
 from tests.records import turn_record
 
 TEMPLATES = Path(__file__).parent / "families" / "templates"

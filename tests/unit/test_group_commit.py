@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from clawloop.errors import RecordUnusable, StoreContended, StoreTimedOut, StoreUnavailable
+from clawloop.core.errors import RecordUnusable, StoreContended, StoreTimedOut, StoreUnavailable
 from db.group_commit import ALONE, Answer, GroupCommit
 
 

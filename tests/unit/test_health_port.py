@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, Counter
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from clawloop.local.checks import choose_port
-from clawloop.processes.worker_process import run_workers
+from clawloop.app.local.checks import choose_port
+from clawloop.app.processes.worker_process import run_workers
 
 
 async def _no_workers(client: Client, stack: AsyncExitStack) -> list[Worker]:

@@ -11,8 +11,8 @@ import pytest
 from temporalio.testing import ActivityEnvironment
 from temporalio.worker import WorkerConfig
 
-from clawloop.heartbeat import heartbeating
-from clawloop.temporal.plugin import ClawloopPlugin, connect
+from clawloop.app.temporal.plugin import ClawloopPlugin, connect
+from clawloop.core.heartbeat import heartbeating
 from workflows import activity_options
 
 

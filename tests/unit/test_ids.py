@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from clawloop.ids import new_turn_id
+from clawloop.core.ids import new_turn_id
 
 HOUR_NS = 3600 * 10**9
 

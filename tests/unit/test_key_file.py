@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.encryption.key_file import SETTING, add_key, make_keys, read_keys
-from clawloop.encryption.sealer import OVERHEAD, Sealer
-from clawloop.errors import ContentUnreadable, EncryptionKeyMissing, SetupError
+from clawloop.core.encryption.key_file import SETTING, add_key, make_keys, read_keys
+from clawloop.core.encryption.sealer import OVERHEAD, Sealer
+from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing, SetupError
 from db.content import MARK, PLAIN, ContentCodec
 
 

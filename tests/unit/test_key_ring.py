@@ -10,10 +10,10 @@ import pytest
 from starlette.datastructures import Headers
 
 from api.auth import KeyRing
-from clawloop.contracts.serving import ApiKey, Scope
-from clawloop.episodes.keys import EpisodeKey, sign
-from clawloop.errors import RequestRejected, StoreUnavailable
-from clawloop.ids import ApiKeyId, new_episode_id
+from clawloop.core.contracts.serving import ApiKey, Scope
+from clawloop.core.episodes.keys import EpisodeKey, sign
+from clawloop.core.errors import RequestRejected, StoreUnavailable
+from clawloop.core.ids import ApiKeyId, new_episode_id
 from tests.fakes.key_store import SIGNING_SECRET, FakeKeyStore
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.errors import SetupError
-from clawloop.processes.listener import inherited_socket, systemd_socket
+from clawloop.app.processes.listener import inherited_socket, systemd_socket
+from clawloop.core.errors import SetupError
 
 
 def test_a_stream_socket_is_taken_with_its_address() -> None:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import pytest
 
 from api.ui.wording import FIGURES, STATES, meaning_of, pieces, why, words_of
-from clawloop.contracts.training import HeldOutScore, StepState, TrainedStep, VersionRef
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.gate.canary import decide_canary
-from clawloop.gate.checks import check_numbers, check_probes, check_replay
-from clawloop.recipes.recipe import Gate
+from clawloop.core.contracts.training import HeldOutScore, StepState, TrainedStep, VersionRef
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.gate.canary import decide_canary
+from clawloop.core.gate.checks import check_numbers, check_probes, check_replay
+from clawloop.core.recipes.recipe import Gate
 from db.training.operators import version_place
 from db.training.steps import metrics_of
 from tests.unit.gate.test_numbers import HEALTHY

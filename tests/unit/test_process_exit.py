@@ -10,7 +10,7 @@ import pytest
 # Shutting this interpreter down aborts, as it may beside a thread that calls into it.
 PROGRAM = """
 import atexit, os, sys
-from clawloop.processes.process_exit import run_and_exit
+from clawloop.app.processes.process_exit import run_and_exit
 atexit.register(os.abort)
 def run():
     print("done")

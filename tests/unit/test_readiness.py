@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from clawloop.contracts.serving import Engine
-from clawloop.local.services.postgres import free_port
-from clawloop.processes.gateway import GatewayReadiness
+from clawloop.app.local.services.postgres import free_port
+from clawloop.app.processes.gateway import GatewayReadiness
+from clawloop.core.contracts.serving import Engine
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.rotation import Rotation
 from db.database import BACKGROUND_LIMIT, Database

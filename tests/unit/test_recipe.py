@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.errors import RecipeRejected
-from clawloop.recipes import table
-from clawloop.recipes.recipe import (
+from clawloop.core.errors import RecipeRejected
+from clawloop.core.recipes import table
+from clawloop.core.recipes.recipe import (
     Advantage,
     Gate,
     Loss,
@@ -25,7 +25,7 @@ from clawloop.recipes.recipe import (
     parse_stored_recipe,
     read_recipe,
 )
-from clawloop.recipes.table import Table
+from clawloop.core.recipes.table import Table
 
 RECIPES = sorted((Path(__file__).parents[2] / "deploy" / "recipes").glob("*.toml"))
 
@@ -361,7 +361,7 @@ def test_a_recipe_cannot_be_changed() -> None:
 
 
 def test_reading_a_recipe_loads_no_torch() -> None:
-    code = "import sys, clawloop.recipes.recipe; sys.exit('torch' in sys.modules)"
+    code = "import sys, clawloop.core.recipes.recipe; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

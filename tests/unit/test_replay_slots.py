@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from temporalio.worker import SlotMarkUsedContext, SlotPermit, SlotReleaseContext, SlotReserveContext
 
-from clawloop.temporal.replay import ReplaySlots
+from clawloop.app.temporal.replay import ReplaySlots
 
 
 @dataclass

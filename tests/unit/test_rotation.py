@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from clawloop.contracts.serving import Engine
-from clawloop.errors import EnginesBusy, EngineUnavailable
+from clawloop.core.contracts.serving import Engine
+from clawloop.core.errors import EnginesBusy, EngineUnavailable
 from clawloop.serving.rotation import AFFINITY_SLACK, MISSING_SECONDS, Rotation
 
 

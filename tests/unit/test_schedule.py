@@ -7,9 +7,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from clawloop.errors import RecipeRejected
-from clawloop.recipes.recipe import Schedule, read_recipe
-from clawloop.recipes.schedule import Closed, closed_by, day_begin
+from clawloop.core.errors import RecipeRejected
+from clawloop.core.recipes.recipe import Schedule, read_recipe
+from clawloop.core.recipes.schedule import Closed, closed_by, day_begin
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NIGHT = Schedule(hours="01:00-06:00", time_zone="Europe/Berlin")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from api.chat.bounds import check_bounds
-from clawloop.errors import RequestRejected
-from clawloop.settings import ChatBounds
+from clawloop.core.errors import RequestRejected
+from clawloop.core.settings import ChatBounds
 
 STRING = {"type": "string"}
 TREE = {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}}

@@ -8,10 +8,10 @@ from uuid import uuid4
 import pytest
 
 from activities.judging.messages import WHY_LIMIT
-from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRecorded, TurnResult
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.ids import SessionId, new_feedback_id, new_turn_id
-from clawloop.temporal.plugin import PAYLOAD_WARN_BYTES
+from clawloop.app.temporal.plugin import PAYLOAD_WARN_BYTES
+from clawloop.core.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRecorded, TurnResult
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.ids import SessionId, new_feedback_id, new_turn_id
 from workflows.state import INBOX_LIMIT, KNOWN_LIMIT, ROWS_LIMIT, SessionState, kept_for_next_run
 
 

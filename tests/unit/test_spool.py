@@ -14,8 +14,8 @@ from pydantic import TypeAdapter
 
 from api.recording import spool as spool_module
 from api.recording.spool import Spool, SpoolFull
-from clawloop.contracts.turns import TurnRecord
-from clawloop.errors import RecordUnusable
+from clawloop.core.contracts.turns import TurnRecord
+from clawloop.core.errors import RecordUnusable
 from tests.records import turn_record
 
 

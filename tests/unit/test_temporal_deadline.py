@@ -9,12 +9,12 @@ from datetime import timedelta
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
-from clawloop.contracts.notices import BatchWaits, OperatorChanged
-from clawloop.contracts.training import OperatorAction, OperatorChange
-from clawloop.errors import SignalFailed
-from clawloop.temporal.notifier import TemporalNotifier
-from clawloop.temporal.plugin import connect
-from clawloop.temporal.server import temporal_deadline
+from clawloop.app.temporal.notifier import TemporalNotifier
+from clawloop.app.temporal.plugin import connect
+from clawloop.app.temporal.server import temporal_deadline
+from clawloop.core.contracts.notices import BatchWaits, OperatorChanged
+from clawloop.core.contracts.training import OperatorAction, OperatorChange
+from clawloop.core.errors import SignalFailed
 
 
 @pytest.fixture

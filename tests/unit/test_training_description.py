@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from activities.training.train_step import StepDone
-from clawloop.contracts.training import Claim, StepState, TrainingState, TrainingView
+from clawloop.core.contracts.training import Claim, StepState, TrainingState, TrainingView
 from workflows.descriptions import training_headline, training_table
 
 SINCE = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)

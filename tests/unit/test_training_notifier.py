@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 
 from activities.notify import CONCURRENCY, MAX_FAILED, ConcurrentNotifier, TrainingNotifier
-from clawloop.contracts.notices import BatchWaits, Notice
-from clawloop.errors import SignalFailed
+from clawloop.core.contracts.notices import BatchWaits, Notice
+from clawloop.core.errors import SignalFailed
 
 
 class Work:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from clawloop.errors import SetupError
-from clawloop.processes.gateway import server_config
-from clawloop.settings import Settings, read_settings
+from clawloop.app.processes.gateway import server_config
+from clawloop.core.errors import SetupError
+from clawloop.core.settings import Settings, read_settings
 
 
 async def seen(settings: Settings, peer: str, forwarded: str) -> tuple[str, str]:

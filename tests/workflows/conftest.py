@@ -16,13 +16,13 @@ from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from activities.judging.messages import Closed, CloseSession, CollectDirectVote, Judged, JudgeTurn, JudgeTurns
-from clawloop.contracts.notices import SessionNotice
-from clawloop.contracts.sessions import SessionFacts, TurnRecorded, TurnResult
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.ids import SessionId, TurnId, new_turn_id
-from clawloop.temporal.notifier import TemporalNotifier
-from clawloop.temporal.plugin import connect
-from clawloop.temporal.server import register_search_attributes
+from clawloop.app.temporal.notifier import TemporalNotifier
+from clawloop.app.temporal.plugin import connect
+from clawloop.app.temporal.server import register_search_attributes
+from clawloop.core.contracts.notices import SessionNotice
+from clawloop.core.contracts.sessions import SessionFacts, TurnRecorded, TurnResult
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.ids import SessionId, TurnId, new_turn_id
 from workflows import names
 from workflows.page_links import PageLinks
 from workflows.session import SessionWorkflow
@@ -198,8 +198,8 @@ async def end_all(client: Client) -> None:
 def _patient_signals() -> Iterator[None]:
     """Temporal may stop for some seconds on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("clawloop.temporal.server.SIGNAL_LIMIT", timedelta(seconds=60))
-        patch.setattr("clawloop.temporal.notifier.UPDATE_LIMIT", timedelta(seconds=60))
+        patch.setattr("clawloop.app.temporal.server.SIGNAL_LIMIT", timedelta(seconds=60))
+        patch.setattr("clawloop.app.temporal.notifier.UPDATE_LIMIT", timedelta(seconds=60))
         yield
 
 

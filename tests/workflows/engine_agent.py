@@ -15,8 +15,8 @@ from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from activities.serving.engines import EngineLoad, EngineReport, EngineUnload, EngineWatch
-from clawloop.contracts.notices import EngineAdded
-from clawloop.temporal.notifier import TemporalNotifier
+from clawloop.app.temporal.notifier import TemporalNotifier
+from clawloop.core.contracts.notices import EngineAdded
 from tests.workflows.conftest import IDLE, until
 from workflows import names
 from workflows.engine import EngineWorkflow

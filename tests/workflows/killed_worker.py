@@ -16,14 +16,14 @@ from temporalio.worker import Worker
 
 from activities.judging.judge_turn import JudgingActivities
 from activities.notify import TrainingNotifier
-from clawloop.ids import JudgementId
-from clawloop.judging.prompts import AnswerForm, JudgeReply
-from clawloop.judging.records import StoredAnswers, StoredVote
+from clawloop.app.temporal.notifier import TemporalNotifier
+from clawloop.app.temporal.plugin import connect
+from clawloop.core.ids import JudgementId
+from clawloop.core.judging.prompts import AnswerForm, JudgeReply
+from clawloop.core.judging.records import StoredAnswers, StoredVote
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
-from clawloop.temporal.notifier import TemporalNotifier
-from clawloop.temporal.plugin import connect
 from db.database import BACKGROUND_LIMIT, Database
 from db.judging.judgements import PostgresJudgementStore
 from db.training.work_flag import PostgresWorkStore

@@ -18,9 +18,16 @@ from activities.training.gate import DecideVersion, VersionDecided
 from activities.training.probes import ProbeVersion, VersionProbed
 from activities.training.steps import AbandonStep, ClaimBatch, QuarantineStep
 from activities.training.train_step import StepDone, TrainStep
-from clawloop.contracts.notices import BatchWaits, OperatorChanged
-from clawloop.contracts.training import Claim, OperatorAction, OperatorChange, StepState, TrainingState, TrainingView
-from clawloop.temporal.notifier import TemporalNotifier
+from clawloop.app.temporal.notifier import TemporalNotifier
+from clawloop.core.contracts.notices import BatchWaits, OperatorChanged
+from clawloop.core.contracts.training import (
+    Claim,
+    OperatorAction,
+    OperatorChange,
+    StepState,
+    TrainingState,
+    TrainingView,
+)
 from tests.workflows.conftest import IDLE, end_all
 from workflows import names
 from workflows.state import PolicyTraining

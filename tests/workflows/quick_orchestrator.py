@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from clawloop.cli.main import main
+from clawloop.app.cli.main import main
 from workflows import activity_options
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ from temporalio.worker import Worker
 from activities.episodes import EpisodeLedgerActivities
 from activities.judging.episode_votes import EpisodeJudged, JudgeEpisode
 from activities.notify import TrainingNotifier
-from clawloop.contracts.episodes import AgentRun, Ending, GroupResult, GroupState, NewGroup, NextGroups
-from clawloop.episodes.running import EnvironmentActivities, environment_queue
-from clawloop.errors import JudgeRefused, TaskUnusable
-from clawloop.ids import EpisodeId, RolloutGroupId, new_rollout_group_id
-from clawloop.temporal.notifier import TemporalNotifier
+from clawloop.app.temporal.notifier import TemporalNotifier
+from clawloop.core.contracts.episodes import AgentRun, Ending, GroupResult, GroupState, NewGroup, NextGroups
+from clawloop.core.episodes.running import EnvironmentActivities, environment_queue
+from clawloop.core.errors import JudgeRefused, TaskUnusable
+from clawloop.core.ids import EpisodeId, RolloutGroupId, new_rollout_group_id
 from tests.fakes.episode_store import FakeEpisodeStore
 from tests.fakes.notifier import NoWork
 from tests.workflows.conftest import IDLE

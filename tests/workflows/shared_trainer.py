@@ -17,7 +17,7 @@ from activities.serving.publishing import Published, PublishVersion
 from activities.training.gate import DecideVersion, VersionDecided
 from activities.training.steps import ClaimBatch
 from activities.training.train_step import StepDone, TrainStep
-from clawloop.contracts.training import Claim, TrainingView
+from clawloop.core.contracts.training import Claim, TrainingView
 from tests.workflows.conftest import end_all
 from tests.workflows.learning import Learner, ScriptedLearning, orchestrating
 from workflows import names

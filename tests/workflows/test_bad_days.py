@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from temporalio.client import Client
 
-from clawloop.contracts.notices import SessionNotice
-from clawloop.contracts.sessions import FeedbackGiven, RejudgeRequested, SessionFacts
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.ids import new_feedback_id, new_turn_id
-from clawloop.temporal.notifier import TemporalNotifier
+from clawloop.app.temporal.notifier import TemporalNotifier
+from clawloop.core.contracts.notices import SessionNotice
+from clawloop.core.contracts.sessions import FeedbackGiven, RejudgeRequested, SessionFacts
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.ids import new_feedback_id, new_turn_id
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import IDLE
 from tests.workflows.test_whole import at_work, end, tell

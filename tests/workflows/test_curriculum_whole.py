@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from clawloop.processes.bootstrap import prepare
+from clawloop.app.processes.bootstrap import prepare
 from db.database import Database
 from db.invariants import violations
 from tests.contract.conftest import TEST_LIMIT

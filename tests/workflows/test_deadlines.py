@@ -16,7 +16,7 @@ from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
 from activities.judging.messages import JudgeTurn
-from clawloop.temporal.plugin import ClawloopPlugin
+from clawloop.app.temporal.plugin import ClawloopPlugin
 from tests.workflows.conftest import Conversation, ScriptedActivities
 from workflows import names
 from workflows.session import SessionWorkflow

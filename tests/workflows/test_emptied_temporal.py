@@ -16,11 +16,11 @@ import pytest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from clawloop.contracts.notices import SessionNotice
-from clawloop.contracts.sessions import FeedbackGiven, SessionFacts
-from clawloop.processes.holding import Holding
-from clawloop.temporal.notifier import TemporalNotifier
-from clawloop.temporal.server import prepare_namespace
+from clawloop.app.processes.holding import Holding
+from clawloop.app.temporal.notifier import TemporalNotifier
+from clawloop.app.temporal.server import prepare_namespace
+from clawloop.core.contracts.notices import SessionNotice
+from clawloop.core.contracts.sessions import FeedbackGiven, SessionFacts
 from db.invariants import violations
 from db.temporal_server import TemporalServerStore
 from tests.judging.conftest import Bench, bench, binary_bench, judge
@@ -104,7 +104,7 @@ async def test_an_orchestrator_that_runs_on_prepares_a_server_that_lost_its_data
 def running_orchestrator(b: Bench, server: Server, folder: Path) -> Iterator[None]:
     """The process, which may start before its servers do."""
     here = {"DATABASE_URL": b.url, "TEMPORAL_ADDRESS": server.address, "CLAWLOOP_DATA": str(folder / "data")}
-    command = [sys.executable, "-m", "clawloop.cli.main", "worker", "orchestrator"]
+    command = [sys.executable, "-m", "clawloop.app.cli.main", "worker", "orchestrator"]
     with (folder / "orchestrator.log").open("wb") as log:
         process = subprocess.Popen(command, env=dict(os.environ) | here, stdout=log, stderr=log)
     try:

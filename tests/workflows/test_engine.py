@@ -10,9 +10,9 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
 from activities.serving.engines import EngineReconciler
-from clawloop.contracts.notices import EngineRemoved, VersionToLoad
-from clawloop.contracts.serving import Engine
-from clawloop.temporal.notifier import TemporalNotifier
+from clawloop.app.temporal.notifier import TemporalNotifier
+from clawloop.core.contracts.notices import EngineRemoved, VersionToLoad
+from clawloop.core.contracts.serving import Engine
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.publishing_store import FakePublishingStore
 from tests.workflows.conftest import IDLE, until

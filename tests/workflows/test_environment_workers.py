@@ -10,10 +10,10 @@ from uuid import uuid4
 
 from temporalio.client import Client
 
-from clawloop.contracts.episodes import GroupState, NewGroup
-from clawloop.ids import new_rollout_group_id
-from clawloop.processes.bootstrap import prepare
-from clawloop.temporal.server import TemporalEnvironmentWorkers
+from clawloop.app.processes.bootstrap import prepare
+from clawloop.app.temporal.server import TemporalEnvironmentWorkers
+from clawloop.core.contracts.episodes import GroupState, NewGroup
+from clawloop.core.ids import new_rollout_group_id
 from tests.fakes.episode_store import FakeEpisodeStore
 from tests.verbs import clawloop
 from tests.workflows.conftest import end_all

@@ -9,10 +9,10 @@ import pytest
 from temporalio.client import Client
 from typer.testing import CliRunner, Result
 
-from clawloop.cli.main import app
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.errors import NotFound
-from clawloop.ids import new_turn_id, response_id
+from clawloop.app.cli.main import app
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.errors import NotFound
+from clawloop.core.ids import new_turn_id, response_id
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import until
 from tests.workflows.test_whole import at_work, tell

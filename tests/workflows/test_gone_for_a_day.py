@@ -15,7 +15,7 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
-from clawloop.errors import AdapterUnreadable, ClawloopError, StoreUnavailable
+from clawloop.core.errors import AdapterUnreadable, ClawloopError, StoreUnavailable
 from clawloop.training.adapters.files import write_error
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import until

@@ -17,7 +17,7 @@ import pytest
 from psycopg.rows import dict_row
 from temporalio.client import Client
 
-from clawloop.processes.bootstrap import prepare
+from clawloop.app.processes.bootstrap import prepare
 from clawloop.sandboxes.folders import BoxFolders
 from db.database import Database
 from db.invariants import violations

@@ -12,8 +12,8 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
 from activities.training.steps import ClaimBatch
-from clawloop.contracts.training import Claim
-from clawloop.temporal.server import UPDATE_LIMIT
+from clawloop.app.temporal.server import UPDATE_LIMIT
+from clawloop.core.contracts.training import Claim
 from tests.workflows.conftest import until
 from tests.workflows.learning import Learner, ScriptedLearning, learning, orchestrating, training
 from workflows.activity_options import LOCAL_STORE

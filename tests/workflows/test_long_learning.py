@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from temporalio.client import Client
 
-from clawloop.temporal.plugin import PAYLOAD_WARN_BYTES
+from clawloop.app.temporal.plugin import PAYLOAD_WARN_BYTES
 from tests.workflows.conftest import until
 from tests.workflows.learning import Learner, ScriptedLearning, learning
 

@@ -9,10 +9,10 @@ from datetime import timedelta
 import pytest
 from temporalio.client import Client
 
-from clawloop.contracts.notices import SessionNotice
-from clawloop.contracts.sessions import FeedbackGiven
-from clawloop.ids import TurnId, new_feedback_id, new_turn_id
-from clawloop.temporal.plugin import PAYLOAD_WARN_BYTES
+from clawloop.app.temporal.plugin import PAYLOAD_WARN_BYTES
+from clawloop.core.contracts.notices import SessionNotice
+from clawloop.core.contracts.sessions import FeedbackGiven
+from clawloop.core.ids import TurnId, new_feedback_id, new_turn_id
 from tests.workflows.conftest import Conversation, ScriptedActivities, until
 from workflows.state import INBOX_LIMIT
 

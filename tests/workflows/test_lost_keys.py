@@ -13,12 +13,12 @@ import pytest
 from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
 from api.recording.spool import Spool, StrandedTurns, rejected_turns
-from clawloop.encryption.key_file import make_keys
-from clawloop.encryption.sealer import Sealer
-from clawloop.errors import SetupError
-from clawloop.ids import new_api_key_id, new_turn_id
-from clawloop.processes.recovery import Recovered, Recovery
-from clawloop.telemetry.metrics import GatewayMetrics
+from clawloop.app.processes.recovery import Recovered, Recovery
+from clawloop.core.encryption.key_file import make_keys
+from clawloop.core.encryption.sealer import Sealer
+from clawloop.core.errors import SetupError
+from clawloop.core.ids import new_api_key_id, new_turn_id
+from clawloop.core.telemetry.metrics import GatewayMetrics
 from db.invariants import violations
 from db.judging.feedback import PostgresFeedbackStore
 from db.recovery import PostgresRecoveryStore

@@ -10,10 +10,10 @@ from temporalio.client import Client
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.training.probes import ProbeActivities, ProbeVersion, VersionProbed
-from clawloop.contracts.training import AskedProbe, GateCheck, ProbeAnswer, ProbeContent, ProbePlan, VersionRef
-from clawloop.errors import EngineUnavailable
-from clawloop.judging.prompts import AnswerForm
-from clawloop.recipes.recipe import Recipe
+from clawloop.core.contracts.training import AskedProbe, GateCheck, ProbeAnswer, ProbeContent, ProbePlan, VersionRef
+from clawloop.core.errors import EngineUnavailable
+from clawloop.core.judging.prompts import AnswerForm
+from clawloop.core.recipes.recipe import Recipe
 from clawloop.serving.judge import JudgeClient
 from tests.workflows.conftest import until
 from tests.workflows.learning import Learner, ScriptedLearning, learning

@@ -11,12 +11,12 @@ from aiohttp.test_utils import TestServer
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from clawloop.contracts.episodes import AgentRun, GroupState, NewGroup
+from clawloop.core.contracts.episodes import AgentRun, GroupState, NewGroup
+from clawloop.core.episodes.running import EnvironmentActivities, EpisodeRunner, KeyOfEpisode, environment_queue
+from clawloop.core.ids import EpisodeId, new_rollout_group_id
 from clawloop.environments.gateway import WorkerGateway
 from clawloop.environments.harbor import HarborEnvironment, HarborTask
 from clawloop.environments.runner import SandboxRunner
-from clawloop.episodes.running import EnvironmentActivities, EpisodeRunner, KeyOfEpisode, environment_queue
-from clawloop.ids import EpisodeId, new_rollout_group_id
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.containers import Containers, SandboxesByImage
 from clawloop.sandboxes.folders import BoxFolders

@@ -21,9 +21,11 @@ from activities.sweep import SweepActivities
 from activities.training.gate import GateActivities
 from activities.training.steps import StepActivities
 from activities.training.train_step import TrainingActivities
-from clawloop.cli.main import app
-from clawloop.contracts.notices import SessionNotice
-from clawloop.contracts.sessions import (
+from clawloop.app.cli.main import app
+from clawloop.app.processes.recovery import Recovery
+from clawloop.app.temporal.notifier import TemporalNotifier
+from clawloop.core.contracts.notices import SessionNotice
+from clawloop.core.contracts.sessions import (
     FeedbackGiven,
     RejudgeRequested,
     SessionFacts,
@@ -31,11 +33,9 @@ from clawloop.contracts.sessions import (
     TurnRecorded,
     WaitingWork,
 )
-from clawloop.contracts.turns import TurnKind, TurnRecord
-from clawloop.errors import SignalFailed
-from clawloop.ids import SessionId
-from clawloop.processes.recovery import Recovery
-from clawloop.temporal.notifier import TemporalNotifier
+from clawloop.core.contracts.turns import TurnKind, TurnRecord
+from clawloop.core.errors import SignalFailed
+from clawloop.core.ids import SessionId
 from db.invariants import violations
 from db.recovery import PostgresRecoveryStore
 from db.serving.publishing import PostgresPublishingStore

@@ -16,7 +16,7 @@ from temporalio.worker import (
     WorkflowSlotInfo,
 )
 
-from clawloop.temporal.replay import POLLS, REPLAYS, ReplaySlots
+from clawloop.app.temporal.replay import POLLS, REPLAYS, ReplaySlots
 from tests.workflows.conftest import Conversation, ScriptedActivities, end_all, until
 from workflows import names
 from workflows.session import SessionWorkflow

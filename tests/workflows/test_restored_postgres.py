@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from temporalio.client import Client
 
-from clawloop.adapters.directory import AdapterFolder
-from clawloop.contracts.notices import BatchWaits
-from clawloop.local.services.postgres import EmbeddedPostgres
-from clawloop.processes.recovery import Recovery
-from clawloop.temporal.notifier import TemporalNotifier
-from clawloop.temporal.server import begin_sweeping
+from clawloop.app.local.services.postgres import EmbeddedPostgres
+from clawloop.app.processes.recovery import Recovery
+from clawloop.app.temporal.notifier import TemporalNotifier
+from clawloop.app.temporal.server import begin_sweeping
+from clawloop.core.adapters.directory import AdapterFolder
+from clawloop.core.contracts.notices import BatchWaits
 from db.invariants import violations
 from db.recovery import PostgresRecoveryStore
 from db.training.steps import PostgresStepStore

@@ -9,10 +9,10 @@ import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client
 
-from clawloop.contracts.episodes import AgentRun, Ending, EpisodeEnd, EpisodeState, GroupState, NewGroup
-from clawloop.episodes.keys import KEY_LIFETIME
-from clawloop.errors import EpisodeUnusable, SandboxFailed
-from clawloop.ids import new_rollout_group_id
+from clawloop.core.contracts.episodes import AgentRun, Ending, EpisodeEnd, EpisodeState, GroupState, NewGroup
+from clawloop.core.episodes.keys import KEY_LIFETIME
+from clawloop.core.errors import EpisodeUnusable, SandboxFailed
+from clawloop.core.ids import new_rollout_group_id
 from tests.fakes.episode_store import FakeEpisodeStore
 from tests.workflows.conftest import SHORT_PAUSES
 from tests.workflows.scripted_rollouts import ScriptedRunner, run_group, run_group_with_timers, working

@@ -17,10 +17,10 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
+from clawloop.app.processes.bootstrap import prepare
 from clawloop.environments.browser.chromium import chromium_folder
 from clawloop.environments.browser.environment import generated_task, next_message
 from clawloop.environments.task import Split
-from clawloop.processes.bootstrap import prepare
 from db.database import Database
 from db.invariants import violations
 from tests.contract.conftest import TEST_LIMIT
@@ -32,7 +32,7 @@ from tests.verbs import clawloop_process
 
 @contextmanager
 def working(
-    folder: Path, settings: dict[str, str], *arguments: str, program: str = "clawloop.cli.main"
+    folder: Path, settings: dict[str, str], *arguments: str, program: str = "clawloop.app.cli.main"
 ) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", program, "worker", *arguments]
     with (folder / f"{arguments[0]}.log").open("ab") as log:

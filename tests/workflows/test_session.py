@@ -10,9 +10,9 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.exceptions import ApplicationError
 
 from activities.judging.messages import JudgeTurn
-from clawloop.contracts.notices import SessionErased, SessionNotice
-from clawloop.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested
-from clawloop.ids import TurnId, new_feedback_id, new_turn_id
+from clawloop.core.contracts.notices import SessionErased, SessionNotice
+from clawloop.core.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested
+from clawloop.core.ids import TurnId, new_feedback_id, new_turn_id
 from tests.workflows.conftest import Conversation, ScriptedActivities, until, working
 
 CHATTY_TURNS = 20

@@ -7,9 +7,9 @@ import asyncio
 from temporalio.api.sdk.v1 import WorkflowMetadata
 from temporalio.client import Client
 
-from clawloop.contracts.sessions import TurnResult
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.ids import new_turn_id
+from clawloop.core.contracts.sessions import TurnResult
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.ids import new_turn_id
 from tests.workflows.conftest import Conversation, ScriptedActivities, until
 from workflows import descriptions, names
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from temporalio.client import Client, ScheduleHandle, ScheduleIntervalSpec
 
-from clawloop.temporal.server import SWEEP_CATCH_UP, SWEEP_EVERY, begin_sweeping
+from clawloop.app.temporal.server import SWEEP_CATCH_UP, SWEEP_EVERY, begin_sweeping
 from workflows import names
 
 pytestmark = pytest.mark.slow

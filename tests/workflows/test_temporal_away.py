@@ -19,13 +19,13 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from activities.sweep import SweepActivities
-from clawloop.ids import turn_id_of
-from clawloop.local.checks import choose_port
-from clawloop.local.services import temporal_server
-from clawloop.processes.bootstrap import prepare
-from clawloop.temporal.notifier import TemporalNotifier
-from clawloop.temporal.plugin import connect
-from clawloop.temporal.server import register_search_attributes
+from clawloop.app.local.checks import choose_port
+from clawloop.app.local.services import temporal_server
+from clawloop.app.processes.bootstrap import prepare
+from clawloop.app.temporal.notifier import TemporalNotifier
+from clawloop.app.temporal.plugin import connect
+from clawloop.app.temporal.server import register_search_attributes
+from clawloop.core.ids import turn_id_of
 from db.sweep import PostgresSweepStore
 from tests.chaos.proxy import Proxy
 from tests.e2e.gateway import RealGateway, running_gateway
@@ -149,7 +149,7 @@ async def _answers(client: Client) -> bool:
 @pytest.mark.postgres
 async def test_a_worker_serves_its_metrics(temporal_address: str, binary_bench: Bench, tmp_path: Path) -> None:
     port = choose_port("the worker", "127.0.0.1", 0, "")
-    command = [sys.executable, "-m", "clawloop.cli.main", "worker", "judge", "--health-port", str(port)]
+    command = [sys.executable, "-m", "clawloop.app.cli.main", "worker", "judge", "--health-port", str(port)]
     settings = {"DATABASE_URL": binary_bench.url, "TEMPORAL_ADDRESS": temporal_address, "CLAWLOOP_DATA": str(tmp_path)}
     with (tmp_path / "log").open("wb") as log:
         worker = subprocess.Popen(command, env=dict(os.environ) | settings, stdout=log, stderr=log)

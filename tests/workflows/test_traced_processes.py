@@ -18,9 +18,9 @@ import pytest
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from clawloop.contracts.serving import Scope
-from clawloop.recipes.recipe import Recipe
-from clawloop.temporal.plugin import connect
+from clawloop.app.temporal.plugin import connect
+from clawloop.core.contracts.serving import Scope
+from clawloop.core.recipes.recipe import Recipe
 from db.database import Database
 from db.serving.directory import ensure_policy
 from db.serving.engines import add_engine
@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 def process(environment: dict[str, str], *words: str, fd: int | None = None) -> Iterator[None]:
     """A command of `clawloop`, stopped at the end as `up` stops it."""
     running = subprocess.Popen(
-        [sys.executable, "-m", "clawloop.cli.main", *words],
+        [sys.executable, "-m", "clawloop.app.cli.main", *words],
         env=dict(os.environ) | environment,
         pass_fds=() if fd is None else (fd,),
     )

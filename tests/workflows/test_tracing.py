@@ -11,11 +11,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from clawloop.contracts.notices import SessionNotice
-from clawloop.contracts.sessions import SessionFacts, TurnRecorded
-from clawloop.telemetry.tracing import span
-from clawloop.temporal.notifier import TemporalNotifier
-from clawloop.temporal.plugin import connect
+from clawloop.app.temporal.notifier import TemporalNotifier
+from clawloop.app.temporal.plugin import connect
+from clawloop.core.contracts.notices import SessionNotice
+from clawloop.core.contracts.sessions import SessionFacts, TurnRecorded
+from clawloop.core.telemetry.tracing import span
 from tests.judging.conftest import BINARY, Bench, bench, binary_bench, judge, set_recipe
 from tests.spans import everything_said, kept_spans, named, trace_of
 from tests.workflows.conftest import IDLE, Conversation, ScriptedActivities, end_all, until

@@ -9,7 +9,7 @@ import pytest
 from temporalio.client import Client, WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError, CancelledError
 
-from clawloop.contracts.training import OperatorAction, OperatorChange, StepState
+from clawloop.core.contracts.training import OperatorAction, OperatorChange, StepState
 from tests.workflows.conftest import until
 from tests.workflows.learning import Learner, ScriptedLearning, learning, training
 from workflows import names

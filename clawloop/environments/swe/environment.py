@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clawloop.core.episodes.kinds import ChosenKind
 from clawloop.environments.harbor import HarborTask, environment_task
 from clawloop.environments.task import CommandHarness, EnvironmentTask, Split, parse_chosen_task_id
-from clawloop.episodes.kinds import ChosenKind
 
 # Kinds ----------------------------------------------------------------------------------------------------------------
 # Small repositories with one wrong function each, and what its hidden tests call.

@@ -8,9 +8,9 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from clawloop.core.episodes.kinds import ChosenKind
 from clawloop.environments.harbor import HarborTask, environment_task
 from clawloop.environments.task import CommandHarness, EnvironmentTask, Split, parse_chosen_task_id
-from clawloop.episodes.kinds import ChosenKind
 
 # Kinds ----------------------------------------------------------------------------------------------------------------
 # The kinds of terminal tasks. Each draws names and content, and says what must be there afterwards.

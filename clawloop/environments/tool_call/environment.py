@@ -7,8 +7,8 @@ import importlib.resources
 import random
 from dataclasses import dataclass
 
+from clawloop.core.episodes.kinds import KINDS, ChosenKind
 from clawloop.environments.task import HARNESS, AgentLoop, EnvironmentTask, Split, parse_chosen_task_id, split_of
-from clawloop.episodes.kinds import KINDS, ChosenKind
 
 AGENT = AgentLoop(
     tool={

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clawloop.core.episodes.kinds import LONGEST_SECONDS
+from clawloop.core.errors import SetupError
 from clawloop.environments.harbor_toml import AGENT_SECONDS
 from clawloop.environments.task import Split, split_of
-from clawloop.episodes.kinds import LONGEST_SECONDS
-from clawloop.errors import SetupError
 
 # Tasks of a set that never ends.
 MOST_TASKS = 10_000

@@ -21,12 +21,12 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from clawloop.contracts.episodes import AgentRun, Ending
+from clawloop.core.contracts.episodes import AgentRun, Ending
+from clawloop.core.errors import EpisodeUnusable
+from clawloop.core.ids import EpisodeId
 from clawloop.environments.playing import REWARD_FILE, packed, read_reward
 from clawloop.environments.task import parse_task_id
 from clawloop.environments.verifiers.loading import LoadedEnvironment
-from clawloop.errors import EpisodeUnusable
-from clawloop.ids import EpisodeId
 from clawloop.sandboxes.folders import abandoned_folders, owned_folder
 
 # Requests -------------------------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def _end_programs(folder: Path) -> None:
 
 
 class VerifiersRunner:
-    """Satisfies `clawloop.episodes.running.EpisodeRunner`; use `serving`.
+    """Satisfies `clawloop.core.episodes.running.EpisodeRunner`; use `serving`.
 
     Task `train-N` is the N-th of the training tasks, and after the last the first again; `test-N` likewise.
     """

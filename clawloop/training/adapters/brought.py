@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from clawloop.contracts.training import BroughtAdapter
-from clawloop.errors import AdapterUnusable
+from clawloop.core.contracts.training import BroughtAdapter
+from clawloop.core.errors import AdapterUnusable
 from clawloop.training.adapters.files import (
     BROUGHT_FILE,
     Adapter,

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from clawloop.adapters.directory import (
+from clawloop.core.adapters.directory import (
     BASE_FILE,
     CONFIG_FILE,
     HASHED_FILES,
@@ -29,8 +29,8 @@ from clawloop.adapters.directory import (
     files_sha256,
     read_adapter_file,
 )
-from clawloop.durable_files import sync_folder
-from clawloop.errors import AdapterUnusable, ClawloopError, DiskFull, TrainerUnavailable
+from clawloop.core.durable_files import sync_folder
+from clawloop.core.errors import AdapterUnusable, ClawloopError, DiskFull, TrainerUnavailable
 from clawloop.training.model.port import (
     PROJECTIONS,
     LoraShape,

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from clawloop.errors import AdapterUnusable, SetupError
+from clawloop.core.errors import AdapterUnusable, SetupError
 from clawloop.training.adapters.files import Adapter, read_adapter
 from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.checkpoint import Family, read_family

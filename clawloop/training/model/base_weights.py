@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from clawloop.errors import ModelUnsupported
+from clawloop.core.errors import ModelUnsupported
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"

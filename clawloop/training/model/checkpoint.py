@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
 
-from clawloop.errors import ModelUnsupported
+from clawloop.core.errors import ModelUnsupported
 
 # Architecture ---------------------------------------------------------------------------------------------------------
 # The decoder architecture in a Hugging Face checkpoint's `config.json`, and the names of its tensors.

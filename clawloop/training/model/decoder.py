@@ -19,7 +19,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 from torchao.dtypes.nf4tensor import to_nf4
 
-from clawloop.errors import ModelUnsupported
+from clawloop.core.errors import ModelUnsupported
 from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.checkpoint import Architecture, Quantisation, adapter_names, base_names, read_architecture
 from clawloop.training.model.port import LoraShape, reset_adapter, shard_like

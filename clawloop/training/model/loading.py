@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from clawloop.errors import ModelUnsupported
+from clawloop.core.errors import ModelUnsupported
 from clawloop.training.model.checkpoint import Backend, Quantisation, read_family
 from clawloop.training.model.decoder import build_model, fill_model, load_torchtune_model
 from clawloop.training.model.port import LoraShape, PolicyModel

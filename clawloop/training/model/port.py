@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from clawloop.errors import AdapterUnusable
+from clawloop.core.errors import AdapterUnusable
 from clawloop.training.model.token_scores import TokenScores
 from clawloop.training.packing import MicroBatch
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from clawloop.algorithms.scoring import most_likely, score
-from clawloop.errors import StepDiverged
+from clawloop.core.algorithms.scoring import most_likely, score
+from clawloop.core.errors import StepDiverged
 from clawloop.training.packing import MicroBatch
 
 # 64 Mi float32 logits are 256 MiB; those of a response of 8k tokens over a vocabulary of 152k would be 5 GiB.
@@ -21,7 +21,7 @@ Project: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class TokenScores(NamedTuple):
-    """Scores at the N response positions of a micro-batch; see `clawloop.algorithms.scoring.Scores`.
+    """Scores at the N response positions of a micro-batch; see `clawloop.core.algorithms.scoring.Scores`.
 
     A tuple, since FSDP finds an output's tensors in tuples only.
 

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from clawloop.errors import ModelUnsupported
+from clawloop.core.errors import ModelUnsupported
 from clawloop.training.model.checkpoint import Family, Quantisation
 from clawloop.training.model.decoder import quantise
 from clawloop.training.model.port import LoraShape, reset_adapter

@@ -38,7 +38,7 @@ def merged_by_command(own: dict[str, Any], folder: Path, gateway: str, key: str)
     """What `clawloop openclaw-config --merge` makes of a person's own configuration."""
     before = folder / "own.json"
     before.write_text(json.dumps(own))
-    command = [sys.executable, "-m", "clawloop.cli.main", "openclaw-config", "--merge", str(before)]
+    command = [sys.executable, "-m", "clawloop.app.cli.main", "openclaw-config", "--merge", str(before)]
     printed = subprocess.run([*command, "--url", gateway, "--key", key], check=True, capture_output=True, text=True)
     made: dict[str, Any] = json.loads(printed.stdout)
     return made

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import httpx
 
-from clawloop.local.checks import choose_port
+from clawloop.app.local.checks import choose_port
 from tests.clients.packages import NODE, openclaw
 
 TOKEN = "of-its-own-gateway"

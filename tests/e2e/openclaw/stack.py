@@ -15,11 +15,11 @@ from typing import Any
 
 import httpx
 
-from clawloop.local import parts
-from clawloop.local.checks import bound_socket, choose_port
-from clawloop.local.parts import Deployment, answers_ok
-from clawloop.local.supervision.supervisor import Launch, Part, Supervisor
-from clawloop.processes.listener import QUEUED_CONNECTIONS
+from clawloop.app.local import parts
+from clawloop.app.local.checks import bound_socket, choose_port
+from clawloop.app.local.parts import Deployment, answers_ok
+from clawloop.app.local.supervision.supervisor import Launch, Part, Supervisor
+from clawloop.app.processes.listener import QUEUED_CONNECTIONS
 from tests.e2e.gateway import prepared
 from tests.e2e.openclaw.engine_process import MODEL
 from tests.local.status_recorder import StatusRecorder

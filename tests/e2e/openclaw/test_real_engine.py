@@ -14,10 +14,10 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from clawloop.local import parts
-from clawloop.local.checks import choose_port
-from clawloop.local.services.vllm import read_model
-from clawloop.local.supervision.supervisor import Part
+from clawloop.app.local import parts
+from clawloop.app.local.checks import choose_port
+from clawloop.app.local.services.vllm import read_model
+from clawloop.app.local.supervision.supervisor import Part
 from db.schema import migrate
 from tests.conftest import database_address, execute
 from tests.e2e.adapters import random_versions

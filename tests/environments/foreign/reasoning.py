@@ -6,9 +6,9 @@ import asyncio
 import json
 import sys
 
+from clawloop.core.episodes.kinds import KINDS
 from clawloop.environments.playing import packed, reward_of
 from clawloop.environments.reasoning_gym.environment import GENERATORS, ReasoningGymEnvironment
-from clawloop.episodes.kinds import KINDS
 from clawloop.sandboxes.boxes import BoxTask
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders

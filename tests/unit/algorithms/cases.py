@@ -7,10 +7,10 @@ import random
 import torch
 from torch import Tensor
 
-from clawloop.algorithms.losses import Divisor, StepLoss, step_loss
-from clawloop.algorithms.scoring import Scores, score
-from clawloop.algorithms.streams import Streams
-from clawloop.recipes.recipe import Distillation, Loss, Train
+from clawloop.core.algorithms.losses import Divisor, StepLoss, step_loss
+from clawloop.core.algorithms.scoring import Scores, score
+from clawloop.core.algorithms.streams import Streams
+from clawloop.core.recipes.recipe import Distillation, Loss, Train
 from tests.unit.algorithms.plain import PlainPlan, PlainSample, log_softmax
 
 VOCABULARY = 7

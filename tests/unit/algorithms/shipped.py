@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from clawloop.algorithms.advantages import with_advantage
-from clawloop.algorithms.losses import Divisor, step_loss
-from clawloop.algorithms.scoring import most_likely, score
-from clawloop.algorithms.streams import Streams
-from clawloop.recipes.recipe import Train, load_recipe
+from clawloop.core.algorithms.advantages import with_advantage
+from clawloop.core.algorithms.losses import Divisor, step_loss
+from clawloop.core.algorithms.scoring import most_likely, score
+from clawloop.core.algorithms.streams import Streams
+from clawloop.core.recipes.recipe import Train, load_recipe
 from tests.unit.algorithms.cases import VOCABULARY, K
 
 RECIPES = {

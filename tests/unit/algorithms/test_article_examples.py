@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clawloop.algorithms.advantages import teacher_gap, with_advantage
-from clawloop.algorithms.losses import Clip, clipped_objective, policy_gradient_loss
-from clawloop.algorithms.rewards import (
+from clawloop.core.algorithms.advantages import teacher_gap, with_advantage
+from clawloop.core.algorithms.losses import Clip, clipped_objective, policy_gradient_loss
+from clawloop.core.algorithms.rewards import (
     group_advantages,
     integrated_reward,
     judge_consistency,
@@ -15,9 +15,9 @@ from clawloop.algorithms.rewards import (
     precision_bound,
     process_reward,
 )
-from clawloop.algorithms.streams import Streams
-from clawloop.judging.voting import majority
-from clawloop.recipes.recipe import Advantage
+from clawloop.core.algorithms.streams import Streams
+from clawloop.core.judging.voting import majority
+from clawloop.core.recipes.recipe import Advantage
 
 
 def test_a_group_of_four_rewards_gives_the_articles_advantages() -> None:

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from clawloop.algorithms.rewards import episode_advantages, needed_rewards, step_advantages
-from clawloop.errors import StreamsUnusable
+from clawloop.core.algorithms.rewards import episode_advantages, needed_rewards, step_advantages
+from clawloop.core.errors import StreamsUnusable
 
 
 @pytest.mark.parametrize(("size", "needed"), [(2, 2), (3, 2), (4, 2), (5, 3), (8, 4), (9, 5)])

@@ -7,9 +7,9 @@ import random
 import pytest
 from torch import Tensor
 
-from clawloop.algorithms.rewards import group_advantages
-from clawloop.errors import NothingToTrain
-from clawloop.recipes.recipe import Loss, Train
+from clawloop.core.algorithms.rewards import group_advantages
+from clawloop.core.errors import NothingToTrain
+from clawloop.core.recipes.recipe import Loss, Train
 from tests.unit.algorithms.cases import gradients, random_sample
 from tests.unit.algorithms.shipped import HINTED, MASK, RECIPES, gradient_of
 

@@ -8,10 +8,10 @@ import random
 import pytest
 import torch
 
-from clawloop.algorithms.losses import Divisor, aggregate
-from clawloop.algorithms.scoring import score
-from clawloop.errors import NothingToTrain
-from clawloop.recipes.recipe import Loss, Train
+from clawloop.core.algorithms.losses import Divisor, aggregate
+from clawloop.core.algorithms.scoring import score
+from clawloop.core.errors import NothingToTrain
+from clawloop.core.recipes.recipe import Loss, Train
 from tests.unit.algorithms.cases import VOCABULARY, gradients, logits_of, random_sample, run, streams_of
 from tests.unit.algorithms.plain import PlainSample
 

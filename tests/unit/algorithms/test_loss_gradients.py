@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clawloop.algorithms.losses import (
+from clawloop.core.algorithms.losses import (
     Clip,
     Divergence,
     is_clipped,
@@ -19,7 +19,7 @@ from clawloop.algorithms.losses import (
     kl_over_top_k,
     policy_gradient_loss,
 )
-from clawloop.algorithms.scoring import Scores, score
+from clawloop.core.algorithms.scoring import Scores, score
 from tests.unit.algorithms.cases import VOCABULARY, floats, logits_of, random_sample, scores_of
 
 CLIP = Clip()

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from clawloop.algorithms.advantages import with_advantage
-from clawloop.algorithms.losses import Divisor, step_loss
-from clawloop.errors import NothingToTrain
-from clawloop.recipes.recipe import Advantage
+from clawloop.core.algorithms.advantages import with_advantage
+from clawloop.core.algorithms.losses import Divisor, step_loss
+from clawloop.core.errors import NothingToTrain
+from clawloop.core.recipes.recipe import Advantage
 from tests.unit.algorithms.cases import as_recipe, gradients, logits_of, random_sample, run, scores_of, streams_of
 from tests.unit.algorithms.plain import PlainPlan, PlainSample, PlainTerms, advantage, batch_loss, near_a_kink
 

@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from clawloop.algorithms.losses import Clip, Divisor, sample_metrics, step_loss
-from clawloop.algorithms.scoring import Scores
-from clawloop.algorithms.streams import Streams
-from clawloop.contracts.training import SampleMetrics
-from clawloop.recipes.recipe import Bounds, Train
+from clawloop.core.algorithms.losses import Clip, Divisor, sample_metrics, step_loss
+from clawloop.core.algorithms.scoring import Scores
+from clawloop.core.algorithms.streams import Streams
+from clawloop.core.contracts.training import SampleMetrics
+from clawloop.core.recipes.recipe import Bounds, Train
 
 
 def test_metrics_are_over_the_trained_tokens() -> None:

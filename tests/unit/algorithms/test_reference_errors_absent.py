@@ -10,15 +10,15 @@ from itertools import combinations
 import pytest
 import torch
 
-from clawloop.algorithms.advantages import with_advantage
-from clawloop.algorithms.losses import Divisor, step_loss
-from clawloop.algorithms.rewards import group_advantages, integrated_reward, process_reward
-from clawloop.algorithms.scoring import Scores, score
-from clawloop.algorithms.streams import Streams, logprobs_T
-from clawloop.errors import NothingToTrain, StreamsUnusable
-from clawloop.ids import new_turn_id
-from clawloop.recipes.recipe import Advantage, Signal, Train
-from clawloop.samples.decision import JudgedTurn, at_least_one
+from clawloop.core.algorithms.advantages import with_advantage
+from clawloop.core.algorithms.losses import Divisor, step_loss
+from clawloop.core.algorithms.rewards import group_advantages, integrated_reward, process_reward
+from clawloop.core.algorithms.scoring import Scores, score
+from clawloop.core.algorithms.streams import Streams, logprobs_T
+from clawloop.core.errors import NothingToTrain, StreamsUnusable
+from clawloop.core.ids import new_turn_id
+from clawloop.core.recipes.recipe import Advantage, Signal, Train
+from clawloop.core.samples.decision import JudgedTurn, at_least_one
 from clawloop.training.packing import TokenSequence, collate
 from tests.unit.algorithms.cases import (
     VOCABULARY,

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.algorithms.advantages import with_advantage
-from clawloop.algorithms.rewards import (
+from clawloop.core.algorithms.advantages import with_advantage
+from clawloop.core.algorithms.rewards import (
     RunningMean,
     group_advantages,
     integrated_reward,
@@ -17,9 +17,9 @@ from clawloop.algorithms.rewards import (
     precision_bound,
     process_reward,
 )
-from clawloop.algorithms.streams import Streams
-from clawloop.errors import StreamsUnusable
-from clawloop.recipes.recipe import Advantage
+from clawloop.core.algorithms.streams import Streams
+from clawloop.core.errors import StreamsUnusable
+from clawloop.core.recipes.recipe import Advantage
 
 
 @given(st.lists(st.sampled_from([-1.0, -0.5, 0.0, 1.0]), min_size=2, max_size=8))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clawloop.algorithms.rewards import has_drifted, is_stale, versions_apart
+from clawloop.core.algorithms.rewards import has_drifted, is_stale, versions_apart
 
 # 0 → 1 → 2 → 3 → 4, then rolled back to 2: 2 → 5 → 6.
 PARENTS = {1: 0, 2: 1, 3: 2, 4: 3, 5: 2, 6: 5}

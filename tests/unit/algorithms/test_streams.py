@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from clawloop.algorithms.advantages import teacher_gap, with_advantage
-from clawloop.algorithms.losses import Divisor, kl_over_top_k, step_loss
-from clawloop.algorithms.scoring import Scores, most_likely, score
-from clawloop.algorithms.streams import Streams, logprobs_T
-from clawloop.errors import StepDiverged, StreamsUnusable
-from clawloop.recipes.recipe import Advantage, Loss, Train
+from clawloop.core.algorithms.advantages import teacher_gap, with_advantage
+from clawloop.core.algorithms.losses import Divisor, kl_over_top_k, step_loss
+from clawloop.core.algorithms.scoring import Scores, most_likely, score
+from clawloop.core.algorithms.streams import Streams, logprobs_T
+from clawloop.core.errors import StepDiverged, StreamsUnusable
+from clawloop.core.recipes.recipe import Advantage, Loss, Train
 
 MASK = torch.tensor([True, False, True])
 STREAMS = [

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from clawloop.demo.decoding import Decoder
+from clawloop.app.demo.decoding import Decoder
 from tests.unit.demo.test_forward import small_model
 
 END = 3

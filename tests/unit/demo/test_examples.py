@@ -7,13 +7,13 @@ from itertools import islice
 
 import pytest
 
-from clawloop.demo.examples import Lesson, Lessons, hint_answer, vote_answer
-from clawloop.demo.phrasing import Feedback, Mood
-from clawloop.demo.world import HINTS, Axis, Style, every_request, style_of
-from clawloop.judging.evidence import Evidence, Statement
-from clawloop.judging.hints import LEAD_IN, choose_hint, fault_of
-from clawloop.judging.prompts import HINT_INSTRUCTION, VOTE_INSTRUCTION, AnswerForm
-from clawloop.judging.voting import HintVote, parse_hint, parse_vote
+from clawloop.app.demo.examples import Lesson, Lessons, hint_answer, vote_answer
+from clawloop.app.demo.phrasing import Feedback, Mood
+from clawloop.app.demo.world import HINTS, Axis, Style, every_request, style_of
+from clawloop.core.judging.evidence import Evidence, Statement
+from clawloop.core.judging.hints import LEAD_IN, choose_hint, fault_of
+from clawloop.core.judging.prompts import HINT_INSTRUCTION, VOTE_INSTRUCTION, AnswerForm
+from clawloop.core.judging.voting import HintVote, parse_hint, parse_vote
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from clawloop.demo.forward import last_states
+from clawloop.app.demo.forward import last_states
 
 LENGTHS = (5, 9)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clawloop.demo.packing import Encoded, pack
+from clawloop.app.demo.packing import Encoded, pack
 
 ONE = Encoded([5, 6, 7, 8, 9, 10], [(2, 4), (5, 6)], [[1.0, 1.0], [1.0]])
 TWO = Encoded([1, 2, 3], [(1, 3)], [[1.0, 1.0]])

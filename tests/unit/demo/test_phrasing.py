@@ -7,8 +7,8 @@ from itertools import islice
 
 import pytest
 
-from clawloop.demo.examples import Lessons
-from clawloop.demo.phrasing import (
+from clawloop.app.demo.examples import Lessons
+from clawloop.app.demo.phrasing import (
     MEASURED_PHRASES,
     Feedback,
     Mood,
@@ -18,7 +18,7 @@ from clawloop.demo.phrasing import (
     is_held_out,
     normal,
 )
-from clawloop.demo.world import Style
+from clawloop.app.demo.world import Style
 
 TRAINED = 3000  # phrases of each kind
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.demo.practice.report import (
+from clawloop.app.demo.practice.report import (
     Measured,
     PracticeReport,
     Totals,
@@ -16,7 +16,7 @@ from clawloop.demo.practice.report import (
     report_practice,
     write,
 )
-from clawloop.errors import SetupError
+from clawloop.core.errors import SetupError
 
 TOTALS = Totals(Counter({"completed": 90, "truncated_turns": 6}), lost=2, groups=12, groups_constant=3)
 

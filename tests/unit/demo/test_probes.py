@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clawloop.demo.world import CHAT, EVALUATION, PROBES, STYLES, Axis, answer, demo_probes
-from clawloop.gate.checks import is_right
+from clawloop.app.demo.world import CHAT, EVALUATION, PROBES, STYLES, Axis, answer, demo_probes
+from clawloop.core.gate.checks import is_right
 from clawloop.operations.probes import MOST_PROBES
 
 

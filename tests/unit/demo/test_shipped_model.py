@@ -7,13 +7,13 @@ import re
 import pytest
 import torch
 
-from clawloop.contracts.turns import Message
-from clawloop.demo.card import CARD, digest
-from clawloop.demo.evaluate import DemoModel, measure_answers, measure_judge, measured_lists
-from clawloop.demo.location import model_path
-from clawloop.demo.vocabulary import CONTEXT_TOKENS, as_text, fixed_lines
-from clawloop.judging.prompts import AnswerForm
-from clawloop.local.checks import require_model
+from clawloop.app.demo.card import CARD, digest
+from clawloop.app.demo.evaluate import DemoModel, measure_answers, measure_judge, measured_lists
+from clawloop.app.demo.location import model_path
+from clawloop.app.demo.vocabulary import CONTEXT_TOKENS, as_text, fixed_lines
+from clawloop.app.local.checks import require_model
+from clawloop.core.contracts.turns import Message
+from clawloop.core.judging.prompts import AnswerForm
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape
 

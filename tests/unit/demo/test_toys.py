@@ -12,25 +12,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from clawloop.demo.card import CARD, digest
-from clawloop.demo.practice.folder_toys import FolderSimulation, ShellScripts
-from clawloop.demo.practice.pretrain import segments, tool_list
-from clawloop.demo.practice.toy import Toy, command_of
-from clawloop.demo.practice.toy_model import ToyModel
-from clawloop.demo.practice.toys import TOYS, toy_of
-from clawloop.demo.swe import toy as swe
-from clawloop.demo.swe.toy import simulate_swe
-from clawloop.demo.terminal import toy as terminal
-from clawloop.demo.terminal.toy import simulate_terminal
-from clawloop.demo.tool_calls import toy as tool_calls
+from clawloop.app.demo.card import CARD, digest
+from clawloop.app.demo.practice.folder_toys import FolderSimulation, ShellScripts
+from clawloop.app.demo.practice.pretrain import segments, tool_list
+from clawloop.app.demo.practice.toy import Toy, command_of
+from clawloop.app.demo.practice.toy_model import ToyModel
+from clawloop.app.demo.practice.toys import TOYS, toy_of
+from clawloop.app.demo.swe import toy as swe
+from clawloop.app.demo.swe.toy import simulate_swe
+from clawloop.app.demo.terminal import toy as terminal
+from clawloop.app.demo.terminal.toy import simulate_terminal
+from clawloop.app.demo.tool_calls import toy as tool_calls
+from clawloop.app.local.checks import require_model
+from clawloop.core.errors import SetupError
+from clawloop.core.recipes.recipe import require_rank
 from clawloop.environments.harbor import HarborTask
 from clawloop.environments.swe.environment import FUNCTIONS
 from clawloop.environments.task import Split, split_of
 from clawloop.environments.terminal.environment import KINDS
 from clawloop.environments.tool_call.environment import question
-from clawloop.errors import SetupError
-from clawloop.local.checks import require_model
-from clawloop.recipes.recipe import require_rank
 
 MEGABYTES = 4.0
 EACH = pytest.mark.parametrize("toy", TOYS.values(), ids=lambda toy: toy.environment)
@@ -167,7 +167,7 @@ def test_commands_of_different_attempts_meet_only_their_own_files() -> None:
 @pytest.mark.slow
 def test_a_toy_is_made_anew_by_its_command(tmp_path: Path) -> None:
     out = tmp_path / "toy"
-    command = [sys.executable, "-m", "clawloop.cli.main", "demo", "pretrain", "--environment", "tool-call"]
+    command = [sys.executable, "-m", "clawloop.app.cli.main", "demo", "pretrain", "--environment", "tool-call"]
     options = ["--steps", "2", "--threads", "1", "--out", str(out)]
     # Ten seconds on an idle machine.
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=240)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from clawloop.demo.phrasing import is_held_out
-from clawloop.demo.user import SyntheticUser, joined
-from clawloop.demo.world import CHAT, STYLES, answer, draw_preference, other
+from clawloop.app.demo.phrasing import is_held_out
+from clawloop.app.demo.user import SyntheticUser, joined
+from clawloop.app.demo.world import CHAT, STYLES, answer, draw_preference, other
 
 
 def test_the_same_seed_is_the_same_user() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tokenizers import Tokenizer
 
-from clawloop.demo.location import model_path
-from clawloop.demo.vocabulary import families
+from clawloop.app.demo.location import model_path
+from clawloop.app.demo.vocabulary import families
 
 
 @pytest.fixture(scope="module")

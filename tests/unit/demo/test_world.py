@@ -6,8 +6,8 @@ from itertools import islice
 
 import pytest
 
-from clawloop.demo.examples import Lessons
-from clawloop.demo.world import (
+from clawloop.app.demo.examples import Lessons
+from clawloop.app.demo.world import (
     AXIS_OF,
     CHAT,
     EVALUATION,

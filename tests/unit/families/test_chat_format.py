@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.errors import SetupError
-from clawloop.families import chat_format as module
-from clawloop.families.chat_format import ChatFormat, ChatOptions, chat_format, known_parsers, read_chat_format
-from clawloop.families.template import Thinking, read_template
+from clawloop.core.errors import SetupError
+from clawloop.core.families import chat_format as module
+from clawloop.core.families.chat_format import ChatFormat, ChatOptions, chat_format, known_parsers, read_chat_format
+from clawloop.core.families.template import Thinking, read_template
 
 TEMPLATES = Path(__file__).parent / "templates"
 NEVER, OPTIONAL, ALWAYS = Thinking.NEVER, Thinking.OPTIONAL, Thinking.ALWAYS

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from clawloop.families.orders import Probe, Rule, as_sent, probing, rules_of
+from clawloop.core.families.orders import Probe, Rule, as_sent, probing, rules_of
 
 TEMPLATES = Path(__file__).parent / "templates"
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))

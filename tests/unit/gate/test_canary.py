@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from clawloop.contracts.training import CheckResult
-from clawloop.gate.canary import MIN_SESSIONS, CanaryEnd, decide_canary
+from clawloop.core.contracts.training import CheckResult
+from clawloop.core.gate.canary import MIN_SESSIONS, CanaryEnd, decide_canary
 
 LIMIT = 24.0
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.contracts.training import CheckResult, Distance, StepFigures
-from clawloop.gate.checks import check_numbers
-from clawloop.recipes.recipe import Gate
+from clawloop.core.contracts.training import CheckResult, Distance, StepFigures
+from clawloop.core.gate.checks import check_numbers
+from clawloop.core.recipes.recipe import Gate
 
 HEALTHY = StepFigures(
     loss=0.4,

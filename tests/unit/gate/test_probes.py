@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.contracts.training import CheckResult, GateCheck, ProbeAnswer, ProbeContent
-from clawloop.gate.checks import (
+from clawloop.core.contracts.training import CheckResult, GateCheck, ProbeAnswer, ProbeContent
+from clawloop.core.gate.checks import (
     ProbePair,
     ProbeScores,
     check_probes,

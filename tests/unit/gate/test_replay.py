@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.contracts.training import CheckResult, HeldOutScore
-from clawloop.gate.checks import MARGIN, MIN_TURNS, check_replay
-from clawloop.samples.decision import is_held_out
+from clawloop.core.contracts.training import CheckResult, HeldOutScore
+from clawloop.core.gate.checks import MARGIN, MIN_TURNS, check_replay
+from clawloop.core.samples.decision import is_held_out
 
 
 def scores(praised: int, blamed: int, change: float, noise: float = 0.1, seed: int = 1) -> list[HeldOutScore]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from uuid import UUID
 
-from clawloop.contracts.turns import Message
-from clawloop.ids import TurnId
-from clawloop.judging.evidence import Block, Evidence, gather
-from clawloop.judging.prompts import JudgePrompt
-from clawloop.turns.canonical import VOLATILE_FRAMES
+from clawloop.core.contracts.turns import Message
+from clawloop.core.ids import TurnId
+from clawloop.core.judging.evidence import Block, Evidence, gather
+from clawloop.core.judging.prompts import JudgePrompt
+from clawloop.core.turns.canonical import VOLATILE_FRAMES
 
 TURN = TurnId(UUID("0190a5f0-1111-7222-8333-444455556666"))
 INTERNAL = f"{VOLATILE_FRAMES[0][0]}\n"

@@ -13,14 +13,14 @@ from activities.judging.judge_turn import JudgingActivities
 from activities.judging.messages import CloseSession, JudgeTurn
 from activities.notify import TrainingNotifier
 from activities.sweep import SweepActivities
-from clawloop.contracts.sessions import TurnResult
-from clawloop.contracts.training import SampleState
-from clawloop.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
-from clawloop.errors import JudgeUnavailable
-from clawloop.ids import SessionId
-from clawloop.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt
-from clawloop.judging.voting import Vote
-from clawloop.recipes.recipe import JudgeForm, Recipe
+from clawloop.core.contracts.sessions import TurnResult
+from clawloop.core.contracts.training import SampleState
+from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome, TurnRecord
+from clawloop.core.errors import JudgeUnavailable
+from clawloop.core.ids import SessionId
+from clawloop.core.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt
+from clawloop.core.judging.voting import Vote
+from clawloop.core.recipes.recipe import JudgeForm, Recipe
 from tests.fakes.judgement_store import FakeJudgementStore
 from tests.fakes.notifier import FakeNotifier, NoWork
 from tests.fakes.sweep_store import FakeSweepStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clawloop.judging.agreement import Cell, Pair, agreement, by_version
+from clawloop.core.judging.agreement import Cell, Pair, agreement, by_version
 
 
 def pairs(*counts: tuple[int, int | None, int], version: int = 0) -> list[Pair]:

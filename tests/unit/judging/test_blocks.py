@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clawloop.judging.evidence import (
+from clawloop.core.judging.evidence import (
     MARK_DIGITS,
     Block,
     Role,

@@ -6,9 +6,9 @@ from uuid import UUID
 
 import pytest
 
-from clawloop.contracts.turns import Message
-from clawloop.ids import TurnId
-from clawloop.judging.prompts import AnswerForm, comparison_prompt, parse_choice, preference
+from clawloop.core.contracts.turns import Message
+from clawloop.core.ids import TurnId
+from clawloop.core.judging.prompts import AnswerForm, comparison_prompt, parse_choice, preference
 
 KEY = TurnId(UUID(int=7))
 ASKED: list[Message] = [{"role": "system", "content": "Be helpful."}, {"role": "user", "content": "Add 2 and 2."}]

@@ -2,8 +2,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from clawloop.contracts.turns import Message
-from clawloop.judging.evidence import (
+from clawloop.core.contracts.turns import Message
+from clawloop.core.judging.evidence import (
     MAX_HISTORY,
     MAX_PIECES,
     Budgets,

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from clawloop.contracts.turns import Message
-from clawloop.judging.hints import LEAD_IN, HintChoice, choose_hint, fault_of, reject_hint, with_hint
-from clawloop.judging.voting import HintVote
+from clawloop.core.contracts.turns import Message
+from clawloop.core.judging.hints import LEAD_IN, HintChoice, choose_hint, fault_of, reject_hint, with_hint
+from clawloop.core.judging.voting import HintVote
 from tests.unit.judging.conversations import INTERNAL, assistant, evidence, user
 
 NONE = HintVote(accepted=False, text=None)

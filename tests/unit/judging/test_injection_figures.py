@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.injections import CHANNELS, Effect, make_turns, measure_channel
-from clawloop.judging.prompts import JudgePrompt
-from clawloop.judging.voting import HintVote, Vote
+from clawloop.core.judging.prompts import JudgePrompt
+from clawloop.core.judging.voting import HintVote, Vote
 from tests.unit.judging.conversations import question
 from tests.unit.judging.injections import Attempt
 

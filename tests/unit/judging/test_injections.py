@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.contracts.turns import Message
-from clawloop.judging.evidence import Budgets, Evidence, blocks_of, choose_mark, gather, has_control_tokens
-from clawloop.judging.prompts import JudgePrompt, hint_prompt, vote_prompt
-from clawloop.judging.voting import parse_hint, parse_vote
+from clawloop.core.contracts.turns import Message
+from clawloop.core.judging.evidence import Budgets, Evidence, blocks_of, choose_mark, gather, has_control_tokens
+from clawloop.core.judging.prompts import JudgePrompt, hint_prompt, vote_prompt
+from clawloop.core.judging.voting import parse_hint, parse_vote
 from tests.unit.judging.conversations import TURN, as_read, assistant, question, read_back, tool, user
 from tests.unit.judging.injections import ATTEMPTS, Attempt, filled
 

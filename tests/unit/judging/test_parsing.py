@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.judging.prompts import AnswerForm, hint_prompt, vote_prompt
-from clawloop.judging.voting import HintVote, parse_hint, parse_vote
+from clawloop.core.judging.prompts import AnswerForm, hint_prompt, vote_prompt
+from clawloop.core.judging.voting import HintVote, parse_hint, parse_vote
 from tests.unit.judging.conversations import TURN, evidence, question
 
 VOTE = vote_prompt(TURN, evidence())

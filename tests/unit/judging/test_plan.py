@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.ids import new_feedback_id, new_turn_id
-from clawloop.judging.plan import Action, JudgingPlan, plan_judging
-from clawloop.judging.records import CurrentJudgement, GivenFeedback
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.ids import new_feedback_id, new_turn_id
+from clawloop.core.judging.plan import Action, JudgingPlan, plan_judging
+from clawloop.core.judging.records import CurrentJudgement, GivenFeedback
 from tests.records import KEY
 
 BY_STATE = CurrentJudgement(2, TurnOutcome.SAMPLED, 1, new_turn_id())

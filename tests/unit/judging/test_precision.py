@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clawloop.judging.agreement import Precision, VotedTurn, precision_by_votes
+from clawloop.core.judging.agreement import Precision, VotedTurn, precision_by_votes
 
 
 def test_more_votes_are_a_majority_of_more() -> None:

@@ -3,9 +3,9 @@ from uuid import uuid4
 
 import pytest
 
-from clawloop.ids import TurnId
-from clawloop.judging.evidence import Budgets, gather
-from clawloop.judging.prompts import (
+from clawloop.core.ids import TurnId
+from clawloop.core.judging.evidence import Budgets, gather
+from clawloop.core.judging.prompts import (
     HINT_INSTRUCTION,
     VOTE_INSTRUCTION,
     AnswerForm,

@@ -9,11 +9,11 @@ from uuid import UUID
 
 import pytest
 
-from clawloop.contracts.sessions import SessionFacts
-from clawloop.contracts.training import SampleState
-from clawloop.contracts.turns import TurnKind, TurnOutcome
-from clawloop.ids import SessionId, new_turn_id
-from clawloop.judging.plan import RejudgeFacts, why_not_rejudged
+from clawloop.core.contracts.sessions import SessionFacts
+from clawloop.core.contracts.training import SampleState
+from clawloop.core.contracts.turns import TurnKind, TurnOutcome
+from clawloop.core.ids import SessionId, new_turn_id
+from clawloop.core.judging.plan import RejudgeFacts, why_not_rejudged
 
 SESSION = SessionFacts(SessionId(UUID(int=1)), "default", "session_id", datetime.now(UTC), 0)
 GOOD = RejudgeFacts(new_turn_id(), SESSION, TurnKind.MAIN, TurnOutcome.UNJUDGED, True, None, 1)

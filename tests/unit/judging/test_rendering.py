@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from clawloop.contracts.turns import TurnRecord
-from clawloop.errors import PromptTooLong
-from clawloop.families.orders import SENT_BY, Rule, as_sent
-from clawloop.judging.hints import with_hint
+from clawloop.core.contracts.turns import TurnRecord
+from clawloop.core.errors import PromptTooLong
+from clawloop.core.families.orders import SENT_BY, Rule, as_sent
+from clawloop.core.judging.hints import with_hint
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.rendering import EngineRenderer
 from tests.fakes.judge import FakeJudge, fake_judge

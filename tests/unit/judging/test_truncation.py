@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.judging.evidence import MARK_ROOM, SMALLEST_TOTAL, Budgets, cut_middle, share
+from clawloop.core.judging.evidence import MARK_ROOM, SMALLEST_TOTAL, Budgets, cut_middle, share
 
 
 @given(st.text(max_size=300), st.integers(0, 300))

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.errors import EngineAnswerUnusable
-from clawloop.judging.voting import Verdict, Vote, choice_logprobs, direct_vote, majority, rated
+from clawloop.core.errors import EngineAnswerUnusable
+from clawloop.core.judging.voting import Verdict, Vote, choice_logprobs, direct_vote, majority, rated
 
 any_vote: st.SearchStrategy[Vote | None] = st.sampled_from([-1, 0, 1, None])
 

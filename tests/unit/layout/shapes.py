@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clawloop.layout.model_folder import KvShape, LoraShape, ModelShape
-from clawloop.layout.request import Dtype, Gpus, Limits, Request, TrainingNeeds
+from clawloop.app.layout.model_folder import KvShape, LoraShape, ModelShape
+from clawloop.app.layout.request import Dtype, Gpus, Limits, Request, TrainingNeeds
 
 GIB = 2**30
 

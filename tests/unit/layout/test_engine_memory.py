@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from clawloop.layout import memory
-from clawloop.layout.memory import LARGE_GPU, MIB, SMALL_GPU, Serving, chats_of_gateway, grammars_of_gateway
-from clawloop.layout.model_folder import KvShape
+from clawloop.app.layout import memory
+from clawloop.app.layout.memory import LARGE_GPU, MIB, SMALL_GPU, Serving, chats_of_gateway, grammars_of_gateway
+from clawloop.app.layout.model_folder import KvShape
 from tests.unit.layout.shapes import QWEN3_4B, SMALL, request
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.layout.memory import Role
-from clawloop.layout.model_folder import ModelShape
-from clawloop.layout.plan import plan
-from clawloop.layout.request import Limits
+from clawloop.app.layout.memory import Role
+from clawloop.app.layout.model_folder import ModelShape
+from clawloop.app.layout.plan import plan
+from clawloop.app.layout.request import Limits
 from tests.unit.layout.shapes import GIB, QWEN3_4B, decoder, request
 
 DOCUMENT = (Path(__file__).resolve().parents[3] / "docs" / "gpus.md").read_text(encoding="utf-8")

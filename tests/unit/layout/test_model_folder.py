@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.errors import SetupError
-from clawloop.families.template import Thinking
-from clawloop.layout.model_folder import KvShape, read_model_shape
-from clawloop.local.tiny_model import ensure_tiny_model
+from clawloop.app.layout.model_folder import KvShape, read_model_shape
+from clawloop.app.local.tiny_model import ensure_tiny_model
+from clawloop.core.errors import SetupError
+from clawloop.core.families.template import Thinking
 from clawloop.training.model.checkpoint import read_architecture
 from tests.unit.layout.folders import QWEN3, attention, mlp, qwen3_tensors, write_folder
 

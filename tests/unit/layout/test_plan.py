@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawloop.errors import SetupError
-from clawloop.layout.memory import Layout, PartName, Role
-from clawloop.layout.plan import Shortage, arrange, plan, remedies
-from clawloop.layout.request import ENGINE_RANKS, Gpus, Limits, Request, TrainingNeeds, limits_for
+from clawloop.app.layout.memory import Layout, PartName, Role
+from clawloop.app.layout.plan import Shortage, arrange, plan, remedies
+from clawloop.app.layout.request import ENGINE_RANKS, Gpus, Limits, Request, TrainingNeeds, limits_for
+from clawloop.core.errors import SetupError
 from tests.unit.layout.shapes import GIB, LLAMA_70B, QWEN3_4B, SMALL, decoder, request
 
 LIMITS = st.builds(

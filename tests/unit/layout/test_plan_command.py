@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from clawloop.cli.worker import worker_app
-from clawloop.layout.plan import plan
-from clawloop.layout.request import Limits
+from clawloop.app.cli.worker import worker_app
+from clawloop.app.layout.plan import plan
+from clawloop.app.layout.request import Limits
 from tests.unit.layout.folders import QWEN3, write_folder
 from tests.unit.layout.shapes import LLAMA_70B, QWEN3_4B, request
 from tests.verbs import clawloop, refusal

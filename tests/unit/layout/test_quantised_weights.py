@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from clawloop.errors import SetupError
-from clawloop.layout.model_folder import read_model_shape
+from clawloop.app.layout.model_folder import read_model_shape
+from clawloop.core.errors import SetupError
 from tests.unit.layout.folders import QWEN3, qwen3_tensors, write_folder
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 8}

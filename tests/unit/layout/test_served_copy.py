@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.errors import RecipeRejected, SetupError
-from clawloop.layout.memory import PartName
-from clawloop.local.machine import Device
-from clawloop.local.model_layout import ModelOptions, lay_out, plan_models
-from clawloop.local.services.vllm import read_model
-from clawloop.recipes.recipe import Loss, Recipe, Train
+from clawloop.app.layout.memory import PartName
+from clawloop.app.local.machine import Device
+from clawloop.app.local.model_layout import ModelOptions, lay_out, plan_models
+from clawloop.app.local.services.vllm import read_model
+from clawloop.core.errors import RecipeRejected, SetupError
+from clawloop.core.recipes.recipe import Loss, Recipe, Train
 from tests.unit.layout.folders import write_folder
 from tests.unit.layout.test_quantised_weights import AWQ, write_quantised
 from tests.verbs import clawloop, refusal

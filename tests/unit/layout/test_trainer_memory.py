@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from clawloop.errors import SetupError
-from clawloop.layout import memory
-from clawloop.layout.memory import PartName
-from clawloop.layout.plan import plan
-from clawloop.layout.request import Limits, TrainingNeeds
+from clawloop.app.layout import memory
+from clawloop.app.layout.memory import PartName
+from clawloop.app.layout.plan import plan
+from clawloop.app.layout.request import Limits, TrainingNeeds
+from clawloop.core.errors import SetupError
 from tests.unit.layout.shapes import QWEN3_4B, SMALL, request
 
 NEEDS = TrainingNeeds(rank=2)

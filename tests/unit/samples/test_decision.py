@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.judging.hints import NOT_ASKED, HintChoice
-from clawloop.judging.records import TurnDecision
-from clawloop.judging.voting import Verdict, majority, rated
-from clawloop.recipes.recipe import Signal
-from clawloop.samples.decision import decide
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.judging.hints import NOT_ASKED, HintChoice
+from clawloop.core.judging.records import TurnDecision
+from clawloop.core.judging.voting import Verdict, majority, rated
+from clawloop.core.recipes.recipe import Signal
+from clawloop.core.samples.decision import decide
 
 GOOD, BAD, ZERO, TIE, MISSING = (
     majority([1, 1, -1]),

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from clawloop.contracts.turns import TurnStatus
-from clawloop.errors import EngineAnswerUnusable
-from clawloop.samples.decision import unseen_parts, why_not_trainable
+from clawloop.core.contracts.turns import TurnStatus
+from clawloop.core.errors import EngineAnswerUnusable
+from clawloop.core.samples.decision import unseen_parts, why_not_trainable
 
 PLAIN: dict[str, JsonValue] = {"temperature": 0.6, "top_p": 1.0, "top_k": -1}
 STRICT_TOOL: JsonValue = {"type": "function", "function": {"name": "f", "strict": True}}

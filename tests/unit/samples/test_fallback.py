@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.ids import TurnId
-from clawloop.samples.decision import JudgedTurn, at_least_one
+from clawloop.core.ids import TurnId
+from clawloop.core.samples.decision import JudgedTurn, at_least_one
 
 
 def turn(number: int) -> TurnId:

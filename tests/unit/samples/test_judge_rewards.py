@@ -6,10 +6,10 @@ from uuid import uuid4
 
 import pytest
 
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.ids import TurnId
-from clawloop.judging.voting import Vote
-from clawloop.samples.rewards import CastVote, reward_votes
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.ids import TurnId
+from clawloop.core.judging.voting import Vote
+from clawloop.core.samples.rewards import CastVote, reward_votes
 
 
 def cast(votes: list[Vote], *, succeeded: bool, weight: float = 1.0, why: str | None = None) -> list[CastVote]:

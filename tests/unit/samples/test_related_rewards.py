@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.ids import new_turn_id
-from clawloop.judging.hints import NOT_ASKED, HintChoice
-from clawloop.judging.records import FinalizedJudgement, Relation, TurnDecision
-from clawloop.judging.voting import Vote, majority
-from clawloop.recipes.recipe import Signal
-from clawloop.samples.rewards import (
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.ids import new_turn_id
+from clawloop.core.judging.hints import NOT_ASKED, HintChoice
+from clawloop.core.judging.records import FinalizedJudgement, Relation, TurnDecision
+from clawloop.core.judging.voting import Vote, majority
+from clawloop.core.recipes.recipe import Signal
+from clawloop.core.samples.rewards import (
     Member,
     decide_by_outcome,
     decide_group,

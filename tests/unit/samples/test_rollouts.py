@@ -6,11 +6,11 @@ from uuid import uuid4
 
 import pytest
 
-from clawloop.contracts.episodes import EpisodeState, GroupState
-from clawloop.contracts.turns import TurnOutcome
-from clawloop.ids import EpisodeId, TurnId
-from clawloop.recipes.recipe import Signal
-from clawloop.samples.rollouts import EpisodeTurn, Member, settle
+from clawloop.core.contracts.episodes import EpisodeState, GroupState
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.ids import EpisodeId, TurnId
+from clawloop.core.recipes.recipe import Signal
+from clawloop.core.samples.rollouts import EpisodeTurn, Member, settle
 
 
 def _member(reward: float | None, turns: int) -> Member:

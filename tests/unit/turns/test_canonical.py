@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from clawloop.contracts.turns import Message
-from clawloop.turns.canonical import (
+from clawloop.core.contracts.turns import Message
+from clawloop.core.turns.canonical import (
     EMPTY_RESPONSE,
     canonical,
     extend_digest,
@@ -17,7 +17,7 @@ from clawloop.turns.canonical import (
     response_digest,
     seed_digest,
 )
-from clawloop.turns.encoding import encode
+from clawloop.core.turns.encoding import encode
 from tests.chats import KEY, OTHER_KEY, SEED, VOLATILE, assistant, json_values, odd_messages, plain_messages, user
 
 IMAGE: JsonValue = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}

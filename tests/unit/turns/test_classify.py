@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from pydantic import JsonValue
 
-from clawloop.contracts.turns import Message, TurnKind
-from clawloop.turns.classify import classify, is_side_prompt, looks_like_chore
-from clawloop.turns.next_state import next_states
+from clawloop.core.contracts.turns import Message, TurnKind
+from clawloop.core.turns.classify import classify, is_side_prompt, looks_like_chore
+from clawloop.core.turns.next_state import next_states
 from tests.chats import SEED, VOLATILE, Recorder, assistant, calls, json_values, system, tool, user
 from tests.openclaw_chats import (
     AFTER_HEARTBEATS,

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.contracts.turns import Message
-from clawloop.ids import SessionId
-from clawloop.turns.canonical import History, extend_digest, prefix_digests, seed_digest
-from clawloop.turns.conversation import KnownPrefix, choose_session
-from clawloop.turns.identify import conversation_session_id
+from clawloop.core.contracts.turns import Message
+from clawloop.core.ids import SessionId
+from clawloop.core.turns.canonical import History, extend_digest, prefix_digests, seed_digest
+from clawloop.core.turns.conversation import KnownPrefix, choose_session
+from clawloop.core.turns.identify import conversation_session_id
 from tests.chats import (
     KEY,
     OTHER_KEY,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clawloop.contracts.turns import Message
-from clawloop.turns.copies import find_copies
+from clawloop.core.contracts.turns import Message
+from clawloop.core.turns.copies import find_copies
 from tests.chats import assistant, system, user
 from tests.openclaw_chats import AGENT_PROMPT, COMPACTION, DEMO_LINE, MEMORY_FLUSH, RECAP
 

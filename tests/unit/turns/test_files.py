@@ -12,12 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from clawloop.contracts.turns import Message
-from clawloop.ids import ApiKeyId
-from clawloop.judging.evidence import content_text
-from clawloop.turns.canonical import prefix_digests, seed_digest
-from clawloop.turns.files import STORED, for_people, give_back, picture_size, picture_type, references_in, take_files
-from clawloop.turns.titles import plain_text
+from clawloop.core.contracts.turns import Message
+from clawloop.core.ids import ApiKeyId
+from clawloop.core.judging.evidence import content_text
+from clawloop.core.turns.canonical import prefix_digests, seed_digest
+from clawloop.core.turns.files import (
+    STORED,
+    for_people,
+    give_back,
+    picture_size,
+    picture_type,
+    references_in,
+    take_files,
+)
+from clawloop.core.turns.titles import plain_text
 from tests.chats import odd_messages
 from tests.pictures import asks_about, data_url, image_part, png
 from tests.records import KEY

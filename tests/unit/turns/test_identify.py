@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from clawloop.contracts.turns import Message, SessionEvidence, SessionSource
-from clawloop.ids import ApiKeyId
-from clawloop.turns.canonical import seed_digest
-from clawloop.turns.identify import conversation_session_id, ends_session, identify, named_session_id, namespace
+from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource
+from clawloop.core.ids import ApiKeyId
+from clawloop.core.turns.canonical import seed_digest
+from clawloop.core.turns.identify import conversation_session_id, ends_session, identify, named_session_id, namespace
 from tests.chats import KEY, OTHER_KEY, VOLATILE, assistant, json_values, turn, user
 from tests.openclaw_chats import (
     COMPACTED,

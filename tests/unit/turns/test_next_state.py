@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.contracts.turns import Message, TurnKind
-from clawloop.ids import TurnId
-from clawloop.turns.next_state import holds_exchange, is_doubtful, next_states
+from clawloop.core.contracts.turns import Message, TurnKind
+from clawloop.core.ids import TurnId
+from clawloop.core.turns.next_state import holds_exchange, is_doubtful, next_states
 from tests.chats import (
     SEED,
     VOLATILE,

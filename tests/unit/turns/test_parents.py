@@ -7,10 +7,10 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawloop.contracts.turns import Message, TurnKind
-from clawloop.ids import TurnId
-from clawloop.turns.canonical import History
-from clawloop.turns.parents import Candidate, find_parent, find_speakers
+from clawloop.core.contracts.turns import Message, TurnKind
+from clawloop.core.ids import TurnId
+from clawloop.core.turns.canonical import History
+from clawloop.core.turns.parents import Candidate, find_parent, find_speakers
 from tests.chats import (
     SEED,
     VOLATILE,

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from pydantic import JsonValue
 
-from clawloop.contracts.turns import MatchedBy, Message, TurnKind
-from clawloop.ids import TurnId
-from clawloop.turns.canonical import History, extend_digest, response_digest
-from clawloop.turns.next_state import next_states
-from clawloop.turns.parents import Candidate, find_parent
-from clawloop.turns.places import AskedTurn, Placed, find_places
+from clawloop.core.contracts.turns import MatchedBy, Message, TurnKind
+from clawloop.core.ids import TurnId
+from clawloop.core.turns.canonical import History, extend_digest, response_digest
+from clawloop.core.turns.next_state import next_states
+from clawloop.core.turns.parents import Candidate, find_parent
+from clawloop.core.turns.places import AskedTurn, Placed, find_places
 from tests.chats import SEED, assistant, system, turn, user
 
 CAPTURES = Path(__file__).parent / "captures"

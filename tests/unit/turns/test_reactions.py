@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from clawloop.contracts.turns import Message
-from clawloop.turns.reactions import newest_reaction
+from clawloop.core.contracts.turns import Message
+from clawloop.core.turns.reactions import newest_reaction
 from tests.chats import VOLATILE, assistant, user
 
 UP = "System: [2026-11-23 12:54:48 UTC] Telegram reaction added: 👍 by Alice (@alice) on msg 42"

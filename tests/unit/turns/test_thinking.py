@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clawloop.turns.thinking import without_leading_thinking
+from clawloop.core.turns.thinking import without_leading_thinking
 
 
 def test_thinking_is_what_a_text_begins_with() -> None:

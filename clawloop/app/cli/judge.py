@@ -1,0 +1,157 @@
+"""`clawloop judge`: has turns judged again, and shows what votes are worth. Heavy imports happen inside the verb."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clawloop.app.cli.operations import with_operations, with_reading
+from clawloop.app.cli.session import SESSION_HELP, TURN_HELP
+from clawloop.app.cli.terminal import AsJson, Data, fail, show_json, show_table, with_database
+from clawloop.core.errors import SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from clawloop.core.contracts.answers import Rejudged
+    from clawloop.core.ids import SessionId, TurnId
+    from clawloop.operations.reading import Reading
+    from clawloop.operations.sessions import SessionOperations
+
+judge_app = typer.Typer(no_args_is_help=True, help="Judging.")
+
+
+@judge_app.callback()
+def judge() -> None:
+    """Judging."""
+
+
+@judge_app.command("again")
+def rejudge(
+    turn: Annotated[str | None, typer.Argument(metavar="[ID]", help=TURN_HELP)] = None,
+    session: Annotated[str | None, typer.Option(help=f"All turns of this session that can be. {SESSION_HELP}")] = None,
+    unjudged: Annotated[bool, typer.Option("--unjudged", help="All turns without a valid vote.")] = False,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have turns judged again: with the current recipe, without the earlier votes."""
+    if [turn is not None, session is not None, unjudged].count(True) != 1:
+        raise typer.BadParameter("give one of ID, --session and --unjudged", param_hint="ID")
+    found = with_reading(data, lambda reading: _find(reading, turn, session))
+    results = with_operations(data, lambda operations: _rejudge(operations.sessions, *found))
+    if as_json:
+        from clawloop.core.contracts.answers import RejudgeList
+
+        show_json(results[0] if turn is not None else RejudgeList(turns=results))
+        return
+    for result in results:
+        typer.echo(f"{result.turn_id} {_message(result)}")
+    if not results:
+        typer.echo("No turn of that kind.")
+
+
+@judge_app.command("history")
+def compare_history(
+    recipe: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Recipe that judges; the policy's own by default."),
+    ] = None,
+    policy: Annotated[str, typer.Option(help="Policy of the turns.")] = "default",
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Then have the turns with differing verdicts judged again.")
+    ] = False,
+    turns: Annotated[int | None, typer.Option(min=1, help="Judge at most this many further turns.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="With --apply: do not ask.")] = False,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Judge stored turns by another judge or recipe and compare the verdicts; changes nothing without --apply."""
+    from clawloop.app.cli.history import applied_lines, apply_verdicts, compare, shown
+    from clawloop.operations.history import judged_by_workers
+
+    found = compare(data, recipe, policy, turns)
+    if not as_json:
+        typer.echo(shown(found))
+    applied: list[Rejudged] = []
+    if apply and found.stopped is None:
+        typer.echo(judged_by_workers(found.judge), err=True)
+        if not yes:
+            typer.confirm("Have the turns judged again on which the verdicts differ?", abort=True, err=True)
+        applied = apply_verdicts(data, recipe, policy)
+        if not as_json:
+            typer.echo("\n".join(applied_lines(applied)))
+    if as_json:
+        from clawloop.operations.history import ComparedHistory
+
+        show_json(ComparedHistory.of(found, applied))
+    if found.stopped is not None:
+        fail(f"{found.stopped}; the same command goes on with the {found.left} turns that are left")
+
+
+@judge_app.command("precision")
+def show_precision(
+    policy: Annotated[str, typer.Option(help="Policy of the episodes.")] = "default",
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the agreement of votes on episodes' turns with rewards, by the number of votes in a verdict."""
+    from clawloop.operations.history import judge_precision
+    from db.judging.rejudging import PostgresVoteReader
+
+    found = with_database(data, lambda database: judge_precision(PostgresVoteReader(database).voted_turns, policy))
+    if as_json:
+        show_json(found)
+        return
+    rows = [
+        {
+            "votes": str(row.m),
+            "turns": str(row.turns),
+            "succeeded": f"{row.base:.2f}",
+            "praised": str(row.good),
+            "rightly": _share(row.good_precision),
+            "blamed": str(row.bad),
+            "rightly blamed": _share(row.bad_precision),
+        }
+        for row in found.by_votes
+    ]
+    show_table(rows, none="no turn of an episode with a reward has votes")
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _message(result: Rejudged) -> str:
+    if result.refused is not None:
+        return f"stays: {result.refused}"
+    return f"is judged again, revision {result.revision}"
+
+
+async def _find(reading: Reading, turn: str | None, session: str | None) -> tuple[TurnId | None, SessionId | None]:
+    """
+    Raises:
+        NotFound, AmbiguousId, StoreUnavailable
+    """
+    references = reading.references
+    return (
+        None if turn is None else await references.turn(turn),
+        None if session is None else await references.session(session),
+    )
+
+
+async def _rejudge(operations: SessionOperations, turn: TurnId | None, session: SessionId | None) -> Sequence[Rejudged]:
+    """
+    Raises:
+        SetupError: the one turn cannot be judged again.
+        SignalFailed, StoreUnavailable
+    """
+    if turn is not None:
+        result = await operations.rejudge_turn(turn)
+        if result is None:
+            raise SetupError(f"turn {turn} belongs to an episode: only its rollout group decides its reward")
+        if result.refused is not None:
+            raise SetupError(f"turn {result.turn_id} cannot be judged again: {result.refused}")
+        return [result]
+    return await (operations.rejudge_unjudged() if session is None else operations.rejudge_session(session))

@@ -1,0 +1,183 @@
+"""Operations for the command line; connects to Temporal only once PostgreSQL has stored the change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from clawloop.app.cli.terminal import settings_of, with_database
+from clawloop.core.errors import SignalFailed
+
+if TYPE_CHECKING:
+    from temporalio.client import Client
+
+    from clawloop.app.processes.operations import Operations
+    from clawloop.app.temporal.server import TemporalEnvironmentWorkers
+    from clawloop.core.contracts.notices import Notice, Notifier
+    from clawloop.core.ids import RolloutGroupId
+    from clawloop.core.settings import Settings
+    from clawloop.operations.engines import EngineOperations
+    from clawloop.operations.history import HistoryOperations
+    from clawloop.operations.keys import KeyOperations
+    from clawloop.operations.reading import Reading
+    from clawloop.operations.workflow_links import WorkflowLinks
+    from db.database import Database
+
+Result = TypeVar("Result")
+
+# A server that listens accepts a connection at once; a far one within some tenths of a second.
+TEMPORAL_CONNECT_SECONDS = 2.0
+
+
+def with_operations(data: Path | None, work: Callable[[Operations], Coroutine[Any, Any, Result]]) -> Result:
+    async def run(database: Database) -> Result:
+        return await work(operations_of(database, data))
+
+    return with_database(data, run)
+
+
+def operations_of(database: Database, data: Path | None) -> Operations:
+    """Operations that connect to Temporal when they need it."""
+    from clawloop.app.processes.operations import operations_on
+
+    settings = settings_of(data)
+    temporal = _TemporalOnDemand(settings)
+    return operations_on(database, settings, temporal, temporal)
+
+
+def with_reading(data: Path | None, work: Callable[[Reading], Coroutine[Any, Any, Result]]) -> Result:
+    """Run `work` on the sessions and turns in the database."""
+
+    async def run(database: Database) -> Result:
+        from clawloop.operations.reading import Reading
+        from db.turns.sessions import PostgresSessionStore
+
+        return await work(Reading(PostgresSessionStore(database), links_of(data)))
+
+    return with_database(data, run)
+
+
+def links_of(data: Path | None) -> WorkflowLinks:
+    """Links into Temporal's UI."""
+    from clawloop.app.processes.endpoints import workflow_links
+
+    return workflow_links(settings_of(data))
+
+
+def with_engines(data: Path | None, work: Callable[[EngineOperations], Coroutine[Any, Any, Result]]) -> Result:
+    async def run(database: Database) -> Result:
+        from clawloop.app.processes.operations import engine_operations_on
+
+        return await work(engine_operations_on(database, settings_of(data)))
+
+    return with_database(data, run)
+
+
+def with_keys(data: Path | None, work: Callable[[KeyOperations], Coroutine[Any, Any, Result]]) -> Result:
+    async def run(database: Database) -> Result:
+        from clawloop.operations.keys import KeyOperations
+        from db.serving.keys import PostgresKeyStore
+
+        return await work(KeyOperations(PostgresKeyStore(database)))
+
+    return with_database(data, run)
+
+
+def with_history(data: Path | None, work: Callable[[HistoryOperations], Coroutine[Any, Any, Result]]) -> Result:
+    """Run `work` with the judge of the settings and the current engines."""
+
+    async def run(database: Database) -> Result:
+        from clawloop.app.processes.operations import history_on
+        from db.serving.directory import PostgresDirectoryStore
+
+        sessions = operations_of(database, data).sessions
+        directory = await PostgresDirectoryStore(database).read()
+        async with history_on(database, settings_of(data), lambda: directory, sessions) as history:
+            return await work(history)
+
+    return with_database(data, run)
+
+
+class _TemporalOnDemand:
+    """Satisfies `Notifier` and `EnvironmentWorkers`; connects when it is called."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._notifier: Notifier | None = None
+
+    async def notify(self, notice: Notice) -> None:
+        if self._notifier is None:
+            client = await self._client()
+            from clawloop.app.processes.notifier import notifier_on
+
+            self._notifier = notifier_on(client, self._settings)
+        await self._notifier.notify(notice)
+
+    async def asks_for_work(self, environment: str) -> bool:
+        return await (await self._environment_workers()).asks_for_work(environment)
+
+    async def has_work(self, groups: Sequence[RolloutGroupId]) -> bool:
+        return await (await self._environment_workers()).has_work(groups)
+
+    async def _environment_workers(self) -> TemporalEnvironmentWorkers:
+        client = await self._client()
+        from clawloop.app.temporal.server import TemporalEnvironmentWorkers
+
+        return TemporalEnvironmentWorkers(client)
+
+    async def _client(self) -> Client:
+        return await connect_temporal(self._settings)
+
+
+class TemporalProbe:
+    """Whether a server listens at Temporal's address."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    async def problem(self) -> str | None:
+        from clawloop.app.processes.endpoints import temporal_address
+
+        # A machine that is configured for the database only has no address of Temporal.
+        if (address := temporal_address(self._settings)) is None:
+            return None
+        try:
+            await _reach(address)
+        except SignalFailed as error:
+            return str(error)
+        return None
+
+
+async def connect_temporal(settings: Settings) -> Client:
+    """A lazy client, if a server listens at Temporal's address.
+
+    The connection is tried before the client is imported, which takes a second or two.
+
+    Raises:
+        SignalFailed: there is no Temporal, or it does not answer.
+    """
+    from clawloop.app.processes.endpoints import temporal_address
+
+    address = temporal_address(settings)
+    if address is None:
+        raise SignalFailed("no Temporal: set TEMPORAL_ADDRESS, or start `clawloop up` in another terminal")
+    await _reach(address)
+    from clawloop.app.temporal.plugin import connect
+
+    return await connect(address, lazy=True)
+
+
+async def _reach(address: str) -> None:
+    """
+    Raises:
+        SignalFailed: nothing listens at this address.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(TEMPORAL_CONNECT_SECONDS):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, TimeoutError, ValueError):
+        raise SignalFailed(f"Temporal does not answer at {address}") from None
+    writer.close()

@@ -1,0 +1,176 @@
+"""`clawloop up`: turns options, settings and the environment into one `UpOptions`. Heavy imports happen inside it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clawloop.app.cli.plan import (
+    MICRO_BATCH_TOKENS,
+    ChatTemplate,
+    Device,
+    Dtype,
+    Indices,
+    MaxLoras,
+    MaxModelLen,
+    MaxSampleTokens,
+    Memory,
+    MicroBatchTokens,
+    Policies,
+    Quantised,
+    ReasoningParser,
+    ServeModel,
+    ToolCallParser,
+    indices,
+)
+from clawloop.app.cli.terminal import settings_of
+from clawloop.core.errors import RecipeRejected, SetupError
+
+if TYPE_CHECKING:
+    from clawloop.app.local.parts import Deployment
+
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
+
+
+def up_command(
+    data: Annotated[Path | None, typer.Option(help="Folder of all data; CLAWLOOP_DATA.")] = None,
+    host: Annotated[str, typer.Option(help="Address the gateway listens on.")] = "127.0.0.1",
+    port: Port = 30000,
+    gateways: Annotated[
+        int,
+        typer.Option(min=1, max=8, help="Gateway processes on the port: while one restarts, others answer."),
+    ] = 2,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="A host name clients may use for the gateway; repeatable.")
+    ] = None,
+    temporal_port: Port = 7233,
+    temporal_ui_port: Port = 8233,
+    engine_port: Port = 8100,
+    postgres_port: Port = 0,
+    model: Annotated[
+        Path | None, typer.Option(help="A model folder. Default: a tiny model with random weights, for a trial.")
+    ] = None,
+    alias: Annotated[list[str] | None, typer.Option(help="A further model name clients may use; repeatable.")] = None,
+    device: Annotated[
+        Device | None, typer.Option(help="Default: what `make setup` installed for.", show_default=False)
+    ] = None,
+    serve_gpus: Indices = None,
+    judge_gpus: Indices = None,
+    train_gpus: Indices = None,
+    serve_model: ServeModel = None,
+    judge_model: Annotated[
+        Path | None, typer.Option(help="A model folder of a judge engine; by default the model judges itself.")
+    ] = None,
+    engine_arg: Annotated[
+        list[str] | None,
+        typer.Option(help="A further argument of vLLM: --engine-arg=--max-num-seqs=64; repeatable."),
+    ] = None,
+    dtype: Dtype = None,
+    max_model_len: MaxModelLen = None,
+    max_sample_tokens: MaxSampleTokens = None,
+    micro_batch_tokens: MicroBatchTokens = MICRO_BATCH_TOKENS,
+    quantise: Quantised = None,
+    policies: Policies = 1,
+    max_loras: MaxLoras = None,
+    memory: Memory = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Recipe to learn by from now on; deploy/recipes has some."),
+    ] = None,
+    train: Annotated[
+        bool, typer.Option("--train/--no-train", help="Train; or only record and judge, with less memory.")
+    ] = True,
+    chat_template: ChatTemplate = None,
+    tool_call_parser: ToolCallParser = None,
+    reasoning_parser: ReasoningParser = None,
+) -> None:
+    """Start everything on this machine; Ctrl-C stops it. Data is kept."""
+    from rich.console import Console
+
+    from clawloop.app.local.machine import Device as MachineDevice
+    from clawloop.app.local.model_layout import ModelOptions
+    from clawloop.app.local.plan import UpOptions
+    from clawloop.app.local.supervision.supervisor import status_board
+    from clawloop.app.local.up import run
+    from clawloop.core.families.chat_format import ChatOptions
+    from clawloop.core.recipes.recipe import load_recipe
+
+    settings = settings_of(data)
+    options = UpOptions(
+        data=settings.data.absolute(),
+        environment=dict(os.environ),
+        host=host,
+        port=port,
+        gateways=gateways,
+        allowed_hosts=tuple(allowed_host or ()),
+        temporal_port=temporal_port,
+        temporal_ui_port=temporal_ui_port,
+        engine_port=engine_port,
+        postgres_port=postgres_port,
+        model=model,
+        aliases=tuple(alias or ()),
+        models=ModelOptions(
+            device=None if device is None else MachineDevice(device.value),
+            serve_gpus=indices("--serve-gpus", serve_gpus),
+            judge_gpus=indices("--judge-gpus", judge_gpus),
+            train_gpus=indices("--train-gpus", train_gpus),
+            serve_model=serve_model,
+            judge_model=judge_model,
+            engine_arguments=tuple(word for argument in engine_arg or () for word in shlex.split(argument)),
+            dtype=dtype,
+            max_model_len=max_model_len,
+            max_sample_tokens=max_sample_tokens,
+            micro_batch_tokens=micro_batch_tokens,
+            quantise=None if quantise is None else "nf4",
+            max_loras=max_loras,
+            policies=policies,
+            max_lora_rank=settings.max_lora_rank,
+            memory=None if memory is None else int(memory * 2**30),
+            train=train,
+            chat=ChatOptions(chat_template, tool_call_parser, reasoning_parser),
+        ),
+        database_url=settings.database_url,
+        temporal_address=settings.temporal_address,
+        engines=settings.engines,
+    )
+    try:
+        options = replace(options, recipe=None if recipe is None else load_recipe(recipe))
+        with status_board(Console()) as board:
+            asyncio.run(run(options, board, prepare_deployment))
+    except (SetupError, RecipeRejected) as error:
+        typer.echo(f"clawloop: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+async def prepare_deployment(deployment: Deployment) -> dict[str, str]:
+    """Write the runtime file and prepare the database; satisfies `clawloop.app.local.up.Prepare`."""
+    from clawloop.app.processes.bootstrap import prepare
+    from clawloop.app.processes.database import codec_of
+    from clawloop.app.processes.runtime_file import RuntimeAddresses, installation_id, write_runtime_file
+
+    addresses = RuntimeAddresses(
+        deployment.database_url,
+        deployment.temporal_address,
+        deployment.temporal_ui,
+        deployment.gateway,
+        deployment.context_tokens,
+    )
+    write_runtime_file(deployment.data, addresses)
+    return await prepare(
+        deployment.database_url,
+        deployment.base_model,
+        deployment.aliases,
+        deployment.engines,
+        deployment.keys,
+        added_by=installation_id(deployment.data),
+        recipe=deployment.recipe,
+        max_lora_rank=deployment.max_lora_rank,
+        quantised=deployment.quantised,
+        content=codec_of(deployment.encryption_key_file),
+    )

@@ -1,0 +1,224 @@
+"""`clawloop worker`: the Temporal worker processes.
+
+Heavy imports happen inside a verb; only the trainer imports torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clawloop.app.cli.plan import Device, Quantised
+from clawloop.app.cli.terminal import Data, settings_of
+from clawloop.core.errors import SetupError
+
+if TYPE_CHECKING:
+    from clawloop.app.processes.workers import Role
+
+worker_app = typer.Typer(no_args_is_help=True, help="Run a Temporal worker.")
+
+HealthPort = Annotated[int, typer.Option(help="Port of /healthz, /readyz and /metrics; 0 serves none.")]
+HealthHost = Annotated[
+    str, typer.Option(help="Address of the health port; 0.0.0.0 lets Prometheus and Kubernetes reach it.")
+]
+LOOPBACK = "127.0.0.1"
+
+
+class Dtype(StrEnum):
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class RankWeights(StrEnum):
+    REPLICATED = "replicated"
+    SHARDED = "sharded"
+
+
+class BackendName(StrEnum):
+    TORCHTUNE = "torchtune"
+    TRANSFORMERS = "transformers"
+
+
+@worker_app.callback()
+def worker() -> None:
+    """Run a Temporal worker."""
+
+
+@worker_app.command()
+def orchestrator(health_port: HealthPort = 0, health_host: HealthHost = LOOPBACK, data: Data = None) -> None:
+    """Run workflows, short work on PostgreSQL, and the sweep; any number of processes."""
+    from clawloop.app.processes.workers import Role
+
+    _run(Role.ORCHESTRATOR, health_port, health_host, data)
+
+
+@worker_app.command()
+def judge(health_port: HealthPort = 0, health_host: HealthHost = LOOPBACK, data: Data = None) -> None:
+    """Collect votes and hints, decide verdicts, make samples; any number of processes."""
+    from clawloop.app.processes.workers import Role
+
+    _run(Role.JUDGE, health_port, health_host, data)
+
+
+@worker_app.command()
+def trainer(
+    model: Annotated[Path | None, typer.Option(help="Folder of the base model; CLAWLOOP_MODEL.")] = None,
+    base_model: Annotated[
+        str | None, typer.Option(help="The name by which engines serve it; default: the folder's name.")
+    ] = None,
+    pool: Annotated[str, typer.Option(help="Compute the steps of this pool's policies.")] = "default",
+    nproc: Annotated[int, typer.Option(min=1, help="Ranks on this machine, one for each GPU.")] = 1,
+    ranks: Annotated[
+        RankWeights,
+        typer.Option(help="Whether each rank holds the whole base model, or a share of it (FSDP)."),
+    ] = RankWeights.SHARDED,
+    device: Annotated[Device | None, typer.Option(help="Default: a GPU if there is one.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Default: bfloat16 on a GPU, the model's own on a CPU.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest sample; longer ones are dropped. Default: the model's context.")
+    ] = None,
+    micro_batch_tokens: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Tokens of one forward pass; fewer need less memory. Half as many for samples that share a prefix "
+            "with a long one.",
+        ),
+    ] = 8192,
+    backend: Annotated[
+        BackendName | None,
+        typer.Option(help="The library that computes the model. Default: torchtune for what it supports."),
+    ] = None,
+    quantise: Quantised = None,
+    engines_quantised: Annotated[
+        bool,
+        typer.Option(
+            "--engines-quantised", help="Engines serve a quantised copy; the recipe needs a decoupled correction."
+        ),
+    ] = False,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of torch on the CPU; default: half the cores.")] = None,
+    health_port: HealthPort = 0,
+    health_host: HealthHost = LOOPBACK,
+    data: Data = None,
+) -> None:
+    """Compute training steps; one process for each pool."""
+    from clawloop.app.processes.trainer import TrainerProcess, run_trainer
+    from clawloop.core.telemetry.logs import configure_logging
+    from clawloop.training.setup import TrainerSetup
+
+    settings = settings_of(data)
+    folder = model or settings.model
+    if folder is None:
+        raise SetupError("no model to train: give --model PATH, or set CLAWLOOP_MODEL")
+    setup = TrainerSetup(
+        model=folder.resolve(),
+        adapters=(settings.data / "adapters").resolve(),
+        base_model=base_model,
+        device=None if device is None else device.value,
+        dtype=None if dtype is None else dtype.value,
+        max_tokens=max_tokens,
+        micro_batch_tokens=micro_batch_tokens,
+        backend=None if backend is None else backend.value,
+        quantise=None if quantise is None else "nf4",
+        engines_quantised=engines_quantised,
+        threads=threads,
+        ranks=ranks.value,
+        kept_free_bytes=settings.min_free_disk_bytes,
+    )
+    configure_logging(secrets=settings.secrets)
+    process = TrainerProcess(setup=setup, pool=pool, nproc=nproc, health_port=health_port, health_host=health_host)
+    run_trainer(process, settings)
+
+
+@worker_app.command()
+def engine(
+    engine: Annotated[str, typer.Option(help="The vLLM server beside it: its id from `engine list`, or its URL.")],
+    restart_command: Annotated[
+        str | None, typer.Option(help="Shell command that restarts a dead engine; omit if something else does.")
+    ] = None,
+    health_port: HealthPort = 0,
+    health_host: HealthHost = LOOPBACK,
+    data: Data = None,
+) -> None:
+    """Load and unload versions in one engine, and reload them after a restart; one process beside each engine."""
+    from clawloop.app.processes.engine_agent import run_agent
+    from clawloop.core.telemetry.logs import configure_logging
+
+    settings = settings_of(data)
+    configure_logging(secrets=settings.secrets)
+    asyncio.run(run_agent(engine, settings, health_port, restart_command, health_host))
+
+
+@worker_app.command()
+def environment(
+    environment: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An environment to run, repeatable. Default: tool-call, terminal and swe, or those of --tasks."
+        ),
+    ] = None,
+    tasks: Annotated[
+        list[Path] | None,
+        typer.Option(help="A folder of Harbor task directories, an environment of its name; repeatable."),
+    ] = None,
+    gateway: Annotated[
+        str, typer.Option(help="The gateway's URL, the only address that sandboxes reach.")
+    ] = "http://127.0.0.1:30000",
+    harness: Annotated[
+        str | None,
+        typer.Option(help="A shell command that plays the agent instead of our own loop; the task: /task/prompt.txt."),
+    ] = None,
+    harness_folder: Annotated[
+        Path | None, typer.Option(help="What the harness needs: a folder that the sandbox sees as /agent, read-only.")
+    ] = None,
+    chromium: Annotated[
+        Path | None, typer.Option(help="Chromium for the environment browser. Default: fetched, else the system's.")
+    ] = None,
+    screenshots: Annotated[
+        bool, typer.Option("--screenshots", help="In browser: with each page its picture; such turns are not trained.")
+    ] = False,
+    kinds: Annotated[
+        str | None,
+        typer.Option(help="In browser: the kinds of its tasks, such as press,write; the same in all workers."),
+    ] = None,
+    variable: Annotated[
+        list[str] | None,
+        typer.Option(help="A variable of this process that tasks may ask for by ${NAME}; repeatable."),
+    ] = None,
+    episodes: Annotated[int, typer.Option(min=1, help="Sandboxes at a time, for each environment.")] = 8,
+    health_port: HealthPort = 0,
+    health_host: HealthHost = LOOPBACK,
+    data: Data = None,
+) -> None:
+    """Run episodes and their verifiers in sandboxes on this machine; any number of processes."""
+    from clawloop.app.processes.environment import run_environment_worker
+    from clawloop.core.telemetry.logs import configure_logging
+    from clawloop.environments.choice import DEFAULT_ENVIRONMENTS, BrowserOptions
+    from clawloop.environments.task import CommandHarness
+
+    if harness is None and harness_folder is not None:
+        raise SetupError("--harness-folder: give --harness too")
+    settings = settings_of(data)
+    configure_logging(secrets=settings.secrets)
+    chosen = environment or ([] if tasks else list(DEFAULT_ENVIRONMENTS))
+    brought = None if harness is None else CommandHarness(harness, harness_folder)
+    health = (health_host, health_port)
+    browser = BrowserOptions(chromium, screenshots, () if kinds is None else kinds.split(","))
+    asyncio.run(
+        run_environment_worker(
+            chosen, tasks or [], gateway, episodes, settings, health, brought, browser, variable or []
+        )
+    )
+
+
+def _run(role: Role, health_port: int, health_host: str, data: Path | None) -> None:
+    from clawloop.app.processes.workers import run_worker
+    from clawloop.core.telemetry.logs import configure_logging
+
+    settings = settings_of(data)
+    configure_logging(secrets=settings.secrets)
+    asyncio.run(run_worker(role, settings, health_port, health_host))

@@ -1,0 +1,154 @@
+"""`clawloop demo chat`: an interactive chat that shows the verdict, hint and version of each answer.
+
+The next message is the feedback on an answer, so the verdict appears while the next answer is being read or written.
+Verdicts are polled from the admin API and printed above the prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, field
+from uuid import UUID, uuid4
+
+from openai import APIError, AsyncOpenAI
+from openai.types.chat import ChatCompletionMessageParam
+from prompt_toolkit import PromptSession
+from prompt_toolkit.patch_stdout import patch_stdout
+from rich.console import Console
+from rich.text import Text
+
+from clawloop.app.demo.admin_client import AdminClient
+from clawloop.app.demo.demo_folder import Address
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.contracts.views import TurnView
+from clawloop.core.errors import SetupError
+from clawloop.core.ids import SessionId
+
+_POLL_SECONDS = 0.5
+_EXIT_COMMANDS = ("/bye", "/quit", "/exit")
+
+
+@dataclass
+class Chat:
+    """One session between a person and a policy.
+
+    Attributes:
+        messages: the conversation so far.
+        answer_ids: in order.
+        shown_turns: turns whose result has been printed.
+    """
+
+    client: AsyncOpenAI
+    admin: AdminClient | None
+    console: Console
+    policy_model: str = "policy"
+    name: str = field(default_factory=lambda: f"chat-{uuid4().hex[:8]}")
+    messages: list[ChatCompletionMessageParam] = field(default_factory=list)
+    answer_ids: list[str] = field(default_factory=list)
+    shown_turns: set[UUID] = field(default_factory=set)
+    session: SessionId | None = None
+    _printing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def send(self, text: str) -> bool:
+        """Send a message and print the answer as it streams. On failure, discard the message and return False."""
+        async with self._printing:  # keeps results from being printed inside the answer
+            return await self._stream_answer(text)
+
+    async def _stream_answer(self, text: str) -> bool:
+        message: ChatCompletionMessageParam = {"role": "user", "content": text}
+        try:
+            stream = await self.client.chat.completions.create(
+                model=self.policy_model,
+                messages=[*self.messages, message],
+                stream=True,
+                extra_headers={"X-Session-Id": self.name},
+            )
+            pieces, model, answer_id = [], "", ""
+            async with stream:
+                async for chunk in stream:
+                    model, answer_id = chunk.model, chunk.id
+                    for choice in chunk.choices:
+                        pieces.append(choice.delta.content or "")
+                        self.console.print(pieces[-1], end="", markup=False, highlight=False, soft_wrap=True)
+        except APIError as error:
+            self.console.print(Text(f"\nno answer: {' '.join(str(error).split())}", style="red"))
+            return False
+        self.messages += [message, {"role": "assistant", "content": "".join(pieces)}]
+        self.answer_ids.append(answer_id)
+        self.console.print(Text(f"\n  answer {len(self.answer_ids)}, by {model}", style="dim"))
+        return True
+
+    async def poll_results(self) -> None:
+        """Print the result of each answer once it is decided. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(_POLL_SECONDS)
+            await self.show_results()
+
+    async def show_results(self) -> None:
+        """Print the results that were decided since the last call."""
+        if self.admin is None or len(self.shown_turns) == len(self.answer_ids):
+            return
+        if self.session is None:
+            session = (await self.admin.sessions(None)).get(self.name)
+            if session is None:
+                return
+            self.session = session.id
+        turns = await self.admin.main_turns(self.session)
+        async with self._printing:
+            for number, turn in enumerate(turns, 1):
+                if turn.outcome is not TurnOutcome.WAITING and turn.id not in self.shown_turns:
+                    self.shown_turns.add(turn.id)
+                    self.console.print(Text(f"  answer {number}: {describe_turn(turn)}", style="cyan"))
+
+
+def describe_turn(turn: TurnView) -> str:
+    """Return the result of an answer as text."""
+    verdict = "no verdict" if turn.verdict is None else f"verdict {turn.verdict:+d}"
+    hint = "" if turn.hint is None else f", hint “{turn.hint}”"
+    outcome = f"trained in step {turn.step}" if turn.step is not None else turn.why
+    return f"{verdict}{hint}, version {turn.version}, {outcome}"
+
+
+async def chat(address: Address, console: Console) -> None:
+    """Chat until the person enters Ctrl-D or /bye.
+
+    Raises:
+        SetupError: no gateway answers at the address, or it rejects the key.
+    """
+    async with AsyncOpenAI(base_url=f"{address.url}/v1", api_key=address.key, max_retries=0) as client:
+        try:
+            await client.models.list()
+        except APIError as error:
+            reason = " ".join(str(error).split())
+            raise SetupError(f"cannot chat with {address.url}: {reason}; give --url and --key") from error
+        admin = None if address.admin_key is None else AdminClient(address.url, address.admin_key)
+        try:
+            await _chat_loop(Chat(client, admin, console), console)
+        finally:
+            if admin is not None:
+                await admin.close()
+
+
+async def _chat_loop(chat: Chat, console: Console) -> None:
+    console.print(Text("Your next message is the feedback on the previous answer. Ctrl-D or /bye ends the chat."))
+    if chat.admin is None:
+        console.print(Text("Verdicts and hints are not shown without an admin key: give --admin-key"))
+    prompt: PromptSession[str] = PromptSession()
+    polling = asyncio.create_task(chat.poll_results())
+    try:
+        with suppress(EOFError, KeyboardInterrupt):
+            while (text := await _read_line(prompt)) not in _EXIT_COMMANDS:
+                if polling.done():
+                    polling.result()
+                if text:
+                    await chat.send(text)
+    finally:
+        polling.cancel()
+        with suppress(asyncio.CancelledError):
+            await polling
+
+
+async def _read_line(prompt: PromptSession[str]) -> str:
+    with patch_stdout(raw=True):  # prints other output above the line being typed
+        return (await prompt.prompt_async("you> ")).strip()

@@ -1,0 +1,156 @@
+"""Sends chat requests to the gateway with the openai SDK, retries failures and counts them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TypeVar
+
+from openai import APIError, APIStatusError, AsyncOpenAI, NotFoundError, omit
+from openai.types.chat import ChatCompletionMessageParam
+
+from clawloop.core.errors import SetupError
+
+# Seconds between attempts; the last one repeats.
+_RETRY_PAUSES = (1.0, 3.0, 9.0)
+# A request that is wrong stays wrong. Not at once: an engine that just restarted answers 404 until it has its versions.
+_ATTEMPTS_IF_REFUSED = 4
+# A part that is away comes back by itself, or a person starts it; then the demo goes on.
+PATIENCE_SECONDS = 600.0
+# A reply takes seconds, but the gateway holds requests for 150 s while its only engine restarts.
+_TIMEOUT_SECONDS = 180.0
+# The longest right answer has 70 tokens. The limit keeps an endless answer from delaying the others.
+MAX_TOKENS = 160
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to a main turn.
+
+    Args:
+        id: the completion's id.
+        model: the served name of the version that answered.
+    """
+
+    id: str
+    model: str
+    text: str
+
+
+class StreamBroken(Exception):
+    """A stream ended before its reply was complete."""
+
+
+class ModelGone(SetupError):
+    """The gateway does not know the model that was asked for."""
+
+
+class ChatClient:
+    """A chat client of one policy. Use as an async context manager.
+
+    Args:
+        url: the gateway's, without `/v1`.
+        key: the policy's API key.
+        on_failure: called with the message of each failure.
+
+    Attributes:
+        failed: HTTP responses of 400 and above, timeouts and broken streams; each attempt counts.
+    """
+
+    def __init__(self, url: str, key: str, on_failure: Callable[[str], None] = lambda message: None) -> None:
+        # No SDK retries: they would hide failures.
+        self._client = AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=_TIMEOUT_SECONDS)
+        self._on_failure = on_failure
+        self.failed = 0
+
+    async def __aenter__(self) -> ChatClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.close()
+
+    async def send_main_turn(
+        self, messages: list[ChatCompletionMessageParam], session: str, *, last: bool, temperature: float | None = None
+    ) -> Reply:
+        """Send a main turn and return the streamed reply.
+
+        Args:
+            session: the client's name of the session.
+            last: end the session with this turn.
+            temperature: None for the policy's default.
+
+        Raises:
+            SetupError: the gateway refuses the request, or fails for longer than `PATIENCE_SECONDS`.
+        """
+        headers = {"X-Session-Id": session} | ({"X-Session-Done": "true"} if last else {})
+        return await self._until_answered(lambda: self._stream(messages, headers, temperature))
+
+    async def send_side_turn(self, text: str, model: str, session: str) -> str:
+        """Send a side turn to one version by its served name and return the answer.
+
+        Raises:
+            ModelGone: no engine has this version, and it is not the active one.
+            SetupError: as in `send_main_turn`.
+        """
+
+        async def ask() -> str:
+            answer = await self._client.chat.completions.create(
+                model=model,
+                messages=[{"role": "user", "content": text}],
+                max_tokens=MAX_TOKENS,
+                extra_headers={"X-Turn-Type": "side", "X-Session-Id": session},
+            )
+            return answer.choices[0].message.content or ""
+
+        return await self._until_answered(ask)
+
+    async def _until_answered(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        began = time.monotonic()
+        for attempt in itertools.count(1):
+            try:
+                return await ask()
+            except (APIError, StreamBroken) as error:
+                self.failed += 1
+                message = " ".join(str(error).split())
+                self._on_failure(message)
+                refused = isinstance(error, APIStatusError) and error.status_code < 500
+                if (refused and attempt >= _ATTEMPTS_IF_REFUSED) or time.monotonic() - began > PATIENCE_SECONDS:
+                    kind = ModelGone if isinstance(error, NotFoundError) else SetupError
+                    raise kind(f"the gateway does not answer the demo's requests: {message}") from error
+            await asyncio.sleep(_RETRY_PAUSES[min(attempt, len(_RETRY_PAUSES)) - 1])
+        raise AssertionError("unreachable")
+
+    async def _stream(
+        self, messages: list[ChatCompletionMessageParam], headers: dict[str, str], temperature: float | None
+    ) -> Reply:
+        stream = await self._client.chat.completions.create(
+            model="policy",
+            messages=messages,
+            max_tokens=MAX_TOKENS,
+            temperature=omit if temperature is None else temperature,
+            stream=True,
+            extra_headers=headers,
+        )
+        pieces: list[str] = []
+        reply_id = model = ""
+        ended = False
+        try:
+            async with stream:
+                async for chunk in stream:
+                    reply_id, model = chunk.id, chunk.model
+                    for choice in chunk.choices:
+                        pieces.append(choice.delta.content or "")
+                        ended = ended or choice.finish_reason is not None
+        except json.JSONDecodeError as error:
+            raise StreamBroken("the stream contains invalid JSON") from error
+        if not ended:
+            raise StreamBroken("the stream ended before the reply was complete")
+        return Reply(reply_id, model, "".join(pieces))

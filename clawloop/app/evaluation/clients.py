@@ -1,0 +1,82 @@
+"""The models of an evaluation, over OpenAI's API: policy behind the gateway, persona of the user, grader."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI, omit
+from openai.types.chat import ChatCompletionMessageParam
+
+from clawloop.core.errors import SetupError
+from clawloop.core.turns.thinking import without_leading_thinking
+
+# A long answer of a model on a CPU takes minutes.
+_SECONDS = 600.0
+_PAUSES = (1.0, 5.0, 20.0, 60.0)
+
+
+class NoAnswer(SetupError):
+    """A model of an evaluation does not answer, and waiting did not help."""
+
+
+class ModelClient:
+    """One model behind an OpenAI-compatible URL. Use as an async context manager.
+
+    Args:
+        name: for errors: which part of the evaluation it is.
+        url: with or without `/v1`.
+        answer_tokens: an answer has so many at most, thinking included.
+
+    Attributes:
+        cut: number of answers that were cut there.
+    """
+
+    def __init__(self, name: str, url: str, model: str, key: str | None, *, answer_tokens: int = 1024) -> None:
+        self.answer_tokens = answer_tokens
+        self.cut = 0
+        self.name = name
+        self._url = url
+        self._model = model
+        base = f"{url.rstrip('/').removesuffix('/v1')}/v1"
+        self._client = AsyncOpenAI(base_url=base, api_key=key or "none", max_retries=0, timeout=_SECONDS)
+
+    async def __aenter__(self) -> ModelClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.close()
+
+    async def ask(
+        self,
+        messages: list[ChatCompletionMessageParam],
+        *,
+        headers: dict[str, str] | None = None,
+        temperature: float | None = None,
+    ) -> str:
+        """The answer's text, without thinking.
+
+        Raises:
+            NoAnswer: the model refuses the request, or does not answer.
+        """
+        problem = ""
+        for pause in (*_PAUSES, None):
+            try:
+                answer = await self._client.chat.completions.create(
+                    model=self._model,
+                    messages=messages,
+                    max_tokens=self.answer_tokens,
+                    extra_headers=headers,
+                    temperature=omit if temperature is None else temperature,
+                )
+                self.cut += answer.choices[0].finish_reason == "length"
+                return without_leading_thinking(answer.choices[0].message.content or "").strip()
+            except (APIConnectionError, APITimeoutError, APIStatusError) as error:
+                problem = " ".join(str(error).split())[:300]
+                if isinstance(error, APIStatusError) and error.status_code < 500 and error.status_code != 429:
+                    break
+            if pause is not None:
+                await asyncio.sleep(pause)
+        raise NoAnswer(f"{self.name} ({self._model} at {self._url}) does not answer: {problem}")

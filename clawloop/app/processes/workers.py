@@ -1,0 +1,303 @@
+"""Assembles the workers of the orchestrator (workflows, ledger activities) and of the judge."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from enum import StrEnum
+from functools import partial
+
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from activities.episodes import EpisodeLedgerActivities, EpisodeUpkeep
+from activities.judging.closing import ClosingActivities
+from activities.judging.episode_votes import EpisodeJudgingActivities
+from activities.judging.judge_turn import JudgingActivities
+from activities.notify import TrainingNotifier
+from activities.serving.engines import EngineReconciler
+from activities.serving.publishing import PublishingActivities
+from activities.serving.retention import Retention
+from activities.sweep import SweepActivities
+from activities.training.gate import Canaries, GateActivities
+from activities.training.probes import ProbeActivities
+from activities.training.steps import StepActivities
+from clawloop.app.processes.database import ready_database, require_database
+from clawloop.app.processes.endpoints import engine_secret, required_temporal_address
+from clawloop.app.processes.holding import Holding
+from clawloop.app.processes.notifier import notifier_on
+from clawloop.app.processes.worker_process import GRACE, LOOPBACK, RETRY_SECONDS, run_workers
+from clawloop.app.temporal.replay import POLLS, replaying_few_at_once
+from clawloop.app.temporal.server import prepare_namespace
+from clawloop.core.adapters.directory import AdapterFolder
+from clawloop.core.contracts.notices import BatchWaits, Notifier
+from clawloop.core.contracts.serving import Directory
+from clawloop.core.errors import SetupError, SignalFailed, StoreUnavailable
+from clawloop.core.judging.prompts import AnswerForm
+from clawloop.core.settings import Settings
+from clawloop.core.telemetry.metrics import WorkerMetrics
+from clawloop.serving.directory import DirectoryCache
+from clawloop.serving.endpoints import Endpoint, Endpoints
+from clawloop.serving.judge import JudgeClient, ReadPictures
+from clawloop.serving.probes import ProbeClient
+from clawloop.serving.rendering import EngineRenderer
+from db.database import Database
+from db.episodes.groups import PostgresEpisodeStore
+from db.episodes.rollouts import PostgresRolloutStore
+from db.judging.closing import PostgresClosingStore
+from db.judging.judgements import PostgresJudgementStore
+from db.judging.rewards import PostgresJudgeSampleStore
+from db.serving.directory import PostgresDirectoryStore
+from db.serving.publishing import PostgresPublishingStore
+from db.sweep import PostgresSweepStore
+from db.temporal_server import TemporalServerStore
+from db.training.gate import PostgresCanaryStore, PostgresGateStore
+from db.training.probes import PostgresProbeStore
+from db.training.steps import PostgresStepStore
+from db.training.work_flag import PostgresWorkStore
+from db.turns.files import PostgresFileStore
+from db.turns.read import ConversationCache
+from workflows import names
+from workflows.registered import WORKFLOWS
+
+# The judge ------------------------------------------------------------------------------------------------------------
+# The judge of the settings: CLAWLOOP_JUDGE_URL, or the base model on the engines.
+
+
+def engine_endpoints(settings: Settings, directory: Callable[[], Directory]) -> Endpoints:
+    """The engines that are not draining, with the name of the policy's base model, and their secret."""
+    secret = engine_secret(settings)
+
+    def endpoints(policy_id: str) -> list[Endpoint]:
+        now = directory()
+        names = [policy.base_model for policy in now.policies if policy.id == policy_id]
+        return [Endpoint(engine.url, name, secret()) for name in names for engine in now.engines if not engine.draining]
+
+    return endpoints
+
+
+def judge_client(
+    settings: Settings,
+    directory: Callable[[], Directory],
+    clock: WorkerMetrics | None = None,
+    pictures: ReadPictures | None = None,
+) -> JudgeClient:
+    """
+    Args:
+        pictures: of the evidence; read only if CLAWLOOP_JUDGE_IMAGES says that the judge sees.
+
+    Raises:
+        SetupError: CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not.
+    """
+    seen = pictures if settings.judge_images else None
+    if settings.judge_url is None:
+        endpoints = engine_endpoints(settings, directory)
+        return JudgeClient(endpoints, _form(settings.judge_form), with_chats=True, clock=clock, pictures=seen)
+    if settings.judge_model is None:
+        raise SetupError("CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not: set it to the model's name there")
+    key = None if settings.judge_api_key is None else settings.judge_api_key.get_secret_value()
+    endpoint = Endpoint(settings.judge_url.rstrip("/").removesuffix("/v1"), settings.judge_model, key)
+    form = _form(settings.judge_form or "free")
+    return JudgeClient(lambda policy: [endpoint], form, clock=clock, pictures=seen)
+
+
+def _form(setting: str | None) -> AnswerForm | None:
+    return None if setting in (None, "auto") else AnswerForm(setting)
+
+
+# Workers --------------------------------------------------------------------------------------------------------------
+# Assembles the workers of the orchestrator (workflows, ledger activities) and of the judge.
+#
+# PostgreSQL and judges may be unavailable at the start and later: activities are retried.
+
+log = logging.getLogger(__name__)
+
+# A judgement needs little memory while it waits for its judge, whose client sends 8 requests at a time.
+MAX_CONCURRENT_ACTIVITIES = 16
+# A workflow task that the orchestrator which has the workflow in memory does not take in this time, any may: it was
+# killed, or lost the task. The default of 10 s would be added to the time from a step to its version's first reply.
+STICKY_SECONDS = timedelta(seconds=5)
+
+
+class Role(StrEnum):
+    ORCHESTRATOR = "orchestrator"
+    JUDGE = "judge"
+
+
+async def run_worker(role: Role, settings: Settings, health_port: int, health_host: str = LOOPBACK) -> None:
+    """Run the role's workers until SIGINT or SIGTERM.
+
+    Args:
+        health_port, health_host: as for `run_workers`.
+
+    Raises:
+        SetupError: no database or no Temporal is configured, or another Temporal server has the database.
+        TrainerUnavailable: another Temporal server took the database meanwhile.
+    """
+    require_database(settings)
+    metrics = WorkerMetrics()
+    broken = asyncio.Event()
+
+    async def create_workers(client: Client, stack: AsyncExitStack) -> list[Worker]:
+        database = await ready_database(settings, stack)
+        if role is Role.ORCHESTRATOR:
+            await _hold(settings, database, client, broken, stack)
+            return _orchestrator_workers(settings, database, client, metrics)
+        return [await _judge_worker(settings, database, client, metrics, stack)]
+
+    await run_workers(
+        role,
+        required_temporal_address(settings),
+        create_workers,
+        health_port,
+        health_host=health_host,
+        registry=metrics.registry,
+        crash_points=settings.crash_points,
+        broken=broken,
+    )
+
+
+async def _hold(
+    settings: Settings, database: Database, client: Client, broken: asyncio.Event, stack: AsyncExitStack
+) -> None:
+    """Hold the database for the client's server, and have all that the orchestrators need there; also from now on."""
+    directory = PostgresDirectoryStore(database)
+    notifier = notifier_on(client, settings)
+
+    async def prepare() -> None:
+        await prepare_namespace(client)
+        # Beside the renewals: it retries until PostgreSQL answers.
+        starting = asyncio.create_task(_start_training_workflows(directory, notifier))
+        stack.callback(starting.cancel)
+
+    holding = Holding(TemporalServerStore(database), client, broken, prepare)
+    await holding.begin()
+    stack.push_async_callback(holding.end)
+    keeping = asyncio.create_task(holding.keep())
+    keeping.add_done_callback(partial(end_if_renewals_fail, broken))
+    stack.callback(keeping.cancel)
+
+
+def end_if_renewals_fail(broken: asyncio.Event, task: asyncio.Task[None]) -> None:
+    """End the process: without renewals another server could take the database after a minute."""
+    if not task.cancelled() and (bug := task.exception()) is not None:
+        log.error("the database is no longer held for this Temporal server", exc_info=bug)
+        broken.set()
+
+
+def _orchestrator_workers(
+    settings: Settings, database: Database, client: Client, metrics: WorkerMetrics
+) -> list[Worker]:
+    notifier = notifier_on(client, settings)
+    work = TrainingNotifier(PostgresWorkStore(database), notifier)
+    conversations = ConversationCache(settings.conversation_cache_bytes)
+    step_store, publishing_store = PostgresStepStore(database, conversations), PostgresPublishingStore(database)
+    episode_store, rollouts = PostgresEpisodeStore(database), PostgresRolloutStore(database)
+    canaries = PostgresCanaryStore(database)
+    sweeper = SweepActivities(
+        PostgresSweepStore(database),
+        notifier,
+        work,
+        timedelta(minutes=settings.session_idle_minutes),
+        retention=Retention(
+            publishing_store,
+            AdapterFolder(settings.data / "adapters"),
+            # Before training, which pauses at half of it.
+            wanted_free=2 * settings.min_free_disk_bytes,
+        ),
+        reconciler=EngineReconciler(publishing_store, notifier, notifier.running_engines),
+        counter=metrics,
+        episodes=EpisodeUpkeep(
+            episode_store.end_late_turns,
+            rollouts.running,
+            notifier,
+            PostgresJudgeSampleStore(database).reward_votes,
+        ),
+        canaries=Canaries(canaries.open, canaries.decide, work),
+    )
+    judgements = PostgresJudgementStore(database, conversations)
+    ledger = ClosingActivities(PostgresClosingStore(database), judgements, work, metrics)
+    steps = StepActivities(step_store)
+    gate = GateActivities(PostgresGateStore(database))
+    publishing = PublishingActivities(publishing_store, step_store, notifier)
+    episodes = EpisodeLedgerActivities(episode_store, rollouts.next_groups, work, notifier)
+    where_workflows_run = [*steps.where_workflows_run, gate.decide_version, *episodes.where_workflows_run]
+    return [
+        Worker(
+            client,
+            task_queue=names.WORKFLOW_QUEUE,
+            workflows=WORKFLOWS,
+            activities=where_workflows_run,
+            no_remote_activities=True,  # those of the queue below
+            tuner=replaying_few_at_once(),
+            max_concurrent_workflow_task_polls=POLLS,
+            sticky_queue_schedule_to_start_timeout=STICKY_SECONDS,
+            graceful_shutdown_timeout=GRACE,
+        ),
+        Worker(
+            client,
+            task_queue=names.LEDGER_QUEUE,
+            activities=[
+                ledger.close_session,
+                sweeper.sweep,
+                steps.quarantine_step,
+                steps.abandon_step,
+                publishing.publish_version,
+                *where_workflows_run,
+                episodes.settle_group,
+            ],
+            max_concurrent_activities=MAX_CONCURRENT_ACTIVITIES,
+            graceful_shutdown_timeout=GRACE,
+        ),
+    ]
+
+
+async def _judge_worker(
+    settings: Settings, database: Database, client: Client, metrics: WorkerMetrics, stack: AsyncExitStack
+) -> Worker:
+    directory = await stack.enter_async_context(DirectoryCache(PostgresDirectoryStore(database).read))
+
+    def now() -> Directory:
+        return directory.snapshot
+
+    judge = await stack.enter_async_context(judge_client(settings, now, metrics, PostgresFileStore(database).of_turn))
+    renderer = await stack.enter_async_context(EngineRenderer(engine_endpoints(settings, now)))
+    work = TrainingNotifier(PostgresWorkStore(database), notifier_on(client, settings))
+    conversations = ConversationCache(settings.conversation_cache_bytes)
+    judgements = PostgresJudgementStore(database, conversations)
+    judging = JudgingActivities(judgements, judge, renderer.render, work, metrics)
+    stored = PostgresEpisodeStore(database)
+    episodes = EpisodeJudgingActivities(
+        judgements, stored.waiting_turns, stored.note_verdict, judge, metrics, judge_learns=settings.judge_learns
+    )
+    engines = await stack.enter_async_context(ProbeClient(now, engine_secret(settings)))
+    probes = PostgresProbeStore(database, conversations)
+    probing = ProbeActivities(probes, engines.answer, judge, settings.probes_at_once)
+    return Worker(
+        client,
+        task_queue=names.JUDGE_QUEUE,
+        activities=[
+            judging.judge_turn,
+            judging.judge_turns,
+            judging.collect_direct_vote,
+            probing.probe_version,
+            episodes.judge_episode,
+        ],
+        max_concurrent_activities=MAX_CONCURRENT_ACTIVITIES,
+        graceful_shutdown_timeout=GRACE,
+    )
+
+
+async def _start_training_workflows(directory: PostgresDirectoryStore, notifier: Notifier) -> None:
+    """Signal-with-start each policy's training workflow, and retry. Engine workflows are started by their agents."""
+    while True:
+        try:
+            for policy in (await directory.read()).policies:
+                await notifier.notify(BatchWaits(policy.id))
+            return
+        except (StoreUnavailable, SignalFailed) as error:
+            log.warning("training workflows not started yet", extra={"why": str(error)})
+            await asyncio.sleep(RETRY_SECONDS)

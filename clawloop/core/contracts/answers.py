@@ -1,0 +1,425 @@
+"""What the API answers and `--json` prints about training, policies, engines, keys, events and operators' changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from pydantic import JsonValue
+
+from clawloop.core.contracts.episodes import EpisodeView, GroupView
+from clawloop.core.contracts.serving import ApiKey, Scope
+from clawloop.core.contracts.sessions import Erasure
+from clawloop.core.contracts.training import StepProgress, StoredProbe, TrainingState, TrainingView, VersionView
+from clawloop.core.contracts.turns import Message
+from clawloop.core.contracts.views import View
+from clawloop.core.ids import ApiKeyId, EpisodeId, RolloutGroupId, SampleId, SessionId, TurnId
+
+# Keys, batches and events ---------------------------------------------------------------------------------------------
+# Keys, batches, events and figures of a policy, as the page shows them. Unknown values are None.
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """A valid key, and the SHA-256 of its secret, from which logins with it are signed."""
+
+    key: ApiKey
+    secret_sha256: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedReply:
+    """A sample of a step's batch with the reply it is about.
+
+    Args:
+        dropped: why the step left it out; None if it was trained.
+        without_hint: why only its verdict was trained.
+    """
+
+    sample_id: SampleId
+    turn_id: TurnId
+    session_id: SessionId
+    number: int
+    answered_by: int
+    added: Sequence[Message]
+    response: Message | None
+    verdict: int | None
+    reward: float | None
+    hint: str | None
+    dropped: str | None
+    without_hint: str | None
+
+
+MEASURED = "version_measured"
+"""The kind of an event that tells a version's match in an evaluation."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyEvent:
+    """Something that an operator or Clawloop did to a policy."""
+
+    kind: str
+    detail: Mapping[str, JsonValue]
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFigures:
+    """A main turn on the chart.
+
+    Args:
+        tokens: of the reply.
+    """
+
+    at: datetime
+    version: int
+    verdict: int | None
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Numbers of a policy's sessions, turns and quarantined samples.
+
+    Args:
+        outcomes: number of turns by outcome; the newest 100,000 turns are counted.
+        quarantined: samples that only a resume with them takes again.
+    """
+
+    sessions: int
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    quarantined: int = 0
+
+
+# Answers --------------------------------------------------------------------------------------------------------------
+# Answers of the API and of `--json` about training, policies, engines, keys and operators' changes.
+
+
+class TrainingStatus(View):
+    """
+    Args:
+        reason: what training waits for, or why it is paused; for people.
+        ready: fresh samples.
+        needed: a full batch.
+        judging: turns that wait for their next state or their judge.
+        step: the step that is computed, or that comes next.
+        version: the version that answers.
+        head: the newest trained one on the current path.
+        pinned: the version that answers whatever is trained; None if none.
+        closed_seconds: the recipe's schedule lets no batch be claimed for this long; None if one may be claimed.
+        progress: what is done with the open step or the newest version: `now`, as of a few seconds ago, and `seconds`
+            since the attempt began; None: nothing.
+    """
+
+    policy: str
+    state: TrainingState
+    reason: str
+    ready: int
+    needed: int
+    judging: int
+    step: int
+    version: int
+    head: int
+    pinned: int | None
+    closed_seconds: float | None = None
+    progress: StepProgress | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Every turn is judged, every full batch is trained, and the newest version answers."""
+        nothing_to_learn = self.state is TrainingState.WAITING and self.ready < self.needed
+        return self.judging == 0 and nothing_to_learn and self.version == self.head
+
+    @classmethod
+    def of(cls, view: TrainingView) -> TrainingStatus:
+        return cls(**{name: getattr(view, name) for name in cls.model_fields})
+
+
+class PolicyStatus(View):
+    """
+    Args:
+        base_model: the name under which engines serve version 0.
+        aliases: further names of the policy.
+    """
+
+    policy: str
+    base_model: str
+    aliases: Sequence[str]
+    training: TrainingStatus
+
+
+class PolicyList(View):
+    policies: Sequence[PolicyStatus]
+
+
+class VersionList(View):
+    versions: Sequence[VersionView]
+
+
+class VersionDetail(View):
+    """
+    Args:
+        children: the versions made from it.
+        batch: the replies that its step was trained on; empty for version 0.
+    """
+
+    version: VersionView
+    children: Sequence[int]
+    batch: Sequence[TrainedReply]
+
+
+class EngineStatus(View):
+    """
+    Args:
+        healthy: it answers.
+        draining: it gets no new requests.
+        versions: loaded adapter versions by policy; every engine has version 0.
+        problem: why its agent took it out of rotation; None: it works, or has no agent.
+    """
+
+    id: str
+    url: str
+    healthy: bool
+    draining: bool
+    versions: dict[str, list[int]]
+    problem: str | None
+
+
+class EngineList(View):
+    engines: Sequence[EngineStatus]
+
+
+class ServiceStatus(View):
+    """
+    Args:
+        engines_answering: those that answer and are not drained.
+        newest_turn_at: None before the first turn.
+        waiting: turns that wait for what follows them or for their judge.
+        problems: what is wrong, for people.
+        temporal_ui: address of Temporal's UI; None if it is not known.
+        workflows: links into it by workflow, of each policy's training and of each engine.
+    """
+
+    engines: int
+    engines_answering: int
+    policies: Sequence[TrainingStatus]
+    sessions: int
+    open_sessions: int
+    newest_turn_at: datetime | None
+    waiting: int
+    problems: Sequence[str]
+    temporal_ui: str | None = None
+    workflows: Mapping[str, str] = {}
+
+
+class EngineAdded(View):
+    """
+    Args:
+        warnings: what was found when it was asked, for people.
+    """
+
+    engine: EngineStatus
+    warnings: Sequence[str]
+
+
+class KeyView(View):
+    """A key, without its secret.
+
+    Args:
+        prefix: its public part.
+        policies: what a header may choose besides `policy`; `*`: any.
+        revoked_at: None if it was not revoked.
+        expires_at: None if it does not expire.
+    """
+
+    id: ApiKeyId
+    name: str
+    prefix: str
+    policy: str
+    policies: Sequence[str]
+    scopes: Sequence[Scope]
+    created_at: datetime
+    revoked_at: datetime | None
+    expires_at: datetime | None = None
+
+
+class KeyList(View):
+    keys: Sequence[KeyView]
+
+
+class NewKey(View):
+    """
+    Args:
+        key: with its secret, which is stored nowhere.
+        policies: what a header may choose besides `policy`; `*`: any.
+        expires_at: None if it does not expire.
+    """
+
+    key: str
+    prefix: str
+    policy: str
+    policies: Sequence[str]
+    name: str
+    scopes: Sequence[Scope]
+    expires_at: datetime | None = None
+
+
+class KeyRevoked(View):
+    prefix: str
+
+
+class GroupPage(View):
+    """
+    Args:
+        next: the next page's `after`; None on the last page.
+    """
+
+    groups: Sequence[GroupView]
+    next: RolloutGroupId | None
+
+
+class EpisodePage(View):
+    """
+    Args:
+        next: the next page's `after`; None on the last page.
+    """
+
+    episodes: Sequence[EpisodeView]
+    next: EpisodeId | None
+
+
+class EventList(View):
+    events: Sequence[PolicyEvent]
+
+
+class VersionAnswer(View):
+    """
+    Args:
+        text: None if it did not answer; `problem` says why.
+    """
+
+    version: int
+    text: str | None
+    problem: str | None = None
+
+
+class ComparedPrompt(View):
+    """One prompt, and the answers of the parent and of the version."""
+
+    prompt: str
+    answers: Sequence[VersionAnswer]
+
+
+class Comparison(View):
+    version: int
+    parent: int
+    prompts: Sequence[ComparedPrompt]
+
+
+class Probe(View):
+    """A probe as it is stored; without any check the judge compares the answers to it."""
+
+    id: UUID
+    messages: Sequence[dict[str, Any]]
+    tools: Sequence[dict[str, Any]] | None
+    contains: Sequence[str]
+    regex: str | None
+    exact: str | None
+    created_at: datetime
+
+    @classmethod
+    def of(cls, stored: StoredProbe) -> Probe:
+        content = stored.content
+        return cls(
+            id=stored.id,
+            messages=[dict(message) for message in content.messages],
+            tools=None if content.tools is None else [dict(tool) for tool in content.tools],
+            contains=list(content.contains),
+            regex=content.regex,
+            exact=content.exact,
+            created_at=stored.created_at,
+        )
+
+
+class ProbeList(View):
+    probes: Sequence[Probe]
+
+
+class ContentGone(View):
+    """
+    Args:
+        turns: how many were erased now; 0 if all were before.
+        samples_expired: samples that waited for a step and were expired.
+        samples_learned: samples that steps have trained, or are training: these stay in their versions.
+        workflow_told: false while Temporal is away: its table shows the turns as they were.
+    """
+
+    session_id: SessionId
+    turns: int
+    samples_expired: int
+    samples_learned: int
+    workflow_told: bool
+
+    @classmethod
+    def of(cls, erasure: Erasure, *, workflow_told: bool) -> ContentGone:
+        return cls(
+            session_id=erasure.session.session_id,
+            turns=erasure.turns,
+            samples_expired=erasure.expired,
+            samples_learned=erasure.learned,
+            workflow_told=workflow_told,
+        )
+
+
+class Rejudged(View):
+    """
+    Args:
+        revision: of the judgement that was asked for; asked for again before it exists, it is the same.
+        refused: why the turn cannot be judged again; None: its workflow judges it.
+    """
+
+    turn_id: TurnId
+    session_id: SessionId
+    revision: int
+    refused: str | None
+
+
+class RejudgeList(View):
+    turns: Sequence[Rejudged]
+
+
+class EpisodeSecret(View):
+    """The key of an episode, for its agent."""
+
+    key: str
+
+
+class ArtifactStored(View):
+    """
+    Args:
+        digest: by which it is read again: its SHA-256, or where content is encrypted a keyed one.
+    """
+
+    digest: str
+
+
+class Broken(View):
+    """A row that breaks an invariant."""
+
+    invariant: str
+    row: str
+
+
+class CheckReport(View):
+    """
+    Args:
+        invariants: how many were checked.
+        adapters: how many adapters' files were compared with their hash.
+    """
+
+    invariants: int
+    adapters: int
+    violations: Sequence[Broken]

@@ -1,0 +1,426 @@
+"""The gate's checks of a candidate: a step's numbers, a replay of held-out turns, probes."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import comb
+
+from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
+
+from clawloop.core.contracts.training import (
+    CheckName,
+    CheckResult,
+    GateCheck,
+    HeldOutScore,
+    ProbeAnswer,
+    ProbeContent,
+    StepFigures,
+)
+from clawloop.core.recipes.recipe import Gate
+
+# Numbers --------------------------------------------------------------------------------------------------------------
+# The check of a step's numbers: loss, gradient norm, and how far the version moved.
+#
+# Medians, clipped means and shares of tokens only: the mean of an unbounded figure can be that of one token.
+
+
+def check_numbers(figures: StepFigures, gate: Gate) -> GateCheck:
+    """The check that a step's numbers are within the recipe's limits."""
+    parent, base = figures.to_parent, figures.to_base
+    measured = {
+        "loss": figures.loss,
+        "grad_norm": figures.grad_norm,
+        "parent_distance": None if parent is None else parent.mean,
+        "parent_median": None if parent is None else parent.median,
+        "token_share": None if parent is None else parent.share,
+        "base_distance": None if base is None else base.mean,
+        "base_median": None if base is None else base.median,
+    }
+    limits = {
+        "loss": ("|loss|", gate.loss),
+        "grad_norm": ("gradient norm", gate.grad_norm),
+        "parent_distance": ("distance to the parent", gate.parent_distance),
+        "token_share": (f"share of tokens over {gate.token_distance:g} nats from the parent", gate.token_share),
+        "base_distance": ("distance to the base", gate.base_distance),
+    }
+    beyond = [
+        f"{words} {value:.3g}, limit {limit:g} (gate.{key})"
+        for key, (words, limit) in limits.items()
+        # `not <=`, so that NaN is beyond every limit.
+        if (value := measured[key]) is not None and not abs(value) <= limit
+    ]
+    reason = "; ".join(beyond) if beyond else "within limits"
+    return GateCheck(CheckName.NUMBERS, CheckResult.FAILED if beyond else CheckResult.PASSED, reason, measured)
+
+
+# Replay ---------------------------------------------------------------------------------------------------------------
+# The replay of held-out turns: whether a version prefers blamed replies more than its parent did.
+#
+# A paired, studentised bootstrap (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, section 12.5) over
+# turns that were never trained: each turn is scored under both versions. Turns of one session, or of one rollout
+# group, change alike, so that their mean counts once, and these means are drawn anew, of praised and blamed turns each
+# among themselves: with eight turns in each of 16 sessions, whose changes correlate by 0.4, drawing turns called 24 %
+# of versions worse that were not, and drawing means 6 %. Plain percentiles of the draws called 6 to 12 % of versions
+# worse that were not, with as few means as there are; divided by their standard errors, as here, the draws call 5 to 6
+# % worse, and 8 % where a few change much more than the others.
+
+MIN_TURNS = 32
+"""Fewest turns of a replay: with fewer only a collapse would show, which the step's numbers show as well."""
+MIN_OF_EACH = 8
+"""Fewest sessions or groups with praised turns, and with blamed turns: the spread of fewer is unknown. With 4, one
+version in seven was called worse."""
+MARGIN = 0.01
+"""A smaller loss, in nats a token, rejects nothing, however sure: once a policy has learned what there is, its steps
+are so small and so alike on all turns that a loss of 0.001 was significant, three times in a row."""
+_ALPHA = 0.05
+_DRAWS = 1000
+
+
+def check_replay(scores: Sequence[HeldOutScore], seed: str) -> GateCheck:
+    """Fails if the bootstrap says at 95 % that the version prefers the blamed over the praised more than its parent,
+    by more than `MARGIN`.
+
+    Args:
+        seed: of the draws: the same turns and version give the same result.
+    """
+    of_praised = [score for score in scores if score.verdict > 0]
+    of_blamed = [score for score in scores if score.verdict < 0]
+    counts: Mapping[str, float | None] = {"praised": len(of_praised), "blamed": len(of_blamed)}
+    turns = f"{len(of_praised)} praised and {len(of_blamed)} blamed turns held out"
+    if len(of_praised) + len(of_blamed) < MIN_TURNS:
+        return GateCheck(CheckName.REPLAY, CheckResult.NOT_ENOUGH, f"{turns}, {MIN_TURNS} are needed", counts)
+    praised, blamed = _means_of_units(of_praised), _means_of_units(of_blamed)
+    if min(len(praised), len(blamed)) < MIN_OF_EACH:
+        units = f"of {len(praised)} and {len(blamed)} sessions or groups, {MIN_OF_EACH} of each are needed"
+        return GateCheck(CheckName.REPLAY, CheckResult.NOT_ENOUGH, f"{turns}, {units}", counts)
+    change, error = _difference(praised, blamed)
+    bound = change + _factor(praised, blamed, change, seed) * error
+    figures: Mapping[str, float | None] = {**counts, "change": change, "upper_bound": bound}
+    words = f"preference for praised over blamed replies changed by {change:+.3f} nats a token, at most {bound:+.3f}"
+    return GateCheck(
+        CheckName.REPLAY, CheckResult.FAILED if bound < -MARGIN else CheckResult.PASSED, f"{words} (95 %)", figures
+    )
+
+
+def _means_of_units(scores: Sequence[HeldOutScore]) -> list[float]:
+    """The mean change of each session's or group's turns."""
+    changes: defaultdict[object, list[float]] = defaultdict(list)
+    for place, score in enumerate(scores):
+        changes[place if score.unit is None else score.unit].append(score.change)
+    return [sum(values) / len(values) for values in changes.values()]
+
+
+def _factor(praised: Sequence[float], blamed: Sequence[float], change: float, seed: str) -> float:
+    """Distance of the one-sided 95 % bound above the change, in standard errors."""
+    rng = random.Random(seed)
+    drawn = []
+    for _ in range(_DRAWS):
+        again, error = _difference(rng.choices(praised, k=len(praised)), rng.choices(blamed, k=len(blamed)))
+        # Without any spread the draw is the change itself, or says nothing of how far off it is.
+        drawn.append((again - change) / error if error > 0 else 0.0)
+    return -sorted(drawn)[math.ceil(_ALPHA * _DRAWS) - 1]
+
+
+def _difference(praised: Sequence[float], blamed: Sequence[float]) -> tuple[float, float]:
+    """The difference of the means, and its standard error."""
+    means = [sum(values) / len(values) for values in (praised, blamed)]
+    variance = sum(
+        sum((value - mean) ** 2 for value in values) / ((len(values) - 1) * len(values))
+        for values, mean in zip((praised, blamed), means, strict=True)
+    )
+    return means[0] - means[1], math.sqrt(variance)
+
+
+# Content of answers ---------------------------------------------------------------------------------------------------
+# Check of an answer against the content that its probe asks for.
+#
+# Patterns are matched by pydantic's regular expressions, which take time linear in the answer for every pattern.
+
+
+def is_right(content: ProbeContent, text: str) -> bool | None:
+    """True if the text passes each of the probe's checks; None if the probe has none."""
+    if not content.is_checked:
+        return None
+    folded = text.casefold()
+    return (
+        all(part.casefold() in folded for part in content.contains)
+        and (content.regex is None or _matches(content.regex, text))
+        and (content.exact is None or content.exact.strip() == text.strip())
+    )
+
+
+def pattern_problem(pattern: str) -> str | None:
+    """The problem with a pattern; None if it can be used."""
+    try:
+        _validator(pattern)
+    except SchemaError as error:
+        return " ".join(str(error).split())[:300]
+    return None
+
+
+@lru_cache(maxsize=256)
+def _validator(pattern: str) -> SchemaValidator:
+    return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
+
+
+def _matches(pattern: str, text: str) -> bool:
+    try:
+        _validator(pattern).validate_python(text)
+    except ValidationError:
+        return False
+    return True
+
+
+# Probes ---------------------------------------------------------------------------------------------------------------
+# The check by probes: what a version answers to fixed prompts, beside its parent's answers and the base model's.
+#
+# A version is rejected on evidence alone: by a sign test over the probes on which the two differ (McNemar's exact
+# test), one for each of content, the judge's preference, broken replies and tool calls. Content is compared with the
+# base model, too: what each of many versions loses may be too little for a test, and together much. A recipe may also
+# bound what is lost beside the base model, where a loss too small for a test is too large for the operator. Length
+# decides nothing: a shorter answer may be what was learned.
+
+MIN_COMPARED = 10
+"""Fewest pairs by which the judge's preference decides: its votes are noisy, and ties are common."""
+_GRAM = 4
+_PARENT = "its parent"
+# Shorter answers repeat too little to tell a list from a loop.
+_MIN_WORDS = 20
+# An answer that repeats more than this loops; tables and lists of similar lines stay below it.
+_REPEATED_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePair:
+    """A probe's answers.
+
+    Args:
+        right_parent, right: whether the content is right; None if the probe has no content check.
+        right_base: likewise of the base model; None also where it is the parent.
+        preferred: 1 if the judge prefers the version's answer, −1 the parent's, 0 neither; None if it was not asked.
+    """
+
+    content: ProbeContent
+    parent: ProbeAnswer
+    version: ProbeAnswer
+    right_parent: bool | None = None
+    right: bool | None = None
+    preferred: int | None = None
+    right_base: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerScores:
+    """Scores of an answer, without its text.
+
+    Args:
+        words: number of its words.
+        valid_calls: see `has_valid_calls`.
+    """
+
+    words: int
+    cut: bool
+    repeated: float
+    broken: bool
+    valid_calls: bool
+
+    @classmethod
+    def of(cls, answer: ProbeAnswer) -> AnswerScores:
+        words, repeated = len(answer.text.split()), repeated_share(answer.text)
+        return cls(words, answer.cut, repeated, is_broken(answer), has_valid_calls(answer))
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeScores:
+    """Scores of a probe's answers, without their text.
+
+    Args:
+        tools: whether the probe offers tools.
+        right_parent, right, preferred, right_base: as in the pair of answers.
+    """
+
+    parent: AnswerScores
+    version: AnswerScores
+    tools: bool
+    right_parent: bool | None
+    right: bool | None
+    preferred: int | None
+    right_base: bool | None = None
+
+    @classmethod
+    def of(cls, pair: ProbePair) -> ProbeScores:
+        parent, version = AnswerScores.of(pair.parent), AnswerScores.of(pair.version)
+        tools = bool(pair.content.tools)
+        return cls(parent, version, tools, pair.right_parent, pair.right, pair.preferred, pair.right_base)
+
+
+def check_probes(scores: Sequence[ProbeScores], content_loss: float = 1.0) -> GateCheck:
+    """Fails if a test says at 95 %, corrected for their number, that the version answers worse than its parent, or if
+    it lost more than `content_loss` beside the base model.
+
+    Args:
+        content_loss: the recipe's `gate.content_loss`; 1 allows every loss.
+    """
+    checked = [each for each in scores if each.right is not None and each.right_parent is not None]
+    compared = [each for each in scores if each.preferred is not None]
+    with_tools = [each for each in scores if each.tools]
+    tests = _tests(scores, checked, compared, with_tools)
+    level = _ALPHA / max(len(tests), 1)
+    failed = [
+        f"{words}: {worse} of {worse + better} probes on which the version and {other} differ (p = {chance:.2g})"
+        for words, other, worse, better in tests
+        if (chance := sign_test(worse, better)) <= level
+    ]
+    failed += _beyond(checked, content_loss)
+    figures = _figures(scores, checked, compared, with_tools)
+    if failed:
+        return GateCheck(CheckName.PROBES, CheckResult.FAILED, "; ".join(failed), figures)
+    told = f"{len(scores)} probes asked"
+    if checked:
+        told += f", content right {sum(bool(each.right) for each in checked)} of {len(checked)}, "
+        told += f"the parent's {sum(bool(each.right_parent) for each in checked)}"
+        if any(each.right_base is not None for each in checked):
+            told += f", the base model's {sum(bool(each.right_base) for each in checked)}"
+    if compared:
+        wins, losses = (sum(each.preferred == sign for each in compared) for sign in (1, -1))
+        told += f"; the judge prefers it {wins} times, its parent {losses} times of {len(compared)}"
+    # With fewer probes even a version that fails all of them could not be told from chance.
+    enough = len(compared) >= MIN_COMPARED or sign_test(len(checked), 0) <= level
+    if not enough:
+        fewest = f"{MIN_COMPARED} compared or {_fewest(level)} with checked content"
+        told += f"; too few to reject by: {fewest} are needed"
+    result = CheckResult.PASSED if enough else CheckResult.NOT_ENOUGH
+    return GateCheck(CheckName.PROBES, result, told, figures)
+
+
+def _tests(
+    scores: Sequence[ProbeScores],
+    checked: Sequence[ProbeScores],
+    compared: Sequence[ProbeScores],
+    with_tools: Sequence[ProbeScores],
+) -> list[tuple[str, str, int, int]]:
+    """Faults to test: name, compared version, and number of probes that are worse and that are better."""
+    tests = [("looping or empty answers", _PARENT, *_differ(scores, lambda answer: answer.broken))] if scores else []
+    lost, gained = _lost_and_gained([(bool(each.right_parent), bool(each.right)) for each in checked])
+    if checked:
+        tests.append(("wrong content", _PARENT, lost, gained))
+    # A version that loses nothing itself must not be rejected for its parents' losses, or they could not be mended.
+    if lost > gained and (beside_base := [each for each in checked if each.right_base is not None]):
+        counts = _lost_and_gained([(bool(each.right_base), bool(each.right)) for each in beside_base])
+        tests.append(("wrong content", "the base model", *counts))
+    if with_tools:
+        tests.append(("invalid tool calls", _PARENT, *_differ(with_tools, lambda answer: not answer.valid_calls)))
+    if len(compared) >= MIN_COMPARED:
+        worse, better = (sum(each.preferred == sign for each in compared) for sign in (-1, 1))
+        tests.append(("answers the judge likes less", _PARENT, worse, better))
+    return tests
+
+
+def _beyond(checked: Sequence[ProbeScores], content_loss: float) -> list[str]:
+    """A reason if a version lost more content than its recipe allows; empty if not, or with too few probes to tell.
+
+    A parent that lost as much itself, e.g. one that was released by hand, does not keep out a version that loses
+    nothing more.
+    """
+    lost, gained = _lost_and_gained([(bool(each.right_parent), bool(each.right)) for each in checked])
+    # Too few probes if the allowance is less than one probe: no version is rejected for one answer.
+    if lost <= gained or len(checked) * content_loss < 1:
+        return []
+    # Where the parent is the base model, its answers are the parent's.
+    base = [each.right_parent if each.right_base is None else each.right_base for each in checked]
+    lost, gained = _lost_and_gained([(bool(of), bool(each.right)) for of, each in zip(base, checked, strict=True)])
+    if lost - gained <= len(checked) * content_loss:
+        return []
+    told = f"lost content: {lost - gained} of {len(checked)} probes beside the base model"
+    return [f"{told}, limit {content_loss:.3g} (gate.content_loss)"]
+
+
+def _lost_and_gained(right: Sequence[tuple[bool, bool]]) -> tuple[int, int]:
+    """Number of pairs that are right before and wrong now, and the reverse."""
+    return sum(before and not now for before, now in right), sum(now and not before for before, now in right)
+
+
+def not_asked(reason: str) -> GateCheck:
+    """The check of a version that could not be asked, e.g. because no engine has it."""
+    return GateCheck(CheckName.PROBES, CheckResult.NOT_ENOUGH, f"not asked: {reason}", {"asked": 0})
+
+
+def sign_test(worse: int, better: int) -> float:
+    """The chance of `worse` or more of the differing probes, were either side as likely."""
+    count = worse + better
+    return sum(comb(count, more) for more in range(worse, count + 1)) / float(2**count)
+
+
+def repeated_share(text: str) -> float:
+    """Share of the text's four-word sequences that it had before; 0 for a short text."""
+    words = text.split()
+    if len(words) < _MIN_WORDS:
+        return 0.0
+    grams = [tuple(words[at : at + _GRAM]) for at in range(len(words) - _GRAM + 1)]
+    return 1 - len(set(grams)) / len(grams)
+
+
+def is_broken(answer: ProbeAnswer) -> bool:
+    """True if the answer is empty or repeats itself."""
+    return not (answer.text.strip() or answer.tool_calls) or repeated_share(answer.text) > _REPEATED_SHARE
+
+
+def has_valid_calls(answer: ProbeAnswer) -> bool:
+    """True if each tool call names a tool and has a JSON object as its arguments; also without calls."""
+    return all(name and _is_object(arguments) for name, arguments in answer.tool_calls)
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text or "{}"), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _differ(scores: Sequence[ProbeScores], is_bad: Callable[[AnswerScores], bool]) -> tuple[int, int]:
+    """Number of probes with a bad answer of the version only, and with a bad answer of its parent only."""
+    bad = [(is_bad(each.version), is_bad(each.parent)) for each in scores]
+    return sum(version and not parent for version, parent in bad), sum(
+        parent and not version for version, parent in bad
+    )
+
+
+def _figures(
+    scores: Sequence[ProbeScores],
+    checked: Sequence[ProbeScores],
+    compared: Sequence[ProbeScores],
+    with_tools: Sequence[ProbeScores],
+) -> Mapping[str, float | None]:
+    answers, parents = [each.version for each in scores], [each.parent for each in scores]
+    return {
+        "asked": len(scores),
+        "checked": len(checked),
+        "right": _share([bool(each.right) for each in checked]),
+        "parent_right": _share([bool(each.right_parent) for each in checked]),
+        "base_right": _share([bool(each.right_base) for each in checked if each.right_base is not None]),
+        "compared": len(compared),
+        "preferred": sum(each.preferred == 1 for each in compared),
+        "parent_preferred": sum(each.preferred == -1 for each in compared),
+        "words": _share([answer.words for answer in answers]),
+        "parent_words": _share([answer.words for answer in parents]),
+        "cut": _share([answer.cut for answer in answers]),
+        "parent_cut": _share([answer.cut for answer in parents]),
+        "repeated": _share([answer.repeated for answer in answers]),
+        "parent_repeated": _share([answer.repeated for answer in parents]),
+        "valid_calls": _share([each.version.valid_calls for each in with_tools]),
+        "parent_valid_calls": _share([each.parent.valid_calls for each in with_tools]),
+    }
+
+
+def _share(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _fewest(level: float) -> int:
+    return next(count for count in range(1, 64) if sign_test(count, 0) <= level)

@@ -1,0 +1,290 @@
+"""Classifies a turn as main or side, with the reason: side are the chores that a client does without a person.
+
+Reads request bodies before they are validated. A chore is known by what its client says of it (headers, metadata),
+else by how its prompt begins: no person's message begins so by chance, and one that quotes such a prompt has other text
+in front. A prompt of a client that nobody knows may only look like a chore, and people ask for summaries, too: such a
+turn is main, and `looks_like_chore` keeps it from being taken for feedback.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import orjson
+from pydantic import JsonValue
+
+from clawloop.core.contracts.turns import KindDecision, Message, TurnKind
+from clawloop.core.turns.canonical import is_volatile, text_parts
+
+_STAMP = re.compile(r"\[[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d [^\]\n]{1,40}\] ")  # OpenClaw puts it before user text
+
+
+_KINDS = {kind.value: kind for kind in TurnKind}
+
+
+@dataclass(frozen=True, slots=True)
+class SidePattern:
+    """How one kind of side prompt is recognised.
+
+    Args:
+        name: for people.
+        place: the message to match: the system message that opens a request without tools; or the last user message,
+            or its last text part, which also covers the tool calls that follow it; or the only message besides system
+            messages of a request for at most `PROBE_TOKENS` tokens without tools, which it must equal; or a user
+            message that a client writes on its own and whose reply a person reads: the turn is main, and the message no
+            reaction to the one before.
+        begins: how the message's text begins.
+        contains: what the text must contain as well.
+    """
+
+    name: str
+    place: Literal["system", "user", "probe", "note"]
+    begins: str
+    contains: tuple[str, ...] = ()
+
+
+SIDE_PATTERNS = (
+    # OpenClaw 2026.9; the second heartbeat is that of 2026.3 and before.
+    SidePattern(
+        "heartbeat", "user", "Follow the heartbeat monitor scratch context when provided.", ("reply NO_REPLY",)
+    ),
+    SidePattern("heartbeat", "user", "Read HEARTBEAT.md if it exists", ("reply HEARTBEAT_OK",)),
+    SidePattern("heartbeat", "user", "[OpenClaw heartbeat poll]"),  # a heartbeat in the history
+    SidePattern("memory flush", "user", "Pre-compaction memory flush.", ("durable memories", "NO_REPLY")),
+    SidePattern(
+        "compaction",
+        "system",
+        "You are a context summarization assistant.",
+        ("ONLY output the structured summary",),
+    ),
+    SidePattern("title", "system", "Generate a concise session title (", ("Return only the title",)),
+    SidePattern("recap", "system", "Write an Activity recap for someone scanning their tasks"),
+    # Codex, where a proxy drops its headers.
+    SidePattern("compaction", "user", "You are performing a CONTEXT CHECKPOINT COMPACTION."),
+    # Claude Code.
+    SidePattern("compaction", "user", "CRITICAL: Respond with TEXT ONLY", ("Do NOT call any tools",)),
+    SidePattern("compaction", "user", "Your task is to create a detailed summary of the conversation so far"),
+    SidePattern("compaction", "user", "Your task is to create a detailed summary of this conversation"),
+    SidePattern("recap", "user", "The user stepped away and is coming back. Recap in"),
+    SidePattern("suggestion", "user", "[SUGGESTION MODE: Suggest what the user might naturally type next"),
+    SidePattern("notification", "note", "<system-reminder>\n[SYSTEM NOTIFICATION - NOT USER INPUT]"),
+    SidePattern("memory", "user", "IMPORTANT: This message and these instructions are NOT part of the actual user"),
+    SidePattern("page", "user", "Web page content:\n---\n"),
+    SidePattern("topic", "system", "Analyze if this message indicates a new conversation topic."),
+    SidePattern("title", "system", "Generate a concise, sentence-case title"),
+    SidePattern("title", "system", "Summarize this coding conversation in under 50 characters."),
+    SidePattern("title", "system", "Generate a concise, technical issue title"),
+    SidePattern("hook", "system", "You are evaluating a hook in Claude Code."),
+    SidePattern("safety check", "system", "You are a security monitor for autonomous AI coding agents."),
+    SidePattern("transcript", "user", "Summarize this portion of a Claude Code session transcript."),
+    SidePattern("probe", "probe", "quota"),
+    SidePattern("probe", "probe", "test"),
+    SidePattern("probe", "probe", "ping"),
+    SidePattern("probe", "probe", "hi"),
+    # OpenCode.
+    SidePattern("title", "system", "You are a title generator. You output ONLY a thread title."),
+    SidePattern("compaction", "system", "You are an anchored context summarization assistant"),
+    SidePattern("compaction", "system", "You are a helpful AI assistant tasked with summarizing conversations."),
+    SidePattern("compaction", "user", "Provide a detailed prompt for continuing our conversation above."),
+    SidePattern("summary", "system", "Summarize what was done in this conversation. Write like a pull request"),
+    # Qwen Code and Gemini CLI.
+    SidePattern("compaction", "system", "You are the component that summarizes internal chat history"),
+    SidePattern(
+        "next speaker", "user", "Analyze *only* the content and structure of your immediately preceding response"
+    ),
+    SidePattern("tool output", "user", "Summarize the following tool output to be a maximum of"),
+    # Cline, in a text part behind results of tools and what it says of the machine.
+    SidePattern("compaction", "user", '<explicit_instructions type="summarize_task">'),
+    SidePattern("compaction", "user", '<explicit_instructions type="condense">'),
+    # Aider.
+    SidePattern("compaction", "system", "*Briefly* summarize this partial conversation about programming."),
+    SidePattern("compaction", "system", "Briefly summarize this partial conversation about programming."),
+    SidePattern("commit message", "system", "You are an expert software engineer that generates concise", ("commit",)),
+    # Hermes; the second title is the older one.
+    SidePattern("title", "system", "You name chat sessions. Given the user's opening message"),
+    SidePattern("title", "system", "Generate a short, descriptive title", ("conversation",)),
+    SidePattern("compaction", "user", "You are a summarization agent creating a context checkpoint"),
+    SidePattern("compaction", "user", "Create a structured handoff summary for a later assistant"),
+    # Open WebUI.
+    SidePattern(
+        "title", "user", "### Task:\nGenerate a concise title summarizing the chat history", ("<chat_history>",)
+    ),
+    SidePattern("title", "user", "### Task:\nGenerate a concise, 3-5 word title", ("<chat_history>",)),
+    SidePattern("tags", "user", "### Task:\nGenerate 1-3 broad tags", ("<chat_history>",)),
+    SidePattern("follow-ups", "user", "### Task:\nSuggest 3-5 relevant follow-up", ("<chat_history>",)),
+    SidePattern(
+        "queries", "user", "### Task:\nAnalyze the chat history to determine the necessity of generating search"
+    ),
+    SidePattern("autocompletion", "user", "### Task:\nYou are an autocompletion system."),
+    SidePattern("emoji", "user", "Your task is to reflect the speaker's likely facial expression"),
+)
+PROBE_TOKENS = 1
+
+_TURN_METADATA = "x-codex-turn-metadata"
+# What Codex says of itself in the headers above, or a proxy that drops them has in the body.
+_CODEX_METADATA = "client_metadata"
+# Characters that are read at the beginning and at the end of a longer text.
+_LOOKED_AT = 600
+# Each is searched alone, so that the time stays linear in the text.
+_OF_CHATS = re.compile(
+    r"\b(conversation|chat|session|discussion|dialog(ue)?|thread|history|transcript|messages|exchange|so far|above"
+    r"|context|previous|earlier)\b"
+)
+# `compact` and `checkpoint` are words of people, too ("the checkpoint above is wrong"): they count only in an order.
+_SUMMARY = re.compile(
+    r"\b(summar(y|ies|i[sz]e[sd]?|i[sz]ing|i[sz]ation)|recap|tl;?dr|compaction)\b"
+    r"|(^|[.:;!?\n]\s*|\bplease |\bnow |\bmust |\bto )(compact|condense|compress) "
+    r"|\b(create|write|generate|produce|prepare|perform(ing)?)\b[^.]{0,60}\b(hand-?off|checkpoint)\b"
+)
+_TITLE = re.compile(
+    r"\b(generate|create|write|suggest|give|provide|propose|pick|choose|come up with|return|output|reply)\b"
+    r"[^.]{0,80}\b(title|headline|name|tags?|topics?|labels?|keywords|follow-?ups?)\b"
+)
+
+
+def classify(
+    headers: Mapping[str, str], body: Mapping[str, JsonValue], *, side_alias: bool, patterns: bool = True
+) -> KindDecision:
+    """The kind of a turn: as the client names it, else by the model alias, a header or a known side prompt, else main.
+
+    Args:
+        headers: names in lower case.
+        side_alias: the request names a model alias that means side turns.
+        patterns: False ignores headers and known side prompts of chores: an episode is trained whatever its task reads
+            like, and an agent in it may have sub-agents.
+    """
+    unknown = ""
+    for place, value in (
+        ("header X-Turn-Type", headers.get("x-turn-type")),
+        ("body turn_type", body.get("turn_type")),
+    ):
+        if not isinstance(value, str) or not value.strip():
+            continue
+        name = value.strip().lower()
+        if name in _KINDS:
+            return KindDecision(_KINDS[name], f"{place}: {name}{unknown}")
+        unknown += f" ({place} {value.strip()[:40]!r} is neither main nor side)"
+    if side_alias:
+        return KindDecision(TurnKind.SIDE, f"model name for side turns{unknown}")
+    if patterns:
+        if (chore := _named_chore(headers, body)) is not None:
+            return KindDecision(TurnKind.SIDE, f"{chore}{unknown}")
+        if (pattern := _side_pattern(body)) is not None:
+            return KindDecision(TurnKind.SIDE, f"known side prompt: {pattern}{unknown}")
+        messages = _messages(body)
+        if any(message.get("role") == "assistant" for message in messages) and looks_like_chore(messages):
+            doubtful = "looks like a summary request: no feedback unless a later request holds it with its reply"
+            return KindDecision(TurnKind.MAIN, f"{doubtful}{unknown}")
+    return KindDecision(TurnKind.MAIN, f"no sign of a side turn{unknown}")
+
+
+def last_said(messages: Sequence[Message]) -> Message | None:
+    """The last message that stays; not a system's, which clients add at the end as well."""
+    said = (message for message in reversed(messages) if message.get("role") not in ("system", "developer"))
+    return next((message for message in said if not is_volatile(message)), None)
+
+
+def looks_like_chore(messages: Sequence[Message]) -> bool:
+    """True if the last message may be a client's request for a summary, a title or the like, or a person's."""
+    last = last_said(messages)
+    if last is None or last.get("role") != "user":
+        return False
+    text = _user_text(last)
+    if len(text) > 2 * _LOOKED_AT:
+        text = f"{text[:_LOOKED_AT]}\n{text[-_LOOKED_AT:]}"
+    text = text.lower()
+    wants = _SUMMARY.search(text) or _TITLE.search(text)
+    return wants is not None and _OF_CHATS.search(text) is not None
+
+
+def is_side_prompt(message: Message) -> bool:
+    """True if a message in a history is a client's own, whether its reply is there or not: no reaction of a person."""
+    if message.get("role") != "user":
+        return False
+    return _match_user(message) is not None or _match("note", _user_text(message)) is not None
+
+
+def _named_chore(headers: Mapping[str, str], body: Mapping[str, JsonValue]) -> str | None:
+    """What Codex or Claude Code itself says a request is, other than a person's turn; None without such a word."""
+    own = body.get(_CODEX_METADATA)
+    metadata = own if isinstance(own, dict) else {}
+    told = _json_object(headers.get(_TURN_METADATA) or metadata.get(_TURN_METADATA))
+    kind = told.get("request_kind")
+    if isinstance(kind, str) and kind and kind not in ("turn", "subagent_turn"):
+        return f"header {_TURN_METADATA}: request_kind={kind[:40]}"
+    agent = headers.get("x-openai-subagent") or metadata.get("x-openai-subagent") or told.get("subagent_kind")
+    if agent or told.get("thread_source") == "subagent" or kind == "subagent_turn":
+        return f"sub-agent of Codex: {str(agent or 'spawned')[:40]}"
+    if headers.get("x-openai-memgen-request", "").strip().lower() == "true":
+        return "header x-openai-memgen-request: memory of Codex"
+    if guardian := headers.get("x-codex-guardian", "").strip():
+        return f"header x-codex-guardian: {guardian[:40]}"
+    if compaction := headers.get("x-claude-code-compaction", "").strip():
+        return f"header x-claude-code-compaction: {compaction[:40]}"
+    name = headers.get("x-claude-code-request-class", "").strip()
+    if name and name != "main":
+        return f"header x-claude-code-request-class: {name[:40]}"
+    if headers.get("x-claude-code-agent-id", "").strip() or headers.get("x-claude-code-parent-agent-id", "").strip():
+        return "sub-agent of Claude Code"
+    return None
+
+
+def _json_object(value: JsonValue) -> dict[str, JsonValue]:
+    try:
+        parsed: JsonValue = orjson.loads(value) if isinstance(value, str) and len(value) <= 64 * 1024 else value
+    except orjson.JSONDecodeError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _messages(body: Mapping[str, JsonValue]) -> list[Message]:
+    raw = body.get("messages")
+    return [message for message in raw if isinstance(message, dict)] if isinstance(raw, list) else []
+
+
+def _side_pattern(body: Mapping[str, JsonValue]) -> str | None:
+    messages = _messages(body)
+    opening = messages[0] if messages and messages[0].get("role") in ("system", "developer") else None
+    if not body.get("tools"):
+        if opening is not None:
+            # Claude Code puts a line about who it is in front of its chores' own prompt, as a text part of its own.
+            texts = [text.lstrip() for text in text_parts(opening)]
+            for text in ("".join(texts), *texts, *(line for line in "".join(texts).split("\n", 2)[1:])):
+                if (pattern := _match("system", text)) is not None:
+                    return pattern
+        if (pattern := _probe(body, messages)) is not None:
+            return pattern
+    users = (m for m in reversed(messages) if m.get("role") == "user" and not is_volatile(m))
+    last = next(users, None)
+    return _match_user(last) if last is not None else None
+
+
+def _probe(body: Mapping[str, JsonValue], messages: Sequence[Message]) -> str | None:
+    said = [message for message in messages if message.get("role") not in ("system", "developer")]
+    most = body.get("max_tokens", body.get("max_completion_tokens"))
+    if len(said) != 1 or said[0].get("role") != "user" or most != PROBE_TOKENS:
+        return None
+    text = _user_text(said[0]).strip().lower()
+    return next((known.name for known in SIDE_PATTERNS if known.place == "probe" and text == known.begins), None)
+
+
+def _match_user(message: Message) -> str | None:
+    """The side prompt that a user message is, or that its last text part is."""
+    return _match("user", _user_text(message)) or _match("user", "".join(text_parts(message)[-1:]).lstrip())
+
+
+def _match(place: Literal["system", "user", "note"], text: str) -> str | None:
+    for pattern in SIDE_PATTERNS:
+        begins = pattern.place == place and text.startswith(pattern.begins)
+        if begins and all(part in text for part in pattern.contains):
+            return pattern.name
+    return None
+
+
+def _user_text(message: Message) -> str:
+    text = "".join(text_parts(message)).lstrip()
+    stamp = _STAMP.match(text)
+    return text[stamp.end() :] if stamp else text
