@@ -130,12 +130,12 @@ class EpisodeLedgerActivities:
 
     @property
     def where_workflows_run(self) -> list[Callable[..., Awaitable[object]]]:
-        """What `call_ledger` of the workflows calls: for the worker of the workflows and for that of the queue."""
+        """Activities that `call_ledger` of the workflows calls: for the workers of the workflows and of the queue."""
         return [self.next_groups, self.begin_group, self.begin_episode, self.end_episode, self.score_episode]
 
     @activity.defn
     async def begin_group(self, group: RolloutGroupId) -> GroupBegun:
-        """What the group's episodes have to do, and the first attempt at each place, with its key."""
+        """Return the task of the group's episodes, and the first attempt at each place, with its key."""
         async with heartbeating():
             return await self._store.begin_group(group, KEY_LIFETIME)
 
@@ -185,7 +185,7 @@ class EpisodeLedgerActivities:
 
 
 class EpisodeUpkeep:
-    """What the sweep does for episodes: late turns, and rollouts whose workflow was not notified or was lost.
+    """The sweep's part for episodes: late turns, and rollouts whose workflow was not notified or was lost.
 
     Each call of the store raises StoreUnavailable when PostgreSQL does not answer.
 

@@ -70,7 +70,7 @@ class SweepStore(Protocol):
 
 
 class Swept(BaseModel):
-    """What a sweep found.
+    """Counts of what a sweep found.
 
     Args:
         turns: those whose workflow was notified.
@@ -218,7 +218,7 @@ class SweepActivities:
 
 
 async def _attempt(part: Awaitable[int], errors: list[BaseException]) -> int:
-    """What the part returns; 0 if it raises, and then the error is appended to `errors`."""
+    """Return the part's count; 0 if it raises, and then the error is appended to `errors`."""
     # Whatever is wrong with one part, a bug included, must not keep the others from running.
     (result,) = await asyncio.gather(part, return_exceptions=True)
     if isinstance(result, BaseException):

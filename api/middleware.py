@@ -1,4 +1,4 @@
-"""What happens to every request before its route: its id, a check of Host and Origin, and a count of chats."""
+"""Steps of every request before its route: its id, a check of Host and Origin, and a count of chats."""
 
 from __future__ import annotations
 

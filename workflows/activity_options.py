@@ -254,7 +254,7 @@ EPISODE_ATTEMPTS = 3
 
 
 def pause_after(attempt: int) -> timedelta:
-    """How long an episode waits for its next attempt."""
+    """The wait before an episode's next attempt."""
     return EPISODE_PAUSES[attempt - 1]
 
 

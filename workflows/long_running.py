@@ -1,4 +1,4 @@
-"""What the long-running workflows share: when they continue as new, how a bug surfaces, why an activity failed."""
+"""Parts shared by long-running workflows: when they continue as new, how a bug surfaces, why an activity failed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def reason_of(error: ActivityError) -> str:
 
 
 def timed_out(error: ActivityError) -> bool:
-    """Whether the activity's last attempt never said how it ended: its worker died, or it hangs."""
+    """True if the activity's last attempt timed out: its worker died, or it hangs."""
     return isinstance(error.cause, TimeoutError)
 
 

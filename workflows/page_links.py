@@ -1,4 +1,4 @@
-"""What Temporal's UI says of each workflow: whose it is, and where the page and the commands show that.
+"""Summaries of workflows for Temporal's UI: whose each is, and where the page and the commands show it.
 
 Notifiers say it with the page's address when they start a workflow. That does not outlive continue-as-new, so workflows
 say it too, with the page's path alone.

@@ -205,7 +205,7 @@ class SessionWorkflow(LongRunningWorkflow):
         return [message for messages in self._judging.values() for message in messages]
 
     def _is_late(self, turn: TurnRecorded) -> bool:
-        """Whether a newer turn was signalled before this one; then the newer one decides whether the session ends."""
+        """True if a newer turn was signalled before this one; then the newer one decides whether the session ends."""
         return turn.turn_id < max(self._state.known, default=turn.turn_id)
 
     def _on_judged(self, task: asyncio.Task[None]) -> None:

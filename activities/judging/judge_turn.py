@@ -206,7 +206,7 @@ class JudgingActivities:
 
 
 def _may_be_held_out(case: Case, judgement: OpenJudgement, finalized: FinalizedJudgement) -> bool:
-    """Whether the store may have held the turn's sample out, which it decides by the policy's recipe of that moment."""
+    """True if the store may have held the turn's sample out, which it decides by the policy's recipe of that moment."""
     unit = case.record.group_id or case.context.turn.session_id
     share = judgement.recipe.gate.held_out
     return finalized.sampled and is_held_out(case.record.policy, unit, share)

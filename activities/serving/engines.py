@@ -71,7 +71,7 @@ class EngineControl(Protocol):
         """Number of adapters whose requests can run at once; requests of further adapters wait."""
 
     async def healthy(self) -> bool:
-        """Whether the engine is healthy. Raises EngineUnavailable only on a timeout, which a busy engine may cause."""
+        """True if the engine is healthy. Raises EngineUnavailable only on a timeout, which a busy engine may cause."""
 
 
 class EngineReport(Message):

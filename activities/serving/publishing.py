@@ -81,7 +81,7 @@ class PublishingStore(Protocol):
         """Record that a version's files are removed; False if it is not removable any more."""
 
     async def has_files_at(self, path: str) -> bool:
-        """Whether a version whose files are not removed has them here: policies may share a directory."""
+        """True if a version whose files are not removed has them here: policies may share a directory."""
 
     async def leftover(self, directories: Sequence[AdapterDirectory]) -> list[AdapterDirectory]:
         """Those directories whose step has ended and whose path no version has.

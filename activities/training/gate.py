@@ -39,7 +39,7 @@ class GateStore(Protocol):
     """
 
     async def checks(self, policy: str, n: int) -> list[GateCheck]:
-        """What the gate's checks found about a version."""
+        """Return the findings of the gate's checks about a version."""
 
     async def record(self, policy: str, n: int, check: GateCheck) -> None:
         """Store a check of a candidate; the first one of its name counts. Nothing once it is decided."""

@@ -42,7 +42,7 @@ class ProbeStore(Protocol):
     does not answer in time."""
 
     async def plan(self, policy: str, n: int) -> ProbePlan | None:
-        """What to ask of a version; None if it is no candidate, or was asked already. The same for every call."""
+        """Return the questions for a version, always the same; None if it is no candidate or was asked already."""
 
     async def record(self, policy: str, n: int, check: GateCheck) -> None:
         """Store the check of a candidate; the first one counts. Nothing once it is decided."""
@@ -65,7 +65,7 @@ class ProbeVersion(Message):
 
 
 class VersionProbed(Message):
-    """What the probes found.
+    """Results of the probes.
 
     Args:
         asked: 0 if there was nothing to ask.
@@ -81,7 +81,7 @@ class VersionProbed(Message):
 
 
 class ProbeResult(Message):
-    """What one probe found: its scores, or why it has none; both where it has, but was not compared."""
+    """Result of one probe: its scores, or why it has none; both where it has scores but was not compared."""
 
     scores: ProbeScores | None = None
     problem: str = ""
@@ -186,7 +186,7 @@ class ProbeActivities:
         return ProbeScores(parent, version, bool(probe.content.tools), right_parent, right, None, right_base)
 
     async def _known(self, plan: ProbePlan, n: int, probe: AskedProbe) -> tuple[AnswerScores, bool | None]:
-        """What counts of a version's answer to a checked probe, and whether it is right.
+        """Return the checked part of a version's answer to a probe, and whether it is right.
 
         Asked once of each version: a parent was a candidate before, and the base model is that of all.
         """
@@ -202,7 +202,7 @@ class ProbeActivities:
         return await self._answer_probe(plan.policy, n, probe.content, plan.recipe.gate.probe_tokens)
 
     async def _preference(self, plan: ProbePlan, probe: AskedProbe, parent: ProbeAnswer, version: ProbeAnswer) -> int:
-        """What the judge says in both orders; equal answers are not shown to it.
+        """Return the judge's preferences in both orders; equal answers are not shown to it.
 
         Raises:
             JudgeUnavailable, JudgeRefused
@@ -220,7 +220,7 @@ class ProbeActivities:
 
 
 def _progress_before() -> ProbeProgress:
-    """What earlier attempts found; nothing where they ran another version of this code."""
+    """Results of earlier attempts; none where they ran another version of this code."""
     details = activity.info().heartbeat_details if activity.in_activity() else ()
     try:
         return ProbeProgress.model_validate(details[0]) if details else ProbeProgress(asked={})

@@ -113,7 +113,7 @@ class StepStore(Protocol):
         """The version that step `n` made; None if the step is not a candidate."""
 
     async def record(self, policy: str, n: int) -> StepRecord | None:
-        """What is stored of a step that made a version, whatever became of it; None if it made none."""
+        """Return the stored step that made a version, whatever became of the version; None if the step made none."""
 
 
 class ClaimBatch(Message):
@@ -147,7 +147,7 @@ class StepActivities:
 
     @property
     def where_workflows_run(self) -> list[Callable[..., Awaitable[object]]]:
-        """What `call_ledger` of the workflows calls: for the worker of the workflows and for that of the queue."""
+        """Activities that `call_ledger` of the workflows calls: for the workers of the workflows and of the queue."""
         return [self.read_training_status, self.claim_batch]
 
     @activity.defn

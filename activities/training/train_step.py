@@ -301,7 +301,7 @@ class TrainingActivities:
 
 
 class _Progress:
-    """What the attempt does now: a `StatusCallback` that keeps the newest status."""
+    """Status of the attempt: a `StatusCallback` that keeps the newest one."""
 
     def __init__(self) -> None:
         self.now: tuple[str, Pace | None] = ("begins", None)

@@ -1,4 +1,4 @@
-"""What clients send carelessly, taken as what it means: none of it says anything that an engine should refuse."""
+"""Brings what clients send carelessly into the form that it means, so that no engine refuses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each key may use: requests and tokens a minute, chats at once, stored bytes; and how use is metered."""
+"""Limits of each key (requests and tokens a minute, chats at once, stored bytes), and the metering of use."""
 
 from __future__ import annotations
 

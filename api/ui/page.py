@@ -1,4 +1,4 @@
-"""What all parts of the page share: assets, messages as blocks, login, templates, headers, and errors as HTML."""
+"""Parts shared by the whole page: assets, messages as blocks, login, templates, headers, and errors as HTML."""
 
 from __future__ import annotations
 

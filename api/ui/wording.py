@@ -1,4 +1,4 @@
-"""How the page writes times, figures and states, and what the words of versions mean."""
+"""Times, figures and states as the page writes them, and the glossary of the words for versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operations need, and the result of one. Every store call may raise StoreUnavailable."""
+"""Ports of operations, and the result of one. Every store call may raise StoreUnavailable."""
 
 from __future__ import annotations
 

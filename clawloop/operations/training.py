@@ -1,4 +1,4 @@
-"""What operators do to a policy's training, and one version with what it was trained on."""
+"""Operators' changes of a policy's training, and one version with the samples that it was trained on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What engines say of prompts: rendered to token ids, token texts, and how their model thinks."""
+"""Asks engines about prompts: their token ids, the text of tokens, and how the model thinks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which engine gets a request, and how many it has at once."""
+"""Chooses the engine of a request, and bounds the requests that each engine has at once."""
 
 from __future__ import annotations
 

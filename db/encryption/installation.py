@@ -1,4 +1,4 @@
-"""Whether a database is encrypted, and whether this process has its keys."""
+"""Checks whether a database is encrypted, and whether this process has its keys."""
 
 from __future__ import annotations
 

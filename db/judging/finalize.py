@@ -156,7 +156,7 @@ class _Decided:
 
     @property
     def has_sample(self) -> bool:
-        """Whether its sample is made here: that of a related turn is made once what it is related to is known."""
+        """True if its sample is made here: that of a related turn is made once the related turns are known."""
         return self.finalized.sampled and self.finalized.relation in (Relation.NONE, Relation.MEAN)
 
     @property
@@ -280,7 +280,7 @@ async def _write(
 
 
 async def _write_the_rest(connection: AsyncConnection, one: _Decided) -> None:
-    """What an ordinary judgement has not: a sample that is held out or was there, related turns, feedback."""
+    """Writes the rarer parts of a judgement: a sample that is held out or was there, related turns, feedback."""
     finalized, locked, judgement = one.finalized, one.locked, one.judgement
     if locked.other_samples & {*UNTAKEN}:
         await supersede_others(connection, judgement, locked.turn_id, finalized.why)

@@ -81,7 +81,7 @@ _OPEN = text("SELECT id FROM policies WHERE canary IS NOT NULL AND pinned IS NUL
 
 
 class PostgresCanaryStore(PostgresStore):
-    """Which versions are canaries."""
+    """SQL condition: the version is a canary."""
 
     @transaction
     async def open(self, connection: AsyncConnection) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the gate and a canary decide by: held-out turns, stored checks, judged sessions."""
+"""Evidence of the gate and of a canary: held-out turns, stored checks, judged sessions."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class _TemporalOnDemand:
 
 
 class TemporalProbe:
-    """Whether a server listens at Temporal's address."""
+    """True if a server listens at Temporal's address."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

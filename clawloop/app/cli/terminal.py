@@ -1,4 +1,4 @@
-"""What verbs share: options, failures, a database for one call, tables, ages and JSON."""
+"""Parts shared by verbs: options, failures, a database for one call, tables, ages and JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How processes end: without the interpreter's shutdown, and with their parent."""
+"""Ends processes: without the interpreter's shutdown, and with their parent."""
 
 from __future__ import annotations
 

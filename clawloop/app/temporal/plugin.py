@@ -124,7 +124,7 @@ class _RedactErrorsInterceptor(Interceptor):
 
 
 def _tracing() -> list[Interceptor]:
-    """What makes spans of signals, workflows and activities, outside of what redacts errors; nothing by default."""
+    """Interceptors for spans of signals, workflows and activities, outside the redaction of errors; none by default."""
     if (own := tracer()) is None:
         return []
     from temporalio.contrib.opentelemetry import TracingInterceptor

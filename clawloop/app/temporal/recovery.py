@@ -1,4 +1,4 @@
-"""What recovery does in Temporal: registers what is missing, lists and ends sessions, starts training and a sweep."""
+"""Recovery in Temporal: registers what is missing, lists and ends sessions, starts training and a sweep."""
 
 from __future__ import annotations
 

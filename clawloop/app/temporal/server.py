@@ -198,7 +198,7 @@ class TemporalEnvironmentWorkers:
         self._client = client
 
     async def asks_for_work(self, environment: str) -> bool:
-        """Whether a worker polled the environment's queue; Temporal forgets one five minutes after its last poll.
+        """True if a worker polled the environment's queue; Temporal forgets a worker five minutes after its last poll.
 
         Raises:
             SignalFailed

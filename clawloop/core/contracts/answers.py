@@ -1,4 +1,4 @@
-"""What the API answers and `--json` prints about training, policies, engines, keys, events and operators' changes."""
+"""Answers of the API and of `--json` about training, policies, engines, keys, events and operators' changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What crosses Temporal to workflows: the base of messages, notices, and the port that sends them. Ids and reasons."""
+"""Messages that cross Temporal to workflows, notices among them, and the port that sends notices. Ids and reasons."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class TurnOutcome(StrEnum):
 
 
 class MatchedBy(StrEnum):
-    """How the turn that a request follows was found."""
+    """The rule that found the turn that a request follows."""
 
     CONTEXT = "context"  # the conversation up to and including its reply is equal
     PLACE = "place"  # its reply stands, in the client's words, right after what it alone was asked

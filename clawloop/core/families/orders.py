@@ -248,7 +248,7 @@ def _without_tools(message: ChatMessage) -> ChatMessage:
 
 
 def _as_user_text(message: ChatMessage, mark: str) -> ChatMessage:
-    """What it says as a user's message, between marks that say whose it is."""
+    """The message as a user's message, between marks that name its role."""
     content = message.get("content")
     begin, end = f"<{mark}>\n", f"\n</{mark}>"
     if isinstance(content, list):

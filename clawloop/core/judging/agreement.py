@@ -1,4 +1,4 @@
-"""How far judges agree: two judges on the same turns, and votes with the outcomes of episodes."""
+"""Agreement of two judges on the same turns, and of votes with the outcomes of episodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What judging does with a turn, also where an operator asks for it again."""
+"""Plans the judging of a turn, also where an operator asks for it again."""
 
 from __future__ import annotations
 

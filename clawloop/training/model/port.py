@@ -1,4 +1,4 @@
-"""What a step asks of a base model with a LoRA adapter, whichever library computes it."""
+"""The port of a base model with a LoRA adapter, as a step uses it with either library."""
 
 from __future__ import annotations
 
