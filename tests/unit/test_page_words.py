@@ -14,7 +14,7 @@ from clawloop.core.gate.checks import check_numbers, check_probes, check_replay
 from clawloop.core.recipes.recipe import Gate
 from db.training.operators import version_place
 from db.training.steps import metrics_of
-from tests.unit.gate.test_numbers import HEALTHY
+from tests.unit.gate.test_gate import HEALTHY
 
 
 def shown_figures() -> list[Mapping[str, object]]:

@@ -1,10 +1,12 @@
-"""The shipped toys match their cards, their lessons and their environments."""
+"""Toy environments and the report of practice."""
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -15,6 +17,14 @@ import torch
 from clawloop.app.demo.card import CARD, digest
 from clawloop.app.demo.practice.folder_toys import FolderSimulation, ShellScripts
 from clawloop.app.demo.practice.pretrain import segments, tool_list
+from clawloop.app.demo.practice.report import (
+    Measured,
+    PracticeReport,
+    Totals,
+    lines,
+    report_practice,
+    write,
+)
 from clawloop.app.demo.practice.toy import Toy, command_of
 from clawloop.app.demo.practice.toy_model import ToyModel
 from clawloop.app.demo.practice.toys import TOYS, toy_of
@@ -31,6 +41,8 @@ from clawloop.environments.swe.environment import FUNCTIONS
 from clawloop.environments.task import Split, split_of
 from clawloop.environments.terminal.environment import KINDS
 from clawloop.environments.tool_call.environment import question
+
+# The shipped toys match their cards, their lessons and their environments.
 
 MEGABYTES = 4.0
 EACH = pytest.mark.parametrize("toy", TOYS.values(), ids=lambda toy: toy.environment)
@@ -182,3 +194,39 @@ def test_there_is_no_toy_of_other_environments() -> None:
         toy_of("chess")
     with pytest.raises(SetupError, match=r"docs/environments\.md, Browser, has the commands"):
         toy_of("browser")
+
+
+# The report of a demo of episodes: what it says of runs that reached the goal, lost it again, or never did.
+
+TOTALS = Totals(Counter({"completed": 90, "truncated_turns": 6}), lost=2, groups=12, groups_constant=3)
+
+
+def report(*successes: float, stopped: str | None = None) -> PracticeReport:
+    measured = [Measured(n, success, 60, 0, 32 * n, 30.0 * n) for n, success in enumerate(successes)]
+    return report_practice(7, measured, TOTALS, seconds=300.0, seconds_setup=60.0, stopped=stopped)
+
+
+def test_a_run_that_reaches_the_goal_and_falls_again_says_so() -> None:
+    found = report(0.3, 0.5, 0.8, 0.6, 0.9)
+    assert (found.success_before, found.success_after, found.gain, found.best) == (0.3, 0.9, 0.6, 0.9)
+    assert (found.seconds_to_goal, found.least_after_goal) == (60.0, 0.6)
+    assert (found.episodes, found.endings) == (96, {"completed": 90, "truncated_turns": 6})
+    assert lines(found)[0] == (
+        "seed 7: success on held-out tasks 30% → 90% (best 90%); 75% after 1.0 min, never below 60% after that"
+    )
+
+
+def test_a_run_that_never_reaches_the_goal_says_so() -> None:
+    found = report(0.3, 0.4, 0.2, stopped="40 minutes are over")
+    assert (found.seconds_to_goal, found.least_after_goal, found.gain) == (None, None, -0.1)
+    assert lines(found)[0].endswith("75% not reached")
+    assert lines(found)[-1] == "seed 7: ended early: 40 minutes are over"
+
+
+def test_the_report_is_written_and_read_back(tmp_path: Path) -> None:
+    write(tmp_path / "demo-x.json", [report(0.3, 0.8), report(0.2, 0.3)])
+    written = json.loads((tmp_path / "demo-x.json").read_text())
+    assert [run["gain"] for run in written["runs"]] == [0.5, 0.1]
+    assert (written["summary"]["reached_goal"], written["summary"]["gain_least"]) == (1, 0.1)
+    with pytest.raises(SetupError, match="choose another folder"):
+        write(tmp_path / "none" / "demo-x.json", [report(0.3, 0.8)])
