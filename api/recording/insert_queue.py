@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from api.ports import TurnStore
 from api.recording.notifier import NotificationQueue
 from api.recording.spool import Spool
+from api.stores import TurnStore
 from clawloop.core.contracts.turns import InsertedTurn, TurnRecord
 from clawloop.core.errors import EncryptionKeyMissing, RecordUnusable, StoreUnavailable
 from clawloop.core.ids import TurnId

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from activities.judging.messages import WHY_LIMIT
+from activities.judging.judge_turn import WHY_LIMIT
 from clawloop.app.temporal.plugin import PAYLOAD_WARN_BYTES
 from clawloop.core.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRecorded, TurnResult
 from clawloop.core.contracts.turns import TurnOutcome
