@@ -13,13 +13,13 @@ from api.auth import KeyRing
 from api.chat.grammar_slots import GrammarSlots
 from api.chat.key_limits import KeyLimiter
 from api.chat.versions import VersionChooser
-from api.ports import (
+from api.recording.notifier import NotificationQueue
+from api.recording.recorder import Recorder
+from api.stores import (
     FeedbackStore,
     FileReader,
     TurnStore,
 )
-from api.recording.notifier import NotificationQueue
-from api.recording.recorder import Recorder
 from api.ui.changes import Changes
 from api.ui.logins import Logins
 from clawloop.core.contracts.answers import CheckReport
@@ -32,12 +32,11 @@ from clawloop.operations.export import Exporter
 from clawloop.operations.history import HistoryOperations, VotedTurns
 from clawloop.operations.keys import KeyOperations, KeyStore
 from clawloop.operations.overview import Overview, TemporalProblem
-from clawloop.operations.ports import TrainingStore
 from clawloop.operations.probes import ProbeStore
 from clawloop.operations.reading import Reading
 from clawloop.operations.rollouts import EpisodeReader, RolloutOperations
 from clawloop.operations.sessions import SessionOperations
-from clawloop.operations.training import TrainingBrowser, TrainingOperations
+from clawloop.operations.training import TrainingBrowser, TrainingOperations, TrainingStore
 from clawloop.operations.workflow_links import WorkflowLinks
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.directory import DirectoryCache

@@ -189,7 +189,7 @@ _NEWEST_ERASED = text("""
 
 
 class PostgresErasureStore(PostgresStore):
-    """Implements `clawloop.operations.ports.ErasureStore`."""
+    """Implements `clawloop.operations.sessions.ErasureStore`."""
 
     async def copies_of(self, session: SessionId) -> list[SessionId]:
         own, beside = await self._read_beside(session)

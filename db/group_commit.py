@@ -7,14 +7,13 @@ calls gets its own.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, Literal, TypeAlias, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from clawloop.core.batches import Batches
 from clawloop.core.errors import StoreContended, StoreTimedOut, StoreUnavailable
 from db.database import raw_connection
 
@@ -45,12 +44,6 @@ async def limit_lock_wait(connection: AsyncConnection, calls: Sequence[object]) 
         await (await raw_connection(connection)).execute(_LIMIT_LOCK_WAIT)
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting(Generic[Call, Result]):
-    call: Call
-    answered: asyncio.Future[Result]
-
-
 class GroupCommit(Generic[Call, Result]):
     """
     Args:
@@ -65,10 +58,9 @@ class GroupCommit(Generic[Call, Result]):
         key: Callable[[Call], Hashable],
     ) -> None:
         self._together = together
-        self._key = key
-        self._waiting: list[_Waiting[Call, Result]] = []
-        self._starting = False
-        self._running: set[asyncio.Task[None]] = set()
+        self._batches = Batches[Call, Result | Literal[Alone.ALONE]](
+            self._run, most=_CALLS, slow_seconds=_SLOW_SECONDS, key=key
+        )
 
     async def run(self, call: Call, *, alone: bool = False) -> Result:
         """The call's result; raises what the call raises. A caller that is cancelled leaves the transaction alone.
@@ -76,65 +68,17 @@ class GroupCommit(Generic[Call, Result]):
         Args:
             alone: at once, in a transaction of its own.
         """
-        waiting = _Waiting[Call, Result](call, asyncio.get_running_loop().create_future())
-        if alone:
-            self._start(self._run_group([waiting]))
-            return await waiting.answered
-        self._waiting.append(waiting)
-        if not self._starting:
-            self._starting = True
-            self._start(self._run_groups())
-        return await waiting.answered
+        answer = await self._batches.run(call, alone=alone)
+        if answer is ALONE:
+            answer = await self._batches.run(call, alone=True)
+        assert answer is not ALONE
+        return answer
 
-    def _start(self, work: Awaitable[None]) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return task
-
-    async def _run_groups(self) -> None:
+    async def _run(self, calls: Sequence[Call]) -> Sequence[Answer[Result]]:
         try:
-            while group := self._take():
-                await asyncio.wait({self._start(self._run_group(group))}, timeout=_SLOW_SECONDS)
-        finally:
-            # At once: a call that comes now must see that this task will not take it.
-            self._starting = False
-
-    def _take(self) -> list[_Waiting[Call, Result]]:
-        taken: dict[Hashable, _Waiting[Call, Result]] = {}
-        left: list[_Waiting[Call, Result]] = []
-        for waiting in self._waiting:
-            if waiting.answered.done():  # its caller was cancelled
-                continue
-            key = self._key(waiting.call)
-            if key in taken or len(taken) == _CALLS:
-                left.append(waiting)
-            else:
-                taken[key] = waiting
-        self._waiting = left
-        return list(taken.values())
-
-    async def _run_group(self, group: Sequence[_Waiting[Call, Result]]) -> None:
-        try:
-            answers = await self._together([waiting.call for waiting in group])
-        except asyncio.CancelledError:
-            for waiting in group:
-                waiting.answered.cancel()
-            raise
-        except Exception as error:  # noqa: BLE001 - handed to the callers
+            return await self._together(calls)
+        except Exception as error:
             is_away = isinstance(error, StoreUnavailable) and not isinstance(error, StoreContended | StoreTimedOut)
-            answers = [error if is_away or len(group) == 1 else ALONE] * len(group)
-        for waiting, answer in zip(group, answers, strict=True):
-            if answer is ALONE:
-                self._start(self._run_group([waiting]))
-            else:
-                _answer(waiting, answer)
-
-
-def _answer(waiting: _Waiting[Call, Result], answer: Result | Exception) -> None:
-    if waiting.answered.done():
-        return
-    if isinstance(answer, Exception):
-        waiting.answered.set_exception(answer)
-    else:
-        waiting.answered.set_result(answer)
+            if is_away or len(calls) == 1:
+                raise
+            return [ALONE] * len(calls)

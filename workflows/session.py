@@ -22,9 +22,8 @@ from temporalio.common import Priority
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.judging.closing import ClosingActivities
-    from activities.judging.judge_turn import JudgingActivities
-    from activities.judging.messages import Closed, CloseSession, CollectDirectVote, Judged, JudgeTurn, JudgeTurns
+    from activities.judging.closing import Closed, CloseSession, ClosingActivities
+    from activities.judging.judge_turn import CollectDirectVote, Judged, JudgeTurn, JudgeTurns, JudgingActivities
     from clawloop.core.contracts.sessions import (
         ContentErased,
         FeedbackGiven,

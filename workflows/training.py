@@ -19,7 +19,7 @@ from temporalio.exceptions import ActivityError, is_cancelled_exception
 with workflow.unsafe.imports_passed_through():
     from activities.serving.publishing import PublishingActivities, PublishVersion
     from activities.training.gate import DecideVersion, GateActivities
-    from activities.training.probes import ProbeActivities, ProbeVersion
+    from activities.training.probe_version import ProbeActivities, ProbeVersion
     from activities.training.steps import REASON_LIMIT, AbandonStep, ClaimBatch, QuarantineStep, StepActivities
     from activities.training.train_step import StepDone, TrainingActivities, TrainStep
     from clawloop.core.contracts.training import (

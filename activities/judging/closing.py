@@ -15,17 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from pydantic import Field
 from temporalio import activity
 
-from activities.judging.messages import TRAINED_LIMIT, Closed, CloseSession, main_turn_result, with_trained_turns
-from activities.judging.ports import ClosingStore, JudgementStore
+from activities.judging.judge_turn import TRAINED_LIMIT, JudgementStore, main_turn_result, with_trained_turns
 from activities.notify import TrainingNotifier
+from clawloop.core.contracts.notices import Message
 from clawloop.core.contracts.sessions import TurnResult
 from clawloop.core.contracts.turns import TurnOutcome
 from clawloop.core.heartbeat import heartbeating
-from clawloop.core.ids import TurnId
+from clawloop.core.ids import SessionId, TurnId
 from clawloop.core.judging.next_state_lookup import FoundState, look_for_next_state
 from clawloop.core.judging.records import ClosingSession, SessionTurn, TurnDecision
 from clawloop.core.judging.voting import direct_vote
@@ -39,6 +40,77 @@ LOOKS_LIKE_CHORE = "looks like a summary request"
 NEVER_JUDGED = "could not be judged before the session closed"
 # The workflow judges them and closes again; a message of this many ids is small.
 TO_JUDGE_LIMIT = 50
+
+
+class CloseSession(Message):
+    """
+    Args:
+        why: what closes the session, e.g. `idle for 30 min`.
+        up_to: the newest turn the workflow knows; newer turns are left alone. None: no limit.
+        give_up: turns that could be judged and were not become unjudged.
+        asked_directly: direct votes were asked for; decide by those that are stored.
+        tried_up_to: judging was tried for turns up to this one; newer ones are listed first.
+        again: the session was closed before, and something came since, e.g. feedback. If it is open, do nothing.
+    """
+
+    session_id: SessionId
+    why: str
+    up_to: TurnId | None = None
+    give_up: bool = False
+    asked_directly: bool = False
+    again: bool = False
+    tried_up_to: TurnId | None = None
+
+
+class Closed(Message):
+    """The result of one closing step: the session is closed, or something must be done first.
+
+    Args:
+        to_judge: turns that have a next state and were never judged: judge them, then close.
+        to_ask: turns whose votes cancel out: ask for a direct vote on each, then close.
+        results: of the turns that the closing decided, and of the session's newest trained turns.
+        guarantee: what the at-least-one rule gave; empty if this is not the first close.
+        still_open: the session was to be closed again, but it is open: nothing was done.
+    """
+
+    to_judge: list[TurnId]
+    results: list[TurnResult]
+    guarantee: str = ""
+    turns: int = 0
+    to_ask: list[TurnId] = Field(default_factory=list)
+    still_open: bool = False
+
+
+class ClosingStore(Protocol):
+    async def load(self, session: SessionId) -> ClosingSession | None:
+        """The session and the turns a closing decides; None if there is no such session."""
+
+    async def finalize_related(self, session: SessionId) -> tuple[dict[TurnId, TurnDecision], str | None]:
+        """Finalize the rewards that waited for the session's end: of its groups, and by its task's outcome.
+
+        Returns:
+            The decisions, and the policy's id if its batch became ready with this call.
+        """
+
+    async def close(
+        self,
+        session: SessionId,
+        why: str,
+        decisions: Mapping[TurnId, TurnDecision],
+        fallback: FallbackSample | None = None,
+    ) -> str | None:
+        """Write the decisions, the fallback sample and the session's end in one transaction.
+
+        Turns decided meanwhile keep their outcome. A session that is closed, and has no turn since, keeps the time and
+        reason of its close.
+
+        Args:
+            decisions: for turns that nobody judged.
+            fallback: what the at-least-one rule gave; None if it does not apply. A stored guarantee stays.
+
+        Returns:
+            The policy's id if its batch became ready with this call; None if no batch is ready, or one was before.
+        """
 
 
 class ClosingActivities:

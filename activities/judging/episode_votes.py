@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from temporalio import activity
 
 from activities.judging.evaluation import Case, count_answers
-from activities.judging.ports import Judge, JudgementStore
-from activities.judging.vote_collector import VoteCollector
+from activities.judging.judge_turn import JudgementStore
+from activities.judging.vote_collector import Judge, VoteCollector
 from clawloop.core.contracts.notices import Message
 from clawloop.core.contracts.turns import TurnOutcome
 from clawloop.core.heartbeat import heartbeating

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from activities.judging.ports import Render
 from activities.judging.vote_collector import VoteCollector
 from clawloop.core.contracts.turns import Message, TurnRecord
 from clawloop.core.errors import EngineRejected, EngineUnavailable, PromptTooLong
@@ -38,6 +37,16 @@ NOT_VOTED = Verdict(verdict=None, expected=None, reward=None, why="no verdict as
 NOTHING_FOLLOWED = Verdict(verdict=None, expected=None, reward=None, why="nothing followed")
 ONLY_TOOLS_FOLLOWED = HintChoice(None, answered=True, why="the user has not spoken since")
 NO_HINT_SOURCE = HintChoice(None, answered=True, why="nothing says what to do better")
+
+
+Render = Callable[[TurnRecord, Sequence[Message]], Awaitable[list[int]]]
+"""The prompt ids of these messages with the turn's tools and options, by the engine's own template.
+
+Raises:
+    EngineUnavailable: retry later.
+    EngineRejected: the engine cannot render the messages.
+    PromptTooLong: the messages and the turn's reply do not fit into the engine's context.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,31 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakValueDictionary
 
 from temporalio import activity
 
-from activities.judging.evaluation import Case, Evaluator, count_answers
-from activities.judging.messages import (
-    TRAINED_LIMIT,
-    CollectDirectVote,
-    Judged,
-    JudgeTurn,
-    JudgeTurns,
-    main_turn_result,
-    unknown_turn_result,
-    with_trained_turns,
-)
-from activities.judging.ports import Judge, JudgementStore, Render
-from activities.judging.vote_collector import VoteCollector
+from activities.judging.evaluation import Case, Evaluator, Render, count_answers
+from activities.judging.vote_collector import AnswerStore, Judge, VoteCollector
 from activities.notify import TrainingNotifier
+from clawloop.core.contracts.notices import Message
 from clawloop.core.contracts.sessions import TurnResult
-from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.contracts.turns import TurnKind, TurnOutcome
 from clawloop.core.crash_points import CrashPoint, crash_point
 from clawloop.core.errors import ClawloopError, PermanentError
 from clawloop.core.heartbeat import heartbeating
-from clawloop.core.ids import TurnId
+from clawloop.core.ids import FeedbackId, JudgementId, SessionId, TurnId
 from clawloop.core.judging.next_state_lookup import find_next_state, judgeable_by
 from clawloop.core.judging.plan import Action, JudgingPlan, plan_judging
 from clawloop.core.judging.records import FinalizedJudgement, JudgingContext, OpenJudgement, Relation, TurnContext
@@ -46,6 +37,127 @@ log = logging.getLogger(__name__)
 
 # As many turns of one session as its workflow has judged at once. All wait for the same judge, which takes 8 requests.
 JUDGED_AT_ONCE = 4
+
+# As many as the workflow's table of turns has rows.
+TRAINED_LIMIT = 20
+WHY_LIMIT = 200  # characters of a reason that cross Temporal; PostgreSQL holds the whole
+
+# Messages -------------------------------------------------------------------------------------------------------------
+# Inputs and results of the activities: ids, scores and reasons, never text.
+#
+# Durable: open workflows and saved histories hold these; later fields are optional.
+
+
+class JudgeTurn(Message):
+    """Judge the turn that `turn_id` follows, and `turn_id` itself if it was stored late.
+
+    Args:
+        turn_id: the turn that was recorded, or that was given feedback.
+        feedback_id: judge `turn_id` itself, because of this feedback.
+        itself: judge `turn_id` itself, by what follows it.
+        give_up: ask no judge: missing answers stay missing, for this reason.
+        revision: judge `turn_id` itself, as this revision, because an operator asked for it.
+    """
+
+    session_id: SessionId
+    turn_id: TurnId
+    feedback_id: FeedbackId | None = None
+    itself: bool = False
+    give_up: str | None = None
+    revision: int | None = None
+
+
+class JudgeTurns(Message):
+    """Judge several turns of a session, each as `JudgeTurn` says, in one activity.
+
+    Args:
+        turn_ids: at least one.
+        itself: judge each turn itself, by what follows it.
+        give_up: ask no judge: missing answers stay missing, for this reason.
+    """
+
+    session_id: SessionId
+    turn_ids: list[TurnId]
+    itself: bool = False
+    give_up: str | None = None
+
+    def single(self) -> list[JudgeTurn]:
+        """One request for each turn."""
+        return [
+            JudgeTurn(session_id=self.session_id, turn_id=turn_id, itself=self.itself, give_up=self.give_up)
+            for turn_id in self.turn_ids
+        ]
+
+
+class CollectDirectVote(Message):
+    """Ask for one direct vote on a judged turn and store it; the session's closing decides by it."""
+
+    session_id: SessionId
+    turn_id: TurnId
+
+
+class Judged(Message):
+    """
+    Args:
+        results: of the turns that could be judged, and of the session's newest trained turns.
+    """
+
+    results: list[TurnResult]
+
+
+# Activities -----------------------------------------------------------------------------------------------------------
+
+
+class JudgementStore(AnswerStore, Protocol):
+    """Stores judgements, and each answer of a judge once."""
+
+    async def load_context(self, turn_id: TurnId) -> TurnContext | None:
+        """A main turn, its neighbours and feedback; None for an unknown turn or a side turn."""
+
+    async def trained_turns(self, session: SessionId, limit: int) -> list[TurnResult]:
+        """The session's newest `limit` main turns that were trained, rolled back since or not, in their order."""
+
+    async def load_judging(self, turn_id: TurnId, trained_limit: int) -> JudgingContext | None:
+        """The contexts of a turn and of the one it follows, and `trained_turns`, in one transaction; None as there."""
+
+    async def open(
+        self, turn_id: TurnId, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str, revision: int = 0
+    ) -> OpenJudgement:
+        """The turn's judgement of this revision: continued, or made now under its policy's recipe.
+
+        Raises:
+            RecordUnusable: the policy has no recipe, or the turn or the one that holds its next state was erased.
+        """
+
+    async def revise(
+        self, turn_id: TurnId, next_turn_id: TurnId | None, evidence_hash: bytes, hint_kind: str
+    ) -> OpenJudgement:
+        """The turn's newest judgement, to be amended; a further revision if a step has taken its sample.
+
+        Raises:
+            RecordUnusable: the policy has no recipe, or the turn or the one that holds its next state was erased.
+        """
+
+    async def finalize(
+        self, judgement: JudgementId, finalized: FinalizedJudgement, feedback_ids: Sequence[FeedbackId]
+    ) -> str | None:
+        """Write verdict, hint, sample and the turn's outcome in one transaction; mark the feedback as applied.
+
+        Samples of the turn's other judgements that no step has taken are superseded. If a step has taken one, only
+        new feedback makes a further sample: without any, nothing is written and the turn stays as it is.
+
+        Args:
+            feedback_ids: the feedback that `finalized` takes into account.
+
+        Returns:
+            The policy's id if its batch became ready with this call; None if no batch is ready, or one was before.
+
+        Raises:
+            RecordUnusable: the turn, or the one that holds its next state, was erased.
+            StoreUnavailable: also when the decision is outdated. A step took the sample that was to be amended (then
+                `revise` makes another judgement); feedback not in `feedback_ids` was applied (a judge's late answer
+                must not undo it); or the stored votes are not those of the ballot (a retry reads them).
+        """
 
 
 class JudgingActivities:
@@ -222,3 +334,50 @@ def _stored_result(context: TurnContext, reason: str = "") -> TurnResult:
     verdict = None if current is None or is_erased else current.verdict
     detail = turn.outcome_detail or ("erased" if is_erased else "")
     return main_turn_result(turn.record.turn_id, context.number, turn.outcome, verdict, f"{reason}{detail}")
+
+
+# Rows -----------------------------------------------------------------------------------------------------------------
+# Rows of a session workflow's table.
+
+
+def main_turn_result(turn_id: TurnId, number: int, outcome: TurnOutcome, verdict: int | None, why: str) -> TurnResult:
+    """The row of a main turn; its step is filled in by `with_trained_turns`."""
+    return TurnResult(
+        turn_id=turn_id,
+        number=number,
+        kind=TurnKind.MAIN,
+        outcome=outcome,
+        verdict=verdict,
+        sample=outcome in (TurnOutcome.SAMPLED, TurnOutcome.TRAINED),
+        step=None,
+        why=why[:WHY_LIMIT],
+    )
+
+
+def unknown_turn_result(turn_id: TurnId) -> TurnResult:
+    """The row of a turn that is not stored, or is no main turn."""
+    return TurnResult(
+        turn_id=turn_id,
+        number=None,
+        kind="unknown",
+        outcome=None,
+        verdict=None,
+        sample=False,
+        step=None,
+        why="no main turn of this id is stored",
+    )
+
+
+def with_trained_turns(results: Sequence[TurnResult], trained_turns: Sequence[TurnResult]) -> list[TurnResult]:
+    """`results` and the session's newest trained turns, each turn once if `results` has each once.
+
+    Nothing notifies a session's workflow of training steps: it learns of them with the next judgement or closing.
+    """
+    trained = {result.turn_id: result for result in trained_turns}
+    updated = [
+        result
+        if (newest := trained.pop(result.turn_id, None)) is None
+        else result.model_copy(update={"outcome": newest.outcome, "sample": True, "step": newest.step})
+        for result in results
+    ]
+    return [*updated, *trained.values()]

@@ -16,16 +16,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from activities.judging.ports import AnswerStore, Judge
 from clawloop.core.contracts.turns import TurnRecord
 from clawloop.core.errors import EngineAnswerUnusable, JudgeRefused, StoreUnavailable
-from clawloop.core.ids import TurnId
+from clawloop.core.ids import JudgementId, TurnId
 from clawloop.core.judging.evidence import Budgets, Evidence
-from clawloop.core.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt, hint_prompt, vote_prompt
-from clawloop.core.judging.records import OpenJudgement, StoredAnswers
+from clawloop.core.judging.prompts import AnswerForm, JudgeAnswer, JudgePrompt, JudgeReply, hint_prompt, vote_prompt
+from clawloop.core.judging.records import OpenJudgement, StoredAnswers, StoredHint, StoredVote
 from clawloop.core.judging.voting import HintVote, Verdict, Vote, direct_vote, parse_hint, parse_vote
+from clawloop.core.recipes.recipe import JudgeForm
 
 Answer = TypeVar("Answer")
 Reply = TypeVar("Reply")
@@ -35,6 +35,61 @@ NO_DIRECT_VOTE = Verdict(None, None, None, "no direct vote")
 # Characters of evidence, tried one after the other while a judge finds the question too long. The last one fits the
 # smallest context anyone serves a judge with.
 EVIDENCE_LIMITS = (Budgets().total, 9_000, 3_000, 1_200)
+
+
+class AnswerStore(Protocol):
+    """Stores each answer of a judge once.
+
+    Each call that stores answers, also one that has none, returns what is stored afterwards, read in its transaction:
+    another worker may have asked the same meanwhile.
+    """
+
+    async def store_votes(
+        self, judgement: JudgementId, votes: Sequence[StoredVote], replies: Mapping[int, JudgeReply] | None = None
+    ) -> StoredAnswers:
+        """Insert votes in one transaction. Idempotent: the first of an index counts, and none after the decision.
+
+        Args:
+            replies: by index, where the gateway that the judge was asked through recorded the vote, for a judge that
+                learns. Only that of a vote which is inserted is stored, with it: another worker's is another reply.
+        """
+
+    async def store_direct_vote(
+        self, judgement: JudgementId, logprobs: Mapping[Vote, float], vote: Vote
+    ) -> StoredAnswers:
+        """Insert a direct vote with its log-probs as they came; the first one counts."""
+
+    async def store_hints(self, judgement: JudgementId, kind: str, hints: Sequence[StoredHint]) -> StoredAnswers:
+        """Insert hints in one transaction. Idempotent: the first of a kind and index counts."""
+
+
+class Judge(Protocol):
+    async def form(self, policy: str, wanted: JudgeForm) -> AnswerForm:
+        """How the judge of a policy answers sampled votes and hints.
+
+        Args:
+            wanted: the recipe's `signal.judge_form`.
+
+        Raises:
+            JudgeUnavailable: retry later.
+        """
+
+    async def answers(self, policy: str, prompt: JudgePrompt, n: int, temperature: float) -> list[JudgeAnswer]:
+        """At most `n` answers to one question, in one request.
+
+        Raises:
+            JudgeUnavailable: retry later.
+            JudgeRefused: the judge will never take this question.
+        """
+
+    async def distribution(self, policy: str, prompt: JudgePrompt) -> Mapping[Vote, float]:
+        """Log-probs of the three votes, as the first token of a bare answer at temperature 1.
+
+        Raises:
+            JudgeUnavailable: retry later.
+            JudgeRefused: the judge will never take this question, always thinks first, has no grammar, or reports no
+                log-probs.
+        """
 
 
 @dataclass(frozen=True)  # no slots: _Question[Vote](...) sets __orig_class__ on the instance

@@ -18,7 +18,7 @@ from clawloop.core.contracts.episodes import EpisodeView, RolloutsPlan, Rollouts
 from clawloop.core.contracts.serving import Scope
 from clawloop.core.errors import ContentUnreadable, DiskFull, RecordUnusable, RequestRejected, StateConflict
 from clawloop.core.ids import EpisodeId, RolloutGroupId
-from clawloop.operations.ports import Applied
+from clawloop.operations.applied import Applied
 from clawloop.operations.rollouts import episode_page, found_episode, group_page
 from clawloop.operations.training import REASON_CHARACTERS
 

@@ -22,9 +22,9 @@ from clawloop.core.contracts.views import SessionDetail, SessionFilter, SessionP
 from clawloop.core.errors import RecipeRejected, RequestRejected
 from clawloop.core.recipes.recipe import parse_recipe
 from clawloop.core.turns.files import picture_type
+from clawloop.operations.applied import Applied
 from clawloop.operations.export import ExportFilter, ExportKind, Record
 from clawloop.operations.history import MOST_COMPARED_TURNS, ComparedHistory, JudgePrecision, judge_precision
-from clawloop.operations.ports import Applied
 from clawloop.operations.reading import MOST_SESSIONS, MOST_TURNS
 
 # Sessions and turns ---------------------------------------------------------------------------------------------------

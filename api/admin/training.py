@@ -26,7 +26,7 @@ from clawloop.core.contracts.serving import Scope
 from clawloop.core.contracts.training import TrainingView
 from clawloop.core.errors import RecipeRejected, RequestRejected
 from clawloop.core.recipes.recipe import Recipe, parse_recipe
-from clawloop.operations.ports import Applied
+from clawloop.operations.applied import Applied
 from clawloop.operations.probes import MOST_PROBES, find_probe, read_probes
 from clawloop.operations.training import REASON_CHARACTERS, TrainingOperations, version_detail
 

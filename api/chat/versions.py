@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from api.ports import TurnStore
+from api.stores import TurnStore
 from clawloop.core.contracts.serving import Policy
 from clawloop.core.contracts.turns import Message, SessionEvidence
 from clawloop.core.errors import StoreUnavailable

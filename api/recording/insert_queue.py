@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from api.ports import TurnStore
 from api.recording.notifier import NotificationQueue
 from api.recording.spool import Spool
+from api.stores import TurnStore
+from clawloop.core.batches import Batches
 from clawloop.core.contracts.turns import InsertedTurn, TurnRecord
 from clawloop.core.errors import EncryptionKeyMissing, RecordUnusable, StoreUnavailable
 from clawloop.core.ids import TurnId
@@ -38,16 +37,11 @@ BATCH_TURNS = 16
 AWAY_SECONDS = 1.0
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    record: TurnRecord
-    inserted: asyncio.Future[InsertedTurn]
-
-
-# Beside `db.group_commit`, which api may not import: it knows neither two transactions at once, nor a limit with the
-# wait, nor that PostgreSQL is away, and its transactions and repeats alone are the store's here (`insert_many`).
 class InsertQueue:
     """Use as an async context manager, which ends running transactions when it exits.
+
+    Unlike `db.group_commit` it runs two transactions at once, limits a turn's time with the wait, and knows that
+    PostgreSQL is away; errors of single turns are the store's (`insert_many`).
 
     Args:
         store: its own time limit ends a transaction whose turns have gone to the spool.
@@ -55,8 +49,7 @@ class InsertQueue:
 
     def __init__(self, store: TurnStore) -> None:
         self._store = store
-        self._waiting: deque[_Waiting] = deque()
-        self._running: set[asyncio.Task[None]] = set()
+        self._batches = Batches[TurnRecord, InsertedTurn](self._insert_batch, most=BATCH_TURNS, at_once=TRANSACTIONS)
         self._away_until = 0.0
         self._answered_at = 0.0
 
@@ -64,11 +57,7 @@ class InsertQueue:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        running = set(self._running)
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
+        await self._batches.stop()
 
     async def insert(self, record: TurnRecord) -> InsertedTurn:
         """
@@ -77,14 +66,9 @@ class InsertQueue:
             RecordUnusable: this record can never be stored.
         """
         self._require_present()
-        waiting = _Waiting(record, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
-        if len(self._running) < TRANSACTIONS:
-            task = asyncio.create_task(self._insert_batches())
-            self._running.add(task)
         try:
             async with asyncio.timeout(LIMIT_SECONDS):
-                return await waiting.inserted
+                return await self._batches.run(record)
         except TimeoutError:
             raise StoreUnavailable(f"not stored within {LIMIT_SECONDS:g} s") from None
 
@@ -101,46 +85,20 @@ class InsertQueue:
             # This turn tries; the others do not wait for how that ends.
             self._away_until = now + LIMIT_SECONDS
 
-    async def _insert_batches(self) -> None:
+    async def _insert_batch(self, records: Sequence[TurnRecord]) -> list[InsertedTurn | Exception]:
+        began = time.monotonic()
+        results: list[InsertedTurn | Exception]
         try:
-            await self._insert_while_turns_wait()
-        finally:
-            # At once: a turn that arrives now must see that this task will not insert it.
-            task = asyncio.current_task()
-            assert task is not None
-            self._running.discard(task)
-
-    async def _insert_while_turns_wait(self) -> None:
-        while batch := self._next_batch():
-            began = time.monotonic()
-            try:
-                results = await self._store.insert_many([waiting.record for waiting in batch])
-            except Exception as error:  # a bug in the store must not leave its callers waiting
-                log.exception("batch not inserted", extra={"turns": len(batch)})
-                results = [error] * len(batch)
-            self._note_answer(results, began)
-            for waiting, result in zip(batch, results, strict=True):
-                if waiting.inserted.done():  # the turn went to the spool meanwhile
-                    continue
-                if isinstance(result, InsertedTurn):
-                    waiting.inserted.set_result(result)
-                else:
-                    waiting.inserted.set_exception(result)
-
-    def _next_batch(self) -> list[_Waiting]:
-        batch: list[_Waiting] = []
-        while self._waiting and len(batch) < BATCH_TURNS:
-            waiting = self._waiting.popleft()
-            if not waiting.inserted.done():
-                batch.append(waiting)
-        return batch
-
-    def _note_answer(self, results: list[InsertedTurn | Exception], began: float) -> None:
+            results = await self._store.insert_many(records)
+        except Exception as error:  # a bug in the store must not leave its callers waiting
+            log.exception("batch not inserted", extra={"turns": len(records)})
+            results = [error] * len(records)
         if any(not isinstance(result, StoreUnavailable) for result in results):
             self.mark_present()
         elif self._answered_at < began:
             # Nothing was answered in all that time: PostgreSQL is away, not merely busy.
             self._away_until = time.monotonic() + AWAY_SECONDS
+        return results
 
 
 # Turns from the spool -------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from api.ports import FeedbackStore, TurnStore
+from api.stores import FeedbackStore, TurnStore
 from clawloop.core.contracts.notices import Notifier, SessionNotice
 from clawloop.core.contracts.sessions import (
     FeedbackGiven,

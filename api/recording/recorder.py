@@ -10,10 +10,10 @@ from contextlib import AsyncExitStack
 
 from pydantic import TypeAdapter
 
-from api.ports import TurnStore
 from api.recording.insert_queue import DRAIN_BATCH_TURNS, RETRY_SECONDS, InsertQueue, SpoolDrain
 from api.recording.notifier import NotificationQueue
 from api.recording.spool import Spool, SpoolFull
+from api.stores import TurnStore
 from clawloop.core.contracts.turns import InsertedTurn, TurnRecord
 from clawloop.core.errors import EncryptionKeyMissing, RecordUnusable, RequestRejected, StoreUnavailable
 from clawloop.core.ids import SessionId, TurnId

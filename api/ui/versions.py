@@ -14,7 +14,7 @@ from api.ui.now import situation_of
 from api.ui.page import PageRoute, operator, policy_of, read_form, render_page, version_number, viewer
 from clawloop.core.contracts.training import TrainingView, VersionView
 from clawloop.core.errors import RequestRejected
-from clawloop.operations.ports import Applied
+from clawloop.operations.applied import Applied
 from clawloop.operations.training import version_detail
 
 # Versions -------------------------------------------------------------------------------------------------------------

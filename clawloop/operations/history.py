@@ -21,8 +21,8 @@ from clawloop.core.judging.agreement import (
     precision_by_votes,
 )
 from clawloop.core.recipes.recipe import Recipe
-from clawloop.operations.ports import TrainingStore
 from clawloop.operations.sessions import SessionOperations
+from clawloop.operations.training import TrainingStore
 
 # Another judge --------------------------------------------------------------------------------------------------------
 # Judges stored turns by another judge or recipe, and compares; nothing changes unless that is asked for.

@@ -10,8 +10,8 @@ from clawloop.core.contracts.answers import EngineList, ServiceStatus, TrainingS
 from clawloop.core.contracts.episodes import RolloutsState
 from clawloop.core.contracts.training import TrainingState
 from clawloop.operations.engines import EngineOperations
-from clawloop.operations.ports import TrainingStore
 from clawloop.operations.rollouts import RolloutOperations
+from clawloop.operations.training import TrainingStore
 from clawloop.operations.workflow_links import NO_LINKS, WorkflowLinks
 
 # Status ---------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from clawloop.core.contracts.episodes import EpisodeView, GroupView, RolloutsPla
 from clawloop.core.contracts.notices import Notifier, RolloutsChanged
 from clawloop.core.errors import NotFound, SignalFailed
 from clawloop.core.ids import EpisodeId, RolloutGroupId
-from clawloop.operations.ports import Applied, EnvironmentWorkers, RolloutsStore, notify_best_effort
+from clawloop.operations.applied import Applied, notify_best_effort
 from clawloop.operations.training import check_reason
 
 # Rollouts -------------------------------------------------------------------------------------------------------------
@@ -21,6 +22,38 @@ from clawloop.operations.training import check_reason
 OURS = ("browser", "reasoning-gym", "swe", "terminal", "tool-call")
 # Episodes begin in the order of their groups: if a worker is busy, it is with one of the oldest.
 _GROUPS_LOOKED_AT = 32
+
+
+class RolloutsStore(Protocol):
+    """Operators' view of a policy's rollouts, and their changes to them.
+
+    Every method raises NotFound if there is no such policy.
+    """
+
+    async def start(self, policy: str, plan: RolloutsPlan) -> RolloutsView:
+        """Start rollouts, or continue them by this plan."""
+
+    async def pause(self, policy: str, reason: str) -> RolloutsView:
+        """Start no further group.
+
+        Raises:
+            NotFound: they were never started.
+        """
+
+    async def status(self, policy: str) -> RolloutsView: ...
+
+    async def oldest_open(self, environment: str, limit: int) -> list[RolloutGroupId]:
+        """Open groups of the environment, of all policies, oldest first."""
+
+
+class EnvironmentWorkers(Protocol):
+    """View of environments' workers. Every call raises SignalFailed when Temporal does not answer."""
+
+    async def asks_for_work(self, environment: str) -> bool:
+        """True if a worker asked for the environment's episodes in the last minutes. A busy worker does not ask."""
+
+    async def has_work(self, groups: Sequence[RolloutGroupId]) -> bool:
+        """True if a worker runs an agent, or a verifier, of one of these groups."""
 
 
 class RolloutOperations:

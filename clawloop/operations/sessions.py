@@ -4,16 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from clawloop.core.contracts.answers import Rejudged
 from clawloop.core.contracts.notices import Notifier, SessionErased, SessionNotice
 from clawloop.core.contracts.sessions import Erasure, RejudgeRequested
 from clawloop.core.ids import SessionId, TurnId
 from clawloop.core.judging.plan import RejudgeFacts, why_not_rejudged
-from clawloop.operations.ports import Applied, ErasureStore, RejudgeStore, notify_best_effort
+from clawloop.operations.applied import Applied, notify_best_effort
 
 # Signals are sent one after the other, 10 ms each; the next call takes the next turns.
 UNJUDGED_LIMIT = 1000
+
+
+class RejudgeStore(Protocol):
+    async def rejudge_facts(self, turn_id: TurnId) -> RejudgeFacts | None:
+        """Facts that decide whether the turn can be judged again; None if there is no such turn."""
+
+    async def of_session(self, session: SessionId) -> list[RejudgeFacts]:
+        """The session's main turns in their order; empty if there is no such session."""
+
+    async def unjudged(self, limit: int) -> list[RejudgeFacts]:
+        """Turns without a valid vote, oldest first."""
+
+
+class ErasureStore(Protocol):
+    """Erases content for good."""
+
+    async def copies_of(self, session: SessionId) -> list[SessionId]:
+        """Sessions of side turns alone that quote this one, as summaries of a client do that does not name it."""
+
+    async def erase_session(self, session: SessionId) -> Erasure | None:
+        """Erase a session, including turns of it not inserted yet; None if there is no such session."""
+
+    async def erase_turn(self, turn: TurnId) -> Erasure | None:
+        """Erase a turn, other replies to its request, and all turns that continue them; None if there is none."""
+
+    async def artifacts_of(self, session: SessionId) -> list[str]:
+        """Digests of what the agents of the session's episodes left, and no other episode's agent."""
 
 
 class SessionOperations:

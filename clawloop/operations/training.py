@@ -7,10 +7,10 @@ from typing import Protocol
 
 from clawloop.core.contracts.answers import Counts, PolicyEvent, ReplyFigures, TrainedReply, VersionDetail
 from clawloop.core.contracts.notices import BatchWaits, Notifier, OperatorChanged
-from clawloop.core.contracts.training import BroughtAdapter, OperatorAction, OperatorChange, TrainingView
+from clawloop.core.contracts.training import BroughtAdapter, OperatorAction, OperatorChange, TrainingView, VersionView
 from clawloop.core.errors import NotFound, ValueRejected
 from clawloop.core.recipes.recipe import Recipe, require_rank
-from clawloop.operations.ports import Applied, TrainingStore, notify_best_effort
+from clawloop.operations.applied import Applied, notify_best_effort
 
 # Reasons --------------------------------------------------------------------------------------------------------------
 # Reasons that operators give for a pause; people read them beside the state they explain.
@@ -55,6 +55,102 @@ def check_policy_name(name: str) -> str:
 
 # Training -------------------------------------------------------------------------------------------------------------
 # Operators' changes to a policy's training: PostgreSQL decides; the workflow is then notified, best effort.
+
+
+class TrainingStore(Protocol):
+    """Operators' view of a policy's training, and their changes to it.
+
+    Every method raises NotFound if there is no such policy.
+    """
+
+    async def status(self, policy: str) -> TrainingView:
+        """The status of the policy's training."""
+
+    async def versions(self, policy: str) -> list[VersionView]:
+        """All versions of the policy, by number, removed ones included."""
+
+    async def create_policy(
+        self, name: str, like: str, recipe: Recipe | None, version: int = 0, brought: BroughtAdapter | None = None
+    ) -> TrainingView:
+        """Make a policy that begins from a version of the policy `like`, with its aliases and sampling.
+
+        Args:
+            recipe: None takes that of `like`.
+            version: it is the new policy's version 1 and head; 0: the base model.
+            brought: likewise, in place of a version.
+
+        Raises:
+            NotFound: there is no such version.
+            StateConflict: there is a policy of this name, the name cannot be told from the base model's, the version
+                was never accepted or its files were removed, or no step of the recipe can start from it.
+        """
+
+    async def retire_policy(self, policy: str) -> TrainingView:
+        """End a policy for good: its keys are revoked, it learns no more, and engines unload its versions.
+
+        Raises:
+            StateConflict: it is the default policy, or was retired, as for every other change of a retired policy.
+        """
+
+    async def pause(self, policy: str, reason: str) -> TrainingView:
+        """Claim no batch until `resume`; a claimed step finishes."""
+
+    async def resume(self, policy: str, *, retry_quarantined: bool = False) -> TrainingView:
+        """Claim batches again.
+
+        Args:
+            retry_quarantined: make quarantined samples fresh again.
+        """
+
+    async def roll_back(self, policy: str, version: int) -> TrainingView:
+        """Continue from this version: it becomes the head at once, and active as soon as an engine has it.
+
+        A claimed step is abandoned, a publishing in progress becomes invalid (the epoch changes), and turns trained by
+        later steps are rolled back. Rolling forward to a rolled-back version works the same way.
+
+        Raises:
+            NotFound: there is no such version.
+            StateConflict: its files were removed, it was never accepted, or another version is pinned.
+        """
+
+    async def release(self, policy: str, version: int) -> TrainingView:
+        """Accept a rejected version by hand: it becomes the head at once, and its samples are trained.
+
+        As after a roll-back, an open step is abandoned, and turns trained by steps beside it are rolled back.
+
+        Raises:
+            NotFound: there is no such version.
+            StateConflict: it was not rejected, its files were removed, its samples were taken again, or another version
+                is pinned.
+        """
+
+    async def pin(self, policy: str, version: int) -> TrainingView:
+        """Keep this version active, as soon as an engine has it and until `unpin`, whatever is trained.
+
+        Raises:
+            NotFound: there is no such version.
+            StateConflict: its files were removed, or it was never accepted.
+        """
+
+    async def unpin(self, policy: str) -> TrainingView:
+        """Make the newest version active again; nothing if none is pinned."""
+
+    async def recipe(self, policy: str) -> Recipe:
+        """The recipe that the policy learns by.
+
+        Raises:
+            NotFound: the policy has no recipe.
+            StateConflict: the stored recipe is not valid any more.
+        """
+
+    async def set_recipe(self, policy: str, recipe: Recipe) -> TrainingView:
+        """Learn by this recipe from the next step on; nothing if the policy does already.
+
+        Waiting samples of another signal hash expire at once, for good: `recipe changed`.
+
+        Raises:
+            RecipeRejected: no step of it can start from the policy's head.
+        """
 
 
 class TrainingOperations:

@@ -101,7 +101,7 @@ _TOO_LONG = ("context length", "context_length", "max_model_len", "maximum model
 
 
 class JudgeClient:
-    """Satisfies `activities.judging.ports.Judge`. Use as an async context manager.
+    """Satisfies `activities.judging.vote_collector.Judge`. Use as an async context manager.
 
     Args:
         endpoints: the judge's servers.

@@ -29,7 +29,7 @@ _PROMPT_FIELDS = ("add_generation_prompt", "continue_final_message", "add_specia
 
 
 class EngineRenderer:
-    """Renders prompts as `activities.judging.ports.Render` says. Use as an async context manager."""
+    """Renders prompts as `activities.judging.evaluation.Render` says. Use as an async context manager."""
 
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints

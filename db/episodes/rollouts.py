@@ -115,7 +115,7 @@ _UNTOUCHED = text("""
 
 
 class PostgresRolloutStore(PostgresStore):
-    """Satisfies `clawloop.operations.ports.RolloutsStore`."""
+    """Satisfies `clawloop.operations.rollouts.RolloutsStore`."""
 
     @transaction
     async def next_groups(self, connection: AsyncConnection, policy: str) -> NextGroups:

@@ -63,7 +63,7 @@ _RELATED = text("""
 
 
 class PostgresClosingStore(PostgresStore):
-    """Satisfies `activities.judging.ports.ClosingStore`."""
+    """Satisfies `activities.judging.closing.ClosingStore`."""
 
     @transaction
     async def load(self, connection: AsyncConnection, session: SessionId) -> ClosingSession | None:

@@ -40,7 +40,7 @@ _MOST_FORGOTTEN = 100  # a request must not wait for the clearing of a backlog
 
 
 class PostgresFeedbackStore(PostgresStore):
-    """Satisfies `api.ports.FeedbackStore`."""
+    """Satisfies `api.stores.FeedbackStore`."""
 
     @transaction
     async def turn_of(

@@ -103,7 +103,7 @@ _WRITE_MEANS = """
 
 @dataclass(frozen=True, slots=True)
 class Finalizing:
-    """The arguments of `activities.judging.ports.JudgementStore.finalize`."""
+    """The arguments of `activities.judging.judge_turn.JudgementStore.finalize`."""
 
     judgement: JudgementId
     finalized: FinalizedJudgement

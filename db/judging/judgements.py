@@ -179,7 +179,7 @@ async def _feedback(connection: AsyncConnection, turn_id: TurnId) -> list[GivenF
 
 
 class PostgresJudgementStore(PostgresStore):
-    """Satisfies `activities.judging.ports.JudgementStore`.
+    """Satisfies `activities.judging.judge_turn.JudgementStore`.
 
     Args:
         conversations: shared with other stores on the same PostgreSQL.
@@ -341,7 +341,7 @@ _INSERT = """
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The arguments of `activities.judging.ports.JudgementStore.open`."""
+    """The arguments of `activities.judging.judge_turn.JudgementStore.open`."""
 
     turn_id: TurnId
     next_turn_id: TurnId | None

@@ -29,7 +29,7 @@ from db.training.policies import require_policy
 
 
 class PostgresRejudgeStore(PostgresStore):
-    """Satisfies `clawloop.operations.ports.RejudgeStore`."""
+    """Satisfies `clawloop.operations.sessions.RejudgeStore`."""
 
     @transaction
     async def rejudge_facts(self, connection: AsyncConnection, turn_id: TurnId) -> RejudgeFacts | None:

@@ -58,7 +58,7 @@ _TRAINED_IN = text("""
 
 
 class PostgresTrainingStore(PostgresStore):
-    """Implements `clawloop.operations.ports.TrainingStore`."""
+    """Implements `clawloop.operations.training.TrainingStore`."""
 
     @transaction
     async def status(self, connection: AsyncConnection, policy: str) -> TrainingView:

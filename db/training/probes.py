@@ -47,7 +47,7 @@ _LONGEST_PROMPT = 4096
 
 
 class PostgresProbeStore(PostgresStore):
-    """Implements `clawloop.operations.probes.ProbeStore` and `activities.training.probes.ProbeStore`."""
+    """Implements `clawloop.operations.probes.ProbeStore` and `activities.training.probe_version.ProbeStore`."""
 
     def __init__(self, database: Database, conversations: ConversationCache | None = None) -> None:
         super().__init__(database)

@@ -47,7 +47,7 @@ _READ_OF_TURN = _READ_OF_SESSION.replace(":session", "(SELECT session_id FROM tu
 
 
 class PostgresFileStore(PostgresStore):
-    """Implements `api.ports.FileReader`; also reads pictures for a judge."""
+    """Implements `api.stores.FileReader`; also reads pictures for a judge."""
 
     async def read(self, sha256: str) -> bytes | None:
         return (await self._read(_READ, [sha256], {})).get(sha256)

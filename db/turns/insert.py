@@ -479,7 +479,7 @@ async def _find_parent(connection: AsyncConnection, conversations: ConversationC
 
 
 class PostgresTurnStore(PostgresStore):
-    """Implements `api.ports.TurnStore`.
+    """Implements `api.stores.TurnStore`.
 
     Args:
         database: its time limit bounds each transaction.

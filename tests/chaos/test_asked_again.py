@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from activities.judging.messages import CollectDirectVote
+from activities.judging.judge_turn import CollectDirectVote
 from clawloop.core.judging.prompts import AnswerForm
 from clawloop.core.judging.records import DIRECT, HINTS, VOTES
 from tests.chaos.asked_again import Answered, asked_again, stored_answers

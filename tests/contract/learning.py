@@ -32,7 +32,7 @@ from clawloop.core.judging.hints import HintChoice
 from clawloop.core.judging.records import FinalizedJudgement
 from clawloop.core.judging.voting import Verdict
 from clawloop.core.recipes.recipe import Recipe
-from clawloop.operations.ports import TrainingStore
+from clawloop.operations.training import TrainingStore
 from db.database import Database
 from db.judging.judgements import PostgresJudgementStore
 from db.serving.directory import ensure_policy

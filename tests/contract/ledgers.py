@@ -9,7 +9,8 @@ from functools import partial
 import psycopg
 import pytest
 
-from activities.judging.ports import ClosingStore, JudgementStore
+from activities.judging.closing import ClosingStore
+from activities.judging.judge_turn import JudgementStore
 from activities.sweep import SweepStore
 from clawloop.core.contracts.sessions import FeedbackEffect
 from clawloop.core.contracts.training import SampleState

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from activities.training.gate import DecideVersion, GateActivities
-from activities.training.probes import ProbeActivities, ProbeVersion
+from activities.training.probe_version import ProbeActivities, ProbeVersion
 from clawloop.core.contracts.serving import Directory, Engine, Policy
 from clawloop.core.contracts.training import CheckResult, ProbeContent, StepState
 from clawloop.core.errors import EngineUnavailable, NotFound, StateConflict

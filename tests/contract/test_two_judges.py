@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from activities.judging.evaluation import Case, Evaluator
-from activities.judging.ports import JudgementStore
+from activities.judging.judge_turn import JudgementStore
 from activities.judging.vote_collector import VoteCollector
 from clawloop.core.contracts.turns import Message, TurnRecord
 from clawloop.core.errors import StoreUnavailable
@@ -27,7 +27,7 @@ NO_HINT = HintVote(False, None)
 
 @dataclass
 class ScriptedJudge:
-    """Satisfies `activities.judging.ports.Judge`; it renders, and answers by grammar.
+    """Satisfies `activities.judging.vote_collector.Judge`; it renders, and answers by grammar.
 
     Attributes:
         vote: of each answer.

@@ -14,8 +14,7 @@ import psycopg
 import pytest
 from tokenizers import Tokenizer
 
-from activities.judging.judge_turn import JudgingActivities
-from activities.judging.messages import JudgeTurn
+from activities.judging.judge_turn import JudgeTurn, JudgingActivities
 from activities.notify import TrainingNotifier
 from clawloop.core.contracts.sessions import TurnResult
 from clawloop.core.contracts.turns import StoredTurn

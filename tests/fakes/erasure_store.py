@@ -15,7 +15,7 @@ from tests.fakes.turn_store import FakeTurnStore
 
 
 class FakeErasureStore:
-    """Satisfies `clawloop.operations.ports.ErasureStore`."""
+    """Satisfies `clawloop.operations.sessions.ErasureStore`."""
 
     def __init__(self, turns: FakeTurnStore) -> None:
         self._turns = turns

@@ -42,7 +42,7 @@ _OPEN = (None, *UNTAKEN)
 
 
 class FakeJudgementStore:
-    """Satisfies `activities.judging.ports.JudgementStore` and `ClosingStore`.
+    """Satisfies `activities.judging.judge_turn.JudgementStore` and `ClosingStore`.
 
     Attributes:
         recipe: the policy's.

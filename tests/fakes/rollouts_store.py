@@ -12,7 +12,7 @@ from clawloop.core.ids import EpisodeId, RolloutGroupId
 
 @dataclass
 class FakeRolloutsStore:
-    """Satisfies `clawloop.operations.ports.RolloutsStore` and `EnvironmentWorkers`, for the policy `default`.
+    """Satisfies `clawloop.operations.rollouts.RolloutsStore` and `EnvironmentWorkers`, for the policy `default`.
 
     Attributes:
         available: Temporal answers.

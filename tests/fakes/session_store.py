@@ -36,8 +36,8 @@ from tests.fakes.turn_store import FakeTurnStore
 
 
 class FakeSessionStore:
-    """Satisfies `clawloop.operations.reading.SessionStore`, `api.ports.FeedbackStore` and
-    `clawloop.operations.ports.RejudgeStore`."""
+    """Satisfies `clawloop.operations.reading.SessionStore`, `api.stores.FeedbackStore` and
+    `clawloop.operations.sessions.RejudgeStore`."""
 
     def __init__(self, turns: FakeTurnStore) -> None:
         self._turns = turns

@@ -26,7 +26,7 @@ from tests.fakes.ledger import FakeLedger, FakePolicy, FakeVersion
 
 
 class FakeTrainingStore:
-    """Satisfies `clawloop.operations.ports.TrainingStore`."""
+    """Satisfies `clawloop.operations.training.TrainingStore`."""
 
     def __init__(self, ledger: FakeLedger) -> None:
         self.ledger = ledger

@@ -137,7 +137,7 @@ class FakeTurnStore:
         )
 
     async def read(self, sha256: str) -> bytes | None:
-        """Satisfies `api.ports.FileReader`."""
+        """Satisfies `api.stores.FileReader`."""
         return self._files(self._prepared).get(sha256)
 
     async def of_session(self, session: SessionId, sha256s: Collection[str]) -> dict[str, bytes]:

@@ -20,9 +20,8 @@ from uuid import UUID
 
 import psycopg
 
-from activities.judging.closing import ClosingActivities
-from activities.judging.judge_turn import JudgingActivities
-from activities.judging.messages import CloseSession, JudgeTurn
+from activities.judging.closing import CloseSession, ClosingActivities
+from activities.judging.judge_turn import JudgeTurn, JudgingActivities
 from activities.notify import TrainingNotifier
 from activities.serving.publishing import PublishingActivities, PublishVersion
 from activities.training.gate import DecideVersion, GateActivities

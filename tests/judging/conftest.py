@@ -11,9 +11,8 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from activities.judging.closing import ClosingActivities
-from activities.judging.judge_turn import JudgingActivities
-from activities.judging.messages import Closed, CloseSession, JudgeTurn
+from activities.judging.closing import Closed, CloseSession, ClosingActivities
+from activities.judging.judge_turn import JudgeTurn, JudgingActivities
 from activities.notify import TrainingNotifier
 from clawloop.core.contracts.serving import Scope
 from clawloop.core.contracts.sessions import TurnResult

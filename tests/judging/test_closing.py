@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from activities.judging import closing
-from activities.judging.messages import CollectDirectVote
+from activities.judging.judge_turn import CollectDirectVote
 from clawloop.core.contracts.turns import Message, TurnKind, TurnOutcome, TurnRecord
 from clawloop.core.ids import SessionId, new_turn_id
 from tests.judging.conftest import Bench

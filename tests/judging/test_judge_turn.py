@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from activities.judging.messages import JudgeTurns
+from activities.judging.judge_turn import JudgeTurns
 from clawloop.core.contracts.turns import Message, TurnKind, TurnOutcome
 from clawloop.core.errors import JudgeUnavailable, StoreUnavailable
 from clawloop.core.ids import TurnId, new_turn_id

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from activities.judging.messages import JudgeTurns
+from activities.judging.judge_turn import JudgeTurns
 from clawloop.core.contracts.turns import TurnOutcome, TurnRecord
 from clawloop.core.errors import RecordUnusable, StoreUnavailable
 from clawloop.core.ids import SessionId, TurnId

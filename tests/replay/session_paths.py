@@ -9,7 +9,7 @@ from datetime import timedelta
 from temporalio.client import Client, WorkflowHistory
 from temporalio.exceptions import ApplicationError
 
-from activities.judging.messages import JudgeTurn
+from activities.judging.judge_turn import JudgeTurn
 from clawloop.core.contracts.notices import SessionErased, SessionNotice
 from clawloop.core.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested
 from clawloop.core.ids import new_feedback_id, new_turn_id

@@ -14,9 +14,8 @@ from datetime import timedelta
 from itertools import count
 from typing import Any
 
-from activities.judging.closing import ClosingActivities
-from activities.judging.judge_turn import JudgingActivities
-from activities.judging.messages import CloseSession, CollectDirectVote, JudgeTurn
+from activities.judging.closing import CloseSession, ClosingActivities
+from activities.judging.judge_turn import CollectDirectVote, JudgeTurn, JudgingActivities
 from activities.notify import TrainingNotifier
 from activities.serving.engines import EngineActivities, EngineLoad, EngineUnload
 from activities.serving.publishing import PublishingActivities, PublishVersion
@@ -49,7 +48,7 @@ NO_VOTES = (TurnOutcome.UNJUDGED, TurnOutcome.NO_FEEDBACK)
 
 
 class SimulatedJudge:
-    """Satisfies `activities.judging.ports.Judge`, and renders; answers by grammar, and sometimes not at all."""
+    """Satisfies `activities.judging.vote_collector.Judge`, and renders; answers by grammar, sometimes not at all."""
 
     def __init__(self, system: System, attempt: Attempt) -> None:
         self._system = system

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from activities.judging.messages import JudgeTurn
+from activities.judging.judge_turn import JudgeTurn
 from clawloop.core.contracts.training import SampleState
 from clawloop.core.contracts.turns import StoredTurn
 from tests.fakes.gate_store import FakeGateStore

@@ -23,7 +23,7 @@ from temporalio.exceptions import (
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import SlotMarkUsedContext, SlotPermit, SlotReleaseContext, SlotReserveContext
 
-from activities.judging.messages import WHY_LIMIT
+from activities.judging.judge_turn import WHY_LIMIT
 from activities.notify import CONCURRENCY, MAX_FAILED, ConcurrentNotifier, TrainingNotifier
 from activities.serving.engines import EngineReconciler
 from activities.training.train_step import StepDone

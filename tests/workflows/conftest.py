@@ -15,7 +15,8 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from activities.judging.messages import Closed, CloseSession, CollectDirectVote, Judged, JudgeTurn, JudgeTurns
+from activities.judging.closing import Closed, CloseSession
+from activities.judging.judge_turn import CollectDirectVote, Judged, JudgeTurn, JudgeTurns
 from clawloop.app.temporal.notifier import TemporalNotifier
 from clawloop.app.temporal.plugin import connect
 from clawloop.app.temporal.server import register_search_attributes

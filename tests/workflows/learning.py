@@ -15,7 +15,7 @@ from temporalio.worker import Worker
 
 from activities.serving.publishing import Published, PublishVersion
 from activities.training.gate import DecideVersion, VersionDecided
-from activities.training.probes import ProbeVersion, VersionProbed
+from activities.training.probe_version import ProbeVersion, VersionProbed
 from activities.training.steps import AbandonStep, ClaimBatch, QuarantineStep
 from activities.training.train_step import StepDone, TrainStep
 from clawloop.app.temporal.notifier import TemporalNotifier

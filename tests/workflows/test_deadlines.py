@@ -15,7 +15,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
-from activities.judging.messages import JudgeTurn
+from activities.judging.judge_turn import JudgeTurn
 from clawloop.app.temporal.plugin import ClawloopPlugin
 from tests.workflows.conftest import Conversation, ScriptedActivities
 from workflows import names

@@ -9,7 +9,7 @@ from temporalio import workflow
 from temporalio.client import Client
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from activities.training.probes import ProbeActivities, ProbeVersion, VersionProbed
+from activities.training.probe_version import ProbeActivities, ProbeVersion, VersionProbed
 from clawloop.core.contracts.training import AskedProbe, GateCheck, ProbeAnswer, ProbeContent, ProbePlan, VersionRef
 from clawloop.core.errors import EngineUnavailable
 from clawloop.core.judging.prompts import AnswerForm

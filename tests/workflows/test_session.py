@@ -9,7 +9,7 @@ import pytest
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.exceptions import ApplicationError
 
-from activities.judging.messages import JudgeTurn
+from activities.judging.judge_turn import JudgeTurn
 from clawloop.core.contracts.notices import SessionErased, SessionNotice
 from clawloop.core.contracts.sessions import ContentErased, FeedbackGiven, RejudgeRequested
 from clawloop.core.ids import TurnId, new_feedback_id, new_turn_id

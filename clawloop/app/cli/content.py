@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from clawloop.core.contracts.sessions import Erasure
     from clawloop.core.contracts.views import SessionView, TurnView
     from clawloop.core.ids import SessionId, TurnId
-    from clawloop.operations.ports import Applied
+    from clawloop.operations.applied import Applied
     from clawloop.operations.reading import Reading
     from db.database import Database
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from clawloop.core.contracts.answers import EpisodePage
     from clawloop.core.contracts.episodes import EpisodeView, KindView, RolloutsView
     from clawloop.core.contracts.views import SessionDetail
-    from clawloop.operations.ports import Applied
+    from clawloop.operations.applied import Applied
     from clawloop.operations.rollouts import RolloutOperations
     from db.database import Database
 

@@ -29,7 +29,7 @@ from clawloop.core.errors import SetupError
 if TYPE_CHECKING:
     from clawloop.core.contracts.answers import Comparison, PolicyEvent, TrainedReply, TrainingStatus, VersionDetail
     from clawloop.core.contracts.training import BroughtAdapter, TrainingView, VersionView
-    from clawloop.operations.ports import Applied
+    from clawloop.operations.applied import Applied
     from clawloop.operations.training import TrainingOperations
     from db.database import Database
 

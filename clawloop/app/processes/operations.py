@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import aiohttp
 
-from activities.judging.history import StoredTurnJudge
+from activities.judging.history_judge import StoredTurnJudge
 from api.recording.spool import StrandedTurns
 from clawloop.app.processes.database import sealer_of
 from clawloop.app.processes.endpoints import engine_secret
@@ -30,8 +30,7 @@ from clawloop.core.settings import Settings
 from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.operations.engines import EngineOperations
 from clawloop.operations.history import HistoryOperations, NewVerdict
-from clawloop.operations.ports import EnvironmentWorkers
-from clawloop.operations.rollouts import RolloutOperations
+from clawloop.operations.rollouts import EnvironmentWorkers, RolloutOperations
 from clawloop.operations.sessions import SessionOperations
 from clawloop.operations.training import TrainingOperations
 from clawloop.serving import engine_check

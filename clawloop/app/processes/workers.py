@@ -23,7 +23,7 @@ from activities.serving.publishing import PublishingActivities
 from activities.serving.retention import Retention
 from activities.sweep import SweepActivities
 from activities.training.gate import Canaries, GateActivities
-from activities.training.probes import ProbeActivities
+from activities.training.probe_version import ProbeActivities
 from activities.training.steps import StepActivities
 from clawloop.app.processes.database import ready_database, require_database
 from clawloop.app.processes.endpoints import engine_secret, required_temporal_address

@@ -192,7 +192,7 @@ _IN_A_SANDBOX = ("run_episode", "verify_episode")
 
 
 class TemporalEnvironmentWorkers:
-    """Satisfies `clawloop.operations.ports.EnvironmentWorkers`."""
+    """Satisfies `clawloop.operations.rollouts.EnvironmentWorkers`."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

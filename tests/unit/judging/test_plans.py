@@ -10,9 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from activities.judging.closing import ClosingActivities
-from activities.judging.judge_turn import JudgingActivities
-from activities.judging.messages import CloseSession, JudgeTurn
+from activities.judging.closing import CloseSession, ClosingActivities
+from activities.judging.judge_turn import JudgeTurn, JudgingActivities
 from activities.notify import TrainingNotifier
 from activities.sweep import SweepActivities
 from clawloop.core.contracts.sessions import SessionFacts, TurnResult
@@ -137,7 +136,7 @@ BINARY = Recipe.model_validate(
 
 @dataclass
 class ScriptedJudge:
-    """Satisfies `activities.judging.ports.Judge`, and renders; answers by grammar.
+    """Satisfies `activities.judging.vote_collector.Judge`, and renders; answers by grammar.
 
     Attributes:
         votes: its next answers; the last one for ever. An exception is raised.

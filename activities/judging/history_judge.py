@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from activities.judging.evaluation import Case
-from activities.judging.ports import Judge, JudgementStore
-from activities.judging.vote_collector import VoteCollector
+from activities.judging.judge_turn import JudgementStore
+from activities.judging.vote_collector import Judge, VoteCollector
 from clawloop.core.ids import JudgementId, TurnId, new_judgement_id
 from clawloop.core.judging.next_state_lookup import find_next_state
 from clawloop.core.judging.prompts import JudgeReply
@@ -46,7 +46,7 @@ class StoredTurnJudge:
 
 
 class _Forgetful:
-    """Satisfies `activities.judging.ports.AnswerStore` and keeps nothing."""
+    """Satisfies `activities.judging.vote_collector.AnswerStore` and keeps nothing."""
 
     async def store_votes(
         self, judgement: JudgementId, votes: Sequence[StoredVote], replies: Mapping[int, JudgeReply] | None = None

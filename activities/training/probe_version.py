@@ -17,7 +17,7 @@ from uuid import UUID
 from pydantic import ValidationError
 from temporalio import activity
 
-from activities.judging.ports import Judge
+from activities.judging.vote_collector import Judge
 from activities.training.steps import REASON_LIMIT
 from clawloop.core.contracts.notices import Message
 from clawloop.core.contracts.training import AskedProbe, CheckResult, GateCheck, ProbeAnswer, ProbeContent, ProbePlan
