@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from clawloop.core.contracts.serving import ServedModel
 from clawloop.core.errors import EngineRejected
-from clawloop.core.families.orders import SENT_BY, Rule, as_sent
+from clawloop.core.families.orders import SENT_BY, request_as_sent
 
 # Not sampling settings of the turn: recorded elsewhere, or about the client and not the tokens.
 _NOT_SAMPLING = frozenset(
@@ -28,7 +28,6 @@ _NOT_SAMPLING = frozenset(
     }
 )
 _LIMITS = ("max_completion_tokens", "max_tokens")
-_OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 # What vLLM says of a limit beyond the context: this version, and earlier ones, which want room for prompt and reply.
 _LIMIT_TOO_LARGE = (
     re.compile(r"tokens=\d+ cannot be greater than max_model_len ?= ?(?P<context>\d+)"),
@@ -94,21 +93,14 @@ def sent_to(model: ServedModel, body: dict[str, Any], room: Room | None = None) 
         body: what the client asked, without `model`.
         room: by an engine that refused more; None: not known.
     """
-    sent = body
+    sent = request_as_sent(body, model.rules)
+    rules = tuple(sorted(model.rules)) if sent.get("messages") is not body.get("messages") else ()
+    ignored = ("tools",) if "tools" in body and "tools" not in sent else ()
     context = model.context if room is None else room.context
     most = model.context if room is None else room.reply
     limits = [body[name] for name in _LIMITS if isinstance(body.get(name), int)]
     if most is not None and any(limit > most for limit in limits):
         sent = sent | {name: min(body[name], most) for name in _LIMITS if isinstance(body.get(name), int)}
-    ignored: tuple[str, ...] = ()
-    if Rule.TOOLS in model.rules and "tools" in body and body.get("tool_choice") in (None, "auto", "none"):
-        sent = {name: value for name, value in sent.items() if name not in _OF_TOOLS}
-        ignored = ("tools",)
-    rules: tuple[str, ...] = ()
-    if model.rules and isinstance(messages := body.get("messages"), list):
-        ordered = as_sent(messages, model.rules)
-        if ordered is not messages:
-            sent, rules = sent | {"messages": list(ordered)}, tuple(sorted(model.rules))
     return Sent(sent, rules, ignored, limits[0] if limits else None, context)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,11 @@ from clawloop.environments.task import EnvironmentTask
 from clawloop.sandboxes.boxes import Sandboxes
 
 log = logging.getLogger(__name__)
+
+# A check without a reward may have met a slow or full machine: it is made again after so many seconds, and no more
+# often, however many episodes ask. The problem that the last one finds stands until the worker restarts.
+AGAIN_SECONDS = (60.0, 600.0)
+_WANTED = {"oracle": 1.0, "nothing": 0.0, "tampering": 0.0}
 
 # Each line tries to get a reward without doing the task: by writing it where it is looked for, or by leaving programs
 # that the verifier's shell or Python could run.
@@ -58,14 +64,22 @@ class Checked:
     @property
     def problem(self) -> str | None:
         """Why the task is refused; None if it can be used."""
-        wanted = {"oracle": 1.0, "nothing": 0.0, "tampering": 0.0}
-        found = {"oracle": self.oracle, "nothing": self.nothing, "tampering": self.tampering}
-        for name, reward in wanted.items():
-            if found[name] is None:
+        for name, reward in self._found.items():
+            if reward is None:
                 return f"{name} has no reward: {self.reasons.get(name, '')}"
-            if found[name] != reward:
-                return f"{name} has the reward {found[name]:g}, and must have {reward:g}"
+            if reward != _WANTED[name]:
+                return f"{name} has the reward {reward:g}, and must have {_WANTED[name]:g}"
         return None
+
+    @property
+    def may_pass(self) -> bool:
+        """Another check may find another problem, or none: no reward is wrong, and one is missing."""
+        wrong = any(reward is not None and reward != _WANTED[name] for name, reward in self._found.items())
+        return self.problem is not None and not wrong
+
+    @property
+    def _found(self) -> Mapping[str, float | None]:
+        return {"oracle": self.oracle, "nothing": self.nothing, "tampering": self.tampering}
 
 
 async def check_task(sandboxes: Sandboxes, task: EnvironmentTask) -> Checked:
@@ -104,16 +118,29 @@ def _cheating(_: EnvironmentTask) -> Actor:
     return Actor(("bash", "-c", _TAMPER))
 
 
+@dataclass
+class _Known:
+    """
+    Args:
+        again_at: when the task is checked again; None: never.
+    """
+
+    problem: str | None
+    checks: int
+    again_at: float | None
+
+
 class CheckedTasks:
-    """Checks each task once before it is played, however many episodes wait for it.
+    """Checks each task before it is played, once unless a reward is missing, however many episodes wait for it.
 
     Args:
         sandboxes: as the episodes have them.
     """
 
-    def __init__(self, sandboxes: Sandboxes) -> None:
+    def __init__(self, sandboxes: Sandboxes, clock: Callable[[], float] = time.monotonic) -> None:
         self._sandboxes = sandboxes
-        self._problems: dict[str, str | None] = {}
+        self._clock = clock
+        self._known: dict[str, _Known] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def require_usable(self, task: EnvironmentTask) -> None:
@@ -125,10 +152,17 @@ class CheckedTasks:
         if task.digest is None:
             return
         async with self._locks[task.digest]:
-            if task.digest not in self._problems:
-                checked = await check_task(self._sandboxes, task)
-                self._problems[task.digest] = checked.problem
-                if checked.problem is not None:
-                    log.warning("task is not played", extra={"task": task.id, "why": checked.problem})
-        if (problem := self._problems[task.digest]) is not None:
-            raise TaskUnusable(f"the task is not played: {problem}; see `clawloop environment check`")
+            known = self._known.get(task.digest)
+            if known is None or (known.again_at is not None and known.again_at <= self._clock()):
+                known = self._known[task.digest] = await self._check(task, 0 if known is None else known.checks)
+        if known.problem is not None:
+            raise TaskUnusable(f"the task is not played: {known.problem}; see `clawloop environment check`")
+
+    async def _check(self, task: EnvironmentTask, before: int) -> _Known:
+        checked = await check_task(self._sandboxes, task)
+        again_at = None
+        if checked.may_pass and before < len(AGAIN_SECONDS):
+            again_at = self._clock() + AGAIN_SECONDS[before]
+        if checked.problem is not None:
+            log.warning("task is not played", extra={"task": task.id, "why": checked.problem})
+        return _Known(checked.problem, before + 1, again_at)

@@ -21,7 +21,7 @@ from clawloop.serving.endpoints import bearer, connector
 from clawloop.serving.engine_secret import Secret, no_secret
 from clawloop.serving.events import event_data
 from clawloop.serving.rotation import Rotation
-from clawloop.serving.served_model import read_model
+from clawloop.serving.served_model import ServedModels
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +39,6 @@ ATTEMPTS = 3
 PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 # A CPU engine that reads a long prompt may leave a probe unanswered; after this many in a row it hangs.
 MAX_SILENT_PROBES = 12
-# An engine that did not say what its model takes is asked again after so long; it gets requests meanwhile.
-ASK_AGAIN_SECONDS = 30.0
 _UNKNOWN = ServedModel()
 
 
@@ -117,8 +115,7 @@ class ChatEngines:
         self._probe_loop: asyncio.Task[None] | None = None
         self._silent_probes: Counter[str] = Counter()
         self._probes: dict[str, asyncio.Task[None]] = {}
-        self._models: dict[str, ServedModel] = {}  # by address
-        self._ask_again: dict[str, float] = {}
+        self._models = ServedModels()
 
     async def __aenter__(self) -> ChatEngines:
         self._client = aiohttp.ClientSession(
@@ -212,7 +209,7 @@ class ChatEngines:
                 route.policy, route.version, route.affinity, failed, owner=route.owner, choices=route.choices
             )
             try:
-                content = body if isinstance(body, bytes) else body(self._models.get(engine.url, _UNKNOWN))
+                content = body if isinstance(body, bytes) else body(self._models.known(engine.url) or _UNKNOWN)
                 if sending is not None:
                     await sending(engine.id)
                 return engine, await self._post(engine, content, path, headers)
@@ -220,7 +217,7 @@ class ChatEngines:
                 # No byte came back: the request can go to another engine, or wait until this one is up again.
                 failed = engine.id
                 self._rotation.mark(engine.id, healthy=False)
-                self._forget(engine)
+                self._models.forget(engine.url)
                 self._rotation.release(engine, owner=route.owner, choices=route.choices)
                 log.warning(
                     "engine unreachable",
@@ -268,7 +265,7 @@ class ChatEngines:
             await self._learn(engine)
         else:
             # It may come back with another model.
-            self._forget(engine)
+            self._models.forget(engine.url)
         if healthy != was_healthy:
             log.info(
                 "engine in rotation" if healthy else "engine out of rotation",
@@ -277,25 +274,19 @@ class ChatEngines:
         self._rotation.mark(engine.id, healthy=healthy)
 
     async def _learn(self, engine: Engine) -> None:
-        """Ask once what the engine's model takes, before it gets requests."""
-        now = asyncio.get_running_loop().time()
-        if engine.url in self._models or self._ask_again.get(engine.url, now) > now:
+        """Ask once what the engine's model takes, before it gets requests.
+
+        An engine that does not tell all in time gets requests, as they come, and tells the rest after the next probe.
+        """
+        if self._models.known(engine.url) is not None:
             return
         assert self._client is not None, "used outside its context"
-        found = await read_model(self._client, engine.url, bearer(self._secret()))
-        if found is None:
-            self._ask_again[engine.url] = asyncio.get_running_loop().time() + ASK_AGAIN_SECONDS
-            return
-        self._models[engine.url] = found
-        if found.rules:
+        found = await self._models.learn(self._client, engine.url, bearer(self._secret()))
+        if found is not None and found.rules:
             log.info(
                 "the chat template does not take every order of roles, so messages are changed for it",
                 extra={"engine_id": engine.id, "rules": sorted(found.rules)},
             )
-
-    def _forget(self, engine: Engine) -> None:
-        self._models.pop(engine.url, None)
-        self._ask_again.pop(engine.url, None)
 
     async def _is_gone(self, engine: Engine) -> bool:
         try:

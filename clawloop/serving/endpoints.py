@@ -18,6 +18,9 @@ import aiohttp
 import orjson
 from aiohttp import AddrInfoType
 
+from clawloop.core.families.orders import Rule, request_as_sent
+from clawloop.serving.served_model import ServedModels
+
 # Connections ----------------------------------------------------------------------------------------------------------
 # TCP connections to engines and judges, which end when the other machine is gone.
 #
@@ -89,6 +92,8 @@ SENT_AGAIN_AT_ONCE = 2
 OCCUPIED_SECONDS = 15.0
 # An answer, or a request that is wrong or too large. Others are of the moment, of a key, or of one server.
 _SAID_OF_THE_REQUEST = frozenset({200, 400, 413, 422})
+# An engine that restarted with another model or template within so long breaks a connection, and is asked then.
+_KNOWN_SECONDS = 60.0
 # Until another may be sent again.
 _LOOK_SECONDS = 1.0
 # The speed of a server ten minutes ago says little about now.
@@ -174,14 +179,18 @@ class AnswerTimes:
 
 
 class JsonClient:
-    """Use as an async context manager.
+    """Use as an async context manager. A chat is brought into the order that each server's template takes.
 
     Args:
         seconds: how long one answer may take.
+        with_engines: the servers are engines, which say what their template takes; False: to a server that does not
+            say, a chat goes as it is.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, with_engines: bool = True) -> None:
         self._seconds = seconds
+        self._with_engines = with_engines
+        self._models = ServedModels(_KNOWN_SECONDS)
         self._times = AnswerTimes()
         self._sent_again = 0
 
@@ -257,22 +266,38 @@ class JsonClient:
         problem = "there is none"
         for endpoint in endpoints:
             headers = {"Content-Type": "application/json"} | bearer(endpoint.api_key)
-            content = orjson.dumps({"model": endpoint.model} | body)
+            if (sent := await self._as_sent(session, endpoint, body)) is None:
+                problem = "it did not say which messages its model takes"
+                continue
+            content = orjson.dumps({"model": endpoint.model} | sent)
             began = time.monotonic()
             try:
                 async with session.post(f"{endpoint.url}{path}", data=content, headers=headers) as response:
                     reply = await _reply(response)
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+                self._models.forget(endpoint.url)
                 problem = "it cannot be reached"
             except TimeoutError as error:
                 raise self._too_late() from error
             except (aiohttp.ClientError, ConnectionError) as error:
+                self._models.forget(endpoint.url)
                 raise NoReply(f"it broke off ({type(error).__name__})") from error
             else:
                 if reply.status == 200:
                     self._times.add(time.monotonic() - began)
                 return reply
         raise NoReply(problem)
+
+    async def _as_sent(
+        self, session: aiohttp.ClientSession, endpoint: Endpoint, body: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """The body as the server's template takes it; None if the server did not say."""
+        if request_as_sent(body, frozenset(Rule)) is body:
+            return body  # every template takes it
+        found = await self._models.learn(session, endpoint.url, bearer(endpoint.api_key), endpoint.model)
+        if found is None:
+            return None if self._with_engines else body
+        return request_as_sent(body, found.rules)
 
     def _too_late(self) -> NoReply:
         return NoReply(f"no answer within {self._seconds:.0f} s")

@@ -131,7 +131,7 @@ class JudgeClient:
         # Another engine may have the secret, or this one will: its secret is being renewed.
         self._retryable = _RETRYABLE | {401} if with_chats else _RETRYABLE
         self._thinking = ThinkingProbe(endpoints)
-        self._client = JsonClient(seconds)
+        self._client = JsonClient(seconds, with_engines=with_chats)
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def __aenter__(self) -> JudgeClient:

@@ -5,21 +5,16 @@ Greedy, so that two versions differ by their weights alone; without thinking whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import aiohttp
-
-from clawloop.core.contracts.serving import Directory, ServedModel
+from clawloop.core.contracts.serving import Directory
 from clawloop.core.contracts.training import ProbeAnswer, ProbeContent
-from clawloop.core.contracts.turns import Message
 from clawloop.core.errors import EngineRejected, EngineUnavailable
-from clawloop.core.families.orders import Rule, as_sent
 from clawloop.core.families.template import switched
 from clawloop.core.ids import version_name
-from clawloop.serving.endpoints import BEFORE_CHATS, Endpoint, JsonClient, NoReply, bearer, connector
+from clawloop.serving.endpoints import BEFORE_CHATS, Endpoint, JsonClient, NoReply
 from clawloop.serving.engine_secret import Secret
-from clawloop.serving.served_model import read_model
 
 # A busy CPU engine answers a prompt of 4,096 tokens within this.
 ANSWER_SECONDS = 110.0
@@ -39,7 +34,6 @@ class ProbeClient:
         self._directory = directory
         self._secret = secret
         self._client = JsonClient(seconds)
-        self._models: dict[str, ServedModel] = {}  # by address
 
     async def __aenter__(self) -> ProbeClient:
         await self._client.__aenter__()
@@ -59,7 +53,7 @@ class ProbeClient:
         if not engines:
             raise EngineUnavailable(f"no engine has version {version} of {policy}")
         body: dict[str, Any] = {
-            "messages": list(await self._as_sent(content.messages, engines[0])),
+            "messages": list(content.messages),
             "temperature": 0.0,
             "max_tokens": max_tokens,
             "chat_template_kwargs": switched(False),
@@ -76,22 +70,6 @@ class ProbeClient:
         if reply.status != 200:
             raise EngineRejected(reply.status, {"message": "the engine refused a probe"})
         return _read(reply.body)
-
-    async def _as_sent(self, messages: Sequence[Message], engine: Endpoint) -> Sequence[Message]:
-        """In an order that the model's template takes, as a gateway sends them.
-
-        Raises:
-            EngineUnavailable: the engine did not say what it takes.
-        """
-        if as_sent(messages, frozenset(Rule)) is messages:
-            return messages  # every template takes it
-        if (model := self._models.get(engine.url)) is None:
-            async with aiohttp.ClientSession(connector=connector()) as session:
-                model = await read_model(session, engine.url, bearer(engine.api_key))
-            if model is None:
-                raise EngineUnavailable("an engine did not say which messages its model takes")
-            self._models[engine.url] = model
-        return as_sent(messages, model.rules)
 
     def _engines(self, policy: str, version: int) -> list[Endpoint]:
         now = self._directory()

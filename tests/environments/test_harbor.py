@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 from clawloop.core.contracts.episodes import Ending
 from clawloop.core.errors import SetupError, TaskUnusable
 from clawloop.core.ids import new_episode_id
-from clawloop.environments.check import Checked, check_task
+from clawloop.environments.check import AGAIN_SECONDS, Checked, CheckedTasks, check_task
 from clawloop.environments.choice import allowed_variables
 from clawloop.environments.harbor import HarborEnvironment, environment_task, read_task
+from clawloop.environments.playing import Actor, packed, play
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import Split
 from clawloop.sandboxes.boxes import BoxResult, BoxTask
@@ -361,6 +363,83 @@ async def test_a_worker_checks_a_task_once_and_plays_none_that_fails(tmp_path: P
         with pytest.raises(TaskUnusable, match=why):
             await runner.require_usable("files", f"{split}-1")
     assert len(sandboxes.names) == 12
+
+
+class ScriptedSandboxes:
+    """Sandboxes in which nothing runs: verifiers find the next of these rewards; None: they did not end in time."""
+
+    def __init__(self, rewards: list[float | None]) -> None:
+        self.rewards = rewards
+
+    async def run(self, task: BoxTask) -> BoxResult:
+        if not task.name.startswith("verify-"):
+            return BoxResult(0, b"", b"", None)
+        reward = self.rewards.pop(0)
+        if reward is None:
+            return BoxResult(None, b"", b"", None)
+        return BoxResult(0, b"", packed({"reward.txt": str(reward).encode()}), None)
+
+
+async def test_a_check_that_a_slow_machine_failed_is_made_again_later(tmp_path: Path) -> None:
+    task = replace(environment_task("check", read_task(write(tmp_path / "task"))), digest="d")
+    now = [0.0]
+    sandboxes = ScriptedSandboxes([None, 0, 0, 1, 0, 0])
+    tasks = CheckedTasks(sandboxes, clock=lambda: now[0])
+    for _ in range(3):  # as many episodes as wait for it
+        with pytest.raises(TaskUnusable, match="oracle has no reward: the verifier did not end in"):
+            await tasks.require_usable(task)
+    assert len(sandboxes.rewards) == 3
+    now[0] = AGAIN_SECONDS[0]
+    for _ in range(2):
+        await tasks.require_usable(task)
+    assert sandboxes.rewards == []
+
+
+async def test_a_check_is_made_again_so_often_and_no_more(tmp_path: Path) -> None:
+    task = replace(environment_task("check", read_task(write(tmp_path / "task"))), digest="d")
+    now = [0.0]
+    sandboxes = ScriptedSandboxes([None] * 99)
+    tasks = CheckedTasks(sandboxes, clock=lambda: now[0])
+    for _ in range(9):
+        with pytest.raises(TaskUnusable):
+            await tasks.require_usable(task)
+        now[0] += max(AGAIN_SECONDS)
+    assert 99 - len(sandboxes.rewards) == 3 * (1 + len(AGAIN_SECONDS))
+
+
+@pytest.mark.parametrize("rewards", [[0, 0, 0], [1, 1, 0], [1, 0, 1], [None, 1, 0], [1, None, 1]])
+async def test_a_reward_that_is_wrong_stands(tmp_path: Path, rewards: list[float | None]) -> None:
+    task = replace(environment_task("check", read_task(write(tmp_path / "task"))), digest="d")
+    now = [0.0]
+    tasks = CheckedTasks(ScriptedSandboxes(rewards), clock=lambda: now[0])
+    for _ in range(3):
+        with pytest.raises(TaskUnusable):
+            await tasks.require_usable(task)
+        now[0] += max(AGAIN_SECONDS)
+
+
+@pytest.mark.parametrize("mode", ["shared", "separate"])
+async def test_an_agent_never_sees_the_variables_of_its_verifier(tmp_path: Path, mode: str) -> None:
+    """Nor those of the solution, wherever a process of its sandbox keeps them."""
+    toml = f'''artifacts = ["seen"]
+[verifier]
+environment_mode = "{mode}"
+[verifier.env]
+EXPECTED = "of-the-verifier"
+[solution.env]
+SOLVES = "of-the-solution"
+{HOST}'''
+    test = 'grep -q "$EXPECTED" seen && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt'
+    task = environment_task("check", read_task(write(tmp_path / "task", toml, **{"tests/test.sh": test})))
+    looks = (
+        "env > seen; cat /proc/*/environ /proc/*/cmdline >> seen;"
+        " grep -rs of-the- /work /app /logs /tmp /tests /solution >> seen; true"
+    )
+    sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders())
+    played = await play(sandboxes, "look", task, lambda _: Actor(("bash", "-c", looks)))
+    assert (played.reward, played.reason) == (0.0, "")
+    told = await play(sandboxes, "told", task, lambda _: Actor(("bash", "-c", "echo of-the-verifier > seen")))
+    assert told.reward == 1.0
 
 
 def test_a_folder_is_used_without_the_tasks_that_cannot_be_read(

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
+from typing import cast
 
+import aiohttp
 from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI, omit
 from openai.types.chat import ChatCompletionMessageParam
 
 from clawloop.core.errors import SetupError
+from clawloop.core.families.orders import request_as_sent
 from clawloop.core.turns.thinking import without_leading_thinking
+from clawloop.serving.endpoints import bearer
+from clawloop.serving.served_model import ServedModels
 
 # A long answer of a model on a CPU takes minutes.
 _SECONDS = 600.0
@@ -22,6 +27,8 @@ class NoAnswer(SetupError):
 
 class ModelClient:
     """One model behind an OpenAI-compatible URL. Use as an async context manager.
+
+    Messages are brought into an order that the model's template takes, if the server is an engine that says which.
 
     Args:
         name: for errors: which part of the evaluation it is.
@@ -38,8 +45,12 @@ class ModelClient:
         self.name = name
         self._url = url
         self._model = model
-        base = f"{url.rstrip('/').removesuffix('/v1')}/v1"
-        self._client = AsyncOpenAI(base_url=base, api_key=key or "none", max_retries=0, timeout=_SECONDS)
+        self._address = url.rstrip("/").removesuffix("/v1")
+        self._key = key
+        self._models = ServedModels()
+        self._client = AsyncOpenAI(
+            base_url=f"{self._address}/v1", api_key=key or "none", max_retries=0, timeout=_SECONDS
+        )
 
     async def __aenter__(self) -> ModelClient:
         return self
@@ -61,6 +72,7 @@ class ModelClient:
         Raises:
             NoAnswer: the model refuses the request, or does not answer.
         """
+        messages = await self._as_sent(messages)
         problem = ""
         for pause in (*_PAUSES, None):
             try:
@@ -80,3 +92,10 @@ class ModelClient:
             if pause is not None:
                 await asyncio.sleep(pause)
         raise NoAnswer(f"{self.name} ({self._model} at {self._url}) does not answer: {problem}")
+
+    async def _as_sent(self, messages: list[ChatCompletionMessageParam]) -> list[ChatCompletionMessageParam]:
+        async with aiohttp.ClientSession() as session:
+            found = await self._models.learn(session, self._address, bearer(self._key), self._model)
+        if found is None:
+            return messages
+        return cast(list[ChatCompletionMessageParam], request_as_sent({"messages": messages}, found.rules)["messages"])

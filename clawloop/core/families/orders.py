@@ -2,7 +2,7 @@
 
 Templates refuse an order, or lose a message without a word: Qwen3's drops those of a developer, gpt-oss's every system
 message but the first. `probing` asks a template once, by renderings alone, so that it serves a template's text and an
-engine's `/tokenize`. `as_sent` is the pure function by which gateway, judge and gate send the same messages.
+engine's `/tokenize`. `request_as_sent` is the pure function by which whatever asks an engine sends a chat (`serving/`).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Rule(StrEnum):
     AFTER_TOOL = "user text after a result is in it"
 
 
+_OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 _PAIRS = {
     ("user", "user"): Rule.USERS,
     ("assistant", "assistant"): Rule.REPLIES,
@@ -86,6 +87,21 @@ def as_sent(messages: Sequence[ChatMessage], rules: Collection[str]) -> Sequence
             sent[-1] = _joined(sent[-1], message)
     if Rule.NO_USER in rules and all(message.get("role") in ("system", "developer") for message in sent):
         sent[-1] = _as_user_text(sent[-1], "system")
+    return sent
+
+
+def request_as_sent(body: dict[str, Any], rules: Collection[str]) -> dict[str, Any]:
+    """The body of a chat request as the template takes it; the same object if nothing is to be changed.
+
+    Tools that the template knows nothing of, and that the model need not call, are left out.
+    """
+    sent = body
+    if Rule.TOOLS in rules and "tools" in body and body.get("tool_choice") in (None, "auto", "none"):
+        sent = {name: value for name, value in body.items() if name not in _OF_TOOLS}
+    if isinstance(messages := body.get("messages"), list):
+        ordered = as_sent(messages, rules)
+        if ordered is not messages:
+            sent = sent | {"messages": list(ordered)}
     return sent
 
 
