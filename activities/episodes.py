@@ -68,14 +68,14 @@ class EpisodeStore(Protocol):
             reward: None if its verifier gave none.
 
         Raises:
-            EpisodeUnusable: the reward is not a finite number between ±`REWARD_LIMIT`.
+            EpisodeUnusable: the reward is not between 0 and 1.
         """
 
     async def end_scored_episode(self, end: EpisodeEnd, reward: float | None, reason: str) -> str | None:
         """`end_episode` and `score_episode` in one transaction, for an episode whose reward came with its end.
 
         Raises:
-            EpisodeUnusable: the reward is not a finite number between ±`REWARD_LIMIT`.
+            EpisodeUnusable: the reward is not between 0 and 1.
         """
 
     async def settle(self, group: RolloutGroupId) -> tuple[GroupResult, str | None]:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from clawloop.core.contracts.episodes import UNIT_RANGE, RewardRange
 from clawloop.core.episodes.kinds import LONGEST_SECONDS
 from clawloop.core.errors import EpisodeUnusable, SetupError, TaskUnusable
 from clawloop.environments.harbor_toml import (
@@ -106,7 +107,7 @@ class HarborTask:
         artifacts: see `EnvironmentTask`; paths that are not absolute are in the working folder.
         first: start of the task whose step this is, and which of its files can be run; None: this is no later step.
         healthcheck: must succeed before the agent starts.
-        name, least, final, steps: see `EnvironmentTask`.
+        name, reward_range, final, steps: see `EnvironmentTask`; least: as the verifier writes it.
     """
 
     instruction: str
@@ -127,6 +128,7 @@ class HarborTask:
     healthchecks: Sequence[Healthcheck] = ()
     name: str = ""
     least: float | None = None
+    reward_range: RewardRange = UNIT_RANGE
     final: bool = False
     steps: Sequence[HarborTask] = ()
 
@@ -189,7 +191,8 @@ def _played(
         executable_tests=task.executable_in(TESTS),
         before=_before(task),
         name=task.name,
-        least=task.least,
+        least=None if task.least is None else task.reward_range.place(task.least),
+        reward_range=task.reward_range,
         solution=Solution(
             ("bash", "/solution/solve.sh"),
             task.solution,
@@ -333,6 +336,7 @@ def read_task(folder: Path) -> HarborTask:
         limits=limits,
         artifacts=_artifacts(table.artifacts, table.mode()),
         healthchecks=() if environment.healthcheck is None else (environment.healthcheck,),
+        reward_range=table.reward_range,
         final=table.multi_step_reward_strategy is RewardOfSteps.FINAL,
     )
     if not table.steps:

@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from clawloop.core.contracts.episodes import UNIT_RANGE, RewardRange
 from clawloop.core.episodes.kinds import LONGEST_SECONDS
 from clawloop.core.errors import SetupError
 from clawloop.sandboxes.containers import image_name
@@ -261,6 +262,12 @@ class TaskTable(_Table):
             data.setdefault("schema_version", data.pop("version"))
         return data
 
+    @field_validator("metadata")
+    @classmethod
+    def _ranged(cls, metadata: Any) -> Any:
+        _reward_range(metadata)
+        return metadata
+
     @field_validator("steps")
     @classmethod
     def _different(cls, steps: list[StepTable]) -> list[StepTable]:
@@ -269,10 +276,30 @@ class TaskTable(_Table):
             raise ValueError("two steps have the same name")
         return steps
 
+    @property
+    def reward_range(self) -> RewardRange:
+        """What `test.sh` may write; Harbor's own keys do not tell."""
+        return _reward_range(self.metadata)
+
     def mode(self, step: StepTable | None = None) -> Mode:
         """Where the verifier of a step, or of the whole task, runs."""
         own = None if step is None else step.verifier.environment_mode
         return own or self.verifier.environment_mode or Mode.SHARED
+
+
+def _reward_range(metadata: Any) -> RewardRange:
+    """
+    Raises:
+        ValueError: `reward_range` is not two numbers, the first below the second.
+    """
+    found = metadata.get("reward_range") if isinstance(metadata, dict) else None
+    if found is None:
+        return UNIT_RANGE
+    try:
+        low, high = found
+        return RewardRange(float(low), float(high))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"reward_range must be two numbers, the lowest and the highest reward: {error}") from None
 
 
 def read_toml(path: Path) -> TaskTable:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clawloop.core.contracts.episodes import REWARD_LIMIT
+from clawloop.core.contracts.episodes import RewardRange
 from clawloop.core.errors import SandboxFailed
 from clawloop.environments.task import EnvironmentTask
 from clawloop.sandboxes.boxes import BoxResult, BoxTask, Sandboxes
@@ -28,12 +28,17 @@ NAMED_REWARDS_FILE = "reward.json"
 _REWARD_BYTES = 100
 _NAMED_REWARDS_BYTES = 64 * 1024
 _NAME = "reward"
+DECLARE = "declare the range under [metadata] of task.toml, e.g. `reward_range = [0, 10]`"
 # A reward in both files may be rounded in one.
 _ROUNDED = 1e-3
 
 
-def read_reward(archive: bytes) -> tuple[float | None, str]:
-    """The reward, −1e6 to 1e6, or why there is none.
+def read_reward(archive: bytes, reward_range: RewardRange, declare: str) -> tuple[float | None, str]:
+    """The reward, 0 to 1, or why there is none.
+
+    Args:
+        reward_range: of the verifier.
+        declare: the remedy where it writes others: where its range is declared.
 
     Raises:
         KeyError, tarfile.TarError: the archive has neither file, or is none.
@@ -47,13 +52,17 @@ def read_reward(archive: bytes) -> tuple[float | None, str]:
         found = [] if named is None else _named_rewards(named)
         if written is not None:
             found.append(_single_reward(written))
-        rewards = [_within_limits(reward) for reward in found]
     except ValueError as error:
         return None, f"the verifier's {error}"
-    for other in rewards[1:]:
-        if not math.isclose(rewards[0], other, rel_tol=_ROUNDED, abs_tol=_ROUNDED):
-            return None, f"the verifier wrote two rewards: {rewards[0]:g} and {other:g}"
-    return rewards[0], ""
+    if not all(math.isfinite(reward) for reward in found):
+        return None, "the verifier's reward is not finite"
+    for other in found[1:]:
+        if not math.isclose(found[0], other, rel_tol=_ROUNDED, abs_tol=_ROUNDED):
+            return None, f"the verifier wrote two rewards: {found[0]:g} and {other:g}"
+    try:
+        return reward_range.share(found[0]), ""
+    except ValueError as error:
+        return None, f"the verifier's {error}: {declare}"
 
 
 def _content(files: tarfile.TarFile, name: str, limit: int) -> bytes | None:
@@ -99,14 +108,6 @@ def _named_rewards(written: bytes) -> list[float]:
 
 class _Members(list[tuple[str, Any]]):
     """The members of a JSON object, those with the same name as well."""
-
-
-def _within_limits(reward: float) -> float:
-    if not math.isfinite(reward):
-        raise ValueError("reward is not finite")
-    if abs(reward) > REWARD_LIMIT:
-        raise ValueError(f"reward {reward:g} is not between -{REWARD_LIMIT:g} and {REWARD_LIMIT:g}")
-    return reward
 
 
 def packed(files: Mapping[str, bytes], executable: Collection[str] = ()) -> bytes:
@@ -259,7 +260,7 @@ def _of(step: EnvironmentTask, reason: str) -> str:
 
 
 def reward_of(result: BoxResult, task: EnvironmentTask) -> tuple[float | None, str]:
-    """The reward in the verifier's files, −1e6 to 1e6, or why there is none.
+    """The reward in the verifier's files, 0 to 1, or why there is none.
 
     Raises:
         SandboxFailed: what the verifier left cannot be read.
@@ -269,7 +270,7 @@ def reward_of(result: BoxResult, task: EnvironmentTask) -> tuple[float | None, s
     if result.exit_code != 0:
         return None, f"the verifier failed with exit code {result.exit_code}"
     try:
-        return read_reward(result.artifact)
+        return read_reward(result.artifact, task.reward_range, DECLARE)
     except (KeyError, tarfile.TarError) as error:
         if result.problem is not None:
             raise SandboxFailed(result.problem) from error

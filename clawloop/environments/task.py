@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
+from clawloop.core.contracts.episodes import UNIT_RANGE, RewardRange
 from clawloop.core.episodes.kinds import ChosenKind, split_task_id
 from clawloop.core.errors import EpisodeUnusable, SetupError
 from clawloop.sandboxes.boxes import Limits
@@ -150,6 +151,7 @@ class EnvironmentTask:
         before: commands of bash that run in the agent's sandbox before the agent, and end it where they fail.
         name: of the step.
         least: no further step follows a reward below this.
+        reward_range: of what the verifier writes; rewards, `least` too, are shares of it.
         final: the last step's reward is the task's, not the mean of all steps that were played.
         solution: solves the task, or the step.
         digest: of a task that must be checked before it is played; None: it need not be.
@@ -178,6 +180,7 @@ class EnvironmentTask:
     before: str = ""
     name: str = ""
     least: float | None = None
+    reward_range: RewardRange = UNIT_RANGE
     final: bool = False
     solution: Solution | None = None
     digest: str | None = None

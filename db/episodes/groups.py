@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -15,7 +14,6 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.contracts.episodes import (
-    REWARD_LIMIT,
     Ending,
     EpisodeBegun,
     EpisodeEnd,
@@ -118,11 +116,8 @@ async def end_episode(connection: AsyncConnection, end: EpisodeEnd) -> str | Non
 
 async def score_episode(connection: AsyncConnection, episode: EpisodeId, reward: float | None, reason: str) -> None:
     """See `activities.episodes.EpisodeStore.score_episode`."""
-    if reward is not None and not math.isfinite(reward):
-        raise EpisodeUnusable(f"episode {episode}: reward {reward} is not finite")
-    if reward is not None and abs(reward) > REWARD_LIMIT:
-        limits = f"between -{REWARD_LIMIT:g} and {REWARD_LIMIT:g}"
-        raise EpisodeUnusable(f"episode {episode}: reward {reward:g} is not {limits}")
+    if reward is not None and not 0 <= reward <= 1:  # NaN is not, either
+        raise EpisodeUnusable(f"episode {episode}: reward {reward:g} is not between 0 and 1")
     ended = update(EpisodeRow).where(EpisodeRow.id == episode, EpisodeRow.state == EpisodeState.ENDED)
     state = EpisodeState.UNSCORED if reward is None else EpisodeState.SCORED
     values = {"state": state, "reward": reward, "reason": storable(reason) or EpisodeRow.reason}

@@ -46,7 +46,8 @@ _END_LATE_TURNS = text("""
     WHERE episode_id = ANY(:episodes) AND outcome = 'waiting'
 """)
 _TURNS = text(f"""
-    SELECT t.id, t.episode_id, t.status, t.sampling, t.messages_added, t.tools_sha256, l.tools, t.logprobs,
+    SELECT t.id, t.episode_id, t.status, t.finish_reason, t.sampling, t.messages_added, t.tools_sha256, l.tools,
+        t.logprobs,
         j.id AS judgement_id, j.expected,
         coalesce(t.prompt_shared, 0) + coalesce({plain_length("t.prompt_ids")}, 0) / {ID_BYTES} AS prompt_tokens,
         {plain_length("t.response_ids")} / {ID_BYTES} AS response_tokens
@@ -154,7 +155,8 @@ async def _turns(connection: AsyncConnection, episodes: Sequence[Any]) -> dict[E
             why = turn_not_trainable(row, unseen[episode], content)
         except ContentUnreadable as error:
             why = f"{PREFIX}{error}"
-        turn = EpisodeTurn(TurnId(row.id), why, row.expected, judgement)
+        cut = row.finish_reason == "length"
+        turn = EpisodeTurn(TurnId(row.id), why, row.expected, judgement, row.response_tokens, cut)
         turns[episode].append(turn)
     return turns
 

@@ -38,7 +38,17 @@ async def test_episodes_of_verifiers_are_scored_and_make_samples(
         )
         async with gateways as gateway:
             key = await worker_key(empty_postgres_url)
-            arguments = ["--verifiers", "vf_sums", "--gateway", gateway.url, "--temporal", temporal_address]
+            arguments = [
+                "--verifiers",
+                "vf_sums",
+                "--reward-range",
+                "0",
+                "2",
+                "--gateway",
+                gateway.url,
+                "--temporal",
+                temporal_address,
+            ]
             worker = foreign_worker(installed, arguments, tmp_path, key)
             orchestrator = running_workers(tmp_path, empty_postgres_url, temporal_address, ["orchestrator"])
             async with orchestrator, worker as log, gateway.client() as client:
@@ -55,7 +65,7 @@ async def test_episodes_of_verifiers_are_scored_and_make_samples(
         ("scored", "completed", 1)
     }
     # Weighted as the environment says, by what it found in the conversation itself.
-    assert {episode["reward"] for episode in of_groups} == {0.0, 2.0}
+    assert {episode["reward"] for episode in of_groups} == {0.0, 1.0}
     assert {episode["turns"] for episode in of_groups} == {2}
     assert all(len(episode["sessions"]) == 1 for episode in of_groups)
     for episode in of_groups:
@@ -81,7 +91,7 @@ def _check_samples(url: str) -> None:
         ).fetchall()
         sampled = connection.execute("SELECT DISTINCT t.sampling->>'temperature' FROM turns t").fetchall()
     assert samples
-    assert all((advantage > 0) == (reward == 2.0) for reward, advantage in samples)
+    assert all((advantage > 0) == (reward == 1.0) for reward, advantage in samples)
     # The environment asked for 0.7, which cannot be trained.
     assert [float(temperature) for (temperature,) in sampled] == [1.0]
 

@@ -7,7 +7,10 @@ import tarfile
 
 import pytest
 
+from clawloop.core.contracts.episodes import RewardRange
 from clawloop.environments.playing import packed, read_reward
+
+DECLARE = "declare it"
 
 
 @pytest.mark.parametrize(
@@ -23,7 +26,8 @@ from clawloop.environments.playing import packed, read_reward
     ],
 )
 def test_one_reward_is_found(written: dict[str, str], reward: float) -> None:
-    assert read_reward(packed({name: text.encode() for name, text in written.items()})) == (reward, "")
+    left = packed({name: text.encode() for name, text in written.items()})
+    assert read_reward(left, RewardRange(), DECLARE) == (reward, "")
 
 
 TWO = "the verifier wrote two rewards: "
@@ -38,7 +42,7 @@ NUMBERS = "the verifier's reward.json does not hold an object of numbers"
         ({"reward.txt": "1 0"}, "the verifier's reward.txt does not hold one number"),
         ({"reward.txt": "1" * 200}, "the verifier's reward.txt does not hold one number"),
         ({"reward.txt": "nan"}, "the verifier's reward is not finite"),
-        ({"reward.txt": "-2e6"}, "the verifier's reward -2e+06 is not between -1e+06 and 1e+06"),
+        ({"reward.txt": "-0.5"}, "the verifier's reward -0.5 is not between 0 and 1: declare it"),
         ({"reward.json": '{"reward": 1}', "reward.txt": "0"}, f"{TWO}1 and 0"),
         ({"reward.json": '{"reward": 1, "reward": 0}'}, f"{TWO}1 and 0"),
         ({"reward.json": '{"tests": 3}', "reward.txt": "0.25"}, f"{TWO}3 and 0.25"),
@@ -50,7 +54,7 @@ NUMBERS = "the verifier's reward.json does not hold an object of numbers"
         ({"reward.json": "null"}, NUMBERS),
         ({"reward.json": '{"reward": NaN}'}, "the verifier's reward is not finite"),
         ({"reward.json": f'{{"reward": 1{"0" * 400}}}'}, "the verifier's reward is not finite"),
-        ({"reward.json": '{"reward": 2e6}'}, "the verifier's reward 2e+06 is not between -1e+06 and 1e+06"),
+        ({"reward.json": '{"reward": 2e6}'}, "the verifier's reward 2e+06 is not between 0 and 1: declare it"),
         ({"reward.json": "0.5"}, NUMBERS),
         ({"reward.json": '[["reward", 1]]'}, NUMBERS),
         ({"reward.json": ""}, "the verifier's reward.json is not JSON"),
@@ -65,7 +69,16 @@ NUMBERS = "the verifier's reward.json does not hold an object of numbers"
     ],
 )
 def test_anything_else_is_no_reward_with_a_reason(written: dict[str, str], why: str) -> None:
-    assert read_reward(packed({name: text.encode("latin-1") for name, text in written.items()})) == (None, why)
+    left = packed({name: text.encode("latin-1") for name, text in written.items()})
+    assert read_reward(left, RewardRange(), DECLARE) == (None, why)
+
+
+def test_a_reward_is_the_share_of_the_declared_range() -> None:
+    assert read_reward(packed({"reward.txt": b"3"}), RewardRange(-1, 4), DECLARE) == (0.8, "")
+    assert read_reward(packed({"reward.txt": b"5"}), RewardRange(-1, 4), DECLARE) == (
+        None,
+        "the verifier's reward 5 is not between -1 and 4: declare it",
+    )
 
 
 def test_no_file_is_the_callers_matter() -> None:
@@ -76,6 +89,6 @@ def test_no_file_is_the_callers_matter() -> None:
         archive.addfile(info)
     for left in (packed({}), folder.getvalue()):
         with pytest.raises(KeyError):
-            read_reward(left)
+            read_reward(left, RewardRange(), DECLARE)
     with pytest.raises(tarfile.TarError):
-        read_reward(b"no archive")
+        read_reward(b"no archive", RewardRange(), DECLARE)

@@ -19,7 +19,7 @@ import pytest
 from aiohttp import web
 
 from clawloop.app.cli.remote_environment import _parser, worker_of
-from clawloop.core.contracts.episodes import Ending
+from clawloop.core.contracts.episodes import Ending, RewardRange
 from clawloop.core.errors import SetupError
 from clawloop.environments.task import Split
 from clawloop.environments.verifiers import runner as runner_module
@@ -33,6 +33,8 @@ from clawloop.environments.verifiers.runner import (
     sweep_rollouts,
     unanswered,
 )
+
+RANGE = RewardRange(0.0, 2.0)
 
 
 @pytest.fixture(autouse=True)
@@ -75,9 +77,9 @@ def episode(*traces: SimpleNamespace, ok: bool = True) -> SimpleNamespace:
     ],
 )
 def test_a_run_that_ended_is_rewarded_by_its_environment(run: SimpleNamespace, ending: Ending) -> None:
-    found = outcome_of(episode(run), "agent")
-    assert (found.ending, found.reason, found.verdict) == (ending, "", (1.5, ""))
-    assert kept_reward(found.artifact) == (1.5, "")
+    found = outcome_of(episode(run), "agent", RANGE)
+    assert (found.ending, found.reason, found.verdict) == (ending, "", (0.75, ""))
+    assert kept_reward(found.artifact, RANGE) == (0.75, "")
 
 
 @pytest.mark.parametrize(
@@ -94,9 +96,9 @@ def test_a_run_that_ended_is_rewarded_by_its_environment(run: SimpleNamespace, e
     ],
 )
 def test_a_run_that_failed_has_no_reward_which_is_not_0(run: SimpleNamespace, ending: Ending) -> None:
-    found = outcome_of(episode(run, ok=False), "agent")
+    found = outcome_of(episode(run, ok=False), "agent", RANGE)
     assert found.ending is ending
-    reward, why = kept_reward(found.artifact)
+    reward, why = kept_reward(found.artifact, RANGE)
     assert reward is None
     assert why
     # What failed with the infrastructure is tried again, and not verified.
@@ -105,28 +107,39 @@ def test_a_run_that_failed_has_no_reward_which_is_not_0(run: SimpleNamespace, en
 
 def test_scoring_that_failed_leaves_the_run_completed_and_without_a_reward() -> None:
     failed = trace(ok=False, errors=[SimpleNamespace(type="TaskError", status_code=None)])
-    found = outcome_of(episode(failed, ok=False), "agent")
+    found = outcome_of(episode(failed, ok=False), "agent", RANGE)
     assert found.ending is Ending.COMPLETED
-    assert kept_reward(found.artifact) == (None, "not scored: TaskError")
-    unscored = outcome_of(episode(trace(rewards={"right": None})), "agent")
-    assert kept_reward(unscored.artifact) == (None, "the environment gave no reward right")
+    assert kept_reward(found.artifact, RANGE) == (None, "not scored: TaskError")
+    unscored = outcome_of(episode(trace(rewards={"right": None})), "agent", RANGE)
+    assert kept_reward(unscored.artifact, RANGE) == (None, "the environment gave no reward right")
     for reward in (float("nan"), 1e7):
-        found = outcome_of(episode(trace(reward=reward)), "agent")
-        assert found.verdict == kept_reward(found.artifact)
+        found = outcome_of(episode(trace(reward=reward)), "agent", RANGE)
+        assert found.verdict == kept_reward(found.artifact, RANGE)
         assert found.verdict[0] is None
+
+
+def test_a_reward_outside_of_the_environments_range_is_refused_with_the_remedy() -> None:
+    found = outcome_of(episode(trace(reward=1.5)), "agent", RewardRange())
+    assert found.verdict == (
+        None,
+        "the verifier's reward 1.5 is not between 0 and 1: give the worker --reward-range LOW HIGH",
+    )
 
 
 def test_only_one_run_of_the_policy_can_be_rewarded() -> None:
     judge = trace(agent=SimpleNamespace(name="judge"), reward=0.0)
-    assert kept_reward(outcome_of(episode(judge, trace()), "agent").artifact) == (1.5, "")
-    twice = outcome_of(episode(trace(), trace()), "agent")
-    assert kept_reward(twice.artifact) == (None, "the policy played 2 times in one episode, which has one reward")
-    assert outcome_of(episode(judge), "agent").ending is Ending.INFRASTRUCTURE
+    assert kept_reward(outcome_of(episode(judge, trace()), "agent", RANGE).artifact, RANGE) == (0.75, "")
+    twice = outcome_of(episode(trace(), trace()), "agent", RANGE)
+    assert kept_reward(twice.artifact, RANGE) == (
+        None,
+        "the policy played 2 times in one episode, which has one reward",
+    )
+    assert outcome_of(episode(judge), "agent", RANGE).ending is Ending.INFRASTRUCTURE
 
 
 def test_an_episode_that_hung_and_an_artifact_that_is_none_have_reasons() -> None:
-    assert kept_reward(unanswered(90.0).artifact) == (None, "it did not end in 90 s")
-    assert kept_reward(b"") == (None, "what was kept of the episode cannot be read")
+    assert kept_reward(unanswered(90.0).artifact, RANGE) == (None, "it did not end in 90 s")
+    assert kept_reward(b"", RANGE) == (None, "what was kept of the episode cannot be read")
 
 
 def test_tasks_are_split_by_what_they_hold_and_not_by_their_place() -> None:
@@ -271,6 +284,10 @@ def test_an_environment_of_verifiers_is_known_by_its_name(tmp_path: Path) -> Non
     assert "key" not in repr(worker).split("gateway")[0]
     assert set(worker_of(options("--verifiers", "gsm8k", "--name", "sums"), VARIABLES).verifiers) == {"sums"}
     assert set(worker_of(options("--environment", "swe"), VARIABLES).sandboxed) == {"swe"}
+    ranged = worker_of(options("--verifiers", "gsm8k", "--reward-range", "-1", "2.5"), VARIABLES)
+    assert ranged.verifiers["gsm8k"].reward_range == RewardRange(-1, 2.5)
+    with pytest.raises(SetupError, match="--reward-range: 1 to 0 is no range of rewards"):
+        worker_of(options("--verifiers", "gsm8k", "--reward-range", "1", "0"), VARIABLES)
 
 
 def test_each_documented_command_and_table_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from clawloop.core.contracts.episodes import (
-    REWARD_LIMIT,
     Ending,
     EpisodeBegun,
     EpisodeEnd,
@@ -110,10 +108,8 @@ class FakeEpisodeStore:
         return room
 
     async def score_episode(self, episode: EpisodeId, reward: float | None, reason: str) -> None:
-        if reward is not None and not math.isfinite(reward):
-            raise EpisodeUnusable(f"reward {reward} is not finite")
-        if reward is not None and abs(reward) > REWARD_LIMIT:
-            raise EpisodeUnusable(f"reward {reward:g} is not between -{REWARD_LIMIT:g} and {REWARD_LIMIT:g}")
+        if reward is not None and not 0 <= reward <= 1:
+            raise EpisodeUnusable(f"reward {reward:g} is not between 0 and 1")
         found = self.by_id[episode]
         if found.state is EpisodeState.ENDED:
             found.state = EpisodeState.UNSCORED if reward is None else EpisodeState.SCORED

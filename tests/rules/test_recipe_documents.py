@@ -76,7 +76,9 @@ def _parts(recipe: Recipe) -> Iterator[str]:
     if loss.distillation:
         yield _distillation(recipe)
     if loss.kl:
-        yield f"+ {loss.kl:g}·min(ρ, 2)·k2(base)"
+        # The tokens were drawn from μ, whatever else ρ is relative to.
+        ratio = "π_θ/μ" if loss.correction == "decoupled" else "ρ"
+        yield f"+ {loss.kl:g}·min({ratio}, 2)·k2(base)"
     if overlong is not None:
         flat = overlong.limit_tokens - overlong.cache_tokens
         yield f"penalty = 0 up to {flat} tokens, falling to −1 at {overlong.limit_tokens}"

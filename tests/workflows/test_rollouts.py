@@ -142,16 +142,16 @@ async def test_a_reward_that_the_ledger_refuses_is_none_and_fails_no_group(
     runner = ScriptedRunner(store)
 
     def verdict(place: int, n: int) -> tuple[float | None, str]:
-        return (1e308 if place == 0 else float(place)), ""
+        return (1e308 if place == 0 else place / 2), ""
 
     runner.verdict = verdict
     if came_with_the_run:
         runner.run = lambda place, attempt: AgentRun(Ending.COMPLETED, "", b"left", verdict(place, 1))
     result = await run_group(client, store, runner, 3)
-    assert (result.state, result.scored, result.mean_reward) == (GroupState.SETTLED, 2, 1.5)
+    assert (result.state, result.scored, result.mean_reward) == (GroupState.SETTLED, 2, 0.75)
     assert sorted(runner.ran) == [(0, 1), (1, 1), (2, 1)]
     refused = [episode for episode in store.by_id.values() if episode.state is EpisodeState.UNSCORED]
-    why = "not recorded: reward 1e+308 is not between -1e+06 and 1e+06"
+    why = "not recorded: reward 1e+308 is not between 0 and 1"
     assert [(episode.begun.place, episode.reason) for episode in refused] == [(0, why)]
 
 
@@ -240,10 +240,10 @@ async def test_a_verdict_that_came_with_the_run_is_asked_for_no_more(client: Cli
         Ending.INFRASTRUCTURE if attempt == 1 and place == 0 else Ending.COMPLETED,
         "",
         b"left",
-        None if attempt == 1 and place == 0 else (float(place), ""),
+        None if attempt == 1 and place == 0 else (place / 2, ""),
     )
     result = await run_group(client, store, runner, 3)
-    assert (result.scored, result.mean_reward) == (3, 1.0)
+    assert (result.scored, result.mean_reward) == (3, 0.5)
     assert sorted(runner.ran) == [(0, 1), (0, 2), (1, 1), (2, 1)]
     assert runner.verified == {}
 

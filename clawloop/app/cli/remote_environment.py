@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from clawloop.app.processes.remote_environment import RemoteWorker, run_remote_worker
+from clawloop.core.contracts.episodes import RewardRange
 from clawloop.core.episodes.kinds import LONGEST_SECONDS
 from clawloop.core.errors import ClawloopError, SetupError
 from clawloop.core.telemetry.logs import configure_logging
@@ -82,7 +83,11 @@ def _verifiers(options: argparse.Namespace) -> dict[str, VerifiersOptions]:
     block = {} if options.verifiers_config is None else _env_table(options.verifiers_config)
     # A hub's id is OWNER/NAME@VERSION.
     name = options.name or options.verifiers.rsplit("/", 1)[-1].split("@", 1)[0]
-    return {name: VerifiersOptions(options.verifiers, block, options.seconds, options.local_commands)}
+    try:
+        reward_range = RewardRange(*options.reward_range)
+    except ValueError as error:
+        raise SetupError(f"--reward-range: {error}") from None
+    return {name: VerifiersOptions(options.verifiers, block, options.seconds, options.local_commands, reward_range)}
 
 
 def _env_table(path: Path) -> Mapping[str, Any]:
@@ -114,6 +119,14 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=AGENT_SECONDS,
         help="time limit of an agent of verifiers, unless its table has one",
+    )
+    add(
+        "--reward-range",
+        type=float,
+        nargs=2,
+        default=(0.0, 1.0),
+        metavar=("LOW", "HIGH"),
+        help="the lowest and the highest reward of the environment of verifiers (0 1)",
     )
     add("--local-commands", action="store_true", help="let the model's commands run as this worker, in its container")
     add("--tasks", type=Path, action="append", default=[], metavar="DIR", help="Harbor task directories; repeatable")

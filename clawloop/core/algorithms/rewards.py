@@ -203,6 +203,11 @@ def step_advantages(rewards: Sequence[Sequence[float] | None]) -> tuple[tuple[fl
     )
 
 
+def episode_outcome(reward: float) -> float:
+    """O of an episode in −1..1, the scale of a chat's verdict, from its reward in 0..1."""
+    return 2 * reward - 1
+
+
 # Staleness ------------------------------------------------------------------------------------------------------------
 # Staleness of a sample: the limit after which it is not trained.
 #

@@ -6,6 +6,7 @@ Open workflows and saved histories hold them: new fields must be optional.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,9 +14,44 @@ from enum import StrEnum
 
 from clawloop.core.ids import EpisodeId, RolloutGroupId, SessionId
 
-REWARD_LIMIT = 1e6
-"""No reward is larger, either way. Rewards are compared by mean and spread, which overflow near 1e150; verifiers write
-numbers near 1, and one that writes more than this has a bug."""
+# A sum of weights that should be 1 may be 1 + 2^-52.
+_ROUNDED = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class RewardRange:
+    """The numbers that a verifier may write. An episode's reward is what was written as a share of this range, 0 to 1.
+
+    Raises:
+        ValueError: the range is empty, or without an end.
+    """
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise ValueError(f"{self.low:g} to {self.high:g} is no range of rewards: the second number must be larger")
+
+    def place(self, number: float) -> float:
+        """0 at the range's lower end, 1 at its upper end; a number outside of it is below 0 or above 1."""
+        return (number - self.low) / (self.high - self.low)
+
+    def share(self, written: float) -> float:
+        """`place` of a reward.
+
+        Raises:
+            ValueError: it is not finite, or outside the range by more than rounding.
+        """
+        if not math.isfinite(written):
+            raise ValueError("reward is not finite")
+        share = self.place(written)
+        if not -_ROUNDED <= share <= 1 + _ROUNDED:
+            raise ValueError(f"reward {written:g} is not between {self.low:g} and {self.high:g}")
+        return min(1.0, max(0.0, share))
+
+
+UNIT_RANGE = RewardRange()
 
 
 class GroupState(StrEnum):

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from clawloop.core.algorithms.rewards import episode_advantages, needed_rewards, process_reward, step_advantages
+from clawloop.core.algorithms.rewards import (
+    episode_advantages,
+    episode_outcome,
+    needed_rewards,
+    overlong_penalty,
+    process_reward,
+    step_advantages,
+)
 from clawloop.core.contracts.episodes import EpisodeState, GroupState
 from clawloop.core.contracts.turns import TurnOutcome
 from clawloop.core.ids import EpisodeId, JudgementId, TurnId
@@ -21,12 +28,16 @@ class EpisodeTurn:
         not_trainable: why it cannot be trained; None if it can.
         votes: mean of the judge's votes on it; None if it has none.
         judgement: which has those votes; None if no judge was asked.
+        tokens: of its reply; None if it has no end, and then no penalty for its length.
+        cut_by_length: the reply ended at its token limit.
     """
 
     id: TurnId
     not_trainable: str | None
     votes: float | None = None
     judgement: JudgementId | None = None
+    tokens: int | None = None
+    cut_by_length: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +46,7 @@ class Member:
 
     Args:
         id: None if none began.
+        reward: in 0..1.
         turns: in their order.
     """
 
@@ -89,13 +101,12 @@ def settle(members: Sequence[Member], signal: Signal, *, no_recipe: bool = False
     rewards = [member.reward for member in members]
     known = [reward for reward in rewards if reward is not None]
     mean = fmean(known) if known else None
-    weight = signal.process_weight if judges_episodes(signal) else 0.0
     if signal.episode_advantage == "step":
-        by_step = step_advantages([None if m.reward is None else _turn_rewards(m, m.reward, weight) for m in members])
+        by_step = step_advantages([None if m.reward is None else _turn_rewards(m, m.reward, signal) for m in members])
         advantages = by_step
     else:
         by_episode = episode_advantages(
-            [None if m.reward is None else _episode_reward(m, m.reward, weight) for m in members]
+            [None if m.reward is None else _episode_reward(m, m.reward, signal) for m in members]
         )
         advantages = (
             None
@@ -109,8 +120,8 @@ def settle(members: Sequence[Member], signal: Signal, *, no_recipe: bool = False
     for index, member in enumerate(members):
         unknown = advantages is None or no_recipe or member.reward is None
         of_member = [None] * len(member.turns) if advantages is None or unknown else advantages[index]
-        for turn, advantage in zip(member.turns, of_member, strict=True):
-            turns[turn.id] = _settle_turn(turn, member, advantage, reason, len(known))
+        for turn, advantage, penalty in zip(member.turns, of_member, _penalties(member, signal), strict=True):
+            turns[turn.id] = _settle_turn(turn, member, advantage, penalty, reason, len(known))
         values = set(of_member)
         if member.id is not None and len(values) == 1 and (only := values.pop()) is not None:
             same[member.id] = only
@@ -128,18 +139,43 @@ def hold_out(settlement: Settlement) -> Settlement:
     return replace(settlement, turns=turns)
 
 
-def _turn_rewards(member: Member, outcome: float, weight: float) -> list[float]:
-    """R_ij = O + λ · mean vote of each turn; O alone for a turn without a vote, as the last one is."""
+def _turn_rewards(member: Member, reward: float, signal: Signal) -> list[float]:
+    """R_ij = O + λ · mean vote + length penalty of each turn, of the terms that are known; O in −1..1."""
+    terms = zip(_process(member, signal), _penalties(member, signal), strict=True)
+    return [episode_outcome(reward) + (process or 0.0) + (penalty or 0.0) for process, penalty in terms]
+
+
+def _episode_reward(member: Member, reward: float, signal: Signal) -> float:
+    """R_i = O + λ · mean vote + mean length penalty over the episode's turns that have them; O in −1..1."""
+    terms = (_process(member, signal), _penalties(member, signal))
+    return episode_outcome(reward) + sum(_mean_of_known(term) for term in terms)
+
+
+def _process(member: Member, signal: Signal) -> list[float | None]:
+    """λ · mean vote of each turn; None without a vote, as the last one is."""
+    weight = signal.process_weight if judges_episodes(signal) else 0.0
+    return [None if turn.votes is None else process_reward(turn.votes, process_weight=weight) for turn in member.turns]
+
+
+def _penalties(member: Member, signal: Signal) -> list[float | None]:
+    """The length penalty of each turn's reply; None where its length is not known, or the recipe has none."""
+    overlong = signal.overlong
     return [
-        outcome if turn.votes is None else outcome + process_reward(turn.votes, process_weight=weight)
+        None
+        if overlong is None or turn.tokens is None
+        else overlong_penalty(
+            turn.tokens,
+            limit_tokens=overlong.limit_tokens,
+            cache_tokens=overlong.cache_tokens,
+            cut_by_length=turn.cut_by_length,
+        )
         for turn in member.turns
     ]
 
 
-def _episode_reward(member: Member, outcome: float, weight: float) -> float:
-    """R_i = O + λ · mean vote over the episode's turns that have votes."""
-    votes = [turn.votes for turn in member.turns if turn.votes is not None]
-    return outcome + process_reward(fmean(votes), process_weight=weight) if votes else outcome
+def _mean_of_known(values: Sequence[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else 0.0
 
 
 def _reason(
@@ -166,7 +202,12 @@ def _for_example(members: Sequence[Member]) -> str:
 
 
 def _settle_turn(
-    turn: EpisodeTurn, member: Member, advantage: float | None, group_reason: str, scored: int
+    turn: EpisodeTurn,
+    member: Member,
+    advantage: float | None,
+    penalty: float | None,
+    group_reason: str,
+    scored: int,
 ) -> SettledTurn:
     if member.reward is None:
         return SettledTurn(TurnOutcome.UNJUDGED, f"its episode has no reward: {member.reason or member.state}")
@@ -175,5 +216,6 @@ def _settle_turn(
     if advantage is None:
         return SettledTurn(TurnOutcome.UNDECIDED, f"reward {member.reward:.3g}; {group_reason}")
     votes = "" if turn.votes is None else f", mean vote {turn.votes:+.2f}"
-    why = f"reward {member.reward:.3g}{votes}, advantage {advantage:+.2f} among {scored} episodes"
+    length = f", length {penalty:+.2f}" if penalty else ""
+    why = f"reward {member.reward:.3g}{votes}{length}, advantage {advantage:+.2f} among {scored} episodes"
     return SettledTurn(TurnOutcome.SAMPLED, why, advantage)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clawloop.core.contracts.episodes import UNIT_RANGE, RewardRange
 from clawloop.core.episodes.kinds import LONGEST_SECONDS
 from clawloop.core.errors import SetupError
 from clawloop.environments.harbor_toml import AGENT_SECONDS
@@ -36,12 +37,14 @@ class VerifiersOptions:
         block: the `[env]` table of a configuration file of verifiers.
         seconds: the agent's time limit, unless the table has one.
         local_commands: commands of the model may run as this worker.
+        reward_range: of the environment's weighted reward.
     """
 
     taskset: str
     block: Mapping[str, Any]
     seconds: float = AGENT_SECONDS
     local_commands: bool = False
+    reward_range: RewardRange = UNIT_RANGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +55,14 @@ class LoadedEnvironment:
         role: the agent that the policy plays.
         tasks: `verifiers.v1.Task`s.
         seconds: after which an episode hangs.
+        reward_range: see `VerifiersOptions`.
     """
 
     env: Any
     role: str
     tasks: Mapping[Split, Sequence[Any]]
     seconds: float
+    reward_range: RewardRange
 
 
 def load(options: VerifiersOptions) -> LoadedEnvironment:
@@ -78,7 +83,8 @@ def load(options: VerifiersOptions) -> LoadedEnvironment:
     require_images(agent.runtime.type, tasks[Split.TRAIN], options.taskset)
     if not tasks[Split.TRAIN]:
         raise SetupError(f"--verifiers {options.taskset}: no task is left to practise on; a hash holds some out")
-    return LoadedEnvironment(env, role, tasks, seconds_in_all(agent.timeout, role, options.taskset))
+    seconds = seconds_in_all(agent.timeout, role, options.taskset)
+    return LoadedEnvironment(env, role, tasks, seconds, options.reward_range)
 
 
 def split_tasks(tasks: Iterable[Any]) -> dict[Split, list[Any]]:

@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from clawloop.core.contracts.episodes import AgentRun, Ending
+from clawloop.core.contracts.episodes import UNIT_RANGE, AgentRun, Ending, RewardRange
 from clawloop.core.errors import EpisodeUnusable
 from clawloop.core.ids import EpisodeId
 from clawloop.environments.playing import REWARD_FILE, packed, read_reward
@@ -141,16 +141,18 @@ class _NotNow(Exception):
 # the conversation, which the gateway has.
 
 _RESULT_FILE = "result.json"
+_DECLARE = "give the worker --reward-range LOW HIGH"
 _TOKEN_LIMITS = ("max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed")
 # Of the model's API: wrong requests, e.g. a conversation that is too long, are the agent's own.
 _AGENTS_STATUS = (400, 404, 413, 422)
 
 
-def outcome_of(episode: Any, role: str) -> AgentRun:
+def outcome_of(episode: Any, role: str, reward_range: RewardRange) -> AgentRun:
     """
     Args:
         episode: a `verifiers.v1.Episode` that has ended.
         role: the agent that the policy played.
+        reward_range: of the environment.
     """
     runs = [trace for trace in episode.traces if trace.agent.name == role]
     if not runs:
@@ -160,26 +162,27 @@ def outcome_of(episode: Any, role: str) -> AgentRun:
         return AgentRun(ending, f"{runs[-1].stop_condition}: {_errors(runs[-1])}", b"")
     reward, why = _reward(episode, runs)
     reason = why if ending is not Ending.AGENT_ERROR else f"{runs[-1].stop_condition}: {_errors(runs[-1])}"
-    return _verified(ending, reason, _kept(runs[-1], reward, why))
+    return _verified(ending, reason, _kept(runs[-1], reward, why), reward_range)
 
 
 def unanswered(seconds: float) -> AgentRun:
     """Of an episode that hung."""
     why = f"it did not end in {seconds:g} s"
-    return _verified(Ending.TRUNCATED_TIME, why, packed({_RESULT_FILE: json.dumps({"why": why}).encode()}))
+    kept = packed({_RESULT_FILE: json.dumps({"why": why}).encode()})
+    return _verified(Ending.TRUNCATED_TIME, why, kept, UNIT_RANGE)
 
 
-def kept_reward(artifact: bytes) -> tuple[float | None, str]:
-    """The reward in what was kept of an episode, or why there is none."""
+def kept_reward(artifact: bytes, reward_range: RewardRange) -> tuple[float | None, str]:
+    """The reward in what was kept of an episode, 0 to 1, or why there is none."""
     try:
-        return read_reward(artifact)
+        return read_reward(artifact, reward_range, _DECLARE)
     except (KeyError, tarfile.TarError):
         return None, _kept_reason(artifact)
 
 
-def _verified(ending: Ending, reason: str, kept: bytes) -> AgentRun:
+def _verified(ending: Ending, reason: str, kept: bytes, reward_range: RewardRange) -> AgentRun:
     """With the verdict that `kept_reward` will give of it at any time: nothing has to be asked."""
-    return AgentRun(ending, reason, kept, kept_reward(kept))
+    return AgentRun(ending, reason, kept, kept_reward(kept, reward_range))
 
 
 def _ending(trace: Any) -> Ending:
@@ -352,13 +355,13 @@ class VerifiersRunner:
             for trace in traces:
                 self._relay.dismiss(trace)
                 self._notes.ended(trace)
-        return outcome_of(done, self._loaded.role)
+        return outcome_of(done, self._loaded.role, self._loaded.reward_range)
 
     async def verify(
         self, environment: str, task_id: str, episode: EpisodeId, artifact: bytes
     ) -> tuple[float | None, str]:
         """The reward that verifiers gave at the episode's end."""
-        return kept_reward(artifact)
+        return kept_reward(artifact, self._loaded.reward_range)
 
     def _task(self, task_id: str) -> Any:
         split, number = parse_task_id(task_id)
