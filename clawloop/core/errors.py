@@ -200,6 +200,10 @@ class ModelUnsupported(PermanentError):
     """The trainer cannot load this checkpoint; the message says what was found and what is supported."""
 
 
+class FamilyUnknown(ModelUnsupported):
+    """The trainer knows no model of this family; engines may serve it."""
+
+
 class SampleUnusable(PermanentError):
     """A sample cannot be trained; it is dropped from the batch for good.
 

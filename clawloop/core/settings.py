@@ -147,8 +147,9 @@ class Settings(BaseSettings):
     """A file with one such secret a line: the first is sent, the guards of engines accept all. It is read again when it
     was changed. None: that of the engines that `clawloop up` starts."""
 
-    model: Path | None = None
-    """Folder of the base model, for the trainer. `clawloop up` gives the trainer the model that it serves."""
+    model: str | None = None
+    """The base model, for the trainer: a folder, `smollm2`, or a name of the Hugging Face Hub. `clawloop up` gives the
+    trainer the model that it serves."""
 
     max_lora_rank: int = 16
     """The largest LoRA rank that engines load: `clawloop up` starts its engine with it; for other engines give the
@@ -229,6 +230,13 @@ class Settings(BaseSettings):
 
     crash_points: Path | None = None
     """A folder for fault tests, whose files name points at which a process kills itself, each once."""
+
+    @property
+    def model_folder(self) -> Path | None:
+        """Folder of the base model, fetched or not."""
+        if self.model is None or Path(self.model).is_dir():
+            return None if self.model is None else Path(self.model)
+        return self.data / "models" / self.model.partition("@")[0]
 
     @property
     def secrets(self) -> tuple[str, ...]:

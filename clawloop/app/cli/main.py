@@ -24,6 +24,7 @@ from clawloop.app.cli.evaluate import evaluate_command
 from clawloop.app.cli.feedback import feedback
 from clawloop.app.cli.judge import judge_app
 from clawloop.app.cli.key import key_app, limit_key
+from clawloop.app.cli.model import model_app
 from clawloop.app.cli.openclaw_config import openclaw_config
 from clawloop.app.cli.plan import plan_command
 from clawloop.app.cli.probe import probe_app
@@ -141,7 +142,7 @@ def migrate(
         secret = engine_secret(settings)()
         content = codec_of(settings.encryption_key_file)
         silent = asyncio.run(
-            create_default_policy(url, base_model, aliases, engine or [], settings.model, secret, content)
+            create_default_policy(url, base_model, aliases, engine or [], settings.model_folder, secret, content)
         )
         for line in silent:
             typer.echo(line, err=True)
@@ -175,6 +176,7 @@ app.add_typer(rollouts_app, name="rollouts")
 app.add_typer(episode_app, name="episode")
 app.add_typer(environment_app, name="environment")
 app.add_typer(adapter_app, name="adapter")
+app.add_typer(model_app, name="model")
 app.add_typer(demo_app, name="demo")
 
 

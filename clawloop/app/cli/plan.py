@@ -9,9 +9,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clawloop.app.cli.terminal import Data, settings_of
+
 if TYPE_CHECKING:
     from clawloop.app.layout.memory import Layout
     from clawloop.app.layout.request import Gpus, TrainingNeeds
+    from clawloop.core.families.chat_format import ChatOptions
+
+
+# Models ---------------------------------------------------------------------------------------------------------------
+# `--model` of `up`, `plan` and others: fetched into the data folder where it is not there yet.
+
+MODEL_HELP = "A model folder, OWNER/NAME of the Hugging Face Hub (@REVISION may follow), or smollm2"
+Model = Annotated[str | None, typer.Option(metavar="MODEL", help=f"{MODEL_HELP}. Default: smollm2.")]
+
+
+def model_folder(name: str | None, models: Path, chat: ChatOptions | None = None) -> Path:
+    """The folder of a model, fetched if it is not there; None is the default one. See `models.library.find_model`."""
+    from clawloop.app.models.library import SMOLLM2, find_model
+
+    return find_model(SMOLLM2 if name is None else name, models, chat)
 
 
 # Chat options ---------------------------------------------------------------------------------------------------------
@@ -69,8 +86,14 @@ Quantised = Annotated[
     ),
 ]
 ServeModel = Annotated[
-    Path | None,
-    typer.Option(help="A quantised copy of the model (AWQ, GPTQ, FP8), which engines serve instead of it."),
+    str | None,
+    typer.Option(
+        metavar="MODEL", help="A quantised copy of the model (AWQ, GPTQ, FP8), which engines serve instead of it."
+    ),
+]
+JudgeModel = Annotated[
+    str | None,
+    typer.Option(metavar="MODEL", help="A model of a judge engine; by default the model judges itself."),
 ]
 MICRO_BATCH_TOKENS = 8192
 
@@ -96,7 +119,7 @@ def indices(option: str, text: str | None) -> tuple[int, ...] | None:
 
 
 def plan_command(
-    model: Annotated[Path, typer.Option(help="A model folder.")],
+    model: Model = None,
     gpus: Annotated[
         str | None, typer.Option(metavar="80,80,…", help="GiB of each GPU, as nvidia-smi shows. Default: no GPU.")
     ] = None,
@@ -104,7 +127,7 @@ def plan_command(
     judge_gpus: Indices = None,
     train_gpus: Indices = None,
     serve_model: ServeModel = None,
-    judge_model: Annotated[Path | None, typer.Option(help="A model folder of the judge engine.")] = None,
+    judge_model: JudgeModel = None,
     memory: Memory = None,
     recipe: Annotated[
         Path | None, typer.Option(dir_okay=False, help="The recipe to train by; the default one otherwise.")
@@ -121,6 +144,7 @@ def plan_command(
     chat_template: ChatTemplate = None,
     tool_call_parser: ToolCallParser = None,
     reasoning_parser: ReasoningParser = None,
+    data: Data = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Show which process runs on which GPU and why, with memory by part; refuse what cannot fit."""
@@ -132,9 +156,11 @@ def plan_command(
     from clawloop.app.local.machine import memory_bytes
     from clawloop.core.families.chat_format import ChatOptions
 
+    models = settings_of(data).data / "models"
     chat = ChatOptions(chat_template, tool_call_parser, reasoning_parser)
-    require_model(model, chat)
-    shape = read_model_shape(model, chat)
+    folder = model_folder(model, models, chat)
+    require_model(folder, chat)
+    shape = read_model_shape(folder, chat)
     quantised = quantise is not None or serve_model is not None
     needs = _needs(recipe, quantised=quantised) if train else None
     limits = limits_for(
@@ -147,8 +173,10 @@ def plan_command(
         max_lora_rank=max_lora_rank,
         policies=policies,
     )
-    if judge_model is not None:
-        require_model(judge_model)
+    judge = None if judge_model is None else model_folder(judge_model, models)
+    if judge is not None:
+        require_model(judge)
+    served = None if serve_model is None else model_folder(serve_model, models, chat)
     found: Gpus | None = None
     if gpus is not None:
         found = Gpus(
@@ -167,8 +195,8 @@ def plan_command(
             memory=memory_bytes() if memory is None else int(memory * 2**30),
             training=needs,
             dtype=dtype_of(dtype, shape.dtype, on_gpus=found is not None),
-            judge_model=None if judge_model is None else read_model_shape(judge_model),
-            serve_model=None if serve_model is None else read_served_copy(serve_model, model, shape, chat),
+            judge_model=None if judge is None else read_model_shape(judge),
+            serve_model=None if served is None else read_served_copy(served, folder, shape, chat),
             quantise=None if quantise is None else "nf4",
         )
     )

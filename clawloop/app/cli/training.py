@@ -10,6 +10,7 @@ import typer
 
 from clawloop.app.cli.gateway_request import Url, gateway_address, kept_key, post
 from clawloop.app.cli.operations import links_of, with_operations
+from clawloop.app.cli.plan import model_folder
 from clawloop.app.cli.terminal import (
     AsJson,
     Data,
@@ -135,7 +136,8 @@ def create_policy(
         typer.Option(exists=True, file_okay=False, help="Begin from this LoRA adapter, in PEFT's form, instead."),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="With --adapter: folder of the base model; default: CLAWLOOP_MODEL.")
+        str | None,
+        typer.Option(metavar="MODEL", help="With --adapter: the base model, as for `up`; default: CLAWLOOP_MODEL."),
     ] = None,
     data: Data = None,
     as_json: AsJson = False,
@@ -158,15 +160,16 @@ def create_policy(
     _show(_apply(data, create), data, as_json)
 
 
-def _bring(adapter: Path, model: Path | None, policy: str, data: Path | None) -> BroughtAdapter:
+def _bring(adapter: Path, model: str | None, policy: str, data: Path | None) -> BroughtAdapter:
     """The adapter as the first version of a policy, in the data folder."""
     from clawloop.operations.training import check_policy_name
     from clawloop.training.adapters.brought import bring_adapter
 
     settings = settings_of(data)
-    base = model or settings.model
-    if base is None:
-        raise SetupError("--adapter: give --model PATH, the base model's folder, or set CLAWLOOP_MODEL")
+    base_model = model or settings.model
+    if base_model is None:
+        raise SetupError("--adapter: give --model MODEL, the base model, or set CLAWLOOP_MODEL")
+    base = model_folder(base_model, settings.data / "models")
     return bring_adapter(
         adapter, base.resolve(), base.name, (settings.data / "adapters").resolve(), check_policy_name(policy)
     )

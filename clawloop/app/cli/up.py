@@ -17,17 +17,20 @@ from clawloop.app.cli.plan import (
     Device,
     Dtype,
     Indices,
+    JudgeModel,
     MaxLoras,
     MaxModelLen,
     MaxSampleTokens,
     Memory,
     MicroBatchTokens,
+    Model,
     Policies,
     Quantised,
     ReasoningParser,
     ServeModel,
     ToolCallParser,
     indices,
+    model_folder,
 )
 from clawloop.app.cli.terminal import settings_of
 from clawloop.core.errors import RecipeRejected, SetupError
@@ -53,9 +56,7 @@ def up_command(
     temporal_ui_port: Port = 8233,
     engine_port: Port = 8100,
     postgres_port: Port = 0,
-    model: Annotated[
-        Path | None, typer.Option(help="A model folder. Default: a tiny model with random weights, for a trial.")
-    ] = None,
+    model: Model = None,
     alias: Annotated[list[str] | None, typer.Option(help="A further model name clients may use; repeatable.")] = None,
     device: Annotated[
         Device | None, typer.Option(help="Default: what `make setup` installed for.", show_default=False)
@@ -64,9 +65,7 @@ def up_command(
     judge_gpus: Indices = None,
     train_gpus: Indices = None,
     serve_model: ServeModel = None,
-    judge_model: Annotated[
-        Path | None, typer.Option(help="A model folder of a judge engine; by default the model judges itself.")
-    ] = None,
+    judge_model: JudgeModel = None,
     engine_arg: Annotated[
         list[str] | None,
         typer.Option(help="A further argument of vLLM: --engine-arg=--max-num-seqs=64; repeatable."),
@@ -102,6 +101,8 @@ def up_command(
     from clawloop.core.recipes.recipe import load_recipe
 
     settings = settings_of(data)
+    chat = ChatOptions(chat_template, tool_call_parser, reasoning_parser)
+    models = settings.data.absolute() / "models"
     options = UpOptions(
         data=settings.data.absolute(),
         environment=dict(os.environ),
@@ -113,15 +114,16 @@ def up_command(
         temporal_ui_port=temporal_ui_port,
         engine_port=engine_port,
         postgres_port=postgres_port,
-        model=model,
+        # A model may take minutes to fetch: before anything is started, where Ctrl-C ends the program at once.
+        model=None if settings.engines else model_folder(model, models, chat),
         aliases=tuple(alias or ()),
         models=ModelOptions(
             device=None if device is None else MachineDevice(device.value),
             serve_gpus=indices("--serve-gpus", serve_gpus),
             judge_gpus=indices("--judge-gpus", judge_gpus),
             train_gpus=indices("--train-gpus", train_gpus),
-            serve_model=serve_model,
-            judge_model=judge_model,
+            serve_model=None if serve_model is None else model_folder(serve_model, models, chat),
+            judge_model=None if judge_model is None else model_folder(judge_model, models),
             engine_arguments=tuple(word for argument in engine_arg or () for word in shlex.split(argument)),
             dtype=dtype,
             max_model_len=max_model_len,
@@ -133,7 +135,7 @@ def up_command(
             max_lora_rank=settings.max_lora_rank,
             memory=None if memory is None else int(memory * 2**30),
             train=train,
-            chat=ChatOptions(chat_template, tool_call_parser, reasoning_parser),
+            chat=chat,
         ),
         database_url=settings.database_url,
         temporal_address=settings.temporal_address,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawloop.app.cli.plan import Device, Quantised
+from clawloop.app.cli.plan import Device, Quantised, model_folder
 from clawloop.app.cli.terminal import Data, settings_of
 from clawloop.core.errors import SetupError
 
@@ -66,7 +66,9 @@ def judge(health_port: HealthPort = 0, health_host: HealthHost = LOOPBACK, data:
 
 @worker_app.command()
 def trainer(
-    model: Annotated[Path | None, typer.Option(help="Folder of the base model; CLAWLOOP_MODEL.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="The base model, as for `up`; CLAWLOOP_MODEL.")
+    ] = None,
     base_model: Annotated[
         str | None, typer.Option(help="The name by which engines serve it; default: the folder's name.")
     ] = None,
@@ -111,11 +113,11 @@ def trainer(
     from clawloop.training.setup import TrainerSetup
 
     settings = settings_of(data)
-    folder = model or settings.model
-    if folder is None:
-        raise SetupError("no model to train: give --model PATH, or set CLAWLOOP_MODEL")
+    base = model or settings.model
+    if base is None:
+        raise SetupError("no model to train: give --model MODEL, or set CLAWLOOP_MODEL")
     setup = TrainerSetup(
-        model=folder.resolve(),
+        model=model_folder(base, settings.data / "models").resolve(),
         adapters=(settings.data / "adapters").resolve(),
         base_model=base_model,
         device=None if device is None else device.value,

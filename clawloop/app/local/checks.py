@@ -23,7 +23,6 @@ from clawloop.app.local.services.temporal_server import NAMESPACE
 from clawloop.core.errors import SetupError
 from clawloop.core.families.chat_format import ChatOptions, read_chat_format
 from clawloop.serving.endpoints import bearer
-from clawloop.training.model.checkpoint import DECODER_PREFIX
 from db.database import driver_url, postgres_message
 
 # A new PostgreSQL takes 60 MiB, four logs at most 80, an adapter of a 4B model 130: enough for the first days.
@@ -124,7 +123,18 @@ def bound_socket(part: str, host: str, port: int, option: str) -> socket.socket:
 
 
 def require_model(folder: Path, chat: ChatOptions | None = None) -> None:
-    """Check that a folder contains a model that can be served and trained.
+    """Check that a folder contains a model that can be served.
+
+    Args:
+        chat: what the operator sets for chats.
+    """
+    require_description(folder, chat)
+    if not any(folder.glob("*.safetensors")):
+        raise SetupError(f"{folder} has no weights (*.safetensors): download the model again, completely")
+
+
+def require_description(folder: Path, chat: ChatOptions | None = None) -> None:
+    """Check all of a model folder but its weights.
 
     Args:
         chat: what the operator sets for chats.
@@ -145,14 +155,8 @@ def require_model(folder: Path, chat: ChatOptions | None = None) -> None:
         readable, content, architecture = False, {}, ""
     if not readable:
         raise SetupError(f"{config} does not describe a language model: {remedy}")
-    generates = architecture.endswith(("ForCausalLM", "ForConditionalGeneration"))
-    if not generates or content.get("model_type") not in DECODER_PREFIX:
-        raise SetupError(
-            f"{folder} is a {architecture}, which is not supported: choose a model of one of the families"
-            f" {', '.join(sorted(DECODER_PREFIX))}"
-        )
-    if not any(folder.glob("*.safetensors")):
-        raise SetupError(f"{folder} has no weights (*.safetensors): download the model again, completely")
+    if not architecture.endswith(("ForCausalLM", "ForConditionalGeneration")):
+        raise SetupError(f"{folder} is a {architecture}, which writes no text: choose a chat model")
     if not (folder / "tokenizer.json").is_file() and not (folder / "vocab.json").is_file():
         raise SetupError(f"{folder} has no tokenizer (tokenizer.json): download the model again, completely")
     read_chat_format(folder, chat)

@@ -33,7 +33,7 @@ from clawloop.app.local.services.vllm import (
     read_model,
 )
 from clawloop.app.local.supervision.supervisor import Part
-from clawloop.core.errors import ModelUnsupported, SetupError
+from clawloop.core.errors import FamilyUnknown, ModelUnsupported, SetupError
 from clawloop.core.families.chat_format import ChatOptions
 from clawloop.core.recipes.recipe import Recipe, require_rank
 from clawloop.serving.engine_secret import read_secrets
@@ -233,8 +233,7 @@ def plan_models(
     Raises:
         SetupError: a model is unusable or does not fit, a port is taken, or options contradict each other.
     """
-    if wanted.train:
-        _require_trainable(model.path)
+    wanted, notes = _trained(wanted, model.path)
     # Under the name of what is trained: versions belong to that.
     served = model if wanted.serve_model is None else replace(model, path=wanted.serve_model)
     judging = served if wanted.judge_model is None else model_in(wanted.judge_model)
@@ -242,6 +241,7 @@ def plan_models(
         option = "--judge-model" if wanted.judge_model else "--judge-gpus"
         raise SetupError(f"{option} and CLAWLOOP_JUDGE_URL name two judges: leave one out")
     layout = lay_out(wanted, model.path, recipe, environment)
+    layout = replace(layout, notes=(*layout.notes, *notes))
     serving = [process for process in layout.processes if process.role in (Role.ENGINE, Role.JUDGE)]
     guards, adapters = _guards(environment, data), (data / "adapters").resolve()
     # The secret changes with each start: its clients are started here too, and get it in their environment.
@@ -300,12 +300,20 @@ def model_in(folder: Path, chat: ChatOptions | None = None) -> ModelFacts:
     return read_model(folder, chat)
 
 
-def _require_trainable(model: Path) -> None:
-    """
+def _trained(wanted: ModelOptions, model: Path) -> tuple[ModelOptions, tuple[str, ...]]:
+    """The options, without training where the trainer does not know the model's family, and a note that says so.
+
     Raises:
-        SetupError: the trainer does not support the model's architecture.
+        SetupError: the trainer knows the family, and not this model of it.
     """
+    if not wanted.train:
+        return wanted, ()
     try:
         read_family(model)
+    except FamilyUnknown as error:
+        return replace(wanted, train=False), (
+            f"{error}: it is served and its turns are recorded, and nothing is trained",
+        )
     except ModelUnsupported as error:
         raise SetupError(f"--model: {error}; to serve and record it without training: --no-train") from error
+    return wanted, ()

@@ -14,9 +14,8 @@ from clawloop.app.local.model_layout import ModelOptions, PlannedModels, model_i
 from clawloop.app.local.parts import LOOPBACK
 from clawloop.app.local.services.postgres import EmbeddedPostgres
 from clawloop.app.local.services.temporal_server import Ports
-from clawloop.app.local.services.vllm import GUARD_SECRET, GUARD_SECRETS, ModelFacts, read_model
+from clawloop.app.local.services.vllm import GUARD_SECRET, GUARD_SECRETS
 from clawloop.app.local.supervision.supervisor import Part
-from clawloop.app.local.tiny_model import ensure_tiny_model
 from clawloop.core.errors import SetupError
 from clawloop.core.recipes.recipe import Recipe
 from clawloop.serving.engine_secret import SecretFile
@@ -30,7 +29,7 @@ class UpOptions:
         environment: of this process; parts inherit it.
         gateways: number of gateway processes, which share the port.
         allowed_hosts: host names that clients may use for the gateway, besides loopback and addresses.
-        model: a model folder; None is the tiny model with random weights.
+        model: a model folder; None where `engines` are given.
         models: how it is served and trained.
         aliases: further model names of the policy; empty: the base model's short name.
         database_url, temporal_address: of a server to use; None starts one.
@@ -122,8 +121,14 @@ async def plan_parts(options: UpOptions) -> Plan:
         names = ["vllm"] if len(engines) == 1 else [f"vllm {n}" for n in range(1, len(engines) + 1)]
         external.extend(ExternalPart(name, url) for name, url in zip(names, engines, strict=True))
     else:
+        assert options.model is not None
         models = plan_models(
-            _model(options), options.models, options.recipe, options.environment, options.engine_port, options.data
+            model_in(options.model, options.models.chat),
+            options.models,
+            options.recipe,
+            options.environment,
+            options.engine_port,
+            options.data,
         )
         started += models.engines
         base_model, engines = models.base_model, models.urls
@@ -179,9 +184,3 @@ def _temporal_ports(options: UpOptions) -> Ports:
         ui=checks.choose_port("Temporal's UI", LOOPBACK, options.temporal_ui_port, "--temporal-ui-port"),
         http=checks.choose_port("Temporal's HTTP interface", LOOPBACK, 0, ""),
     )
-
-
-def _model(options: UpOptions) -> ModelFacts:
-    if options.model is None:
-        return read_model(ensure_tiny_model(options.data / "models"), options.models.chat)
-    return model_in(options.model, options.models.chat)

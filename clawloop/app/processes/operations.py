@@ -137,7 +137,7 @@ class HttpEngineProbe:
     async def check(self, url: str) -> list[str]:
         address = engines.engine_of(url)[1]
         secret = engine_secret(self._settings)()
-        return await check_engines(self._database, [address], self._settings.model, secret)
+        return await check_engines(self._database, [address], self._settings.model_folder, secret)
 
     async def answers_strangers(self, url: str) -> bool:
         return await engine_check.answers_strangers(engines.engine_of(url)[1])

