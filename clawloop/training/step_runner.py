@@ -37,6 +37,7 @@ from clawloop.core.errors import (
     TrainerFailed,
     TrainerUnavailable,
 )
+from clawloop.core.gate.checks import lacking_turns
 from clawloop.core.ids import SampleId
 from clawloop.core.recipes import recipe as recipes
 from clawloop.core.recipes.recipe import require_decoupled
@@ -334,6 +335,8 @@ class StepRunner:
         optimizer = make_optimizer(model, scaled)
         parent = 0 if step.parent is None else step.parent.n
 
+        # Where there are too few to decide by, none is scored.
+        turns = () if lacking_turns(step.verdicts_and_units) is not None else step.held_out
         held_out: list[HeldOutScore] = []
         held_out_seconds = 0.0
 
@@ -346,7 +349,8 @@ class StepRunner:
                 with self._ranks.raise_on_all_ranks():
                     resume(self._folder(step.parent), step.parent.sha256, model, optimizer, base)
             began = time.monotonic()
-            before = self._score_held_out(model, step, within, report_or_stop)
+            unknown = [turn for turn in turns if turn.sample_id not in step.parent_scores]
+            before = {**step.parent_scores, **self._score_held_out(model, unknown, within, report_or_stop)}
             held_out_seconds = time.monotonic() - began
             figures = train_step(
                 model,
@@ -361,12 +365,13 @@ class StepRunner:
                 token_distance=step.recipe.gate.token_distance,
             )
             began = time.monotonic()
-            after = self._score_held_out(model, step, within, report_or_stop)
+            known = [turn for turn in turns if turn.sample_id in before]
+            after = self._score_held_out(model, known, within, report_or_stop)
             held_out_seconds += time.monotonic() - began
             held_out[:] = [
-                HeldOutScore(int(sample.reward or 0), before[index], after[index], sample.unit)
-                for index in sorted(before.keys() & after.keys())
-                for sample in (step.held_out[index],)
+                HeldOutScore(int(turn.reward or 0), before[sample], after[sample], turn.unit, sample)
+                for turn in known
+                if (sample := turn.sample_id) in after
             ]
             return figures
 
@@ -419,20 +424,23 @@ class StepRunner:
         return attempt
 
     def _score_held_out(
-        self, model: PolicyModel, step: StepBatch, limits: Limits, report_or_stop: StatusCallback
-    ) -> dict[int, float]:
-        """Mean log-probability of each held-out reply under the model's present weights, by its place.
+        self, model: PolicyModel, turns: Sequence[BatchSample], limits: Limits, report_or_stop: StatusCallback
+    ) -> dict[SampleId, float]:
+        """Mean log-probability of each held-out reply under the model's present weights.
 
         Without any if memory runs out: the version is then compared by its numbers alone.
         """
+        if not turns:
+            return {}
         try:
-            return score_replies(
+            means = score_replies(
                 model,
-                step.held_out,
+                turns,
                 limits,
                 self._ranks,
                 lambda progress: report_or_stop(f"held-out turns: {progress}"),
             )
+            return {turns[place].sample_id: mean for place, mean in means.items()}
         except RankOutOfMemory:
             return {}
         except RuntimeError as error:

@@ -65,6 +65,7 @@ class VersionRow(Base):
     activated_at: Mapped[datetime | None]  # it became the active version
     retired_at: Mapped[datetime | None]  # it stopped being the active version
     removed_at: Mapped[datetime | None]  # its files are gone
+    held_out_scores: Mapped[Any | None] = mapped_column(ExactJson)  # by sample, see `StepBatch.parent_scores`
     wanted_until: Mapped[datetime | None]  # engines keep it loaded until then, because a caller will ask it
     # The version of another policy whose step made these files; None: a step of this policy made them.
     origin_policy: Mapped[str | None]

@@ -6,16 +6,25 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from uuid import UUID
 
-from sqlalchemy import select, text
+from sqlalchemy import select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.core.contracts.training import BatchSample, CheckName, CheckResult, GateCheck, StepState
+from clawloop.core.contracts.training import (
+    BatchSample,
+    CheckName,
+    CheckResult,
+    GateCheck,
+    HeldOutScore,
+    StepState,
+    VersionRef,
+)
 from clawloop.core.ids import SampleId
 from clawloop.core.recipes.recipe import Gate
 from db.content import exact_json, storable
-from db.tables import GateCheckRow, StepRow
+from db.tables import GateCheckRow, StepRow, VersionRow
 from db.training.claims import first_id
 from db.training.policies import lock_policy
 from db.training.samples import read_samples
@@ -60,6 +69,23 @@ async def read_held_out(
         if isinstance(sample, BatchSample)
         for row in (rows[sample.sample_id],)
     ]
+
+
+async def read_scores(connection: AsyncConnection, policy: str, version: int) -> dict[SampleId, float]:
+    """What a version's replay, or that of a version made from it, found of held-out replies under it."""
+    query = select(VersionRow.held_out_scores).where(VersionRow.policy == policy, VersionRow.n == version)
+    stored = (await connection.execute(query)).scalar_one_or_none() or {}
+    return {SampleId(UUID(sample)): mean for sample, mean in stored.items()}
+
+
+async def keep_scores(connection: AsyncConnection, version: VersionRef, scores: Sequence[HeldOutScore]) -> None:
+    """Keep with a version and its parent what the replay found; of the turns of this replay alone."""
+    of_version = {str(score.sample): score.version for score in scores if score.sample is not None}
+    of_parent = {str(score.sample): score.parent for score in scores if score.sample is not None}
+    for n, means in ((version.n, of_version), (version.parent, of_parent)):
+        if means:
+            row = update(VersionRow).where(VersionRow.policy == version.policy, VersionRow.n == n)
+            await connection.execute(row.values(held_out_scores=exact_json(dict(means))))
 
 
 # Checks ---------------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from db.content import advantages_to_bytes, content_of, exact_json, step_sample_
 from db.database import Database, PostgresStore, transaction
 from db.tables import PolicyRow, SampleRow, StepRow, StepSampleRow, VersionRow
 from db.training.claims import Chosen, choose_groups, choose_samples, closed_by_canary, read_closed
-from db.training.gate_checks import insert_checks, read_held_out
+from db.training.gate_checks import insert_checks, keep_scores, read_held_out, read_scores
 from db.training.policies import (
     insert_event,
     lock_policy,
@@ -121,6 +121,7 @@ async def propose_step(
     await _mark(connection, step, trained.figures.without_hint, StepSampleRow.without_hint)
     await _store_of_tokens(connection, step, trained)
     await insert_checks(connection, step.policy, step.n, checks)
+    await keep_scores(connection, version, trained.held_out)
     candidate = {"state": StepState.CANDIDATE, "metrics": exact_json(metrics_of(trained))}
     row = update(StepRow).where(StepRow.policy == step.policy, StepRow.n == step.n)
     await connection.execute(row.values(candidate))
@@ -393,7 +394,9 @@ class PostgresStepStore(PostgresStore):
         )
         samples = [sample for sample in read.values() if isinstance(sample, BatchSample)]
         held_out = await read_held_out(connection, self._conversations, policy, step.claimed_at, recipe.gate)
-        return await _with_versions(connection, step, recipe, samples, held_out)
+        parent_scores = await read_scores(connection, policy, step.parent) if held_out else {}
+        batch = await _with_versions(connection, step, recipe, samples, held_out)
+        return replace(batch, parent_scores=parent_scores)
 
     @transaction
     async def commit(

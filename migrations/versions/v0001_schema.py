@@ -55,6 +55,7 @@ CREATE TABLE versions (
     activated_at timestamptz,
     retired_at timestamptz,
     removed_at timestamptz,
+    held_out_scores json,
     wanted_until timestamptz,
     origin_policy text,
     origin_n integer,

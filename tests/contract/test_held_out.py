@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
-from clawloop.core.contracts.training import BatchSample, SampleState
+from clawloop.core.contracts.training import BatchSample, HeldOutScore, SampleState, StepBatch, StepState
 from clawloop.core.contracts.turns import TurnOutcome, TurnRecord
 from clawloop.core.recipes.recipe import Gate, Recipe, Train
 from clawloop.core.samples.decision import is_held_out
@@ -13,7 +14,7 @@ from db.database import Database
 from db.training.gate_checks import read_held_out
 from db.training.status import read_status
 from db.turns.read import ConversationCache
-from tests.contract.learning import POLICY, PostgresLearning, recipe, step
+from tests.contract.learning import POLICY, PostgresLearning, commit, recipe, step, trained
 from tests.contract.ledgers import BAD, GOOD, RECIPE, Ledger, fake_ledger, finalize, ledger, postgres_ledger
 
 __all__ = ["fake_ledger", "ledger", "postgres_ledger"]
@@ -156,3 +157,27 @@ async def test_blamed_turns_are_compared_though_praised_ones_are_newer(
     assert {sample.unit for sample in chosen} <= {row["session_id"] for row in sessions}
     await blame(3)  # praised ones take the places that are left
     assert [sample.sample_id for sample in await read()] == [*samples[:3], *samples[15:]]
+
+
+async def test_what_a_replay_found_is_kept_with_both_versions(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    await learning.set_recipe(recipe().model_copy(update={"gate": Gate(held_out=0.001)}))
+    await learning.add_samples(2)
+    await learning.execute("UPDATE samples SET state = 'held_out'")
+
+    async def claimed(n: int) -> StepBatch:
+        await learning.add_samples(4)
+        assert (await learning.steps.claim(POLICY, n)).state is StepState.CLAIMED
+        return await learning.steps.batch(POLICY, n)
+
+    first = await claimed(1)
+    assert first.parent_scores == {}
+    one, other = (turn.sample_id for turn in first.held_out)
+    scores = [HeldOutScore(1, -2.0, -1.5, sample=one), HeldOutScore(1, -3.0, -3.25, sample=other)]
+    assert await learning.steps.commit(first, replace(trained(first), held_out=scores)) is StepState.CANDIDATE
+    await learning.gate.reject(POLICY, 1, "too far")
+    second = await claimed(2)  # from the same parent
+    assert second.parent_scores == {one: -2.0, other: -3.0}
+    scores = [HeldOutScore(1, -2.0, -1.75, sample=one)]
+    await commit(learning, second, replace(trained(second), held_out=scores))
+    assert (await claimed(3)).parent_scores == {one: -1.75}

@@ -13,7 +13,7 @@ import orjson
 import psycopg
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from clawloop.core.contracts.turns import StoredTurn, TurnRecord, TurnStatus
 from clawloop.core.ids import TurnId
@@ -119,6 +119,22 @@ async def test_a_streamed_turn_equals_an_unstreamed_one(gateway: RealGateway) ->
     assert one.response == other.response
     text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
     assert text == other_body["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_token_that_ends_a_reply_is_recorded(
+    gateway: RealGateway, tiny_model_path: Path, stream: bool
+) -> None:
+    body = ask("Yes or no?", max_tokens=50, structured_outputs={"choice": ["No."]})
+    response_id = (await streamed(gateway, body))[0] if stream else (await whole(gateway, body))["id"]
+    turn = (await gateway.turn(response_id)).record
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model_path)
+    assert turn.finish_reason == "stop"
+    assert turn.response_ids is not None
+    assert turn.logprobs is not None
+    assert tokenizer.decode(turn.response_ids[:-1]) == "No."
+    assert turn.response_ids[-1] == tokenizer.eos_token_id
+    assert len(turn.logprobs) == len(turn.response_ids)
 
 
 async def test_a_streamed_tool_call_has_every_token(gateway: RealGateway, engine_url: str) -> None:

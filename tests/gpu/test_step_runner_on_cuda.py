@@ -10,7 +10,7 @@ import torch
 from clawloop.training.adapters.files import read_adapter
 from clawloop.training.ranks import ignore_status
 from clawloop.training.step_runner import StepRunner
-from tests.training.steps import completed, never, samples_of, setup_of, step_of
+from tests.training.steps import ROUNDED_GRADIENT, completed, gradient_error, never, samples_of, setup_of, step_of
 from tests.training.tiny import save_checkpoint
 
 pytestmark = [
@@ -29,6 +29,12 @@ def test_a_step_runner_trains_in_bfloat16_and_resumes(tmp_path: Path) -> None:
     alone = completed(on_cpu.train(step_of(batches[1], 1), ignore_status, never))
     # What bfloat16 moves a loss by.
     assert first.figures.loss == pytest.approx(alone.figures.loss, abs=2e-2)
+    for dtype, most in ROUNDED_GRADIENT.items():
+        runner = StepRunner(setup_of(base, tmp_path / dtype, device="cuda", dtype=dtype))
+        made = completed(runner.train(step_of(batches[1], 1), ignore_status, never))
+        assert made.figures.grad_norm == pytest.approx(alone.figures.grad_norm, rel=most)
+        folders = tmp_path / dtype / made.version.path, tmp_path / "cpu" / alone.version.path
+        assert gradient_error(*folders) < most
     tensors = read_adapter(tmp_path / "cuda" / second.version.path).tensors
     assert all(bool(tensor.isfinite().all()) and tensor.dtype is torch.float32 for tensor in tensors.values())
     # Another process goes on from the files.

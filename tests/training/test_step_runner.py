@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -22,11 +26,26 @@ from clawloop.core.errors import (
     StepDiverged,
     TrainerUnavailable,
 )
+from clawloop.core.gate.checks import MIN_TURNS
+from clawloop.core.ids import new_sample_id
 from clawloop.core.recipes.recipe import Bounds, Distillation, Lora, Loss, Optimiser, Recipe
+from clawloop.training import step_runner
 from clawloop.training.adapters import files
+from clawloop.training.model.port import PolicyModel
 from clawloop.training.ranks import ignore_status
+from clawloop.training.scoring import score_replies
 from clawloop.training.step_runner import StepRunner
-from tests.training.steps import RECIPE, Reported, completed, never, samples_of, setup_of, step_of
+from tests.training.steps import (
+    RECIPE,
+    ROUNDED_GRADIENT,
+    Reported,
+    completed,
+    gradient_error,
+    never,
+    samples_of,
+    setup_of,
+    step_of,
+)
 from tests.training.tiny import VOCAB, save_checkpoint
 
 
@@ -275,6 +294,14 @@ def test_a_recipe_without_a_reference_or_hints_takes_steps(
     assert trained.figures.tokens == sum(len(sample.response_ids) for sample in batches[1])
 
 
+def held_out_turns(samples: Sequence[BatchSample]) -> list[BatchSample]:
+    """As many as a replay needs, each of a session of its own."""
+    return [
+        replace(sample, reward=1.0 if place % 2 else -1.0, sample_id=new_sample_id(), unit=uuid4())
+        for place, sample in zip(range(MIN_TURNS), itertools.cycle(samples), strict=False)
+    ]
+
+
 def test_held_out_turns_are_scored_under_parent_and_version_and_change_no_step(
     qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
 ) -> None:
@@ -283,13 +310,13 @@ def test_held_out_turns_are_scored_under_parent_and_version_and_change_no_step(
     second = take(without, batches[2], 2, first)
     runner = StepRunner(setup_of(qwen3, tmp_path / "with"))
     assert take(runner, batches[1], 1, None) == first
-    held_out = [replace(sample, reward=1.0) for sample in batches[3]]
-    too_long = replace(held_out[0], prompt_ids=[1] * 10_000)
+    held_out = held_out_turns(batches[3])
+    too_long = replace(held_out[0], prompt_ids=[1] * 10_000, sample_id=new_sample_id())
     step = replace(step_of(batches[2], 2, first), held_out=[*held_out, too_long])
     trained = completed(runner.train(step, ignore_status, never))
     assert trained.version == second
     assert len(trained.held_out) == len(held_out)
-    assert all(score.verdict == 1 and score.parent < 0 and score.version < 0 for score in trained.held_out)
+    assert all(score.verdict and score.parent < 0 and score.version < 0 for score in trained.held_out)
     assert any(score.change != 0 for score in trained.held_out)
     assert trained.held_out_seconds is not None
     assert trained.figures.distance_seconds is not None
@@ -298,3 +325,51 @@ def test_held_out_turns_are_scored_under_parent_and_version_and_change_no_step(
     after = replace(step_of(batches[1], 3, second), held_out=held_out)
     again = completed(runner.train(after, ignore_status, never))
     assert [score.parent for score in again.held_out] == pytest.approx([score.version for score in trained.held_out])
+
+
+@pytest.mark.parametrize("known", [0, 5, MIN_TURNS])
+def test_what_is_known_of_the_parent_is_not_scored_again(
+    known: int, qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = StepRunner(setup_of(qwen3, tmp_path))
+    turns = held_out_turns(batches[3])
+    scored: list[int] = []
+
+    def counting(model: PolicyModel, samples: Sequence[BatchSample], *more: Any) -> dict[int, float]:
+        scored.append(len(samples))
+        return score_replies(model, samples, *more)
+
+    monkeypatch.setattr(step_runner, "score_replies", counting)
+    parent_scores = {turn.sample_id: -float(place) for place, turn in enumerate(turns[:known])}
+    step = replace(step_of(batches[1], 1), held_out=turns, parent_scores=parent_scores)
+    trained = completed(runner.train(step, ignore_status, never))
+    assert scored == ([MIN_TURNS - known] if known < MIN_TURNS else []) + [MIN_TURNS]
+    assert [score.sample for score in trained.held_out] == [turn.sample_id for turn in turns]
+    assert [score.parent for score in trained.held_out[:known]] == [-float(place) for place in range(known)]
+
+
+def test_too_few_held_out_turns_are_not_scored(
+    qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = StepRunner(setup_of(qwen3, tmp_path))
+    turns = held_out_turns(batches[3])
+    one_session = [replace(turn, unit=turns[0].unit) for turn in turns]
+    monkeypatch.delattr(step_runner, "score_replies")
+    for held_out in (turns[:-1], one_session):
+        trained = completed(runner.train(replace(step_of(batches[1], 1), held_out=held_out), ignore_status, never))
+        assert trained.held_out == []
+
+
+def test_a_wrong_gradient_is_seen(qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path) -> None:
+    """By what the tests on GPUs compare; a loss before the update says little of it."""
+
+    def made(name: str, samples: list[BatchSample]) -> Path:
+        return tmp_path / name / take(StepRunner(setup_of(qwen3, tmp_path / name)), samples, 1, None).path
+
+    right = made("right", batches[1])
+    assert gradient_error(made("again", batches[1]), right) == 0
+    for place, sample in enumerate(batches[1]):
+        others = [other for other in batches[1] if other is not sample]
+        assert gradient_error(made(f"without {place}", others), right) > 10 * ROUNDED_GRADIENT["float32"]
+    for half in (0, 1):
+        assert gradient_error(made(f"half {half}", batches[1][half::2]), right) > 2 * ROUNDED_GRADIENT["bfloat16"]

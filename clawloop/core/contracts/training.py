@@ -297,6 +297,7 @@ class StepBatch:
         lr_scale: the recipe's learning rate is multiplied by this: below 1 after rejected versions.
         held_out: judged turns that are not trained, on which the version is compared with its parent; the reward is the
             verdict.
+        parent_scores: what is stored of the parent: the mean log-probability of held-out replies, see `HeldOutScore`.
     """
 
     policy: str
@@ -310,6 +311,12 @@ class StepBatch:
     without_hint: Mapping[SampleId, str] = field(default_factory=dict)
     lr_scale: float = 1.0
     held_out: Sequence[BatchSample] = ()
+    parent_scores: Mapping[SampleId, float] = field(default_factory=dict)
+
+    @property
+    def verdicts_and_units(self) -> list[tuple[int, UUID | None]]:
+        """Of the held-out turns: what decides whether there are enough to compare."""
+        return [(int(turn.reward or 0), turn.unit) for turn in self.held_out]
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,12 +327,14 @@ class HeldOutScore:
         verdict: 1 for a praised reply, −1 for a blamed one.
         parent, version: mean log-probability of the reply's tokens, in nats.
         unit: see `BatchSample`; None: the turn is one of its own.
+        sample: the turn's held-out sample, by which its scores are kept with both versions; None: they are not kept.
     """
 
     verdict: int
     parent: float
     version: float
     unit: UUID | None = None
+    sample: SampleId | None = None
 
     @property
     def change(self) -> float:

@@ -82,6 +82,25 @@ _ALPHA = 0.05
 _DRAWS = 1000
 
 
+def lacking_turns(turns: Sequence[tuple[int, object]]) -> GateCheck | None:
+    """The check's result where there are too few held-out turns to decide by, so that none need be scored; else None.
+
+    Args:
+        turns: verdict and unit of each, see `HeldOutScore`.
+    """
+    of_verdict = {sign: [unit for verdict, unit in turns if verdict * sign > 0] for sign in (1, -1)}
+    praised, blamed = (len(units) for units in of_verdict.values())
+    counts: Mapping[str, float | None] = {"praised": praised, "blamed": blamed}
+    held_out = f"{praised} praised and {blamed} blamed turns held out"
+    if praised + blamed < MIN_TURNS:
+        return GateCheck(CheckName.REPLAY, CheckResult.NOT_ENOUGH, f"{held_out}, {MIN_TURNS} are needed", counts)
+    sessions = [len({unit for unit in units if unit is not None}) + units.count(None) for units in of_verdict.values()]
+    if min(sessions) < MIN_OF_EACH:
+        found = f"of {sessions[0]} and {sessions[1]} sessions or groups, {MIN_OF_EACH} of each are needed"
+        return GateCheck(CheckName.REPLAY, CheckResult.NOT_ENOUGH, f"{held_out}, {found}", counts)
+    return None
+
+
 def check_replay(scores: Sequence[HeldOutScore], seed: str) -> GateCheck:
     """Fails if the bootstrap says at 95 % that the version prefers the blamed over the praised more than its parent,
     by more than `MARGIN`.
@@ -89,16 +108,12 @@ def check_replay(scores: Sequence[HeldOutScore], seed: str) -> GateCheck:
     Args:
         seed: of the draws: the same turns and version give the same result.
     """
+    if (lacking := lacking_turns([(score.verdict, score.unit) for score in scores])) is not None:
+        return lacking
     of_praised = [score for score in scores if score.verdict > 0]
     of_blamed = [score for score in scores if score.verdict < 0]
     counts: Mapping[str, float | None] = {"praised": len(of_praised), "blamed": len(of_blamed)}
-    turns = f"{len(of_praised)} praised and {len(of_blamed)} blamed turns held out"
-    if len(of_praised) + len(of_blamed) < MIN_TURNS:
-        return GateCheck(CheckName.REPLAY, CheckResult.NOT_ENOUGH, f"{turns}, {MIN_TURNS} are needed", counts)
     praised, blamed = _means_of_units(of_praised), _means_of_units(of_blamed)
-    if min(len(praised), len(blamed)) < MIN_OF_EACH:
-        units = f"of {len(praised)} and {len(blamed)} sessions or groups, {MIN_OF_EACH} of each are needed"
-        return GateCheck(CheckName.REPLAY, CheckResult.NOT_ENOUGH, f"{turns}, {units}", counts)
     change, error = _difference(praised, blamed)
     bound = change + _factor(praised, blamed, change, seed) * error
     figures: Mapping[str, float | None] = {**counts, "change": change, "upper_bound": bound}
