@@ -6,11 +6,13 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
-from sqlalchemy import func, insert, select, text, update
+from sqlalchemy import bindparam, func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.contracts.episodes import EpisodeState, GroupResult, GroupState
+from clawloop.core.contracts.sessions import SessionState
 from clawloop.core.contracts.training import SampleState
 from clawloop.core.contracts.turns import TurnOutcome, TurnStatus
 from clawloop.core.errors import ContentUnreadable, EngineAnswerUnusable, RecipeRejected, RecordUnusable
@@ -19,17 +21,11 @@ from clawloop.core.recipes.recipe import Recipe, Signal
 from clawloop.core.samples.decision import PREFIX, is_held_out, unseen_parts, why_not_trainable
 from clawloop.core.samples.rollouts import EpisodeTurn, Member, Settlement, hold_out, settle
 from db.content import ID_BYTES, ContentCodec, bytes_to_logprobs, content_of, plain_length, storable
-from db.tables import ApiKeyRow, EpisodeRow, JudgementRow, RolloutGroupRow, SampleRow
+from db.tables import ApiKeyRow, EpisodeRow, JudgementRow, RolloutGroupRow, SampleRow, SessionRow, TurnRow
 from db.training.policies import lock_policy
 from db.training.recipes import recipe_of_policy
 from db.training.work_flag import refresh_work_flag
 
-# Sessions before turns, as inserts and erasures lock them.
-_CLOSE_SESSIONS = text("""
-    UPDATE sessions SET state = 'closed', closed_at = now(), closed_why = :why,
-        first_closed_at = coalesce(first_closed_at, now())
-    WHERE api_key_id = ANY(:episodes) AND state <> 'closed'
-""")
 _LATE = text("""
     UPDATE turns t SET kind = 'side', outcome = 'side', kind_reason = 'its episode had ended',
         outcome_detail = 'its episode had ended'
@@ -40,10 +36,6 @@ _WITH_LATE_TURNS = text("""
     SELECT DISTINCT t.episode_id FROM turns t JOIN episodes e ON e.id = t.episode_id
         JOIN rollout_groups g ON g.id = e.group_id
     WHERE t.outcome = 'waiting' AND g.state <> 'open' ORDER BY t.episode_id
-""")
-_END_LATE_TURNS = text("""
-    UPDATE turns SET outcome = 'unjudged', outcome_detail = 'stored after its rollout group was settled'
-    WHERE episode_id = ANY(:episodes) AND outcome = 'waiting'
 """)
 _TURNS = text(f"""
     SELECT t.id, t.episode_id, t.status, t.finish_reason, t.sampling, t.messages_added, t.tools_sha256, l.tools,
@@ -56,7 +48,6 @@ _TURNS = text(f"""
     WHERE t.episode_id = ANY(:episodes) AND t.outcome = 'waiting' AND t.kind = 'main'
     ORDER BY t.id FOR NO KEY UPDATE OF t
 """)
-_SET_OUTCOME = text("UPDATE turns SET outcome = :outcome, outcome_detail = :why WHERE id = :turn")
 _COUNT_SAMPLES = select(func.count()).select_from(SampleRow)
 
 
@@ -72,7 +63,7 @@ async def settle_group(connection: AsyncConnection, group: RolloutGroupId) -> tu
         return await _result(connection, row), None
     episodes = await _end_open_episodes(connection, group)
     ids = [episode.id for episode in episodes]
-    await connection.execute(_CLOSE_SESSIONS, {"episodes": ids, "why": "its rollout group was settled"})
+    await _close_sessions(connection, ids)
     await connection.execute(_LATE, {"episodes": ids})
     recipe = await recipe_if_any(connection, policy)
     turns = await _turns(connection, ids)
@@ -104,9 +95,23 @@ async def end_late_turns(connection: AsyncConnection) -> int:
     As in the settlement, those that began after their episode had ended are side turns.
     """
     episodes = list(await connection.scalars(_WITH_LATE_TURNS))
-    await connection.execute(_CLOSE_SESSIONS, {"episodes": episodes, "why": "its rollout group was settled"})
+    await _close_sessions(connection, episodes)
     began_late = (await connection.execute(_LATE, {"episodes": episodes})).rowcount
-    return began_late + (await connection.execute(_END_LATE_TURNS, {"episodes": episodes})).rowcount
+    left = update(TurnRow).where(TurnRow.episode_id.in_(episodes), TurnRow.outcome == TurnOutcome.WAITING)
+    ended = left.values(outcome=TurnOutcome.UNJUDGED, outcome_detail="stored after its rollout group was settled")
+    return began_late + (await connection.execute(ended)).rowcount
+
+
+async def _close_sessions(connection: AsyncConnection, episodes: Sequence[UUID]) -> None:
+    """Close the sessions of these episodes; before their turns change, as inserts and erasures lock them."""
+    still_open = update(SessionRow).where(SessionRow.api_key_id.in_(episodes), SessionRow.state != SessionState.CLOSED)
+    closed = {
+        "state": SessionState.CLOSED,
+        "closed_at": func.now(),
+        "closed_why": "its rollout group was settled",
+        "first_closed_at": func.coalesce(SessionRow.first_closed_at, func.now()),
+    }
+    await connection.execute(still_open.values(closed))
 
 
 async def _result(connection: AsyncConnection, row: Any) -> GroupResult:
@@ -259,10 +264,10 @@ async def _insert_samples(
 
 async def _set_outcomes(connection: AsyncConnection, settlement: Settlement, earlier: Mapping[TurnId, str]) -> None:
     rows = [
-        {"turn": turn, "outcome": settled.outcome.value, "why": storable(settled.why)}
+        {"turn": turn, "becomes": settled.outcome, "why": storable(settled.why)}
         for turn, settled in settlement.turns.items()
     ]
-    unjudged = TurnOutcome.UNJUDGED.value
-    rows += [{"turn": turn, "outcome": unjudged, "why": storable(why)} for turn, why in earlier.items()]
+    rows += [{"turn": turn, "becomes": TurnOutcome.UNJUDGED, "why": storable(why)} for turn, why in earlier.items()]
     if rows:
-        await connection.execute(_SET_OUTCOME, rows)
+        turn = update(TurnRow).where(TurnRow.id == bindparam("turn"))
+        await connection.execute(turn.values(outcome=bindparam("becomes"), outcome_detail=bindparam("why")), rows)

@@ -183,7 +183,7 @@ class PostgresHistoryStore(PostgresStore):
     async def mark_applied(self, connection: AsyncConnection, key: HistoryKey, turns: Sequence[TurnId]) -> None:
         own = (ComparisonRow.signal_hash == key.signal_hash, ComparisonRow.judge == key.judge)
         marked = update(ComparisonRow).where(*own, ComparisonRow.turn_id.in_(turns))
-        await connection.execute(marked.values(applied_at=text("now()")))
+        await connection.execute(marked.values(applied_at=func.now()))
 
 
 def _parameters(key: HistoryKey) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.contracts.answers import Counts, PolicyEvent, ReplyFigures, TrainedReply
@@ -16,6 +16,7 @@ from clawloop.core.ids import SampleId, SessionId, TurnId
 from clawloop.core.recipes.recipe import Gate, Recipe, parse_stored_recipe
 from db.content import content_of, plain_length, storable
 from db.database import PostgresStore, transaction
+from db.tables import EventRow
 from db.training.claims import closed_by_canary, read_closed
 from db.training.gate_checks import read_canary_sessions
 from db.training.policies import next_step, require_policy
@@ -216,7 +217,6 @@ _BATCH = text("""
         JOIN turns t ON t.id = s.turn_id
     WHERE m.policy = :policy AND m.step = :step ORDER BY m.place
 """)
-_EVENTS = text("SELECT kind, detail, at FROM events WHERE policy = :policy ORDER BY id DESC LIMIT :limit")
 _REPLIES = text(f"""
     SELECT t.started_at, t.version, j.verdict, {plain_length("t.response_ids")} / 4 AS tokens
     FROM turns t JOIN sessions c ON c.id = t.session_id
@@ -284,7 +284,8 @@ class PostgresTrainingBrowser(PostgresStore):
 
     @transaction
     async def events(self, connection: AsyncConnection, policy: str, limit: int) -> list[PolicyEvent]:
-        rows = await connection.execute(_EVENTS, {"policy": storable(policy), "limit": limit})
+        newest = select(EventRow.kind, EventRow.detail, EventRow.at).where(EventRow.policy == storable(policy))
+        rows = await connection.execute(newest.order_by(EventRow.id.desc()).limit(limit))
         return [PolicyEvent(row.kind, row.detail, row.at) for row in rows]
 
     @transaction

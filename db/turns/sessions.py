@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import TextClause, select, text
+from sqlalchemy import TextClause, func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.contracts.sessions import SessionState
@@ -81,9 +81,6 @@ _SESSIONS = f"""
 """
 _COUNT = text(f"SELECT count(*) AS total, count(*) FILTER (WHERE {_FOLDED}) AS folded {_MATCHING}")
 _ONE = text(_SESSIONS.format(chosen="SELECT * FROM sessions WHERE id = :session"))
-_OF_CLIENT = text("""
-    SELECT id FROM sessions WHERE api_key_id = :key AND external_id = :name ORDER BY last_turn_at DESC LIMIT 1
-""")
 
 # The turns are chosen by the index alone; what stands beside them is read for those.
 _TURNS = f"""
@@ -117,7 +114,6 @@ _BEFORE = "WHERE CAST(:before AS uuid) IS NULL OR id < :before ORDER BY id DESC 
 _NEWEST = text(_TURNS.format(session=":session", chosen=_BEFORE))
 _FROM = text(_TURNS.format(session=":session", chosen="ORDER BY id OFFSET :first LIMIT :limit"))
 _OF_ID = text(_TURNS.format(session="(SELECT session_id FROM turns WHERE id = :turn)", chosen="WHERE id = :turn"))
-_POSITION = text("SELECT count(*) FROM turns WHERE session_id = :session AND id < :turn")
 
 
 class PostgresSessionStore(PostgresStore):
@@ -226,11 +222,13 @@ class PostgresSessionStore(PostgresStore):
 
     @transaction
     async def position(self, connection: AsyncConnection, session: SessionId, turn: TurnId) -> int:
-        return await connection.scalar(_POSITION, {"session": session, "turn": turn}) or 0
+        before = select(func.count()).where(TurnRow.session_id == session, TurnRow.id < turn)
+        return await connection.scalar(before) or 0
 
     @transaction
     async def session_of_client(self, connection: AsyncConnection, key: ApiKeyId, name: str) -> SessionId | None:
-        found: UUID | None = await connection.scalar(_OF_CLIENT, {"key": key, "name": storable(name)})
+        own = select(SessionRow.id).where(SessionRow.api_key_id == key, SessionRow.external_id == storable(name))
+        found: UUID | None = await connection.scalar(own.order_by(SessionRow.last_turn_at.desc()).limit(1))
         return None if found is None else SessionId(found)
 
     @transaction
