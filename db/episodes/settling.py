@@ -20,7 +20,7 @@ from clawloop.core.ids import EpisodeId, JudgementId, RolloutGroupId, TurnId, ne
 from clawloop.core.recipes.recipe import Recipe, Signal
 from clawloop.core.samples.decision import PREFIX, is_held_out, unseen_parts, why_not_trainable
 from clawloop.core.samples.rollouts import EpisodeTurn, Member, Settlement, hold_out, settle
-from db.content import ID_BYTES, ContentCodec, bytes_to_logprobs, content_of, plain_length, storable
+from db.content import ContentCodec, bytes_to_logprobs, content_of, storable, token_count
 from db.tables import ApiKeyRow, EpisodeRow, JudgementRow, RolloutGroupRow, SampleRow, SessionRow, TurnRow
 from db.training.policies import lock_policy
 from db.training.recipes import recipe_of_policy
@@ -41,8 +41,8 @@ _TURNS = text(f"""
     SELECT t.id, t.episode_id, t.status, t.finish_reason, t.sampling, t.messages_added, t.tools_sha256, l.tools,
         t.logprobs,
         j.id AS judgement_id, j.expected,
-        coalesce(t.prompt_shared, 0) + coalesce({plain_length("t.prompt_ids")}, 0) / {ID_BYTES} AS prompt_tokens,
-        {plain_length("t.response_ids")} / {ID_BYTES} AS response_tokens
+        coalesce(t.prompt_shared, 0) + coalesce({token_count("t.prompt_ids")}, 0) AS prompt_tokens,
+        {token_count("t.response_ids")} AS response_tokens
     FROM turns t LEFT JOIN tool_lists l ON l.sha256 = t.tools_sha256
         LEFT JOIN judgements j ON j.turn_id = t.id AND j.revision = 0 AND j.decided_at IS NULL
     WHERE t.episode_id = ANY(:episodes) AND t.outcome = 'waiting' AND t.kind = 'main'
@@ -154,34 +154,28 @@ async def _turns(connection: AsyncConnection, episodes: Sequence[Any]) -> dict[E
     for row in await connection.execute(_TURNS, {"episodes": list(episodes)}):
         judgement = None if row.judgement_id is None else JudgementId(row.judgement_id)
         episode = EpisodeId(row.episode_id)
-        try:
-            added = content.read_json(row.messages_added, "turns.messages_added", row.id)
-            unseen[episode] += [kind for kind in unseen_parts(added) if kind not in unseen[episode]]
-            why = turn_not_trainable(row, unseen[episode], content)
-        except ContentUnreadable as error:
-            why = f"{PREFIX}{error}"
+        why = turn_not_trainable(row, unseen[episode], content)
         cut = row.finish_reason == "length"
         turn = EpisodeTurn(TurnId(row.id), why, row.expected, judgement, row.response_tokens, cut)
         turns[episode].append(turn)
     return turns
 
 
-def turn_not_trainable(row: Any, unseen: Sequence[str], content: ContentCodec) -> str | None:
+def turn_not_trainable(row: Any, unseen: list[str], content: ContentCodec) -> str | None:
     """The reason that the turn cannot be trained; None if it can.
 
     Args:
         row: with the turn's columns as `_TURNS` names them.
-        unseen: parts of its request that the trainer cannot read.
-
-    Raises:
-        ContentUnreadable
+        unseen: parts of the messages before it that the trainer cannot read; those of its own are added.
     """
     response = None if row.response_tokens is None else range(row.response_tokens)
-    logprobs = content.read_bytes(row.logprobs, "turns.logprobs", row.id)
-    tools = row.tools
-    if tools is not None:
-        tools = content.read_json(tools, "tool_lists.tools", row.tools_sha256.hex())
     try:
+        added = content.read_json(row.messages_added, "turns.messages_added", row.id)
+        unseen += [kind for kind in unseen_parts(added) if kind not in unseen]
+        logprobs = content.read_bytes(row.logprobs, "turns.logprobs", row.id)
+        tools = row.tools
+        if tools is not None:
+            tools = content.read_json(tools, "tool_lists.tools", row.tools_sha256.hex())
         return why_not_trainable(
             status=TurnStatus(row.status),
             sampling=content.read_json(row.sampling, "turns.sampling", row.id),
@@ -191,7 +185,11 @@ def turn_not_trainable(row: Any, unseen: Sequence[str], content: ContentCodec) -
             logprobs=None if logprobs is None else bytes_to_logprobs(logprobs, len(response or ())),
             unseen=unseen,
         )
-    except (EngineAnswerUnusable, RecordUnusable) as error:
+    except (
+        ContentUnreadable,
+        EngineAnswerUnusable,
+        RecordUnusable,
+    ) as error:  # of this turn alone
         return f"{PREFIX}{error}"
 
 

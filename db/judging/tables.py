@@ -12,6 +12,13 @@ from sqlalchemy.orm import Mapped, mapped_column
 from db.declarative import Base
 
 
+def newest_judgement(turn: str) -> str:
+    """SQL for the newest decided judgement of the turn with this id, in parentheses."""
+    return f"""(
+        SELECT * FROM judgements WHERE turn_id = {turn} AND decided_at IS NOT NULL
+        ORDER BY revision DESC, decided_at DESC LIMIT 1)"""
+
+
 class JudgementRow(Base):
     """A judgement of a turn under one recipe; revision 0 is by its next state."""
 

@@ -19,7 +19,7 @@ from clawloop.core.errors import ContentUnreadable
 from clawloop.core.ids import SampleId
 from clawloop.core.recipes.recipe import Recipe
 from clawloop.core.recipes.schedule import CHAT_MINUTES, Closed, closed_by, day_begin
-from db.content import ID_BYTES, ContentCodec, content_of, plain_length
+from db.content import ContentCodec, content_of, token_count
 from db.tables import VersionRow
 from db.training.policies import read_parents, version_refs, versions_of_other_shape
 from db.training.samples import RECIPE_CHANGED, SAMPLE_COLUMNS, end_samples, needs_version, sample_fault
@@ -92,8 +92,8 @@ _CHUNK = 500
 CLAIM_COLUMNS = f"""
     SELECT {SAMPLE_COLUMNS}, t.group_id, s.reward, s.rollout_group_id,
         now() - s.created_at AS age, r.signal_hash, t.parent_turn_id, (
-        SELECT coalesce(p.prompt_shared, 0) + (coalesce({plain_length("p.prompt_ids")}, 0)
-            + coalesce({plain_length("p.response_ids")}, 0)) / {ID_BYTES}
+        SELECT coalesce(p.prompt_shared, 0) + coalesce({token_count("p.prompt_ids")}, 0)
+            + coalesce({token_count("p.response_ids")}, 0)
         FROM turns p WHERE p.id = t.parent_turn_id) AS parent_tokens
     FROM samples s JOIN turns t ON t.id = s.turn_id JOIN judgements j ON j.id = s.judgement_id
         JOIN recipes r ON r.hash = j.recipe_hash

@@ -14,8 +14,9 @@ from clawloop.core.errors import RecipeRejected, RecordUnusable
 from clawloop.core.gate.canary import traffic, version_for_all
 from clawloop.core.ids import SampleId, SessionId, TurnId
 from clawloop.core.recipes.recipe import Gate, Recipe, parse_stored_recipe
-from db.content import content_of, plain_length, storable
+from db.content import content_of, storable, token_count
 from db.database import PostgresStore, transaction
+from db.judging.tables import newest_judgement
 from db.tables import EventRow
 from db.training.claims import closed_by_canary, read_closed
 from db.training.gate_checks import read_canary_sessions
@@ -218,11 +219,9 @@ _BATCH = text("""
     WHERE m.policy = :policy AND m.step = :step ORDER BY m.place
 """)
 _REPLIES = text(f"""
-    SELECT t.started_at, t.version, j.verdict, {plain_length("t.response_ids")} / 4 AS tokens
+    SELECT t.started_at, t.version, j.verdict, {token_count("t.response_ids")} AS tokens
     FROM turns t JOIN sessions c ON c.id = t.session_id
-    LEFT JOIN LATERAL (
-        SELECT verdict FROM judgements WHERE turn_id = t.id AND decided_at IS NOT NULL
-        ORDER BY revision DESC, decided_at DESC LIMIT 1) j ON true
+    LEFT JOIN LATERAL {newest_judgement("t.id")} j ON true
     WHERE c.policy = :policy AND t.kind = 'main' AND t.response_ids IS NOT NULL
     ORDER BY t.id DESC LIMIT :limit
 """)

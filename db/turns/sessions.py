@@ -18,15 +18,13 @@ from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing, StateC
 from clawloop.core.ids import ApiKeyId, EpisodeId, SessionId, TurnId, short_form
 from clawloop.core.turns.explain import Waiting, explain
 from clawloop.core.turns.titles import title_of
-from db.content import ContentCodec, content_of, exact_json, plain_length, storable
+from db.content import ContentCodec, content_of, exact_json, storable, token_count
 from db.database import PostgresStore, transaction
+from db.judging.tables import newest_judgement
 from db.tables import SessionRow, TurnRow
 from db.training.policies import require_policy
 from db.turns.exchanges import read_detail, read_exchanges
 
-_NEWEST_JUDGEMENT = """
-    SELECT * FROM judgements WHERE turn_id = t.id AND decided_at IS NOT NULL
-    ORDER BY revision DESC, decided_at DESC LIMIT 1"""
 # One-shot requests and side turns alone are no conversations; an open session may become one.
 _MAIN = "turns m WHERE m.session_id = c.id AND m.kind = 'main'"
 _FOLDED = f"(NOT EXISTS (SELECT FROM {_MAIN}) OR (c.state = 'closed' AND (SELECT count(*) FROM {_MAIN}) < 2))"
@@ -72,7 +70,7 @@ _SESSIONS = f"""
             count(*) FILTER (WHERE t.outcome IN ('sampled', 'trained')) AS sampled,
             count(*) FILTER (WHERE j.verdict = 1) AS praised, count(*) FILTER (WHERE j.verdict = -1) AS blamed,
             coalesce(min(t.version), 0) AS first_version, coalesce(max(t.version), 0) AS last_version
-        FROM turns t LEFT JOIN LATERAL ({_NEWEST_JUDGEMENT}) j ON true
+        FROM turns t LEFT JOIN LATERAL {newest_judgement("t.id")} j ON true
         WHERE t.session_id = s.id) counts
     LEFT JOIN LATERAL (
         SELECT t.id, t.messages_added FROM turns t WHERE t.session_id = s.id AND t.outcome <> 'erased'
@@ -93,7 +91,7 @@ _TURNS = f"""
         t.outcome,
         t.outcome_detail, t.started_at, t.announced_at, t.episode_id, j.id AS judgement, j.verdict, j.expected, j.hint,
         s.state AS sample_state, s.reward, chosen.number, c.state AS session_state,
-        {plain_length("t.response_ids")} / 4 AS tokens,
+        {token_count("t.response_ids")} AS tokens,
         EXISTS (SELECT FROM judgements o WHERE o.turn_id = t.id AND o.decided_at IS NULL) AS being_judged,
         coalesce((
             SELECT count(*) FROM votes v WHERE v.judgement_id = j.id AND v.score IS NOT NULL
@@ -106,7 +104,7 @@ _TURNS = f"""
         (SELECT o.id FROM turns o WHERE o.id > t.id ORDER BY o.id LIMIT 1) AS id_after
     FROM chosen JOIN turns t ON t.id = chosen.id
     JOIN sessions c ON c.id = t.session_id
-    LEFT JOIN LATERAL ({_NEWEST_JUDGEMENT}) j ON true
+    LEFT JOIN LATERAL {newest_judgement("t.id")} j ON true
     LEFT JOIN samples s ON s.judgement_id = j.id
     ORDER BY t.id
 """
