@@ -24,8 +24,9 @@ from clawloop.core.contracts.turns import Message, TurnKind, TurnOutcome
 from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing
 from clawloop.core.ids import ApiKeyId, SampleId, SessionId, TurnId
 from clawloop.core.turns.copies import find_copies
-from db.content import content_of, exact_json
+from db.content import exact_json
 from db.database import PostgresStore, transaction
+from db.encryption.columns import opened
 from db.tables import SessionRow, ToolListRow, TurnRow
 from db.training.policies import insert_event, lock_policy
 from db.training.samples import end_samples
@@ -194,12 +195,12 @@ class PostgresErasureStore(PostgresStore):
         """The messages of the session's main turns, and those of sessions of side turns alone that began meanwhile."""
         own: list[Message] = []
         beside: dict[SessionId, list[Message]] = defaultdict(list)
-        content = content_of(connection)
-        for row in await connection.execute(_BESIDE_SESSION, {"session": session}):
+        rows = await connection.execute(_BESIDE_SESSION, {"session": session})
+        for row in opened(connection, rows, turns="id"):
             messages = own if row.session_id == session else beside[SessionId(row.session_id)]
             with suppress(ContentUnreadable, EncryptionKeyMissing):
-                messages += content.read_json(row.messages_added, "turns.messages_added", row.id)
-                reply = content.read_json(row.response, "turns.response", row.id)
+                messages += row.messages_added
+                reply = row.response
                 messages += [] if reply is None else [reply]
         return own, beside
 
@@ -276,13 +277,11 @@ async def _with_its_messages(connection: AsyncConnection, turn: TurnId) -> list[
 
     Messages that cannot be decrypted are not compared: a lost key must not prevent an erasure.
     """
-    content = content_of(connection)
     added: dict[UUID, list[str]] = {}
-    rows = (await connection.execute(_BESIDE_TURN, {"turn": turn})).all()
+    rows = opened(connection, await connection.execute(_BESIDE_TURN, {"turn": turn}), turns="id")
     for row in rows:
         with suppress(ContentUnreadable, EncryptionKeyMissing):
-            messages = content.read_json(row.messages_added, "turns.messages_added", row.id)
-            added[row.id] = [exact_json(message) for message in messages]
+            added[row.id] = [exact_json(message) for message in row.messages_added]
     own = added.get(turn)
 
     def begins_with_own(messages: list[str] | None) -> bool:

@@ -20,7 +20,8 @@ from clawloop.core.ids import EpisodeId, JudgementId, RolloutGroupId, TurnId, ne
 from clawloop.core.recipes.recipe import Recipe, Signal
 from clawloop.core.samples.decision import PREFIX, is_held_out, unseen_parts, why_not_trainable
 from clawloop.core.samples.rollouts import EpisodeTurn, Member, Settlement, hold_out, settle
-from db.content import ContentCodec, bytes_to_logprobs, content_of, storable, token_count
+from db.content import bytes_to_logprobs, content_of, storable, token_count
+from db.encryption.columns import opened
 from db.tables import ApiKeyRow, EpisodeRow, JudgementRow, RolloutGroupRow, SampleRow, SessionRow, TurnRow
 from db.training.policies import lock_policy
 from db.training.recipes import recipe_of_policy
@@ -150,36 +151,32 @@ async def _turns(connection: AsyncConnection, episodes: Sequence[Any]) -> dict[E
     turns: defaultdict[EpisodeId, list[EpisodeTurn]] = defaultdict(list)
     # A turn has the messages of those above it: what one of an episode's turns shows, the later ones are taken to show.
     unseen: defaultdict[EpisodeId, list[str]] = defaultdict(list)
-    content = content_of(connection)
-    for row in await connection.execute(_TURNS, {"episodes": list(episodes)}):
+    rows = await connection.execute(_TURNS, {"episodes": list(episodes)})
+    for row in opened(connection, rows, turns="id", tool_lists="tools_sha256"):
         judgement = None if row.judgement_id is None else JudgementId(row.judgement_id)
         episode = EpisodeId(row.episode_id)
-        why = turn_not_trainable(row, unseen[episode], content)
+        why = turn_not_trainable(row, unseen[episode])
         cut = row.finish_reason == "length"
         turn = EpisodeTurn(TurnId(row.id), why, row.expected, judgement, row.response_tokens, cut)
         turns[episode].append(turn)
     return turns
 
 
-def turn_not_trainable(row: Any, unseen: list[str], content: ContentCodec) -> str | None:
+def turn_not_trainable(row: Any, unseen: list[str]) -> str | None:
     """The reason that the turn cannot be trained; None if it can.
 
     Args:
-        row: with the turn's columns as `_TURNS` names them.
+        row: opened, with the turn's columns as `_TURNS` names them.
         unseen: parts of the messages before it that the trainer cannot read; those of its own are added.
     """
     response = None if row.response_tokens is None else range(row.response_tokens)
     try:
-        added = content.read_json(row.messages_added, "turns.messages_added", row.id)
-        unseen += [kind for kind in unseen_parts(added) if kind not in unseen]
-        logprobs = content.read_bytes(row.logprobs, "turns.logprobs", row.id)
-        tools = row.tools
-        if tools is not None:
-            tools = content.read_json(tools, "tool_lists.tools", row.tools_sha256.hex())
+        unseen += [kind for kind in unseen_parts(row.messages_added) if kind not in unseen]
+        logprobs = row.logprobs
         return why_not_trainable(
             status=TurnStatus(row.status),
-            sampling=content.read_json(row.sampling, "turns.sampling", row.id),
-            tools=tools,
+            sampling=row.sampling,
+            tools=row.tools,
             prompt_ids=range(row.prompt_tokens),
             response_ids=response,
             logprobs=None if logprobs is None else bytes_to_logprobs(logprobs, len(response or ())),

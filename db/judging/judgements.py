@@ -36,6 +36,7 @@ from clawloop.core.recipes.recipe import Recipe
 from clawloop.core.turns.parents import may_be_placed
 from db.content import content_of
 from db.database import Database, PostgresStore, raw_connection, transaction
+from db.encryption.columns import opened
 from db.group_commit import Answer, GroupCommit, limit_lock_wait
 from db.judging.finalize import Finalizing, finalize
 from db.judging.tables import newest_judgement
@@ -155,18 +156,17 @@ def _current_judgement(row: Mapping[str, Any]) -> CurrentJudgement | None:
 
 async def _feedback(connection: AsyncConnection, turn_id: TurnId) -> list[GivenFeedback]:
     query = select(FeedbackRow).where(FeedbackRow.turn_id == turn_id).order_by(FeedbackRow.received_at, FeedbackRow.id)
-    content = content_of(connection)
     return [
         GivenFeedback(
             id=FeedbackId(row.id),
             turn_id=TurnId(row.turn_id),
             api_key_id=ApiKeyId(row.api_key_id),
             score=row.score,
-            text=content.read_text(row.text, "feedback.text", row.id),
+            text=row.text,
             received_at=row.received_at,
             applied=row.applied_at is not None,
         )
-        for row in await connection.execute(query)
+        for row in opened(connection, await connection.execute(query), feedback="id")
     ]
 
 

@@ -27,6 +27,7 @@ from clawloop.core.samples.rewards import (
 )
 from db.content import content_of, storable, token_count
 from db.database import PostgresStore, transaction
+from db.encryption.columns import opened
 from db.episodes.settling import recipe_if_any, turn_not_trainable
 from db.tables import JudgementRow, SampleRow, TurnRow
 from db.training.policies import lock_policy
@@ -214,8 +215,8 @@ class PostgresJudgeSampleStore(PostgresStore):
 async def _cast_votes(connection: AsyncConnection, these: Mapping[str, Any], judge: str) -> list[CastVote]:
     weights: dict[str, float] = {}
     votes: list[CastVote] = []
-    content = content_of(connection)
-    for row in (await connection.execute(_VOTES, {**these, "judge": judge})).all():
+    rows = await connection.execute(_VOTES, {**these, "judge": judge})
+    for row in opened(connection, rows, turns="id", tool_lists="tools_sha256"):
         if row.judged_by not in weights:
             weights[row.judged_by] = (await recipe_by_hash(connection, row.judged_by)).signal.process_weight
         votes.append(
@@ -225,7 +226,7 @@ async def _cast_votes(connection: AsyncConnection, these: Mapping[str, Any], jud
                 mean_vote=row.expected,
                 succeeded=row.reward >= SUCCESS,
                 process_weight=weights[row.judged_by],
-                not_trainable=turn_not_trainable(row, [], content),
+                not_trainable=turn_not_trainable(row, []),
             )
         )
     return votes

@@ -14,8 +14,9 @@ from clawloop.core.errors import RecipeRejected, RecordUnusable
 from clawloop.core.gate.canary import traffic, version_for_all
 from clawloop.core.ids import SampleId, SessionId, TurnId
 from clawloop.core.recipes.recipe import Gate, Recipe, parse_stored_recipe
-from db.content import content_of, storable, token_count
+from db.content import storable, token_count
 from db.database import PostgresStore, transaction
+from db.encryption.columns import opened
 from db.judging.tables import newest_judgement
 from db.tables import EventRow
 from db.training.claims import closed_by_canary, read_closed
@@ -262,7 +263,6 @@ class PostgresTrainingBrowser(PostgresStore):
     @transaction
     async def batch(self, connection: AsyncConnection, policy: str, step: int) -> list[TrainedReply]:
         rows = await connection.execute(_BATCH, {"policy": storable(policy), "step": step})
-        content = content_of(connection)
         return [
             TrainedReply(
                 sample_id=SampleId(row.sample_id),
@@ -270,15 +270,15 @@ class PostgresTrainingBrowser(PostgresStore):
                 session_id=SessionId(row.session_id),
                 number=row.number,
                 answered_by=row.version,
-                added=content.read_json(row.messages_added, "turns.messages_added", row.id),
-                response=content.read_json(row.response, "turns.response", row.id),
+                added=row.messages_added,
+                response=row.response,
                 verdict=row.verdict,
                 reward=row.reward,
-                hint=content.read_text(row.hint, "judgements.hint", row.judgement),
+                hint=row.hint,
                 dropped=row.dropped,
                 without_hint=row.without_hint,
             )
-            for row in rows
+            for row in opened(connection, rows, turns="id", judgements="judgement")
         ]
 
     @transaction

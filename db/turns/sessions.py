@@ -20,6 +20,7 @@ from clawloop.core.turns.explain import Waiting, explain
 from clawloop.core.turns.titles import title_of
 from db.content import ContentCodec, content_of, exact_json, storable, token_count
 from db.database import PostgresStore, transaction
+from db.encryption.columns import opened
 from db.judging.tables import newest_judgement
 from db.tables import SessionRow, TurnRow
 from db.training.policies import require_policy
@@ -249,11 +250,11 @@ async def _turn(connection: AsyncConnection, turn: TurnId) -> TurnView | None:
 
 
 async def _read_turns(connection: AsyncConnection, query: TextClause, parameters: dict[str, Any]) -> list[TurnView]:
-    content = content_of(connection)
-    return [_turn_view(row, content) for row in await connection.execute(query, parameters)]
+    rows = await connection.execute(query, parameters)
+    return [_turn_view(row) for row in opened(connection, rows, turns="id", judgements="judgement")]
 
 
-def _turn_view(row: Any, content: ContentCodec) -> TurnView:
+def _turn_view(row: Any) -> TurnView:
     outcome, status = TurnOutcome(row.outcome), TurnStatus(row.status)
     waiting = Waiting(
         notified=row.announced_at is not None,
@@ -271,14 +272,14 @@ def _turn_view(row: Any, content: ContentCodec) -> TurnView:
         kind=TurnKind(row.kind),
         kind_reason=row.kind_reason,
         status=status,
-        error=content.read_text(row.error, "turns.error", row.id),
+        error=row.error,
         version=row.version,
         outcome=outcome,
         why=explain(outcome, row.outcome_detail, status, waiting),
         verdict=row.verdict,
         expected=row.expected,
         votes=row.votes,
-        hint=content.read_text(row.hint, "judgements.hint", row.judgement),
+        hint=row.hint,
         sample=None if row.sample_state is None else SampleState(row.sample_state),
         reward=row.reward,
         step=row.step,
