@@ -314,6 +314,11 @@ def plain_length(column: str) -> str:
     return f"(octet_length({column}) - CASE WHEN octet_length({column}) % 4 = {SEALED_REST} THEN {OVERHEAD} ELSE 0 END)"
 
 
+def token_count(ids: str) -> str:
+    """SQL for the number of ids in a `bytea` column, sealed or not."""
+    return f"({plain_length(ids)} / {ID_BYTES})"
+
+
 def base64_head(head: bytes) -> str:
     """The first characters of a sealed value in base64."""
     assert len(head) == HEAD_BYTES

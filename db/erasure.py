@@ -15,18 +15,19 @@ from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import func, select, text
+from sqlalchemy import delete, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.core.contracts.sessions import ContentErased, Erasure, SessionFacts
+from clawloop.core.contracts.sessions import ContentErased, Erasure, SessionFacts, SessionState
 from clawloop.core.contracts.training import SampleState
-from clawloop.core.contracts.turns import Message, TurnOutcome
+from clawloop.core.contracts.turns import Message, TurnKind, TurnOutcome
 from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing
 from clawloop.core.ids import ApiKeyId, SampleId, SessionId, TurnId
 from clawloop.core.turns.copies import find_copies
-from db.content import content_of, exact_json
+from db.content import exact_json
 from db.database import PostgresStore, transaction
-from db.tables import SessionRow, TurnRow
+from db.encryption.columns import opened
+from db.tables import SessionRow, ToolListRow, TurnRow
 from db.training.policies import insert_event, lock_policy
 from db.training.samples import end_samples
 from db.training.work_flag import refresh_work_flag
@@ -63,8 +64,6 @@ BARE_TURN: dict[str, Any] = {
 }
 """Columns of a turn without content; its `evidence` has a source and no value."""
 
-_LOCK_SESSION = text("SELECT id FROM sessions WHERE id = :session FOR UPDATE")
-_ALL_TURNS = text("SELECT id FROM turns WHERE session_id = :session")
 # Other replies to the same request hold the same messages, and so do the turns that continue them. So does a request
 # that continues without a reply, e.g. after an aborted one: its messages begin with the same ones.
 _FROM_TURN = text("""
@@ -149,19 +148,16 @@ _LEARNED_SAMPLES = text(f"""
 _STRIP_SAMPLES = text(f"""
     UPDATE samples SET hinted_prompt_ids = '' WHERE hinted_prompt_ids IS NOT NULL AND judgement_id IN ({_JUDGEMENTS})
 """)
-# Two statements: the lock waits for a transaction that inserts a turn with the list, the delete then sees that turn.
-_LOCK_TOOLS = text("SELECT sha256 FROM tool_lists WHERE sha256 = ANY(:tools) ORDER BY sha256 FOR UPDATE")
-_DROP_TOOLS = text("""
-    DELETE FROM tool_lists l WHERE l.sha256 = ANY(:tools)
-        AND NOT EXISTS (SELECT FROM turns t WHERE t.tools_sha256 = l.sha256)
-""")
 # clock_timestamp(), as the transaction may have waited for locks: turns inserted meanwhile are erased too.
-_END_SESSION = text(f"""
-    UPDATE sessions SET external_id = NULL, erased_at = clock_timestamp(), state = 'closed', closed_at = now(),
-        closed_why = '{WHY}', first_closed_at = coalesce(first_closed_at, now()),
-        guarantee = coalesce(guarantee, 'no sample: {WHY}')
-    WHERE id = :session
-""")
+_END_SESSION = {
+    "external_id": None,
+    "erased_at": func.clock_timestamp(),
+    "state": SessionState.CLOSED,
+    "closed_at": func.now(),
+    "closed_why": WHY,
+    "first_closed_at": func.coalesce(SessionRow.first_closed_at, func.now()),
+    "guarantee": func.coalesce(SessionRow.guarantee, f"no sample: {WHY}"),
+}
 # Another episode keeps it by a turn with content, or where its verifier may yet read it and no turn was stored so far.
 _ARTIFACTS = text("""
     WITH own AS (SELECT DISTINCT episode_id AS id FROM turns WHERE session_id = :session AND episode_id IS NOT NULL)
@@ -182,10 +178,6 @@ _BESIDE_SESSION = text("""
             AND NOT EXISTS (SELECT FROM turns m WHERE m.session_id = c.id AND m.kind = 'main')))
     ORDER BY t.id
 """)
-_NEWEST_ERASED = text("""
-    SELECT id FROM turns WHERE session_id = :session AND kind = 'main' AND outcome = 'erased'
-    ORDER BY id DESC LIMIT :limit
-""")
 
 
 class PostgresErasureStore(PostgresStore):
@@ -203,12 +195,12 @@ class PostgresErasureStore(PostgresStore):
         """The messages of the session's main turns, and those of sessions of side turns alone that began meanwhile."""
         own: list[Message] = []
         beside: dict[SessionId, list[Message]] = defaultdict(list)
-        content = content_of(connection)
-        for row in await connection.execute(_BESIDE_SESSION, {"session": session}):
+        rows = await connection.execute(_BESIDE_SESSION, {"session": session})
+        for row in opened(connection, rows, turns="id"):
             messages = own if row.session_id == session else beside[SessionId(row.session_id)]
             with suppress(ContentUnreadable, EncryptionKeyMissing):
-                messages += content.read_json(row.messages_added, "turns.messages_added", row.id)
-                reply = content.read_json(row.response, "turns.response", row.id)
+                messages += row.messages_added
+                reply = row.response
                 messages += [] if reply is None else [reply]
         return own, beside
 
@@ -237,9 +229,9 @@ async def _erase(connection: AsyncConnection, session: SessionId, turn: TurnId |
     if facts is None:
         return None
     await lock_policy(connection, facts.policy)
-    await connection.execute(_LOCK_SESSION, {"session": session})
+    await connection.execute(select(SessionRow.id).where(SessionRow.id == session).with_for_update())
     if turn is None:
-        requested = (await connection.scalars(_ALL_TURNS, {"session": session})).all()
+        requested = (await connection.scalars(select(TurnRow.id).where(TurnRow.session_id == session))).all()
     else:
         first = await _with_its_messages(connection, turn)
         requested = (await connection.scalars(_FROM_TURN, {"first": first})).all()
@@ -255,7 +247,7 @@ async def _erase(connection: AsyncConnection, session: SessionId, turn: TurnId |
     await _drop_tools(connection, sorted({row.tools_sha256 for row in locked if row.tools_sha256 is not None}))
     await release_files(connection, erased)
     if turn is None:
-        await connection.execute(_END_SESSION, {"session": session})
+        await connection.execute(update(SessionRow).where(SessionRow.id == session).values(_END_SESSION))
     if erased:
         await insert_event(
             connection,
@@ -268,7 +260,9 @@ async def _erase(connection: AsyncConnection, session: SessionId, turn: TurnId |
         )
     await refresh_work_flag(connection, facts.policy)
     version = await connection.scalar(select(func.max(TurnRow.version)).where(TurnRow.session_id == session))
-    newest = (await connection.scalars(_NEWEST_ERASED, {"session": session, "limit": NOTIFIED_TURNS})).all()
+    erased_main = (TurnRow.session_id == session, TurnRow.kind == TurnKind.MAIN, TurnRow.outcome == TurnOutcome.ERASED)
+    query = select(TurnRow.id).where(*erased_main).order_by(TurnRow.id.desc()).limit(NOTIFIED_TURNS)
+    newest = (await connection.scalars(query)).all()
     return Erasure(
         session=SessionFacts(session, facts.policy, facts.identified_by, facts.created_at, version or 0),
         turns=len(erased),
@@ -283,13 +277,11 @@ async def _with_its_messages(connection: AsyncConnection, turn: TurnId) -> list[
 
     Messages that cannot be decrypted are not compared: a lost key must not prevent an erasure.
     """
-    content = content_of(connection)
     added: dict[UUID, list[str]] = {}
-    rows = (await connection.execute(_BESIDE_TURN, {"turn": turn})).all()
+    rows = opened(connection, await connection.execute(_BESIDE_TURN, {"turn": turn}), turns="id")
     for row in rows:
         with suppress(ContentUnreadable, EncryptionKeyMissing):
-            messages = content.read_json(row.messages_added, "turns.messages_added", row.id)
-            added[row.id] = [exact_json(message) for message in messages]
+            added[row.id] = [exact_json(message) for message in row.messages_added]
     own = added.get(turn)
 
     def begins_with_own(messages: list[str] | None) -> bool:
@@ -314,5 +306,11 @@ async def _strip(connection: AsyncConnection, session: SessionId, turns: Sequenc
 async def _drop_tools(connection: AsyncConnection, tools: Sequence[bytes]) -> None:
     """Delete those tool lists that no turn uses any more."""
     if tools:
-        await connection.execute(_LOCK_TOOLS, {"tools": list(tools)})
-        await connection.execute(_DROP_TOOLS, {"tools": list(tools)})
+        # Two statements: the lock waits for a transaction that inserts a turn with the list, the delete then sees that
+        # turn.
+        of_these = ToolListRow.sha256.in_(tools)
+        await connection.execute(
+            select(ToolListRow.sha256).where(of_these).order_by(ToolListRow.sha256).with_for_update()
+        )
+        used = select(TurnRow.id).where(TurnRow.tools_sha256 == ToolListRow.sha256).correlate(ToolListRow)
+        await connection.execute(delete(ToolListRow).where(of_these, ~used.exists()))

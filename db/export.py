@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import exists, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.contracts.turns import Message
@@ -18,17 +18,17 @@ from clawloop.operations.export import ExportedJudgement, ExportedTurn, ExportFi
 from db.content import answer_row, storable
 from db.database import Database, PostgresStore, transaction
 from db.judging.judgements import PostgresJudgementStore
+from db.judging.tables import newest_judgement
+from db.tables import PolicyRow
 from db.turns.files import PostgresFileStore
 
-_POLICY = text("SELECT 1 FROM policies WHERE id = :policy")
-_TURNS = text("""
+_TURNS = text(f"""
     SELECT t.id, s.id AS session, s.external_id, j.id AS judgement, j.verdict, j.reward, j.hint, j.why,
         ARRAY(SELECT v.score FROM votes v WHERE v.judgement_id = j.id AND v.kind = :votes ORDER BY v.index) AS scores,
         ARRAY(SELECT v.raw FROM votes v WHERE v.judgement_id = j.id AND v.kind = :votes ORDER BY v.index) AS answers,
         ARRAY(SELECT v.index FROM votes v WHERE v.judgement_id = j.id AND v.kind = :votes ORDER BY v.index) AS places
     FROM turns t JOIN sessions s ON s.id = t.session_id
-        LEFT JOIN LATERAL (SELECT * FROM judgements j WHERE j.turn_id = t.id AND j.decided_at IS NOT NULL
-            ORDER BY j.revision DESC, j.decided_at DESC LIMIT 1) j ON true
+        LEFT JOIN LATERAL {newest_judgement("t.id")} j ON true
     WHERE t.kind = 'main' AND t.outcome <> 'erased' AND (j.id IS NOT NULL OR NOT :judged)
         AND (CAST(:policy AS text) IS NULL OR s.policy = :policy)
         AND (CAST(:session AS uuid) IS NULL OR s.id = :session)
@@ -80,7 +80,7 @@ class PostgresExportStore(PostgresStore):
 
     @transaction
     async def has_policy(self, connection: AsyncConnection, policy: str) -> bool:
-        return await connection.scalar(_POLICY, {"policy": storable(policy)}) is not None
+        return bool(await connection.scalar(select(exists().where(PolicyRow.id == storable(policy)))))
 
     async def turns(
         self, wanted: ExportFilter, after: UUID | None, limit: int, *, judged: bool

@@ -30,8 +30,6 @@ _OPEN_REJUDGEMENTS = text("""
         AND NOT EXISTS (SELECT FROM feedback f WHERE f.turn_id = t.id AND f.applied_at IS NULL)
     ORDER BY t.id, j.revision
 """)
-# In the order in which judging locks several, as it may go on meanwhile.
-_LOCK_POLICIES = text("SELECT id FROM policies ORDER BY id FOR NO KEY UPDATE")
 # A reply is judged when the next main turn below it is signalled, in any state of that turn itself. Turns of
 # episodes wait for their group, not for a signal. Locked in one order, as policies.
 _FORGET_TURNS = text("""
@@ -54,8 +52,8 @@ async def forget_signals(connection: AsyncConnection) -> WaitingWork:
 
     Idempotent. Of other locks the caller may hold the row of `temporal_server` alone.
     """
-    # Policies first, as everywhere.
-    await connection.execute(_LOCK_POLICIES)
+    # Policies first, as everywhere; in the order in which judging locks several, as it may go on meanwhile.
+    await connection.execute(select(PolicyRow.id).order_by(PolicyRow.id).with_for_update(key_share=True))
     await connection.execute(update(PolicyRow).values(work_signalled_at=None))
     rows = (await connection.execute(_FORGET_TURNS)).all()
     waiting = [row.session_id for row in rows if row.outcome == TurnOutcome.WAITING]

@@ -16,7 +16,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import URL, create_engine, text
+from sqlalchemy import URL, column, create_engine, func, select, table
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -56,8 +56,8 @@ def _migrating(database_url: str) -> Iterator[Config]:
     )
     try:
         with engine.begin() as connection:
-            connection.execute(text(f"SET LOCAL lock_timeout = {int(LOCK_SECONDS * 1000)}"))
-            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
+            connection.execute(select(func.set_config("lock_timeout", f"{LOCK_SECONDS:g}s", True)))
+            connection.execute(select(func.pg_advisory_xact_lock(LOCK)))
             _require_known(MigrationContext.configure(connection).get_current_revision())
             config = _config()
             config.attributes["connection"] = connection
@@ -121,9 +121,9 @@ def revisions() -> tuple[str, ...]:
 
 
 async def _revision(connection: AsyncConnection) -> str | None:
-    if await connection.scalar(text("SELECT to_regclass('alembic_version')")) is None:
+    if await connection.scalar(select(func.to_regclass("alembic_version"))) is None:
         return None
-    revision: str | None = await connection.scalar(text("SELECT version_num FROM alembic_version"))
+    revision: str | None = await connection.scalar(select(column("version_num")).select_from(table("alembic_version")))
     return revision
 
 

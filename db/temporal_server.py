@@ -12,27 +12,19 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Row, text
+from sqlalchemy import Double, Row, cast, extract, func, select, update
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.contracts.sessions import WaitingWork
 from clawloop.core.errors import SetupError
 from db.database import PostgresStore, transaction
 from db.recovery import forget_signals
+from db.tables import TemporalServerRow
 
 RENEW_EVERY = timedelta(seconds=15)
 # Orchestrators that are alive miss no three renewals; one that is gone for longer has left the database to others.
 HELD_FOR = timedelta(seconds=60)
-
-_SEEN_AT = text("SELECT seen_at FROM temporal_server")
-# Waits for another server that is the first one at the same moment.
-_HOLD_FIRST = text("INSERT INTO temporal_server (namespace_id) VALUES (:namespace_id) ON CONFLICT DO NOTHING")
-_HOLDER = text(
-    "SELECT namespace_id, extract(epoch FROM now() - seen_at)::float8 AS seconds FROM temporal_server FOR UPDATE"
-)
-_HOLD = text("UPDATE temporal_server SET namespace_id = :namespace_id, seen_at = now()")
-# Older than HELD_FOR, so that another server need not wait. An orchestrator of the same server renews it again.
-_RELEASE = text("UPDATE temporal_server SET seen_at = now() - interval '1 day' WHERE namespace_id = :namespace_id")
 
 
 class TemporalServerStore(PostgresStore):
@@ -69,7 +61,7 @@ class TemporalServerStore(PostgresStore):
     @transaction
     async def seen_at(self, connection: AsyncConnection) -> datetime | None:
         """Last time a server noted that it runs the workflows, by PostgreSQL's clock; None if no server ever did."""
-        return (await connection.execute(_SEEN_AT)).scalar_one_or_none()
+        return (await connection.execute(select(TemporalServerRow.seen_at))).scalar_one_or_none()
 
     @transaction
     async def take(self, connection: AsyncConnection, namespace_id: str) -> WaitingWork | None:
@@ -80,15 +72,19 @@ class TemporalServerStore(PostgresStore):
     @transaction
     async def release(self, connection: AsyncConnection, namespace_id: str) -> None:
         """Leave the database to any server at once."""
-        await connection.execute(_RELEASE, {"namespace_id": namespace_id})
+        own = update(TemporalServerRow).where(TemporalServerRow.namespace_id == namespace_id)
+        # Older than HELD_FOR, so that another server need not wait. An orchestrator of the same server renews it again.
+        await connection.execute(own.values(seen_at=func.now() - timedelta(days=1)))
 
 
 async def _locked_holder(connection: AsyncConnection, namespace_id: str) -> Row[Any]:
     """The locked row of the server that holds the database: this one, if no server held it before."""
-    await connection.execute(_HOLD_FIRST, {"namespace_id": namespace_id})
-    return (await connection.execute(_HOLDER)).one()
+    # Waits for another server that is the first one at the same moment.
+    await connection.execute(insert(TemporalServerRow).values(namespace_id=namespace_id).on_conflict_do_nothing())
+    seconds = cast(extract("epoch", func.now() - TemporalServerRow.seen_at), Double).label("seconds")
+    return (await connection.execute(select(TemporalServerRow.namespace_id, seconds).with_for_update())).one()
 
 
 async def _change_holder(connection: AsyncConnection, before: str, namespace_id: str) -> WaitingWork | None:
-    await connection.execute(_HOLD, {"namespace_id": namespace_id})
+    await connection.execute(update(TemporalServerRow).values(namespace_id=namespace_id, seen_at=func.now()))
     return None if before == namespace_id else await forget_signals(connection)

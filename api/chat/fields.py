@@ -1,12 +1,67 @@
-"""The fields of a chat request that go to the engine, those that are dropped, and those that are refused."""
+"""The fields of a chat request: brought into the form that is meant, sent to the engine, dropped, or refused."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+from pydantic import JsonValue
+
 from clawloop.core.errors import RequestRejected
+from clawloop.core.samples.decision import sampling_problems
+
+# As meant -------------------------------------------------------------------------------------------------------------
+# Brings what clients send carelessly into the form that it means, so that no engine refuses it.
+
+_NO_TOOL = ("auto", "none")
+
+
+def take_as_meant(body: dict[str, Any]) -> None:
+    """Change a chat request in place, before it is checked; what has another type than it should stays as it is.
+
+    Raises:
+        RequestRejected: 400; a call is wanted and there are no tools.
+    """
+    if not body.get("tools"):
+        _without_tools(body)
+    messages = body.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, dict):
+            _message(message)
+
+
+def _without_tools(body: dict[str, Any]) -> None:
+    if body.get("tools") is None or body["tools"] == []:
+        body.pop("tools", None)
+        choice = body.get("tool_choice")
+        if choice in (*_NO_TOOL, None):
+            body.pop("tool_choice", None)
+        elif choice == "required" or isinstance(choice, dict):
+            message = "`tool_choice`: a call is wanted and `tools` has none. Send tools, or leave it out."
+            raise RequestRejected(message, code="invalid_value", field="tool_choice")
+
+
+def _message(message: dict[str, Any]) -> None:
+    calls = message.get("tool_calls")
+    if "content" in message and message["content"] is None and not calls:
+        message["content"] = ""
+    if not calls:
+        message.pop("tool_calls", None)
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            continue
+        arguments = function.get("arguments")
+        if arguments is None or arguments == "":
+            function["arguments"] = "{}"
+        elif isinstance(arguments, dict):
+            function["arguments"] = orjson.dumps(arguments).decode()
+
+
+# Sorting --------------------------------------------------------------------------------------------------------------
+# Those that go to the engine, those that are dropped, and those that are refused.
 
 # Clawloop's own fields; the engine does not get them.
 CLAWLOOP_FIELDS = frozenset({"session_id", "session_done", "turn_type"})
@@ -157,3 +212,70 @@ def refuse_internal(body: dict[str, Any], allowed: Iterable[str]) -> None:
                 code="unsupported_parameter",
                 field=name,
             )
+
+
+# Tools of a forced call -----------------------------------------------------------------------------------------------
+# Without `strict`, engines let a forced call have any arguments, such as `true`.
+
+
+def tools_for_engine(chat: Mapping[str, Any]) -> Any:
+    """The tools of a chat request as the engine gets them: as they came, unless a call is forced.
+
+    The form of such a reply is the client's anyway, so it is not trained; with `tool_choice` auto a grammar would keep
+    every reply from it. A tool that says `strict: false` stays free.
+    """
+    tools = chat.get("tools")
+    if not isinstance(tools, list) or chat.get("tool_choice") in (None, "auto", "none"):
+        return tools
+    return [_strict(tool) for tool in tools]
+
+
+def _strict(tool: Any) -> Any:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("parameters"), dict):
+        return tool
+    if function.get("strict") is not None:
+        return tool
+    return tool | {"function": function | {"strict": True}}
+
+
+# Episodes -------------------------------------------------------------------------------------------------------------
+# Requests with an episode's key: sampled as the trainer can use them, or refused.
+
+# The distribution that the trainer computes log-probs of; penalties and cuts of it are left out. So is a seed, by which
+# all attempts at a task would be the same.
+_SAMPLING: dict[str, JsonValue] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
+_LEFT_OUT = (
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "parallel_tool_calls",
+    "seed",
+)
+
+
+def trainable_fields(fields: dict[str, Any], body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, JsonValue]]:
+    """The engine's fields with sampling that the trainer can use, and what the client asked for instead.
+
+    Args:
+        fields: of the engine, with defaults filled in.
+        body: the client's own.
+
+    Raises:
+        RequestRejected: 400; the client asks for more than one choice, a grammar, a forced tool, or another setting
+            whose log-probs the trainer cannot reproduce.
+    """
+    if (body.get("n") or 1) != 1:
+        raise RequestRejected("An episode's key takes one choice a request: leave `n` out.", field="n")
+    sent = {name: value for name, value in fields.items() if name not in _LEFT_OUT} | _SAMPLING
+    named = (*_SAMPLING, *_LEFT_OUT)
+    asked = {name: body[name] for name in named if body.get(name) is not None and body[name] != _SAMPLING.get(name)}
+    if problems := sampling_problems(sent, sent.get("tools")):
+        raise RequestRejected(
+            f"An episode's key does not take {', '.join(problems)}: its turns could not be trained. Leave it out.",
+            code="invalid_value",
+            field=problems[0] if problems[0] in body else None,
+        )
+    return sent, asked

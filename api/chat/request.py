@@ -11,11 +11,8 @@ import orjson
 from pydantic import JsonValue
 from starlette.datastructures import Headers
 
-from api.chat.as_meant import take_as_meant
 from api.chat.bounds import check_bounds, forced_forms
-from api.chat.episodes import trainable_fields
-from api.chat.fields import NAMED_LIMIT, sort_fields
-from api.chat.forced_tools import tools_for_engine
+from api.chat.fields import NAMED_LIMIT, sort_fields, take_as_meant, tools_for_engine, trainable_fields
 from api.chat.models import resolve_model
 from api.chat.schemas import ChatRequest, parse_chat_request
 from api.chat.sent import Sent

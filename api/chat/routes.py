@@ -14,8 +14,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
 from api.chat.bounds import check_bounds, check_counted, forced_forms
-from api.chat.fields import NAMED_LIMIT, refuse_internal, sort_fields
-from api.chat.forced_tools import tools_for_engine
+from api.chat.fields import NAMED_LIMIT, refuse_internal, sort_fields, tools_for_engine
 from api.chat.models import chat_key, resolve_model
 from api.chat.request import INSTRUCTIONS, PreparedChat, cache_salt, prepare
 from api.chat.schemas import ChatRequest, StreamOptions

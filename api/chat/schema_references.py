@@ -136,6 +136,8 @@ def _inside(schema: dict[str, Any]) -> Iterator[Any]:
             yield value
 
 
+# By hand: engines read a reference from the schema's root alone, and the library `referencing` goes by `$id`; it also
+# raises AttributeError for an `$id` that is no text, and for a reference to an entry of a list.
 def _resolve(name: str, reference: Any, root: Any) -> Any:
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         raise _refused(name, f"{_shown(reference)} is no reference within its own schema", "Write it as `#/$defs/NAME`")

@@ -121,6 +121,17 @@ TAKE_OVER_SECONDS = 5.0
 RETRIED_FILES = 1000
 
 
+async def insert_each(store: TurnStore, records: Sequence[TurnRecord]) -> Sequence[InsertedTurn | Exception]:
+    """As `TurnStore.insert_many`, and after an error of the whole batch each turn alone: a bug with one turn must not
+    hold up the others."""
+    try:
+        return await store.insert_many(records)
+    except Exception as error:  # noqa: BLE001 - returned
+        if len(records) == 1:
+            return [error]
+        return [result for record in records for result in await insert_each(store, [record])]
+
+
 class SpoolDrain:
     """Use as an async context manager: inside it the spool is drained.
 
@@ -240,21 +251,13 @@ class SpoolDrain:
             records = await self._read(batch)
             if not records:
                 continue
-            results = await self._insert(records)
+            results = await insert_each(self._store, records)
             await self._finish(records, results)
             if all(isinstance(result, StoreUnavailable) for result in results):
                 if len(batch) > DRAIN_BATCH_TURNS:
                     self._most_turns = max(DRAIN_BATCH_TURNS, len(batch) // 2)
                 return
             self._inserts.mark_present()
-
-    async def _insert(self, records: Sequence[TurnRecord]) -> Sequence[InsertedTurn | Exception]:
-        try:
-            return await self._store.insert_many(records)
-        except Exception as error:  # noqa: BLE001 - a bug; one turn must not hold up the others
-            if len(records) == 1:
-                return [error]
-            return [result for record in records for result in await self._insert([record])]
 
     async def _read(self, turn_ids: Sequence[TurnId]) -> list[TurnRecord]:
         """The readable ones of these turns; damaged ones are set aside."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 
 from pydantic import TypeAdapter
 
-from api.recording.insert_queue import DRAIN_BATCH_TURNS, RETRY_SECONDS, InsertQueue, SpoolDrain
+from api.recording.insert_queue import DRAIN_BATCH_TURNS, RETRY_SECONDS, InsertQueue, SpoolDrain, insert_each
 from api.recording.notifier import NotificationQueue
 from api.recording.spool import Spool, SpoolFull
 from api.stores import TurnStore
@@ -147,19 +147,11 @@ class HeldTurns:
     async def _insert_all(self) -> None:
         """Insert each turn, until PostgreSQL does not answer."""
         for records in self._batches():
-            results = await self._insert(records)
+            results = await insert_each(self._store, records)
             for record, result in zip(records, results, strict=True):
                 await self._finish(record, result)
             if all(isinstance(result, StoreUnavailable) for result in results):
                 return
-
-    async def _insert(self, records: Sequence[TurnRecord]) -> Sequence[InsertedTurn | Exception]:
-        try:
-            return await self._store.insert_many(records)
-        except Exception as error:  # noqa: BLE001 - a bug; one turn must not hold up the others
-            if len(records) == 1:
-                return [error]
-            return [result for record in records for result in await self._insert([record])]
 
     async def _finish(self, record: TurnRecord, result: InsertedTurn | Exception) -> None:
         async with self._placing:

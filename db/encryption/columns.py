@@ -5,13 +5,15 @@ A test compares both lists with the schema: a new column of text, JSON or bytes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+from sqlalchemy.ext.asyncio import AsyncConnection
+
 from clawloop.core.encryption.sealer import HEAD_BYTES, KEYED_BYTES
-from db.content import MARK, SEALED_REST, ContentCodec, answer_row, base64_head, step_sample_row
+from db.content import MARK, SEALED_REST, ContentCodec, answer_row, base64_head, content_of, step_sample_row
 
 
 class Form(Enum):
@@ -137,6 +139,53 @@ PLAIN_COLUMNS: Mapping[str, str] = {
     "encryption": "check_value",
 }
 """Columns of text, JSON or bytes that stay as they are, by table."""
+
+
+_FORMS = {table.name: table.columns for table in (*SEALED_TABLES, TOOL_LISTS)}
+
+
+class OpenedRow:
+    """A row with content that is decrypted when it is read, which raises ContentUnreadable where no key opens it."""
+
+    __slots__ = ("_columns", "_content", "_row")
+
+    def __init__(self, row: Any, content: ContentCodec, columns: Mapping[str, tuple[Form, str, str]]) -> None:
+        self._row = row
+        self._content = content
+        self._columns = columns
+
+    def __getattr__(self, name: str) -> Any:
+        stored = getattr(self._row, name)
+        if stored is None or name not in self._columns:
+            return stored
+        form, column, key = self._columns[name]
+        place = getattr(self._row, key)
+        return _opened(self._content, stored, form, column, place.hex() if isinstance(place, bytes) else place)
+
+
+def opened(connection: AsyncConnection, rows: Iterable[Any], **keys: str) -> list[Any]:
+    """The rows, with content that is decrypted when it is read.
+
+    Args:
+        keys: by table with content, the rows' column that has the key to which the table's content is sealed.
+    """
+    content = content_of(connection)
+    columns = {
+        name: (form, f"{table}.{name}", key) for table, key in keys.items() for name, form in _FORMS[table].items()
+    }
+    return [OpenedRow(row, content, columns) for row in rows]
+
+
+def _opened(content: ContentCodec, stored: Any, form: Form, column: str, place: object) -> Any:
+    match form:
+        case Form.TEXT:
+            return content.read_text(stored, column, place)
+        case Form.JSON:
+            return content.read_json(stored, column, place)
+        case Form.BYTES:
+            return content.read_bytes(stored, column, place)
+        case Form.DIGEST:
+            return stored
 
 
 def is_plain(column: str, form: Form) -> str:

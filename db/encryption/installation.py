@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import CheckConstraint, text
+from sqlalchemy import CheckConstraint, delete, func, select, true, update
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -23,9 +24,9 @@ class EncryptionRow(Base):
     __tablename__ = "encryption"
     __table_args__ = (CheckConstraint("only_row", name="only_row"),)
 
-    only_row: Mapped[bool] = mapped_column(primary_key=True, server_default=text("true"))
+    only_row: Mapped[bool] = mapped_column(primary_key=True, server_default=true())
     check_value: Mapped[bytes]  # only the right keys open it
-    since: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    since: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 # Check ----------------------------------------------------------------------------------------------------------------
@@ -34,11 +35,7 @@ class EncryptionRow(Base):
 _PLACE = ("encryption.check_value", "the installation")
 _KNOWN = b"clawloop"
 
-_HAS_TABLE = text("SELECT to_regclass('encryption') IS NOT NULL")
-_READ = text("SELECT check_value FROM encryption")
-_BEGIN = text("INSERT INTO encryption (check_value) VALUES (:check_value) ON CONFLICT DO NOTHING")
-_RENEW = text("UPDATE encryption SET check_value = :check_value")
-_END = text("DELETE FROM encryption")
+_STORED = select(EncryptionRow.check_value)
 
 
 async def require_keys(connection: AsyncConnection, content: ContentCodec) -> bool:
@@ -50,12 +47,13 @@ async def require_keys(connection: AsyncConnection, content: ContentCodec) -> bo
     Raises:
         SetupError: the database is encrypted, and the codec has no keys or other keys.
     """
-    if not await connection.scalar(_HAS_TABLE):
+    if await connection.scalar(select(func.to_regclass("encryption"))) is None:
         return False
-    stored = await connection.scalar(_READ)
+    stored = await connection.scalar(_STORED)
     if stored is None and content.is_on:
-        await connection.execute(_BEGIN, {"check_value": check_value(content)})
-        stored = await connection.scalar(_READ)
+        begun = insert(EncryptionRow).values(check_value=check_value(content))
+        await connection.execute(begun.on_conflict_do_nothing())
+        stored = await connection.scalar(_STORED)
     if stored is not None:
         require_right_keys(stored, content)
     return True
@@ -86,9 +84,9 @@ def check_value(content: ContentCodec) -> bytes:
 
 async def renew_check(connection: AsyncConnection, content: ContentCodec) -> None:
     """Encrypt the check value by the codec's first key."""
-    await connection.execute(_RENEW, {"check_value": check_value(content)})
+    await connection.execute(update(EncryptionRow).values(check_value=check_value(content)))
 
 
 async def end_encryption(connection: AsyncConnection) -> None:
     """Let the database take plain content again."""
-    await connection.execute(_END)
+    await connection.execute(delete(EncryptionRow))

@@ -35,7 +35,7 @@ from clawloop.core.ids import EpisodeId, JudgementId, RolloutGroupId, SessionId,
 from clawloop.core.judging.voting import Verdict
 from clawloop.core.recipes.recipe import Recipe
 from clawloop.core.samples.rollouts import judges_episodes
-from db.content import plain_length, storable
+from db.content import storable, token_count
 from db.database import PostgresStore, transaction
 from db.episodes.rollouts import lock_rollouts_of, made_room
 from db.episodes.settling import end_late_turns, recipe_if_any, settle_group
@@ -203,7 +203,7 @@ async def _revoke_key(connection: AsyncConnection, episode: EpisodeId) -> None:
 _EPISODES = f"""
     SELECT e.*, g.policy, g.environment, g.task, counts.*
     FROM episodes e JOIN rollout_groups g ON g.id = e.group_id CROSS JOIN LATERAL (
-        SELECT count(*) AS turns, coalesce(sum({plain_length("t.response_ids")} / 4), 0) AS tokens,
+        SELECT count(*) AS turns, coalesce(sum({token_count("t.response_ids")}), 0) AS tokens,
             count(*) FILTER (WHERE t.outcome = 'trained') AS trained
         FROM turns t WHERE t.episode_id = e.id AND t.kind = 'main') counts
 """

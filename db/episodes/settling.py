@@ -6,11 +6,13 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
-from sqlalchemy import func, insert, select, text, update
+from sqlalchemy import bindparam, func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.contracts.episodes import EpisodeState, GroupResult, GroupState
+from clawloop.core.contracts.sessions import SessionState
 from clawloop.core.contracts.training import SampleState
 from clawloop.core.contracts.turns import TurnOutcome, TurnStatus
 from clawloop.core.errors import ContentUnreadable, EngineAnswerUnusable, RecipeRejected, RecordUnusable
@@ -18,18 +20,13 @@ from clawloop.core.ids import EpisodeId, JudgementId, RolloutGroupId, TurnId, ne
 from clawloop.core.recipes.recipe import Recipe, Signal
 from clawloop.core.samples.decision import PREFIX, is_held_out, unseen_parts, why_not_trainable
 from clawloop.core.samples.rollouts import EpisodeTurn, Member, Settlement, hold_out, settle
-from db.content import ID_BYTES, ContentCodec, bytes_to_logprobs, content_of, plain_length, storable
-from db.tables import ApiKeyRow, EpisodeRow, JudgementRow, RolloutGroupRow, SampleRow
+from db.content import bytes_to_logprobs, content_of, storable, token_count
+from db.encryption.columns import opened
+from db.tables import ApiKeyRow, EpisodeRow, JudgementRow, RolloutGroupRow, SampleRow, SessionRow, TurnRow
 from db.training.policies import lock_policy
 from db.training.recipes import recipe_of_policy
 from db.training.work_flag import refresh_work_flag
 
-# Sessions before turns, as inserts and erasures lock them.
-_CLOSE_SESSIONS = text("""
-    UPDATE sessions SET state = 'closed', closed_at = now(), closed_why = :why,
-        first_closed_at = coalesce(first_closed_at, now())
-    WHERE api_key_id = ANY(:episodes) AND state <> 'closed'
-""")
 _LATE = text("""
     UPDATE turns t SET kind = 'side', outcome = 'side', kind_reason = 'its episode had ended',
         outcome_detail = 'its episode had ended'
@@ -41,22 +38,17 @@ _WITH_LATE_TURNS = text("""
         JOIN rollout_groups g ON g.id = e.group_id
     WHERE t.outcome = 'waiting' AND g.state <> 'open' ORDER BY t.episode_id
 """)
-_END_LATE_TURNS = text("""
-    UPDATE turns SET outcome = 'unjudged', outcome_detail = 'stored after its rollout group was settled'
-    WHERE episode_id = ANY(:episodes) AND outcome = 'waiting'
-""")
 _TURNS = text(f"""
     SELECT t.id, t.episode_id, t.status, t.finish_reason, t.sampling, t.messages_added, t.tools_sha256, l.tools,
         t.logprobs,
         j.id AS judgement_id, j.expected,
-        coalesce(t.prompt_shared, 0) + coalesce({plain_length("t.prompt_ids")}, 0) / {ID_BYTES} AS prompt_tokens,
-        {plain_length("t.response_ids")} / {ID_BYTES} AS response_tokens
+        coalesce(t.prompt_shared, 0) + coalesce({token_count("t.prompt_ids")}, 0) AS prompt_tokens,
+        {token_count("t.response_ids")} AS response_tokens
     FROM turns t LEFT JOIN tool_lists l ON l.sha256 = t.tools_sha256
         LEFT JOIN judgements j ON j.turn_id = t.id AND j.revision = 0 AND j.decided_at IS NULL
     WHERE t.episode_id = ANY(:episodes) AND t.outcome = 'waiting' AND t.kind = 'main'
     ORDER BY t.id FOR NO KEY UPDATE OF t
 """)
-_SET_OUTCOME = text("UPDATE turns SET outcome = :outcome, outcome_detail = :why WHERE id = :turn")
 _COUNT_SAMPLES = select(func.count()).select_from(SampleRow)
 
 
@@ -72,7 +64,7 @@ async def settle_group(connection: AsyncConnection, group: RolloutGroupId) -> tu
         return await _result(connection, row), None
     episodes = await _end_open_episodes(connection, group)
     ids = [episode.id for episode in episodes]
-    await connection.execute(_CLOSE_SESSIONS, {"episodes": ids, "why": "its rollout group was settled"})
+    await _close_sessions(connection, ids)
     await connection.execute(_LATE, {"episodes": ids})
     recipe = await recipe_if_any(connection, policy)
     turns = await _turns(connection, ids)
@@ -104,9 +96,23 @@ async def end_late_turns(connection: AsyncConnection) -> int:
     As in the settlement, those that began after their episode had ended are side turns.
     """
     episodes = list(await connection.scalars(_WITH_LATE_TURNS))
-    await connection.execute(_CLOSE_SESSIONS, {"episodes": episodes, "why": "its rollout group was settled"})
+    await _close_sessions(connection, episodes)
     began_late = (await connection.execute(_LATE, {"episodes": episodes})).rowcount
-    return began_late + (await connection.execute(_END_LATE_TURNS, {"episodes": episodes})).rowcount
+    left = update(TurnRow).where(TurnRow.episode_id.in_(episodes), TurnRow.outcome == TurnOutcome.WAITING)
+    ended = left.values(outcome=TurnOutcome.UNJUDGED, outcome_detail="stored after its rollout group was settled")
+    return began_late + (await connection.execute(ended)).rowcount
+
+
+async def _close_sessions(connection: AsyncConnection, episodes: Sequence[UUID]) -> None:
+    """Close the sessions of these episodes; before their turns change, as inserts and erasures lock them."""
+    still_open = update(SessionRow).where(SessionRow.api_key_id.in_(episodes), SessionRow.state != SessionState.CLOSED)
+    closed = {
+        "state": SessionState.CLOSED,
+        "closed_at": func.now(),
+        "closed_why": "its rollout group was settled",
+        "first_closed_at": func.coalesce(SessionRow.first_closed_at, func.now()),
+    }
+    await connection.execute(still_open.values(closed))
 
 
 async def _result(connection: AsyncConnection, row: Any) -> GroupResult:
@@ -145,48 +151,42 @@ async def _turns(connection: AsyncConnection, episodes: Sequence[Any]) -> dict[E
     turns: defaultdict[EpisodeId, list[EpisodeTurn]] = defaultdict(list)
     # A turn has the messages of those above it: what one of an episode's turns shows, the later ones are taken to show.
     unseen: defaultdict[EpisodeId, list[str]] = defaultdict(list)
-    content = content_of(connection)
-    for row in await connection.execute(_TURNS, {"episodes": list(episodes)}):
+    rows = await connection.execute(_TURNS, {"episodes": list(episodes)})
+    for row in opened(connection, rows, turns="id", tool_lists="tools_sha256"):
         judgement = None if row.judgement_id is None else JudgementId(row.judgement_id)
         episode = EpisodeId(row.episode_id)
-        try:
-            added = content.read_json(row.messages_added, "turns.messages_added", row.id)
-            unseen[episode] += [kind for kind in unseen_parts(added) if kind not in unseen[episode]]
-            why = turn_not_trainable(row, unseen[episode], content)
-        except ContentUnreadable as error:
-            why = f"{PREFIX}{error}"
+        why = turn_not_trainable(row, unseen[episode])
         cut = row.finish_reason == "length"
         turn = EpisodeTurn(TurnId(row.id), why, row.expected, judgement, row.response_tokens, cut)
         turns[episode].append(turn)
     return turns
 
 
-def turn_not_trainable(row: Any, unseen: Sequence[str], content: ContentCodec) -> str | None:
+def turn_not_trainable(row: Any, unseen: list[str]) -> str | None:
     """The reason that the turn cannot be trained; None if it can.
 
     Args:
-        row: with the turn's columns as `_TURNS` names them.
-        unseen: parts of its request that the trainer cannot read.
-
-    Raises:
-        ContentUnreadable
+        row: opened, with the turn's columns as `_TURNS` names them.
+        unseen: parts of the messages before it that the trainer cannot read; those of its own are added.
     """
     response = None if row.response_tokens is None else range(row.response_tokens)
-    logprobs = content.read_bytes(row.logprobs, "turns.logprobs", row.id)
-    tools = row.tools
-    if tools is not None:
-        tools = content.read_json(tools, "tool_lists.tools", row.tools_sha256.hex())
     try:
+        unseen += [kind for kind in unseen_parts(row.messages_added) if kind not in unseen]
+        logprobs = row.logprobs
         return why_not_trainable(
             status=TurnStatus(row.status),
-            sampling=content.read_json(row.sampling, "turns.sampling", row.id),
-            tools=tools,
+            sampling=row.sampling,
+            tools=row.tools,
             prompt_ids=range(row.prompt_tokens),
             response_ids=response,
             logprobs=None if logprobs is None else bytes_to_logprobs(logprobs, len(response or ())),
             unseen=unseen,
         )
-    except (EngineAnswerUnusable, RecordUnusable) as error:
+    except (
+        ContentUnreadable,
+        EngineAnswerUnusable,
+        RecordUnusable,
+    ) as error:  # of this turn alone
         return f"{PREFIX}{error}"
 
 
@@ -259,10 +259,10 @@ async def _insert_samples(
 
 async def _set_outcomes(connection: AsyncConnection, settlement: Settlement, earlier: Mapping[TurnId, str]) -> None:
     rows = [
-        {"turn": turn, "outcome": settled.outcome.value, "why": storable(settled.why)}
+        {"turn": turn, "becomes": settled.outcome, "why": storable(settled.why)}
         for turn, settled in settlement.turns.items()
     ]
-    unjudged = TurnOutcome.UNJUDGED.value
-    rows += [{"turn": turn, "outcome": unjudged, "why": storable(why)} for turn, why in earlier.items()]
+    rows += [{"turn": turn, "becomes": TurnOutcome.UNJUDGED, "why": storable(why)} for turn, why in earlier.items()]
     if rows:
-        await connection.execute(_SET_OUTCOME, rows)
+        turn = update(TurnRow).where(TurnRow.id == bindparam("turn"))
+        await connection.execute(turn.values(outcome=bindparam("becomes"), outcome_detail=bindparam("why")), rows)

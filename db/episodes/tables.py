@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint, text
+from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint, false, func, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from clawloop.core.contracts.episodes import Ending, EpisodeState, GroupState
@@ -40,7 +40,7 @@ class RolloutGroupRow(Base):
     reason: Mapped[str | None]
     scored: Mapped[int | None]  # how many of its episodes have a reward
     mean_reward: Mapped[float | None]
-    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     finished_at: Mapped[datetime | None]
 
 
@@ -67,7 +67,7 @@ class EpisodeRow(Base):
     advantage: Mapped[float | None]  # of all its turns; None if none, or if each turn has its own
     reason: Mapped[str | None]
     artifact_sha256: Mapped[bytes | None]
-    started_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    started_at: Mapped[datetime] = mapped_column(server_default=func.now())
     ended_at: Mapped[datetime | None]
 
 
@@ -88,8 +88,8 @@ class RolloutsRow(Base):
     barren_limit: Mapped[int]  # groups in a row without a sample, after which rollouts pause
     next_task: Mapped[int] = mapped_column(server_default=text("0"))  # number of the next training task
     paused_reason: Mapped[str | None]
-    curriculum: Mapped[bool] = mapped_column(server_default=text("false"))
-    started_at: Mapped[datetime] = mapped_column(server_default=text("now()"))  # last time
+    curriculum: Mapped[bool] = mapped_column(server_default=false())
+    started_at: Mapped[datetime] = mapped_column(server_default=func.now())  # last time
 
 
 class CurriculumKindRow(Base):
@@ -111,7 +111,7 @@ class CurriculumKindRow(Base):
     trial_of: Mapped[int | None]  # the level before a change that is on trial
     success_before: Mapped[float | None]  # at that level
     why: Mapped[str] = mapped_column(server_default=text("''"))  # it changed last
-    changed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))  # groups made since then are counted
+    changed_at: Mapped[datetime] = mapped_column(server_default=func.now())  # groups made since then are counted
 
 
 class SigningKeyRow(Base):
@@ -121,4 +121,4 @@ class SigningKeyRow(Base):
 
     name: Mapped[str] = mapped_column(primary_key=True)
     secret: Mapped[bytes]
-    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())

@@ -17,6 +17,7 @@ from clawloop.core.samples.decision import FallbackSample
 from db.content import ContentCodec, content_of, storable
 from db.database import PostgresStore, transaction
 from db.judging.rewards import finalize_groups_of, finalize_outcome_of
+from db.judging.tables import newest_judgement
 from db.judging.votes import direct_from_text, read_direct
 from db.tables import JudgementRow, SessionRow, TurnRow
 from db.training.policies import lock_policy, lock_policy_of
@@ -25,7 +26,7 @@ from db.training.samples import insert_sample
 from db.training.work_flag import refresh_work_flag
 
 # `followed_by`: the nearest main turns below a turn; side turns between do not count.
-_TURNS = text("""
+_TURNS = text(f"""
     WITH RECURSIVE numbered AS (
         SELECT id, outcome, row_number() OVER (ORDER BY id) AS number, count(*) OVER () AS main_turns
         FROM turns WHERE session_id = :session AND kind = 'main'),
@@ -42,9 +43,7 @@ _TURNS = text("""
         (SELECT count(*) FROM samples s WHERE s.turn_id = w.id AND s.state <> 'superseded') AS samples,
         ARRAY(SELECT d.id FROM down d WHERE d.turn_id = w.id AND d.kind = 'main' ORDER BY d.id) AS followed_by
     FROM wanted w
-    LEFT JOIN LATERAL (
-        SELECT * FROM judgements WHERE turn_id = w.id AND decided_at IS NOT NULL
-        ORDER BY revision DESC, decided_at DESC LIMIT 1) j ON true
+    LEFT JOIN LATERAL {newest_judgement("w.id")} j ON true
     ORDER BY w.id
 """)
 _came_since = (

@@ -36,8 +36,10 @@ from clawloop.core.recipes.recipe import Recipe
 from clawloop.core.turns.parents import may_be_placed
 from db.content import content_of
 from db.database import Database, PostgresStore, raw_connection, transaction
+from db.encryption.columns import opened
 from db.group_commit import Answer, GroupCommit, limit_lock_wait
 from db.judging.finalize import Finalizing, finalize
+from db.judging.tables import newest_judgement
 from db.judging.votes import Hints, Votes, insert_direct_vote, insert_hints, insert_votes, read_open
 from db.tables import FeedbackRow, JudgementRow, SampleRow, TurnRow
 from db.training.recipes import recipe_by_hash
@@ -79,10 +81,7 @@ _TURNS = f"""
     FROM (SELECT id FROM asked UNION SELECT above FROM asked) wanted
     JOIN turns t ON t.id = wanted.id JOIN sessions s ON s.id = t.session_id
     LEFT JOIN tool_lists l ON l.sha256 = t.tools_sha256
-    LEFT JOIN LATERAL (
-        SELECT j.revision, j.outcome, j.verdict, j.shown_by FROM judgements j
-        WHERE j.turn_id = t.id AND j.decided_at IS NOT NULL
-        ORDER BY j.revision DESC, j.decided_at DESC LIMIT 1) current ON true
+    LEFT JOIN LATERAL {newest_judgement("t.id")} current ON true
     CROSS JOIN LATERAL (
         WITH RECURSIVE down AS (
             SELECT c.id, c.kind, c.entered_at, c.announced_at FROM turns c WHERE c.parent_turn_id = t.id
@@ -157,18 +156,17 @@ def _current_judgement(row: Mapping[str, Any]) -> CurrentJudgement | None:
 
 async def _feedback(connection: AsyncConnection, turn_id: TurnId) -> list[GivenFeedback]:
     query = select(FeedbackRow).where(FeedbackRow.turn_id == turn_id).order_by(FeedbackRow.received_at, FeedbackRow.id)
-    content = content_of(connection)
     return [
         GivenFeedback(
             id=FeedbackId(row.id),
             turn_id=TurnId(row.turn_id),
             api_key_id=ApiKeyId(row.api_key_id),
             score=row.score,
-            text=content.read_text(row.text, "feedback.text", row.id),
+            text=row.text,
             received_at=row.received_at,
             applied=row.applied_at is not None,
         )
-        for row in await connection.execute(query)
+        for row in opened(connection, await connection.execute(query), feedback="id")
     ]
 
 

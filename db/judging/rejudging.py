@@ -21,6 +21,7 @@ from clawloop.core.judging.records import VOTES
 from clawloop.operations.history import HistoryKey, HistoryTurn, NewVerdict
 from db.content import storable
 from db.database import PostgresStore, transaction
+from db.judging.tables import newest_judgement
 from db.tables import ComparisonRow, FeedbackRow, JudgementRow, SampleRow, SessionRow, TurnRow
 from db.training.policies import require_policy
 
@@ -111,11 +112,7 @@ async def _read(connection: AsyncConnection, query: Select[Any]) -> list[Rejudge
 # Comparisons ----------------------------------------------------------------------------------------------------------
 # Comparisons of stored turns' verdicts with those of another judge or recipe, in PostgreSQL.
 
-_NEWEST = """
-    CROSS JOIN LATERAL (
-        SELECT j.verdict, j.decided_at FROM judgements j WHERE j.turn_id = t.id AND j.decided_at IS NOT NULL
-        ORDER BY j.revision DESC, j.decided_at DESC LIMIT 1) newest
-"""
+_NEWEST = f"CROSS JOIN LATERAL {newest_judgement('t.id')} newest"
 # A rating decides without a judge, so there is nothing to compare.
 _UNRATED = "NOT EXISTS (SELECT FROM feedback f WHERE f.turn_id = t.id AND f.score IS NOT NULL)"
 # An episode's turn cannot be judged again: only its rollout group decides its reward.
@@ -183,7 +180,7 @@ class PostgresHistoryStore(PostgresStore):
     async def mark_applied(self, connection: AsyncConnection, key: HistoryKey, turns: Sequence[TurnId]) -> None:
         own = (ComparisonRow.signal_hash == key.signal_hash, ComparisonRow.judge == key.judge)
         marked = update(ComparisonRow).where(*own, ComparisonRow.turn_id.in_(turns))
-        await connection.execute(marked.values(applied_at=text("now()")))
+        await connection.execute(marked.values(applied_at=func.now()))
 
 
 def _parameters(key: HistoryKey) -> dict[str, object]:

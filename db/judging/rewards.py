@@ -12,11 +12,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.core.contracts.training import SampleState
 from clawloop.core.contracts.turns import TurnOutcome
 from clawloop.core.episodes.curriculum import SUCCESS
-from clawloop.core.errors import ContentUnreadable
 from clawloop.core.ids import JudgementId, RolloutGroupId, SessionId, TurnId, new_judgement_id, new_sample_id
 from clawloop.core.judging.records import TurnDecision
 from clawloop.core.recipes.recipe import Recipe
-from clawloop.core.samples.decision import PREFIX, is_held_out, unseen_parts
+from clawloop.core.samples.decision import is_held_out
 from clawloop.core.samples.rewards import (
     CastVote,
     Member,
@@ -26,8 +25,9 @@ from clawloop.core.samples.rewards import (
     reward_votes,
     wait_for_outcome,
 )
-from db.content import ID_BYTES, content_of, plain_length, storable
+from db.content import content_of, storable, token_count
 from db.database import PostgresStore, transaction
+from db.encryption.columns import opened
 from db.episodes.settling import recipe_if_any, turn_not_trainable
 from db.tables import JudgementRow, SampleRow, TurnRow
 from db.training.policies import lock_policy
@@ -165,8 +165,8 @@ _THESE = """(v.judgement_id, v.kind, v.index) IN (
 _VOTES = text(f"""
     SELECT v.score, j.expected, j.recipe_hash AS judged_by, e.reward, t.id, t.status, t.sampling, t.messages_added,
         t.tools_sha256, l.tools, t.logprobs,
-        coalesce(t.prompt_shared, 0) + coalesce({plain_length("t.prompt_ids")}, 0) / {ID_BYTES} AS prompt_tokens,
-        {plain_length("t.response_ids")} / {ID_BYTES} AS response_tokens
+        coalesce(t.prompt_shared, 0) + coalesce({token_count("t.prompt_ids")}, 0) AS prompt_tokens,
+        {token_count("t.response_ids")} AS response_tokens
     {_OF_GROUP} JOIN turns t ON {_ASKED} JOIN sessions s ON s.id = t.session_id
         LEFT JOIN tool_lists l ON l.sha256 = t.tools_sha256
     WHERE {_THESE} AND v.rewarded_at IS NULL AND s.policy = :judge AND v.score IS NOT NULL
@@ -215,15 +215,10 @@ class PostgresJudgeSampleStore(PostgresStore):
 async def _cast_votes(connection: AsyncConnection, these: Mapping[str, Any], judge: str) -> list[CastVote]:
     weights: dict[str, float] = {}
     votes: list[CastVote] = []
-    content = content_of(connection)
-    for row in (await connection.execute(_VOTES, {**these, "judge": judge})).all():
+    rows = await connection.execute(_VOTES, {**these, "judge": judge})
+    for row in opened(connection, rows, turns="id", tool_lists="tools_sha256"):
         if row.judged_by not in weights:
             weights[row.judged_by] = (await recipe_by_hash(connection, row.judged_by)).signal.process_weight
-        try:
-            added = content.read_json(row.messages_added, "turns.messages_added", row.id)
-            why = turn_not_trainable(row, unseen_parts(added), content)
-        except ContentUnreadable as error:  # of one turn, which must not keep the others' votes
-            why = f"{PREFIX}{error}"
         votes.append(
             CastVote(
                 turn=TurnId(row.id),
@@ -231,7 +226,7 @@ async def _cast_votes(connection: AsyncConnection, these: Mapping[str, Any], jud
                 mean_vote=row.expected,
                 succeeded=row.reward >= SUCCESS,
                 process_weight=weights[row.judged_by],
-                not_trainable=why,
+                not_trainable=turn_not_trainable(row, []),
             )
         )
     return votes

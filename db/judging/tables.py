@@ -5,11 +5,18 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint, text
+from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint, func, text
 from sqlalchemy import text as sql  # where a column is called text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.declarative import Base
+
+
+def newest_judgement(turn: str) -> str:
+    """SQL for the newest decided judgement of the turn with this id, in parentheses."""
+    return f"""(
+        SELECT * FROM judgements WHERE turn_id = {turn} AND decided_at IS NOT NULL
+        ORDER BY revision DESC, decided_at DESC LIMIT 1)"""
 
 
 class JudgementRow(Base):
@@ -39,7 +46,7 @@ class JudgementRow(Base):
     not_trainable: Mapped[str | None]  # why its turn cannot be trained, whatever the verdict
     outcome: Mapped[str | None]
     why: Mapped[str | None]
-    opened_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    opened_at: Mapped[datetime] = mapped_column(server_default=func.now())
     decided_at: Mapped[datetime | None]
 
 
@@ -62,7 +69,7 @@ class VoteRow(Base):
     index: Mapped[int] = mapped_column(primary_key=True)
     raw: Mapped[str]
     score: Mapped[int | None]  # None: the answer cannot be parsed
-    answered_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    answered_at: Mapped[datetime] = mapped_column(server_default=func.now())
     # The gateway's record of the vote: the request's first turn and the answer's index. The turn may be stored later.
     asked_turn: Mapped[UUID | None]
     asked_choice: Mapped[int | None]

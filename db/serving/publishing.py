@@ -12,14 +12,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.core.algorithms.rewards import path_to_base
 from clawloop.core.contracts.adapter_directory import AdapterDirectory
 from clawloop.core.contracts.serving import Engine
-from clawloop.core.contracts.training import VersionRef
+from clawloop.core.contracts.training import StepState, VersionRef
 from clawloop.core.errors import RecordUnusable
 from clawloop.core.gate.canary import version_for_all
 from clawloop.core.recipes.recipe import Train
 from db.content import storable
 from db.database import PostgresStore, transaction
 from db.serving.engines import read_engines
-from db.tables import EngineRow, EngineVersionRow, PolicyRow, VersionRow
+from db.tables import EngineRow, EngineVersionRow, PolicyRow, StepRow, VersionRow
 from db.training.policies import lock_policy, read_parents, version_ref
 
 # Activation -----------------------------------------------------------------------------------------------------------
@@ -29,8 +29,6 @@ from db.training.policies import lock_policy, read_parents, version_ref
 
 CHANNEL = "clawloop_directory"
 """Gateways LISTEN on it; the payload is the policy."""
-
-_NOTIFY = text("SELECT pg_notify(:channel, :policy)")
 
 
 async def is_served(connection: AsyncConnection, policy: str, n: int) -> bool:
@@ -64,7 +62,7 @@ async def canary_parent(connection: AsyncConnection, policy: str, canary: int) -
 
 async def notify_directory(connection: AsyncConnection, policy: str) -> None:
     """Have gateways read again which versions answer."""
-    await connection.execute(_NOTIFY, {"channel": CHANNEL, "policy": policy})
+    await connection.execute(select(func.pg_notify(CHANNEL, policy)))
 
 
 async def set_active(connection: AsyncConnection, policy: PolicyRow, n: int) -> None:
@@ -121,10 +119,6 @@ _REMOVABLE = text(f"""
 _KEPT = text(f"""
     SELECT p.head, coalesce(CAST(r.content->'train'->>'kept_versions' AS int), {Train().kept_versions}) AS versions
     FROM policies p LEFT JOIN recipes r ON r.hash = p.recipe_hash WHERE p.id = :policy
-""")
-# A person who sees a rejection the next morning can still release the version; of a later head it is no child.
-_REJECTED = text("""
-    SELECT n FROM steps WHERE policy = :policy AND parent = :head AND state = 'rejected' ORDER BY n DESC LIMIT :versions
 """)
 _LEFTOVER = text("""
     SELECT d.path FROM unnest(CAST(:policies AS text[]), CAST(:ns AS int[]), CAST(:paths AS text[])) d (policy, n, path)
@@ -255,5 +249,8 @@ async def _kept(connection: AsyncConnection, policy: str) -> set[int]:
     """The newest versions on the path to the head, and as many of those rejected that were made from it."""
     kept = (await connection.execute(_KEPT, {"policy": policy})).one()
     path = path_to_base(kept.head, await read_parents(connection, policy))[: kept.versions]
-    rejected = {"policy": policy, "head": kept.head, "versions": kept.versions}
-    return {*path, *await connection.scalars(_REJECTED, rejected)}
+    # A person who sees a rejection the next morning can still release the version; of a later head it is no child.
+    rejected = select(StepRow.n).where(
+        StepRow.policy == policy, StepRow.parent == kept.head, StepRow.state == StepState.REJECTED
+    )
+    return {*path, *await connection.scalars(rejected.order_by(StepRow.n.desc()).limit(kept.versions))}

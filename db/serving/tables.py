@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, ForeignKeyConstraint, Identity, text
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, ForeignKeyConstraint, Identity, false, func, text, true
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.content import ExactJson
@@ -33,12 +33,12 @@ class PolicyRow(Base):
     canary_since: Mapped[datetime | None]
     paused_reason: Mapped[str | None]
     paused_at: Mapped[datetime | None]
-    work_waiting: Mapped[bool] = mapped_column(server_default=text("false"))
+    work_waiting: Mapped[bool] = mapped_column(server_default=false())
     work_signalled_at: Mapped[datetime | None]  # when its training workflow was notified
     recipe_hash: Mapped[str | None] = mapped_column(ForeignKey("recipes.hash"))  # None: the policy does not learn
     verdict_count: Mapped[int] = mapped_column(server_default=text("0"))  # verdicts of +1 and -1 so far
     verdict_total: Mapped[int] = mapped_column(server_default=text("0"))  # their sum
-    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     retired_at: Mapped[datetime | None]  # it answers and learns no more, for good
 
 
@@ -61,7 +61,7 @@ class VersionRow(Base):
     parent: Mapped[int | None]
     path: Mapped[str | None]
     sha256: Mapped[bytes | None]
-    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     activated_at: Mapped[datetime | None]  # it became the active version
     retired_at: Mapped[datetime | None]  # it stopped being the active version
     removed_at: Mapped[datetime | None]  # its files are gone
@@ -78,9 +78,9 @@ class TemporalServerRow(Base):
     __tablename__ = "temporal_server"
     __table_args__ = (CheckConstraint("only_row", name="only_row"),)
 
-    only_row: Mapped[bool] = mapped_column(primary_key=True, server_default=text("true"))
+    only_row: Mapped[bool] = mapped_column(primary_key=True, server_default=true())
     namespace_id: Mapped[str]
-    seen_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class ApiKeyRow(Base):
@@ -95,7 +95,7 @@ class ApiKeyRow(Base):
     prefix: Mapped[str] = mapped_column(unique=True)  # the public part
     secret_sha256: Mapped[bytes]
     scopes: Mapped[list[str]]
-    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     revoked_at: Mapped[datetime | None]
     expires_at: Mapped[datetime | None]  # None: it does not expire
     requests_per_minute: Mapped[int | None]  # None here and below: no limit
@@ -123,10 +123,10 @@ class EngineRow(Base):
 
     id: Mapped[str] = mapped_column(primary_key=True)
     url: Mapped[str] = mapped_column(unique=True)
-    draining: Mapped[bool] = mapped_column(server_default=text("false"))
+    draining: Mapped[bool] = mapped_column(server_default=false())
     problem: Mapped[str | None]  # why its agent took it out of rotation; None: it works, or has no agent
     added_by: Mapped[str | None]  # the installation whose `clawloop up` or gateway added it; None: a person
-    added_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    added_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class EngineVersionRow(Base):
@@ -138,4 +138,4 @@ class EngineVersionRow(Base):
     engine_id: Mapped[str] = mapped_column(ForeignKey("engines.id", ondelete="CASCADE"), primary_key=True)
     policy: Mapped[str] = mapped_column(primary_key=True)
     version: Mapped[int] = mapped_column(primary_key=True)
-    loaded_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    loaded_at: Mapped[datetime] = mapped_column(server_default=func.now())

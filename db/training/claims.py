@@ -19,7 +19,8 @@ from clawloop.core.errors import ContentUnreadable
 from clawloop.core.ids import SampleId
 from clawloop.core.recipes.recipe import Recipe
 from clawloop.core.recipes.schedule import CHAT_MINUTES, Closed, closed_by, day_begin
-from db.content import ID_BYTES, ContentCodec, content_of, plain_length
+from db.content import token_count
+from db.encryption.columns import opened
 from db.tables import VersionRow
 from db.training.policies import read_parents, version_refs, versions_of_other_shape
 from db.training.samples import RECIPE_CHANGED, SAMPLE_COLUMNS, end_samples, needs_version, sample_fault
@@ -92,8 +93,8 @@ _CHUNK = 500
 CLAIM_COLUMNS = f"""
     SELECT {SAMPLE_COLUMNS}, t.group_id, s.reward, s.rollout_group_id,
         now() - s.created_at AS age, r.signal_hash, t.parent_turn_id, (
-        SELECT coalesce(p.prompt_shared, 0) + (coalesce({plain_length("p.prompt_ids")}, 0)
-            + coalesce({plain_length("p.response_ids")}, 0)) / {ID_BYTES}
+        SELECT coalesce(p.prompt_shared, 0) + coalesce({token_count("p.prompt_ids")}, 0)
+            + coalesce({token_count("p.response_ids")}, 0)
         FROM turns p WHERE p.id = t.parent_turn_id) AS parent_tokens
     FROM samples s JOIN turns t ON t.id = s.turn_id JOIN judgements j ON j.id = s.judgement_id
         JOIN recipes r ON r.hash = j.recipe_hash
@@ -140,7 +141,7 @@ async def choose_samples(connection: AsyncConnection, policy: str, recipe: Recip
     after, examined, limit = _FIRST, 0, max(2 * batch_samples, 32)
     while len(usable) < batch_samples and examined < MAX_EXAMINED:
         parameters = {"policy": policy, "after": after, "limit": limit}
-        rows = (await connection.execute(_FRESH, parameters)).all()
+        rows = opened(connection, await connection.execute(_FRESH, parameters), turns="turn_id")
         usable += await expire_unusable(connection, eligibility, rows)
         if len(rows) < limit:
             break
@@ -174,8 +175,9 @@ async def _complete_groups(
     if not groups:
         return usable
     parameters = {"policy": policy, "groups": list(groups)}
-    rest = (await connection.execute(_REST_OF_GROUPS, parameters | {"chosen": [row.id for row in usable]})).all()
-    rows = [*usable, *await expire_unusable(connection, eligibility, rest)]
+    rest = await connection.execute(_REST_OF_GROUPS, parameters | {"chosen": [row.id for row in usable]})
+    others = opened(connection, rest, turns="turn_id")
+    rows = [*usable, *await expire_unusable(connection, eligibility, others)]
     counts = Counter(row.group_id for row in rows)
     sizes = {row.group_id: row.size for row in await connection.execute(_GROUP_SIZES, parameters)}
     return [row for row in rows if row.group_id is None or counts[row.group_id] == sizes[row.group_id]]
@@ -188,10 +190,8 @@ class Eligibility:
     Args:
         parents: version → parent.
         readable: versions whose files exist and fit the recipe's LoRA.
-        content: reads what turns were sampled with.
     """
 
-    content: ContentCodec
     recipe: Recipe
     head: int
     parents: dict[int, int]
@@ -203,12 +203,12 @@ class Eligibility:
         parents = await read_parents(connection, policy)
         readable = await version_refs(connection, policy, list(parents))
         other = await versions_of_other_shape(connection, policy, recipe.train.lora)
-        return cls(content_of(connection), recipe, head, parents, frozenset(readable) - other)
+        return cls(recipe, head, parents, frozenset(readable) - other)
 
     def fault(self, row: Any) -> str | None:
         """The reason that the sample expires; None if the step can take it."""
         try:
-            sampling = self.content.read_json(row.sampling, "turns.sampling", row.turn_id)
+            sampling = row.sampling
         except ContentUnreadable as error:
             return f"turn {row.turn_id}: {error}"
         train = self.recipe.train
@@ -290,12 +290,13 @@ async def _usable_groups(
     connection: AsyncConnection, eligibility: Eligibility, policy: str, sizes: dict[UUID, int]
 ) -> dict[UUID, list[Any]]:
     """The groups a step can take, without those of which another transaction has locked a turn."""
-    found = (await connection.execute(_OF_GROUPS, {"policy": policy, "groups": list(sizes)})).all()
+    rows = await connection.execute(_OF_GROUPS, {"policy": policy, "groups": list(sizes)})
+    found = opened(connection, rows, turns="turn_id")
     counts = Counter(row.rollout_group_id for row in found)
-    rows = [row for row in found if counts[row.rollout_group_id] == sizes[row.rollout_group_id]]
-    rows = await _expire_stale_groups(connection, eligibility, rows)
+    whole = [row for row in found if counts[row.rollout_group_id] == sizes[row.rollout_group_id]]
+    fresh = await _expire_stale_groups(connection, eligibility, whole)
     groups: defaultdict[UUID, list[Any]] = defaultdict(list)
-    for row in await expire_unusable(connection, eligibility, rows):
+    for row in await expire_unusable(connection, eligibility, fresh):
         groups[row.rollout_group_id].append(row)
     return dict(groups)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from sqlalchemy import func, select, text, update
+from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.contracts.training import GateCheck, StepState
@@ -76,16 +76,15 @@ async def _gate(connection: AsyncConnection, step: StepRow) -> Gate:
 # Canaries -------------------------------------------------------------------------------------------------------------
 # Canaries in PostgreSQL: the head answers a share of the sessions until verdicts, or time, decide about it.
 
-# While a version is pinned no conversation gets a canary, and the pin holds.
-_OPEN = text("SELECT id FROM policies WHERE canary IS NOT NULL AND pinned IS NULL ORDER BY id")
-
 
 class PostgresCanaryStore(PostgresStore):
     """SQL condition: the version is a canary."""
 
     @transaction
     async def open(self, connection: AsyncConnection) -> list[str]:
-        return list(await connection.scalars(_OPEN))
+        # While a version is pinned no conversation gets a canary, and the pin holds.
+        is_open = (PolicyRow.canary.is_not(None), PolicyRow.pinned.is_(None))
+        return list(await connection.scalars(select(PolicyRow.id).where(*is_open).order_by(PolicyRow.id)))
 
     @transaction
     async def decide(self, connection: AsyncConnection, policy: str) -> CanaryDecision | None:

@@ -24,6 +24,7 @@ from clawloop.core.recipes.recipe import Recipe
 from clawloop.core.turns.files import references_in
 from db.content import content_of, exact_json, storable
 from db.database import Database, PostgresStore, transaction
+from db.encryption.columns import opened
 from db.tables import PolicyRow, ProbeRow, VersionRow
 from db.training.gate_checks import read_checks, record_check
 from db.training.policies import lock_policy, require_policy, version_ref
@@ -148,12 +149,9 @@ async def _lock(connection: AsyncConnection, policy: str) -> None:
 
 async def _read(connection: AsyncConnection, policy: str) -> list[StoredProbe]:
     rows = await connection.execute(select(ProbeRow).where(ProbeRow.policy == policy).order_by(ProbeRow.id))
-    codec = content_of(connection)
     return [
-        StoredProbe(
-            ProbeId(row.id), ProbeContent(**codec.read_json(row.content, "probes.content", row.id)), row.created_at
-        )
-        for row in rows
+        StoredProbe(ProbeId(row.id), ProbeContent(**row.content), row.created_at)
+        for row in opened(connection, rows, probes="id")
     ]
 
 

@@ -18,7 +18,8 @@ from clawloop.core.errors import RecordUnusable
 from clawloop.core.ids import EpisodeId, JudgementId, SampleId, SessionId, TurnId, new_sample_id
 from clawloop.core.recipes.recipe import Train, held_out_share
 from clawloop.core.samples.decision import is_held_out
-from db.content import ID_BYTES, bytes_to_ids, bytes_to_logprobs, content_of, ids_to_bytes, plain_length, storable
+from db.content import ID_BYTES, bytes_to_ids, bytes_to_logprobs, content_of, ids_to_bytes, storable, token_count
+from db.encryption.columns import opened
 from db.tables import PolicyRow, RecipeRow, SampleRow, SessionRow, TurnRow
 from db.turns.read import ConversationCache
 
@@ -248,10 +249,10 @@ async def read_trained_turns(connection: AsyncConnection, session: SessionId, li
 # Reads the samples of a batch with their tokens, or for each that cannot be trained the reason.
 
 SAMPLE_COLUMNS = f"""s.id, s.turn_id, t.version, t.outcome, t.sampling, coalesce(t.prompt_shared, 0) AS prompt_shared,
-    coalesce({plain_length("t.prompt_ids")}, 0) / {ID_BYTES} AS prompt_added,
-    coalesce({plain_length("t.response_ids")}, 0) / {ID_BYTES} AS response_tokens,
+    coalesce({token_count("t.prompt_ids")}, 0) AS prompt_added,
+    coalesce({token_count("t.response_ids")}, 0) AS response_tokens,
     t.logprobs IS NOT NULL AS has_logprobs,
-    {plain_length("s.hinted_prompt_ids")} / {ID_BYTES} AS hinted_tokens, EXISTS (
+    {token_count("s.hinted_prompt_ids")} AS hinted_tokens, EXISTS (
         SELECT FROM feedback f WHERE f.turn_id = s.turn_id AND f.applied_at <= j.decided_at) AS explicit"""
 """Columns that `sample_fault` needs, of a sample `s` of turn `t` and judgement `j`. It is `explicit` if the turn was
 rated or commented on when it was decided; later feedback belongs to the next judgement."""
@@ -267,7 +268,8 @@ async def read_samples(
     connection: AsyncConnection, conversations: ConversationCache, samples: Sequence[SampleId]
 ) -> dict[SampleId, BatchSample | str]:
     """Each sample in this order, or its fault, which names the turn."""
-    rows = {row.id: row for row in await connection.execute(_SAMPLES, {"samples": list(samples)})}
+    found = await connection.execute(_SAMPLES, {"samples": list(samples)})
+    rows = {row.id: row for row in opened(connection, found, turns="turn_id", samples="judgement_id")}
     return {sample: await _read(connection, conversations, rows[sample]) for sample in samples}
 
 
@@ -280,18 +282,15 @@ async def _read(connection: AsyncConnection, conversations: ConversationCache, r
 
 async def _decode(connection: AsyncConnection, conversations: ConversationCache, row: Any) -> BatchSample | str:
     conversation = await conversations.load(connection, TurnId(row.turn_id))
-    prompt, content = conversation.prompt_ids or b"", content_of(connection)
-    sampling = content.read_json(row.sampling, "turns.sampling", row.turn_id)
+    prompt, sampling = conversation.prompt_ids or b"", row.sampling
     if (fault := sample_fault(row, len(prompt) // ID_BYTES, sampling)) is not None:
         return fault
-    hinted = content.read_bytes(row.hinted_prompt_ids, "samples.hinted_prompt_ids", row.judgement_id)
+    hinted = row.hinted_prompt_ids
     return BatchSample(
         sample_id=SampleId(row.id),
         prompt_ids=bytes_to_ids(prompt),
         response_ids=bytes_to_ids(conversation.response_ids or b""),
-        logprobs=bytes_to_logprobs(
-            content.read_bytes(row.logprobs, "turns.logprobs", row.turn_id), row.response_tokens
-        ),
+        logprobs=bytes_to_logprobs(row.logprobs, row.response_tokens),
         temperature=float(sampling["temperature"]),
         version=row.version,
         reward=row.reward,

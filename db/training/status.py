@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.contracts.answers import Counts, PolicyEvent, ReplyFigures, TrainedReply
@@ -14,8 +14,11 @@ from clawloop.core.errors import RecipeRejected, RecordUnusable
 from clawloop.core.gate.canary import traffic, version_for_all
 from clawloop.core.ids import SampleId, SessionId, TurnId
 from clawloop.core.recipes.recipe import Gate, Recipe, parse_stored_recipe
-from db.content import content_of, plain_length, storable
+from db.content import storable, token_count
 from db.database import PostgresStore, transaction
+from db.encryption.columns import opened
+from db.judging.tables import newest_judgement
+from db.tables import EventRow
 from db.training.claims import closed_by_canary, read_closed
 from db.training.gate_checks import read_canary_sessions
 from db.training.policies import next_step, require_policy
@@ -216,13 +219,10 @@ _BATCH = text("""
         JOIN turns t ON t.id = s.turn_id
     WHERE m.policy = :policy AND m.step = :step ORDER BY m.place
 """)
-_EVENTS = text("SELECT kind, detail, at FROM events WHERE policy = :policy ORDER BY id DESC LIMIT :limit")
 _REPLIES = text(f"""
-    SELECT t.started_at, t.version, j.verdict, {plain_length("t.response_ids")} / 4 AS tokens
+    SELECT t.started_at, t.version, j.verdict, {token_count("t.response_ids")} AS tokens
     FROM turns t JOIN sessions c ON c.id = t.session_id
-    LEFT JOIN LATERAL (
-        SELECT verdict FROM judgements WHERE turn_id = t.id AND decided_at IS NOT NULL
-        ORDER BY revision DESC, decided_at DESC LIMIT 1) j ON true
+    LEFT JOIN LATERAL {newest_judgement("t.id")} j ON true
     WHERE c.policy = :policy AND t.kind = 'main' AND t.response_ids IS NOT NULL
     ORDER BY t.id DESC LIMIT :limit
 """)
@@ -263,7 +263,6 @@ class PostgresTrainingBrowser(PostgresStore):
     @transaction
     async def batch(self, connection: AsyncConnection, policy: str, step: int) -> list[TrainedReply]:
         rows = await connection.execute(_BATCH, {"policy": storable(policy), "step": step})
-        content = content_of(connection)
         return [
             TrainedReply(
                 sample_id=SampleId(row.sample_id),
@@ -271,20 +270,21 @@ class PostgresTrainingBrowser(PostgresStore):
                 session_id=SessionId(row.session_id),
                 number=row.number,
                 answered_by=row.version,
-                added=content.read_json(row.messages_added, "turns.messages_added", row.id),
-                response=content.read_json(row.response, "turns.response", row.id),
+                added=row.messages_added,
+                response=row.response,
                 verdict=row.verdict,
                 reward=row.reward,
-                hint=content.read_text(row.hint, "judgements.hint", row.judgement),
+                hint=row.hint,
                 dropped=row.dropped,
                 without_hint=row.without_hint,
             )
-            for row in rows
+            for row in opened(connection, rows, turns="id", judgements="judgement")
         ]
 
     @transaction
     async def events(self, connection: AsyncConnection, policy: str, limit: int) -> list[PolicyEvent]:
-        rows = await connection.execute(_EVENTS, {"policy": storable(policy), "limit": limit})
+        newest = select(EventRow.kind, EventRow.detail, EventRow.at).where(EventRow.policy == storable(policy))
+        rows = await connection.execute(newest.order_by(EventRow.id.desc()).limit(limit))
         return [PolicyEvent(row.kind, row.detail, row.at) for row in rows]
 
     @transaction

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, text
+from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, func, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from clawloop.core.contracts.training import CheckName, CheckResult, SampleState, StepState
@@ -24,7 +24,7 @@ class RecipeRow(Base):
     signal_hash: Mapped[str]  # hash of the recipe's [signal] table: judging and samples depend on it
     train_hash: Mapped[str]
     content: Mapped[Any] = mapped_column(ExactJson)  # with all defaults filled in
-    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class SampleRow(Base):
@@ -56,7 +56,7 @@ class SampleRow(Base):
     hinted_prompt_ids: Mapped[bytes | None]  # encoded by db.content; None: no teacher term
     # A step takes all samples of a rollout group or none; None: a sample of a chat.
     rollout_group_id: Mapped[UUID | None] = mapped_column(ForeignKey("rollout_groups.id"))
-    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class StepRow(Base):
@@ -88,7 +88,7 @@ class StepRow(Base):
     lr_scale: Mapped[float] = mapped_column(server_default=text("1"))  # below 1 after steps without an accepted version
     reason: Mapped[str | None]  # why it was abandoned, quarantined or rejected
     metrics: Mapped[Any | None] = mapped_column(ExactJson)
-    claimed_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    claimed_at: Mapped[datetime] = mapped_column(server_default=func.now())
     finished_at: Mapped[datetime | None]
 
 
@@ -128,7 +128,7 @@ class GateCheckRow(Base):
     result: Mapped[str]
     reason: Mapped[str]  # for people
     figures: Mapped[Any] = mapped_column(ExactJson)
-    at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class ProbeRow(Base):
@@ -140,7 +140,7 @@ class ProbeRow(Base):
     id: Mapped[UUID] = mapped_column(primary_key=True)
     policy: Mapped[str] = mapped_column(ForeignKey("policies.id"))
     content: Mapped[Any] = mapped_column(ExactJson)  # a ProbeContent
-    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class EventRow(Base):
@@ -153,4 +153,4 @@ class EventRow(Base):
     policy: Mapped[str] = mapped_column(ForeignKey("policies.id"))
     kind: Mapped[str]  # e.g. paused, resumed, rolled_back, pinned, quarantined
     detail: Mapped[Any] = mapped_column(ExactJson)
-    at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    at: Mapped[datetime] = mapped_column(server_default=func.now())

@@ -30,6 +30,7 @@ from clawloop.core.contracts.views import (
 from clawloop.core.ids import FeedbackId, SampleId, TurnId
 from clawloop.core.turns.canonical import response_digest
 from db.content import ANSWER_KEY, ContentCodec, answer_row, bytes_to_advantages, content_of, step_sample_row, storable
+from db.encryption.columns import opened
 from db.tables import FeedbackRow, HintRow, SampleRow, VoteRow
 from db.turns.read import ConversationCache, read_turn
 
@@ -113,18 +114,17 @@ async def _read_tokens(connection: AsyncConnection, record: TurnRecord) -> Token
 async def read_feedback(connection: AsyncConnection, turns: Sequence[TurnId]) -> list[FeedbackView]:
     """All feedback on these turns, oldest first."""
     query = select(FeedbackRow).where(FeedbackRow.turn_id.in_(turns)).order_by(FeedbackRow.id)
-    content = content_of(connection)
     return [
         FeedbackView(
             id=FeedbackId(row.id),
             turn_id=TurnId(row.turn_id),
             score=row.score,
-            text=content.read_text(row.text, "feedback.text", row.id),
+            text=row.text,
             effect=FeedbackEffect(row.effect),
             received_at=row.received_at,
             applied=row.applied_at is not None,
         )
-        for row in await connection.execute(query)
+        for row in opened(connection, await connection.execute(query), feedback="id")
     ]
 
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import ARRAY, ColumnElement, Uuid, any_, cast, delete, literal, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.ids import SessionId, TurnId, new_file_id
 from clawloop.core.turns.files import ContentFile
 from db.content import ContentCodec, content_of
 from db.database import PostgresStore, Raw, transaction
+from db.tables import FileRow, TurnFileRow, TurnRow
 
 # Sealed bytes are told from plain ones by their length, which for plain ones is a multiple of 4.
 _PADDED = 4
@@ -31,47 +32,42 @@ _INSERT_REFERENCES = """
     INSERT INTO turn_files (turn_id, file_id)
     SELECT * FROM unnest(%b::uuid[], %b::uuid[]) ON CONFLICT DO NOTHING
 """
-_DROP_REFERENCES = text("DELETE FROM turn_files WHERE turn_id = ANY(:turns) RETURNING file_id")
-# Two statements: the lock waits for a transaction that inserts a turn with the file, the delete then sees that turn.
-_LOCK_UNUSED = text("SELECT id FROM files WHERE id = ANY(:files) ORDER BY digest FOR UPDATE")
-_DROP_UNUSED = text("""
-    DELETE FROM files f WHERE f.id = ANY(:files) AND NOT EXISTS (SELECT FROM turn_files r WHERE r.file_id = f.id)
-""")
-_READ = "SELECT f.id, f.digest, f.size_bytes, f.content FROM files f WHERE f.digest = ANY(:digests)"
-# Only what this session has: a client may write a reference of its own into a message.
-_READ_OF_SESSION = f"""
-    {_READ} AND EXISTS (
-        SELECT FROM turn_files r JOIN turns t ON t.id = r.turn_id WHERE r.file_id = f.id AND t.session_id = :session)
-"""
-_READ_OF_TURN = _READ_OF_SESSION.replace(":session", "(SELECT session_id FROM turns WHERE id = :turn)")
+_REFERENCE = select(TurnFileRow.turn_id).where(TurnFileRow.file_id == FileRow.id).correlate(FileRow)
 
 
 class PostgresFileStore(PostgresStore):
     """Implements `api.stores.FileReader`; also reads pictures for a judge."""
 
     async def read(self, sha256: str) -> bytes | None:
-        return (await self._read(_READ, [sha256], {})).get(sha256)
+        return (await self._read(true(), [sha256])).get(sha256)
 
     async def of_session(self, session: SessionId, sha256s: Collection[str]) -> dict[str, bytes]:
-        return await self._read(_READ_OF_SESSION, sha256s, {"session": session})
+        return await self._read(_is_of_session(literal(session)), sha256s)
 
     async def of_turn(self, turn: TurnId, sha256s: Collection[str]) -> dict[str, bytes]:
         """Contents of these files, as far as the turn's session has them."""
-        return await self._read(_READ_OF_TURN, sha256s, {"turn": turn})
+        session = select(TurnRow.session_id).where(TurnRow.id == turn).scalar_subquery()
+        return await self._read(_is_of_session(session), sha256s)
 
     @transaction
     async def _read(
-        self, connection: AsyncConnection, query: str, sha256s: Collection[str], parameters: dict[str, Any]
+        self, connection: AsyncConnection, condition: ColumnElement[bool], sha256s: Collection[str]
     ) -> dict[str, bytes]:
         if not sha256s:
             return {}
         content = content_of(connection)
         digests = content.find_digests(bytes.fromhex(sha256) for sha256 in sha256s)
-        rows = await connection.execute(text(query), {**parameters, "digests": list(digests)})
+        found = select(FileRow.__table__).where(FileRow.digest.in_(digests), condition)
         return {
             digests[row.digest].hex(): content.read_bytes(row.content, _COLUMN, row.id)[: row.size_bytes]
-            for row in rows
+            for row in await connection.execute(found)
         }
+
+
+def _is_of_session(session: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Only what this session has: a client may write a reference of its own into a message."""
+    reference = _REFERENCE.join(TurnRow, TurnRow.id == TurnFileRow.turn_id)
+    return reference.where(TurnRow.session_id == session).exists()
 
 
 async def insert_files(raw: Raw, files: Collection[ContentFile], content: ContentCodec) -> Mapping[str, Any]:
@@ -100,11 +96,19 @@ async def insert_references(raw: Raw, references: Sequence[tuple[TurnId, Any]]) 
 
 async def release_files(connection: AsyncConnection, turns: Collection[TurnId]) -> None:
     """Remove what these turns refer to, and the files to which no other turn refers."""
-    files = (await connection.scalars(_DROP_REFERENCES, {"turns": list(turns)})).all() if turns else ()
-    if files:
-        which = {"files": list(files)}
-        await connection.execute(_LOCK_UNUSED, which)
-        await connection.execute(_DROP_UNUSED, which)
+    if not turns:
+        return
+    dropped = (
+        delete(TurnFileRow)
+        .where(TurnFileRow.turn_id == any_(cast(list(turns), ARRAY(Uuid))))
+        .returning(TurnFileRow.file_id)
+    )
+    if files := list(await connection.scalars(dropped)):
+        # Two statements: the lock waits for a transaction that inserts a turn with the file, the delete then sees that
+        # turn.
+        of_these = FileRow.id == any_(cast(files, ARRAY(Uuid)))
+        await connection.execute(select(FileRow.id).where(of_these).order_by(FileRow.digest).with_for_update())
+        await connection.execute(delete(FileRow).where(of_these, ~_REFERENCE.exists()))
 
 
 def _digest(row: tuple[Any, ...]) -> bytes:

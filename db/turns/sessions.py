@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import TextClause, select, text
+from sqlalchemy import TextClause, func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.contracts.sessions import SessionState
@@ -18,15 +18,14 @@ from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing, StateC
 from clawloop.core.ids import ApiKeyId, EpisodeId, SessionId, TurnId, short_form
 from clawloop.core.turns.explain import Waiting, explain
 from clawloop.core.turns.titles import title_of
-from db.content import ContentCodec, content_of, exact_json, plain_length, storable
+from db.content import ContentCodec, content_of, exact_json, storable, token_count
 from db.database import PostgresStore, transaction
+from db.encryption.columns import opened
+from db.judging.tables import newest_judgement
 from db.tables import SessionRow, TurnRow
 from db.training.policies import require_policy
 from db.turns.exchanges import read_detail, read_exchanges
 
-_NEWEST_JUDGEMENT = """
-    SELECT * FROM judgements WHERE turn_id = t.id AND decided_at IS NOT NULL
-    ORDER BY revision DESC, decided_at DESC LIMIT 1"""
 # One-shot requests and side turns alone are no conversations; an open session may become one.
 _MAIN = "turns m WHERE m.session_id = c.id AND m.kind = 'main'"
 _FOLDED = f"(NOT EXISTS (SELECT FROM {_MAIN}) OR (c.state = 'closed' AND (SELECT count(*) FROM {_MAIN}) < 2))"
@@ -72,7 +71,7 @@ _SESSIONS = f"""
             count(*) FILTER (WHERE t.outcome IN ('sampled', 'trained')) AS sampled,
             count(*) FILTER (WHERE j.verdict = 1) AS praised, count(*) FILTER (WHERE j.verdict = -1) AS blamed,
             coalesce(min(t.version), 0) AS first_version, coalesce(max(t.version), 0) AS last_version
-        FROM turns t LEFT JOIN LATERAL ({_NEWEST_JUDGEMENT}) j ON true
+        FROM turns t LEFT JOIN LATERAL {newest_judgement("t.id")} j ON true
         WHERE t.session_id = s.id) counts
     LEFT JOIN LATERAL (
         SELECT t.id, t.messages_added FROM turns t WHERE t.session_id = s.id AND t.outcome <> 'erased'
@@ -81,9 +80,6 @@ _SESSIONS = f"""
 """
 _COUNT = text(f"SELECT count(*) AS total, count(*) FILTER (WHERE {_FOLDED}) AS folded {_MATCHING}")
 _ONE = text(_SESSIONS.format(chosen="SELECT * FROM sessions WHERE id = :session"))
-_OF_CLIENT = text("""
-    SELECT id FROM sessions WHERE api_key_id = :key AND external_id = :name ORDER BY last_turn_at DESC LIMIT 1
-""")
 
 # The turns are chosen by the index alone; what stands beside them is read for those.
 _TURNS = f"""
@@ -96,7 +92,7 @@ _TURNS = f"""
         t.outcome,
         t.outcome_detail, t.started_at, t.announced_at, t.episode_id, j.id AS judgement, j.verdict, j.expected, j.hint,
         s.state AS sample_state, s.reward, chosen.number, c.state AS session_state,
-        {plain_length("t.response_ids")} / 4 AS tokens,
+        {token_count("t.response_ids")} AS tokens,
         EXISTS (SELECT FROM judgements o WHERE o.turn_id = t.id AND o.decided_at IS NULL) AS being_judged,
         coalesce((
             SELECT count(*) FROM votes v WHERE v.judgement_id = j.id AND v.score IS NOT NULL
@@ -109,7 +105,7 @@ _TURNS = f"""
         (SELECT o.id FROM turns o WHERE o.id > t.id ORDER BY o.id LIMIT 1) AS id_after
     FROM chosen JOIN turns t ON t.id = chosen.id
     JOIN sessions c ON c.id = t.session_id
-    LEFT JOIN LATERAL ({_NEWEST_JUDGEMENT}) j ON true
+    LEFT JOIN LATERAL {newest_judgement("t.id")} j ON true
     LEFT JOIN samples s ON s.judgement_id = j.id
     ORDER BY t.id
 """
@@ -117,7 +113,6 @@ _BEFORE = "WHERE CAST(:before AS uuid) IS NULL OR id < :before ORDER BY id DESC 
 _NEWEST = text(_TURNS.format(session=":session", chosen=_BEFORE))
 _FROM = text(_TURNS.format(session=":session", chosen="ORDER BY id OFFSET :first LIMIT :limit"))
 _OF_ID = text(_TURNS.format(session="(SELECT session_id FROM turns WHERE id = :turn)", chosen="WHERE id = :turn"))
-_POSITION = text("SELECT count(*) FROM turns WHERE session_id = :session AND id < :turn")
 
 
 class PostgresSessionStore(PostgresStore):
@@ -226,11 +221,13 @@ class PostgresSessionStore(PostgresStore):
 
     @transaction
     async def position(self, connection: AsyncConnection, session: SessionId, turn: TurnId) -> int:
-        return await connection.scalar(_POSITION, {"session": session, "turn": turn}) or 0
+        before = select(func.count()).where(TurnRow.session_id == session, TurnRow.id < turn)
+        return await connection.scalar(before) or 0
 
     @transaction
     async def session_of_client(self, connection: AsyncConnection, key: ApiKeyId, name: str) -> SessionId | None:
-        found: UUID | None = await connection.scalar(_OF_CLIENT, {"key": key, "name": storable(name)})
+        own = select(SessionRow.id).where(SessionRow.api_key_id == key, SessionRow.external_id == storable(name))
+        found: UUID | None = await connection.scalar(own.order_by(SessionRow.last_turn_at.desc()).limit(1))
         return None if found is None else SessionId(found)
 
     @transaction
@@ -253,11 +250,11 @@ async def _turn(connection: AsyncConnection, turn: TurnId) -> TurnView | None:
 
 
 async def _read_turns(connection: AsyncConnection, query: TextClause, parameters: dict[str, Any]) -> list[TurnView]:
-    content = content_of(connection)
-    return [_turn_view(row, content) for row in await connection.execute(query, parameters)]
+    rows = await connection.execute(query, parameters)
+    return [_turn_view(row) for row in opened(connection, rows, turns="id", judgements="judgement")]
 
 
-def _turn_view(row: Any, content: ContentCodec) -> TurnView:
+def _turn_view(row: Any) -> TurnView:
     outcome, status = TurnOutcome(row.outcome), TurnStatus(row.status)
     waiting = Waiting(
         notified=row.announced_at is not None,
@@ -275,14 +272,14 @@ def _turn_view(row: Any, content: ContentCodec) -> TurnView:
         kind=TurnKind(row.kind),
         kind_reason=row.kind_reason,
         status=status,
-        error=content.read_text(row.error, "turns.error", row.id),
+        error=row.error,
         version=row.version,
         outcome=outcome,
         why=explain(outcome, row.outcome_detail, status, waiting),
         verdict=row.verdict,
         expected=row.expected,
         votes=row.votes,
-        hint=content.read_text(row.hint, "judgements.hint", row.judgement),
+        hint=row.hint,
         sample=None if row.sample_state is None else SampleState(row.sample_state),
         reward=row.reward,
         step=row.step,

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import insert, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.ids import ApiKeyId
+from db.tables import StoredBytesRow
 
 ROW_BYTES = 1024
 """Beside its content: a turn's row, the hashes by which its conversation is found, and their indexes."""
@@ -21,7 +22,6 @@ _CONTENT = (
     *("tools_sha256", "kind_reason"),
 )
 
-_ADD = text("INSERT INTO stored_bytes (api_key_id, bytes) VALUES (:key, :bytes)")
 _MERGE = text("""
     WITH merged AS (
         DELETE FROM stored_bytes
@@ -51,7 +51,7 @@ async def add_stored_bytes(connection: AsyncConnection, key: ApiKeyId, size: int
         size: negative for what is erased.
     """
     if size:
-        await connection.execute(_ADD, {"key": key, "bytes": size})
+        await connection.execute(insert(StoredBytesRow).values(api_key_id=key, bytes=size))
 
 
 async def merge_stored_bytes(connection: AsyncConnection) -> int:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, text
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, func, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from clawloop.core.contracts.sessions import SessionState
@@ -39,7 +39,7 @@ class SessionRow(Base):
     external_id: Mapped[str | None]  # the client's own value
     identified_by: Mapped[str]  # SessionSource of its first turn
     state: Mapped[str]
-    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     last_turn_at: Mapped[datetime]
     first_closed_at: Mapped[datetime | None]  # when the at-least-one rule was applied
     closed_at: Mapped[datetime | None]  # last time
@@ -68,7 +68,7 @@ class FileRow(Base):
     digest: Mapped[bytes] = mapped_column(unique=True)  # SHA-256 of the file
     size_bytes: Mapped[int]
     content: Mapped[bytes]  # followed by zeros up to a multiple of 4
-    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class TurnFileRow(Base):
@@ -160,7 +160,7 @@ class TurnRow(Base):
     ends_session: Mapped[bool]
     started_at: Mapped[datetime]
     finished_at: Mapped[datetime]
-    entered_at: Mapped[datetime] = mapped_column(server_default=text("now()"))  # when the row was inserted
+    entered_at: Mapped[datetime] = mapped_column(server_default=func.now())  # when the row was inserted
     announced_at: Mapped[datetime | None]
     # A turn of an episode: its rollout group decides its outcome, and no session workflow does.
     episode_id: Mapped[UUID | None] = mapped_column(ForeignKey("episodes.id"))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.chat.as_meant import take_as_meant
+from api.chat.fields import take_as_meant
 from api.chat.schemas import parse_chat_request
 from api.wire.messages import MessagesReply
 from api.wire.messages import translate_messages as from_messages
