@@ -3,8 +3,8 @@ SHELL := /bin/bash
 VENV := .venv/bin
 ARGS ?=
 # Two workers: tests/conftest.py says which runs what. The slowest tests are listed at the end.
-# Folders of which nothing is quick, not even the import.
-NOT_QUICK := $(addprefix --ignore=tests/,api browser clients e2e gpu local training workflows)
+# Folders of which nothing, or hardly anything, is quick, not even the import.
+NOT_QUICK := $(addprefix --ignore=tests/,api browser clients deploy e2e evaluation golden gpu local simulation training workflows)
 PYTEST := $(VENV)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=50
 .DEFAULT_GOAL := help
 # Images often forbid bytecode, and uv installs none: then each start of a program compiles all that it imports, vLLM

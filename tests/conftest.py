@@ -59,11 +59,17 @@ LONGEST_FOLDERS = ("e2e", "chaos", "demo", "training", "workflows", "api", "loca
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _deselect_what_needs_cuda(config, items)
     for item in items:
-        if "postgres_server" in getattr(item, "fixturenames", ()):
+        if "postgres_server" in getattr(item, "fixturenames", ()) or _runs_on_postgres(item):
             item.add_marker(pytest.mark.postgres)
         if PATIENT_FOLDERS & set(item.path.parts):
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: (_lane(item.path) != ENGINE_LANE, _place(item.path)))
+
+
+def _runs_on_postgres(item: pytest.Item) -> bool:
+    """Whether a fixture's parameter says so: its stores are those in PostgreSQL, not those in memory."""
+    call = getattr(item, "callspec", None)
+    return call is not None and any(value in ("postgres", "encrypted") for value in call.params.values())
 
 
 @cache

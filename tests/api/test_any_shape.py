@@ -17,8 +17,6 @@ from tests.api.conftest import Gateway
 from tests.api.gateway_thread import gateway_thread
 from tests.api.test_wire_translation import BLOCKS, ITEMS, MESSAGES, OPTIONS, VALUES
 
-pytestmark = pytest.mark.slow  # hundreds of requests
-
 # Generated requests of each kind; `make test-long` has more.
 EXAMPLES = [20, pytest.param(80, marks=pytest.mark.long)]
 VERSION = {"anthropic-version": "2023-06-01"}

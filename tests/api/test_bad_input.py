@@ -104,7 +104,6 @@ async def test_a_key_without_the_scope_is_403(gateway: Gateway) -> None:
     assert "admin" in refused.json()["detail"]
 
 
-@pytest.mark.slow
 async def test_a_body_over_the_limit_is_413_and_the_client_gets_the_answer(engine: FakeEngine, tmp_path: Path) -> None:
     async with running_gateway(tmp_path, engines=[engine], limits=Limits(body_bytes=1024 * 1024)) as gateway:
         big = GOOD | {"messages": [{"role": "user", "content": "x" * 50 * 1024 * 1024}]}
@@ -116,7 +115,6 @@ async def test_a_body_over_the_limit_is_413_and_the_client_gets_the_answer(engin
             assert (await client.post(PATH, json=GOOD)).status_code == 200
 
 
-@pytest.mark.slow
 async def test_a_body_that_arrives_too_slowly_is_408(engine: FakeEngine, tmp_path: Path) -> None:
     async def slowly() -> Any:
         yield b'{"model": '

@@ -141,7 +141,6 @@ async def test_a_request_that_waited_for_an_engine_in_vain_gets_503(tmp_path: Pa
     assert answer.headers["Retry-After"]
 
 
-@pytest.mark.slow
 async def test_a_session_stays_on_its_engine_and_sessions_spread(tmp_path: Path) -> None:
     async with fake_engine() as one, fake_engine() as two:
         async with running_gateway(tmp_path, engines=[one, two]) as gateway, gateway.client() as client:

@@ -20,8 +20,6 @@ from tests.api.known_ids import KNOWN_IDS, described_requests
 from tests.api.test_any_shape import EXAMPLES, PROPER, REQUESTS, error_fields, headers_of
 from tests.conftest import database_address, execute
 
-pytestmark = pytest.mark.slow  # hundreds of requests per operation
-
 CHAT = "/v1/chat/completions"
 REPLIES = {"completion_id": CHAT, "response_id": "/v1/responses"}
 # Lines are sent as they are generated, JSON or not.

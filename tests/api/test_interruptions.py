@@ -63,7 +63,6 @@ async def _disconnect_while_storing(gateway: Gateway, body: dict[str, Any]) -> N
         await asyncio.wait({request})
 
 
-@pytest.mark.slow
 async def test_a_client_that_stops_reading_ends_the_engines_request(
     tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +93,6 @@ def _asking_for_an_endless_stream(gateway: Gateway) -> Iterator[socket.socket]:
         yield client
 
 
-@pytest.mark.slow
 async def test_a_client_that_reads_slowly_keeps_its_places_for_a_bounded_time(
     tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +122,6 @@ async def test_a_client_that_reads_slowly_keeps_its_places_for_a_bounded_time(
     assert orjson.loads(events[-1].removeprefix(b"data: "))["error"]["code"] == "client_too_slow"
 
 
-@pytest.mark.slow
 async def test_a_shutdown_during_a_stream_records_the_tokens_so_far(tmp_path: Path, engine: FakeEngine) -> None:
     engine.delay_seconds = 0.2
     async with running_gateway(tmp_path, engines=[engine]) as gateway:

@@ -115,7 +115,6 @@ async def test_a_bug_is_logged_and_the_messages_behind_it_are_sent(
     assert unsent._value.get() == (1 if place == "notifier" else 0)
 
 
-@pytest.mark.slow
 async def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifier_module, "QUEUE_LIMIT", 2)
     notifier = FakeNotifier()

@@ -23,7 +23,6 @@ def _set_postgres(gateway: Gateway, *, available: bool) -> None:
     gateway.turns.available = gateway.keys.available = gateway.directory.available = available
 
 
-@pytest.mark.slow
 async def test_chat_goes_on_and_turns_are_stored_when_postgres_is_back(fresh_gateway: Gateway) -> None:
     async with fresh_gateway.client() as client:
         await client.post(PATH, json=chat_body("before"))

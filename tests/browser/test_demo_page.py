@@ -28,7 +28,6 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.slow,
     pytest.mark.engine,
-    pytest.mark.postgres,
     pytest.mark.timeout(2700),
 ]
 

@@ -7,7 +7,7 @@ from playwright.async_api import Browser
 
 from tests.ui.conftest import Page
 
-pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.postgres]
+pytestmark = [pytest.mark.long, pytest.mark.slow]
 
 
 async def test_the_docs_show_the_routes_and_break_no_policy(page: Page, browser: Browser) -> None:

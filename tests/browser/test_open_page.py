@@ -11,7 +11,7 @@ from tests.contract.learning import step
 from tests.fakes.away_browser import AwayBrowser
 from tests.ui.conftest import Page as Served
 
-pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.postgres]
+pytestmark = [pytest.mark.long, pytest.mark.slow]
 
 
 async def shows(tab: Page, words: str) -> None:

@@ -19,7 +19,7 @@ from tests.contract.learning import publish, reject, step
 from tests.ui.conftest import Page as Served
 from tests.ui.recorded import CHANGED, HINT
 
-pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.postgres]
+pytestmark = [pytest.mark.long, pytest.mark.slow]
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-import pytest
-
 from activities.judging.judge_turn import CollectDirectVote
 from clawloop.core.judging.prompts import AnswerForm
 from clawloop.core.judging.records import DIRECT, HINTS, VOTES
@@ -15,8 +13,6 @@ from tests.chaos.judge_relay import JudgeRelay, Question
 from tests.judging.conftest import JUDGE_SECONDS, Bench, bench, judge, with_client
 
 __all__ = ["bench", "judge"]
-
-pytestmark = pytest.mark.postgres
 
 WANTED = {VOTES: 3, HINTS: 3, DIRECT: 1}
 

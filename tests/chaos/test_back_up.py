@@ -16,7 +16,7 @@ from tests.chaos.stack import Stack, running_stack
 from tests.chaos.stand_in_engine import stand_in_engine
 from tests.chaos.verify import Verifier
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.postgres]
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 # What `docs/operating.md` says to copy; `up` has all of it in one folder.
 PARTS = ("data", "postgres", "temporal")

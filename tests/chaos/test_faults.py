@@ -27,7 +27,7 @@ from tests.chaos.run import problems_at_the_end, run_these
 from tests.chaos.stack import WITH_HINTS, Stack, running_stack
 from tests.chaos.stand_in_engine import stand_in_engine
 
-pytestmark = [pytest.mark.slow, pytest.mark.postgres]
+pytestmark = pytest.mark.slow
 
 # A crash point is a `kill -9` of the process that passes it. Training then waits until Temporal misses a heartbeat. The
 # faults in between use that time, and one step passes all points of its way.

@@ -13,8 +13,6 @@ from tests.judging.conftest import Bench, bench, binary_bench, judge
 
 __all__ = ["bench", "binary_bench", "judge"]
 
-pytestmark = pytest.mark.postgres
-
 
 async def test_a_followed_turn_whose_judging_is_lost_is_named_and_the_newest_one_is_not(binary_bench: Bench) -> None:
     b = binary_bench

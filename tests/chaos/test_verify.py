@@ -28,8 +28,6 @@ from tests.judging.conftest import Bench, bench, judge
 
 __all__ = ["bench", "judge"]
 
-pytestmark = pytest.mark.postgres
-
 BASE = version_name("default", 0, "tiny")
 SERVED = version_name("default", 3, "tiny")
 

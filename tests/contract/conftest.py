@@ -106,12 +106,8 @@ async def fake_stores() -> Stores:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Each test of stores runs on those in memory and in PostgreSQL; of turns and files also on encrypted ones."""
     if "stores" in metafunc.fixturenames:
-        kinds = [
-            "postgres",
-            *(["encrypted"] if metafunc.module.__name__.endswith(("test_turns", "test_files")) else []),
-        ]
-        of_postgres = [pytest.param(kind, marks=pytest.mark.postgres) for kind in kinds]
-        metafunc.parametrize("stores", ["fake", *of_postgres], indirect=True)
+        on_encrypted = metafunc.module.__name__.endswith(("test_turns", "test_files"))
+        metafunc.parametrize("stores", ["fake", "postgres", *(["encrypted"] if on_encrypted else [])], indirect=True)
 
 
 @pytest.fixture
@@ -146,7 +142,7 @@ def fake_learning() -> FakeLearning:
     return FakeLearning()
 
 
-@pytest.fixture(params=["fake", pytest.param("postgres", marks=pytest.mark.postgres)])
+@pytest.fixture(params=["fake", "postgres"])
 def learning(request: pytest.FixtureRequest) -> Learning:
     """A policy with its stores, in memory and in PostgreSQL."""
     both: Learning = request.getfixturevalue(f"{request.param}_learning")

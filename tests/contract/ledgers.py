@@ -177,7 +177,7 @@ async def postgres_ledger(postgres_stores: Stores, database: Database, postgres_
     )
 
 
-@pytest.fixture(params=["fake", pytest.param("postgres", marks=pytest.mark.postgres)])
+@pytest.fixture(params=["fake", "postgres"])
 def ledger(request: pytest.FixtureRequest) -> Ledger:
     both: Ledger = request.getfixturevalue(f"{request.param}_ledger")
     return both

@@ -15,7 +15,7 @@ from db.training.claims import _FIRST, _FRESH
 from db.training.work_flag import _READY
 from tests.contract.learning import POLICY, PostgresLearning, recipe
 
-pytestmark = [pytest.mark.postgres, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 WAITING = 5_000
 # Each copy has ids of its own, in no order: the worst case for an index.

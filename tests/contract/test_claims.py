@@ -27,8 +27,6 @@ from tests.contract.conftest import TEST_LIMIT
 from tests.contract.learning import POLICY, RECIPE, PostgresLearning, commit, recipe, step, trained
 from tests.records import turn_record
 
-pytestmark = pytest.mark.postgres
-
 KILL = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
     WHERE application_name = 'clawloop' AND state <> 'idle' AND pid <> pg_backend_pid() AND datname = 'migrated'"""
 

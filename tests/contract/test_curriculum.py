@@ -17,7 +17,6 @@ from db.episodes.rollouts import PostgresRolloutStore
 from tests.contract.episodes import LIFETIME, view_of
 from tests.contract.learning import POLICY, PostgresLearning
 
-pytestmark = pytest.mark.postgres
 SIZE = 8
 PLAN = RolloutsPlan("tool-call", SIZE, 3, 1000, curriculum=True)
 

@@ -21,14 +21,12 @@ from tests.conftest import execute
 from tests.contract.conftest import Stores
 
 DEFAULT = Policy("default", "tiny", ("qwen3-4b",), 0, DEFAULT_SAMPLING)
-postgres = pytest.mark.postgres
 
 
 async def test_a_new_directory_has_the_base_model_and_no_engine(stores: Stores) -> None:
     assert await stores.directory.read() == Directory((DEFAULT,), ())
 
 
-@postgres
 async def test_ensuring_a_policy_again_keeps_its_versions(database: Database, postgres_url: str) -> None:
     execute(postgres_url, "INSERT INTO versions (policy, n, parent, path) VALUES ('default', 7, 0, 'v7')")
     execute(postgres_url, "UPDATE policies SET head = 7, active = 7")
@@ -41,7 +39,6 @@ async def test_ensuring_a_policy_again_keeps_its_versions(database: Database, po
         assert connection.execute("SELECT n FROM versions ORDER BY n").fetchall() == [(0,), (7,)]
 
 
-@postgres
 async def test_a_policy_never_changes_its_base_model(database: Database) -> None:
     with pytest.raises(SetupError, match="made for tiny, not big"):
         await ensure_policy(database, "default", "big", [])
@@ -49,7 +46,6 @@ async def test_a_policy_never_changes_its_base_model(database: Database) -> None
     assert (await PostgresDirectoryStore(database).read()).policies == (DEFAULT,)
 
 
-@postgres
 async def test_the_engines_of_one_installation_are_exactly_those_given(database: Database, postgres_url: str) -> None:
     await ensure_engines(database, ["http://127.0.0.1:8100/", "http://gpu:8100"], "here")
     execute(postgres_url, "INSERT INTO engine_versions VALUES ('gpu:8100', 'default', 0)")
@@ -64,7 +60,6 @@ async def test_the_engines_of_one_installation_are_exactly_those_given(database:
     assert (await PostgresDirectoryStore(database).read()).engines == tuple(kept)
 
 
-@postgres
 async def test_engines_that_others_added_are_left_alone(database: Database) -> None:
     await add_engine(database, "http://by-hand:8100")
     await ensure_engines(database, ["http://there:8100"], "there")
@@ -75,7 +70,6 @@ async def test_engines_that_others_added_are_left_alone(database: Database) -> N
     assert [engine.id for engine in await list_engines(database)] == ["by-hand:8100", "here:8200", "there:8100"]
 
 
-@postgres
 async def test_missing_engines_are_added_and_existing_ones_are_unchanged(database: Database) -> None:
     await ensure_engines(database, ["http://gpu:8100"], "here")
     await drain_engine(database, "gpu:8100")
@@ -86,7 +80,6 @@ async def test_missing_engines_are_added_and_existing_ones_are_unchanged(databas
     assert [(engine.id, engine.draining) for engine in found] == [("gpu:8100", True), ("gpu:8200", False)]
 
 
-@postgres
 async def test_engines_are_added_drained_returned_and_removed(database: Database) -> None:
     added = await add_engine(database, "http://gpu:8100")
     assert added == Engine("gpu:8100", "http://gpu:8100", {}, draining=False)
@@ -103,7 +96,6 @@ async def test_engines_are_added_drained_returned_and_removed(database: Database
     assert not await remove_engine(database, added.id)
 
 
-@postgres
 @pytest.mark.parametrize(
     "url",
     [
@@ -134,7 +126,6 @@ async def test_an_engine_needs_an_http_address(database: Database, url: str) -> 
     assert "secret" not in str(raised.value)
 
 
-@postgres
 @pytest.mark.parametrize(
     "url",
     ["http://vllm_1:8100", "http://[::1]:8100", "https://gpu.example./engine", "http://10.0.0.1", "http://büro:1"],

@@ -18,8 +18,6 @@ from tests.contract.episodes import LIFETIME, new_group
 from tests.contract.learning import PostgresLearning
 from tests.records import turn_record
 
-pytestmark = pytest.mark.postgres
-
 LONG_AGO = datetime.now(UTC) - timedelta(days=1)
 REPLIES = {"tool-call": 2}
 SAYS: Message = {"role": "assistant", "content": "wait"}

@@ -48,7 +48,6 @@ async def test_a_reply_in_a_rewritten_context_is_the_newest(stores: Stores) -> N
     assert (await stores.turns.insert(rewritten)).parent_turn_id == records[-1].turn_id
 
 
-@pytest.mark.postgres
 @pytest.mark.parametrize(("beginning", "read"), [(asked(0), 1), ([{"role": "user", "content": "a summary"}], 16)])
 async def test_few_turns_are_read_for_a_reply_given_many_times(
     postgres_stores: Stores, database: Database, beginning: list[Message], read: int

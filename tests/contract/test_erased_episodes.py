@@ -6,8 +6,6 @@ import asyncio
 import hashlib
 from pathlib import Path
 
-import pytest
-
 from clawloop.core.contracts.episodes import Ending, EpisodeEnd
 from clawloop.core.contracts.turns import TurnRecord
 from clawloop.core.ids import SessionId
@@ -18,8 +16,6 @@ from db.erasure import PostgresErasureStore
 from tests.contract.episodes import LIFETIME, add_turns, new_group
 from tests.contract.learning import PostgresLearning
 from tests.fakes.notifier import FakeNotifier
-
-pytestmark = pytest.mark.postgres
 
 
 async def test_what_an_agent_left_is_erased_with_its_session(

@@ -38,7 +38,7 @@ from tests.chaos.proxy import Proxy
 from tests.contract.conftest import TEST_LIMIT, Stores
 from tests.records import turn_record
 
-pytestmark = [pytest.mark.postgres, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 LIMIT = timedelta(milliseconds=500)
 

@@ -67,7 +67,6 @@ async def test_feedback_on_an_erased_turn_is_refused_and_its_answer_stays(stores
     assert answer.feedback_id == given.given.feedback_id
 
 
-@pytest.mark.postgres
 async def test_simultaneous_requests_store_one_feedback(postgres_stores: Stores, postgres_url: str) -> None:
     turn = await inserted(postgres_stores)
     others = [Database(postgres_url, TEST_LIMIT) for _ in range(3)]
@@ -84,7 +83,6 @@ async def test_simultaneous_requests_store_one_feedback(postgres_stores: Stores,
     assert len(views) == 1
 
 
-@pytest.mark.postgres
 async def test_old_answers_are_forgotten_and_others_survive_a_restart(
     postgres_stores: Stores, postgres_url: str
 ) -> None:

@@ -109,7 +109,6 @@ async def test_turns_that_come_late_or_twice_have_their_files(stores: Stores) ->
     assert await stores.files.read(named(ROUND)) is None  # nothing of a turn that began before the erasure
 
 
-@pytest.mark.postgres
 async def test_each_file_is_stored_once(postgres_stores: Stores, database: Database) -> None:
     turns = turns_about(postgres_stores, ROUND, SQUARE, ROUND, ROUND)
     await insert(postgres_stores, *turns, *turns_about(postgres_stores, ROUND, evidence=NAMED))
@@ -121,7 +120,6 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.postgres
 async def test_a_file_is_not_left_by_a_transaction_that_was_killed(postgres_stores: Stores, database: Database) -> None:
     """Turns and files are written and erased together: what a `kill -9` leaves is all of them or none."""
     (turn,) = turns_about(postgres_stores, ROUND, evidence=NAMED)
@@ -150,7 +148,6 @@ async def counted(database: Database) -> tuple[int, int]:
     return await database.run(count)
 
 
-@pytest.mark.postgres
 async def test_turns_and_erasures_of_one_file_at_once_leave_it_as_long_as_a_turn_has_it(
     postgres_stores: Stores, database: Database
 ) -> None:

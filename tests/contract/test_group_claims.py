@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import psycopg
-import pytest
 
 from clawloop.core.contracts.training import SampleState, StepState
 from clawloop.core.contracts.turns import SessionEvidence, SessionSource, TurnOutcome
@@ -17,8 +16,6 @@ from clawloop.core.recipes.recipe import Recipe
 from db.training.recipes import set_recipe
 from tests.contract.learning import POLICY, PostgresLearning, recipe
 from tests.records import turn_record
-
-pytestmark = pytest.mark.postgres
 
 
 def grouped(batch_samples: int) -> Recipe:

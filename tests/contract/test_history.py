@@ -92,7 +92,7 @@ def fake_history() -> Bench:
     return FakeBench(FakeHistoryStore([HistoryTurn(new_turn_id(), 0, 1) for _ in range(3)]))
 
 
-@pytest.fixture(params=["fake", pytest.param("postgres", marks=pytest.mark.postgres)])
+@pytest.fixture(params=["fake", "postgres"])
 def bench(request: pytest.FixtureRequest) -> Bench:
     bench: Bench = request.getfixturevalue(f"{request.param}_history")
     return bench

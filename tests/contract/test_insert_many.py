@@ -199,7 +199,6 @@ async def test_one_unusable_turn_costs_no_other(stores: Stores, broken: dict[str
     assert await stores.turns.load(bad.turn_id) is None
 
 
-@pytest.mark.postgres
 async def test_a_turn_that_only_postgresql_refuses_costs_no_other(postgres_stores: Stores) -> None:
     stores = postgres_stores
     good = [turn_record(f"{n}", api_key_id=stores.key, evidence=named(f"good {n}")) for n in range(4)]
@@ -238,7 +237,6 @@ async def test_a_late_turn_is_stored_beside_a_damaged_one(postgres_url: str, pos
     assert [stored.record for stored in found if stored is not None] == [first, third]
 
 
-@pytest.mark.postgres
 async def test_a_locked_session_holds_up_only_its_own_turn(postgres_url: str, postgres_stores: Stores) -> None:
     records = [turn_record(f"{n}", api_key_id=postgres_stores.key, evidence=named(f"lock {n}")) for n in range(4)]
     first = await postgres_stores.turns.insert(records[0])
@@ -253,7 +251,6 @@ async def test_a_locked_session_holds_up_only_its_own_turn(postgres_url: str, po
     assert not (await postgres_stores.turns.insert(again)).duplicate
 
 
-@pytest.mark.postgres
 async def test_a_batch_takes_no_more_statements_than_a_lone_turn(
     postgres_stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,8 +26,6 @@ from tests.contract.learning import POLICY, PostgresLearning, commit, publish, r
 from tests.records import turn_record
 from tests.verbs import clawloop, clawloop_process
 
-pytestmark = pytest.mark.postgres
-
 
 @pytest.fixture(scope="module")
 async def used_url(postgres_server: EmbeddedPostgres) -> str:

@@ -89,7 +89,6 @@ async def test_revoked_keys_do_not_count_as_keys(stores: Stores) -> None:
     assert not await stores.keys.any_keys()
 
 
-@pytest.mark.postgres
 async def test_the_secret_is_stored_nowhere(database: Database, postgres_url: str) -> None:
     import psycopg
 
@@ -102,7 +101,6 @@ async def test_the_secret_is_stored_nowhere(database: Database, postgres_url: st
     assert secret[12:].encode().hex() not in row[0]
 
 
-@pytest.mark.postgres
 async def test_a_key_needs_a_policy_that_exists(database: Database) -> None:
     with pytest.raises(SetupError, match="no policy 'other'"):
         await PostgresKeyStore(database).create_key("other", {Scope.CHAT}, "mine")

@@ -16,8 +16,6 @@ from db.serving.engines import add_engine
 from db.serving.publishing import PostgresPublishingStore
 from tests.conftest import execute
 
-pytestmark = pytest.mark.postgres
-
 
 async def soon(notices: AsyncIterator[None]) -> None:
     async with asyncio.timeout(30):

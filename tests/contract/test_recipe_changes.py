@@ -8,8 +8,6 @@ from clawloop.core.errors import RecipeRejected, StateConflict
 from db.training.recipes import read_recipe_of, set_recipe
 from tests.contract.learning import POLICY, PostgresLearning, recipe, step
 
-pytestmark = pytest.mark.postgres
-
 
 async def test_a_recipe_with_another_lora_than_the_heads_is_rejected(
     postgres_learning: PostgresLearning,

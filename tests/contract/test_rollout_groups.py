@@ -23,7 +23,7 @@ class Store(EpisodeStore, Protocol):
     async def key_of(self, episode: EpisodeId) -> str: ...
 
 
-@pytest.fixture(params=["fake", pytest.param("postgres", marks=pytest.mark.postgres)])
+@pytest.fixture(params=["fake", "postgres"])
 def store(request: pytest.FixtureRequest) -> Store:
     if request.param == "fake":
         return FakeEpisodeStore()

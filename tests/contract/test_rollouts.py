@@ -16,7 +16,6 @@ from db.episodes.rollouts import PostgresRolloutStore
 from tests.contract.episodes import LIFETIME, add_turns, new_group, run_group, view_of
 from tests.contract.learning import POLICY, PostgresLearning, recipe
 
-pytestmark = pytest.mark.postgres
 PLAN = RolloutsPlan("tool-call", 4, 2, 3)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-import pytest
-
 from clawloop.core.contracts.training import Claim, StepState, TrainingState
 from clawloop.core.recipes.recipe import Recipe
 from tests.contract.learning import POLICY, Learning, PostgresLearning, recipe, step
@@ -54,7 +52,6 @@ async def test_no_more_versions_a_day_than_the_schedule_has(learning: Learning) 
     assert (await learning.steps.claim(POLICY, 2)).state is StepState.CLAIMED
 
 
-@pytest.mark.postgres
 async def test_what_a_policy_began_from_was_not_made_today(postgres_learning: PostgresLearning) -> None:
     learning = postgres_learning
     zone = f"Etc/GMT{datetime.now(UTC).hour - 12:+d}"
@@ -65,7 +62,6 @@ async def test_what_a_policy_began_from_was_not_made_today(postgres_learning: Po
     assert (await learning.steps.status(POLICY)).closed_seconds is not None
 
 
-@pytest.mark.postgres
 async def test_while_replies_are_slow_no_batch_is_claimed(postgres_learning: PostgresLearning) -> None:
     learning = postgres_learning
     await learning.operators.set_recipe(POLICY, scheduled(chat_seconds=2.0))
@@ -79,7 +75,6 @@ async def test_while_replies_are_slow_no_batch_is_claimed(postgres_learning: Pos
     assert (await learning.steps.claim(POLICY, 1)).state is StepState.CLAIMED
 
 
-@pytest.mark.postgres
 async def test_slow_agents_of_episodes_and_side_turns_hold_up_no_training(postgres_learning: PostgresLearning) -> None:
     learning = postgres_learning
     await learning.operators.set_recipe(POLICY, scheduled(chat_seconds=2.0))
@@ -88,7 +83,6 @@ async def test_slow_agents_of_episodes_and_side_turns_hold_up_no_training(postgr
     assert (await learning.steps.claim(POLICY, 1)).state is StepState.CLAIMED
 
 
-@pytest.mark.postgres
 async def test_replies_of_a_while_ago_do_not_count(postgres_learning: PostgresLearning) -> None:
     learning = postgres_learning
     await learning.operators.set_recipe(POLICY, scheduled(chat_seconds=2.0))

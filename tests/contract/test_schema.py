@@ -29,8 +29,6 @@ from tests.conftest import execute
 from tests.contract.conftest import TEST_LIMIT
 from tests.verbs import clawloop, clawloop_process, refusal
 
-pytestmark = pytest.mark.postgres
-
 
 def tables(url: str) -> set[str]:
     with psycopg.connect(url) as connection:

@@ -28,8 +28,6 @@ from tests.contract.episodes import LIFETIME, add_turns, new_group, run_group, s
 from tests.contract.learning import POLICY, PostgresLearning, commit, publish, recipe, step, trained
 from tests.records import turn_record
 
-pytestmark = pytest.mark.postgres
-
 
 async def outcomes(learning: PostgresLearning, episode: object) -> list[tuple[str, str]]:
     query = "SELECT outcome, outcome_detail AS why FROM turns WHERE episode_id = %s ORDER BY id"

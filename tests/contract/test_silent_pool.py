@@ -16,7 +16,7 @@ from db import database as database_module
 from db.database import CHAT_LIMIT, Database
 from tests.chaos.proxy import Proxy
 
-pytestmark = [pytest.mark.postgres, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 POOLED = 3
 LIMIT = 4 * CHAT_LIMIT

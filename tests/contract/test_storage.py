@@ -18,7 +18,7 @@ from db.turns.read import ConversationCache
 from tests.contract.conftest import Stores
 from tests.records import turn_record
 
-pytestmark = [pytest.mark.postgres, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 TURNS = 100
 CHARACTERS_PER_TOKEN = 4

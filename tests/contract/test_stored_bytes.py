@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import replace
 
 import psycopg
-import pytest
 
 from clawloop.core.contracts.turns import SessionEvidence, SessionSource, TurnRecord
 from clawloop.core.ids import ApiKeyId
@@ -20,8 +19,6 @@ from db.turns.stored_bytes import ROW_BYTES
 from tests.contract.conftest import Stores
 from tests.pictures import asks_about, png
 from tests.records import turn_record
-
-pytestmark = pytest.mark.postgres
 
 
 def turn(key: ApiKeyId, session: str, words: str, tools: list[str] | None = None) -> TurnRecord:

@@ -29,8 +29,6 @@ from tests.workflows.conftest import client
 
 __all__ = ["client"]
 
-pytestmark = pytest.mark.postgres
-
 
 @pytest.fixture
 def store(database: Database) -> TemporalServerStore:

@@ -12,8 +12,6 @@ from db.training import samples
 from db.training.steps import PostgresStepStore
 from tests.contract.learning import POLICY, PostgresLearning, commit, recipe, trained
 
-pytestmark = pytest.mark.postgres
-
 
 @pytest.mark.parametrize(
     ("damage", "fault"),

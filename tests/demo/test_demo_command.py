@@ -87,7 +87,6 @@ def demo(folder: Path, *command: str) -> Iterator[Demo]:
         running.process.wait(STOP_SECONDS)
 
 
-@pytest.mark.postgres
 def test_a_run_shows_the_learning_writes_its_report_and_cleans_up(tmp_path: Path, engine: str, model: Path) -> None:
     with demo(tmp_path, engine, str(model), "run", "--interactions", "40", "--data", "data") as running:
         assert running.process.wait(START_SECONDS) == 0, running.printed
@@ -100,7 +99,6 @@ def test_a_run_shows_the_learning_writes_its_report_and_cleans_up(tmp_path: Path
     assert not (tmp_path / "data" / "demo").exists()
 
 
-@pytest.mark.postgres
 def test_a_second_demo_is_refused_and_ctrl_c_cleans_up(tmp_path: Path, engine: str, model: Path) -> None:
     with demo(tmp_path, engine, str(model), "run", "--interactions", "900", "--data", "data") as running:
         running.line(r"combined +1 +1 ")
@@ -123,7 +121,6 @@ def test_a_second_demo_is_refused_and_ctrl_c_cleans_up(tmp_path: Path, engine: s
     assert not (tmp_path / "demo-report.json").exists()
 
 
-@pytest.mark.postgres
 def test_interrupted_in_the_second_run_the_report_has_the_first(tmp_path: Path, engine: str, model: Path) -> None:
     command = ["run", "--seeds", "2", "--interactions", "8", "--data", "data"]
     with demo(tmp_path, engine, str(model), *command) as running:
@@ -136,7 +133,6 @@ def test_interrupted_in_the_second_run_the_report_has_the_first(tmp_path: Path, 
     assert [run["seed"] for run in json.loads((tmp_path / "demo-report.json").read_text())["runs"]] == [1]
 
 
-@pytest.mark.postgres
 def test_keep_prints_the_addresses_and_waits_for_ctrl_c(tmp_path: Path, engine: str, model: Path) -> None:
     with demo(tmp_path, engine, str(model), "run", "--interactions", "8", "--keep", "--data", "data") as running:
         key = running.line(r"gateway +http://\S+/v1, model `policy`, key (cl-\S+)$").group(1)

@@ -89,7 +89,6 @@ def test_a_run_without_one_completed_episode_says_so(endings: dict[str | None, i
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.postgres
 @pytest.mark.timeout(1800)
 async def test_a_model_that_learns_nothing_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("HELD_OUT_TASKS", 3), ("GROUP_SIZE", 2), ("GROUPS_IN_FLIGHT", 1)):

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(5700)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(5700)]
 
 # A run takes 3 minutes on two idle cores, and ten times that where others take them.
 MAX_SECONDS = 1800

@@ -67,7 +67,6 @@ def write_data_set(home: Path, image: str) -> None:
 
 @pytest.mark.containers
 @pytest.mark.slow
-@pytest.mark.postgres
 @pytest.mark.timeout(1200)
 async def test_episodes_of_a_harbor_data_set_are_scored_in_containers_and_make_samples(
     empty_postgres_url: str, temporal_address: str, tmp_path: Path, image: str

@@ -185,7 +185,6 @@ async def practising(gateway: RealGateway, temporal: str, folder: Path) -> Async
 @pytest.mark.engine
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.postgres
 @pytest.mark.timeout(START_SECONDS + 2 * SECONDS)
 async def test_a_judge_that_outcomes_contradict_answers_with_a_version_that_contradicts_them_less(
     gateway: RealGateway, temporal_address: str, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -26,7 +26,7 @@ from tests.e2e.publishing import commit
 from tests.e2e.workers import running_workers
 from tests.engine_options import engine_options
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long, pytest.mark.postgres]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 
 START_SECONDS = 900
 

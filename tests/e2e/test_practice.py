@@ -26,7 +26,6 @@ NO_COLLAPSE = 0.6
 @pytest.mark.long
 @pytest.mark.engine
 @pytest.mark.slow
-@pytest.mark.postgres
 @pytest.mark.timeout(MAX_SECONDS + 300)
 @pytest.mark.parametrize("environment", ["tool-call", "terminal", "swe"])
 def test_a_toy_learns_in_sandboxes(environment: str, tmp_path: Path) -> None:

@@ -33,7 +33,6 @@ pytestmark = [
     pytest.mark.engine,
     pytest.mark.slow,
     pytest.mark.long,
-    pytest.mark.postgres,
     pytest.mark.timeout(3600),
 ]
 

@@ -24,7 +24,7 @@ from tests.e2e.up import Up, up
 from tests.processes import alive, by_name
 
 # The timeout includes the start of an engine.
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 # A busy machine takes several times the documented 20 s.
 STOP_SECONDS = 60

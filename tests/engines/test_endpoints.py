@@ -88,6 +88,7 @@ async def asked_twice(slow: Slow, client: JsonClient) -> asyncio.Task[Reply]:
     return asked
 
 
+@pytest.mark.slow
 async def test_a_request_on_a_connection_that_falls_silent_is_sent_again(
     slow: Slow, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +141,7 @@ async def test_a_request_that_is_refused_for_itself_is_refused_though_the_first_
         assert (await asked).status == 413
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 async def test_a_refusal_counts_when_the_other_request_has_no_answer_in_time(slow: Slow) -> None:
     slow.statuses[2] = 429
@@ -157,6 +159,7 @@ async def test_two_refusals_are_a_refusal(slow: Slow) -> None:
         assert (await asked).status in (503, 429)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 async def test_two_requests_without_an_answer_end_at_the_time_limit(slow: Slow) -> None:
     async with JsonClient(8.0) as client:
@@ -165,6 +168,7 @@ async def test_two_requests_without_an_answer_end_at_the_time_limit(slow: Slow) 
     assert slow.seen == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 async def test_few_requests_are_sent_again_at_once(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoints, "OCCUPIED_SECONDS", 8.0)

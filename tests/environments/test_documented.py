@@ -95,7 +95,6 @@ def running(block: str, folder: Path, log: Path, **more: str) -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.postgres
 @pytest.mark.timeout(1200)
 async def test_its_agent_plays_and_the_policy_gets_samples(
     empty_postgres_url: str, temporal_address: str, folder: Path, tmp_path: Path

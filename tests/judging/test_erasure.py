@@ -31,8 +31,6 @@ from db.tables import Base
 from tests.contract.ledgers import train
 from tests.judging.conftest import Bench
 
-pytestmark = pytest.mark.postgres
-
 WORD = "zebra"
 IDS = [0x7A65, 0x6272, 0x61]  # in no other array
 GOOD = FinalizedJudgement(Verdict(1, 1.0, 1.0, "3 of 3"), NOT_ASKED, None, 1.0, None, TurnOutcome.SAMPLED, "verdict +1")

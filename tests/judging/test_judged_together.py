@@ -32,8 +32,6 @@ from db.invariants import violations
 from db.serving.directory import ensure_policy
 from tests.judging.conftest import BINARY, Bench, set_recipe, with_signal
 
-pytestmark = pytest.mark.postgres
-
 JUDGED = """
     SELECT s.external_id, t.outcome, t.outcome_detail, j.verdict, j.expected, j.reward, j.verdict_why, j.hint_why,
         j.outcome AS judged, j.why, m.state, m.reason, m.reward AS term, m.hinted_prompt_ids IS NULL AS without_hint,

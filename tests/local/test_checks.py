@@ -119,7 +119,6 @@ def test_too_little_disk_is_reported_with_the_needed_amount(tmp_path: Path) -> N
     checks.require_disk(tmp_path, needed_bytes=1)
 
 
-@pytest.mark.slow
 def test_a_data_folder_is_locked_for_one_process(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with checks.lock_data_folder(data):

@@ -26,10 +26,7 @@ from tests.fakes.model_server import model_server
 from tests.unit.layout.folders import write_folder
 from tests.verbs import clawloop, clawloop_process, refusal
 
-pytestmark = pytest.mark.slow  # each command is a process that imports all it needs
 
-
-@pytest.mark.postgres
 def test_migrate_with_a_base_model_prepares_a_deployment(empty_postgres_url: str, tmp_path: Path) -> None:
     here = {"DATABASE_URL": empty_postgres_url, "CLAWLOOP_DATA": str(tmp_path)}
     assert clawloop("migrate", **here).returncode == 0
@@ -49,7 +46,6 @@ def test_migrate_with_a_base_model_prepares_a_deployment(empty_postgres_url: str
     assert clawloop("migrate", "--alias", "small", **here).returncode == 2
 
 
-@pytest.mark.postgres
 def test_an_engine_of_another_model_is_refused_and_a_silent_one_added(empty_postgres_url: str, tmp_path: Path) -> None:
     here = {"DATABASE_URL": empty_postgres_url, "CLAWLOOP_DATA": str(tmp_path)}
     folder = write_folder(tmp_path / "Qwen3-4B")  # with 100 token ids
@@ -81,7 +77,6 @@ def test_an_engine_of_another_model_is_refused_and_a_silent_one_added(empty_post
     assert {url for (url,) in stored} == {same, "http://127.0.0.1:1"}
 
 
-@pytest.mark.postgres
 def test_a_drained_engine_stays_drained_when_a_deployment_migrates_again(
     empty_postgres_url: str, tmp_path: Path
 ) -> None:
@@ -134,7 +129,6 @@ def send_two_requests(port: int) -> None:
     connection.close()
 
 
-@pytest.mark.postgres
 async def test_a_gateway_adds_configured_engines_and_keeps_connections_alive(postgres_url: str, tmp_path: Path) -> None:
     database = Database(postgres_url, BACKGROUND_LIMIT)
     await add_engine(database, "http://127.0.0.1:1")

@@ -61,7 +61,6 @@ async def test_a_machine_without_sandboxes_has_none_and_says_why(
     assert board.said == ["no environment worker, so no rollouts on this machine: no bubblewrap: install it"]
 
 
-@pytest.mark.slow
 async def test_this_machine_makes_sandboxes(tmp_path: Path) -> None:
     board = Lines()
     assert await up.makes_sandboxes(UpOptions(data=tmp_path, environment={}), board) is True

@@ -104,7 +104,6 @@ def test_a_second_sigterm_skips_the_grace_period(
     assert alive(members) == []
 
 
-@pytest.mark.slow
 def test_descendants_of_a_killed_part_are_ended(
     run_guarded: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:

@@ -22,8 +22,6 @@ from clawloop.app.local.services import postgres as postgres_module
 from clawloop.app.local.services.postgres import EmbeddedPostgres, running_postgres
 from clawloop.core.errors import SetupError
 
-pytestmark = [pytest.mark.postgres, pytest.mark.slow]
-
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root changes to another user")
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="uses prctl")
 

@@ -11,8 +11,6 @@ import pytest
 from clawloop.app.processes.bootstrap import create_default_policy
 from tests.verbs import clawloop, clawloop_process, refusal
 
-pytestmark = [pytest.mark.postgres, pytest.mark.slow]
-
 
 @pytest.fixture
 def here(postgres_url: str, tmp_path: Path) -> dict[str, str]:

@@ -23,8 +23,6 @@ from tests.conftest import execute
 from tests.records import turn_record
 from tests.verbs import clawloop, clawloop_process, refusal
 
-pytestmark = [pytest.mark.postgres, pytest.mark.slow]
-
 TITLE = "Please write me a very long poem about a fox that wanders through an endless forest, and about its friends"
 
 

@@ -272,7 +272,6 @@ def test_a_gateway_that_dies_again_and_again_is_back_within_two_seconds(tmp_path
         assert policy.reset_after == timedelta(seconds=10)
 
 
-@pytest.mark.slow
 async def test_a_long_run_resets_the_restart_delay(tmp_path: Path) -> None:
     program = f"""
 import pathlib, time

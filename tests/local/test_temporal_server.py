@@ -10,7 +10,6 @@ from pathlib import Path
 
 import httpx
 import psutil
-import pytest
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 
@@ -18,8 +17,6 @@ from clawloop.app.local import checks, parts
 from clawloop.app.local.services import temporal_server
 from clawloop.app.local.supervision.supervisor import PartState, Supervisor
 from tests.local.status_recorder import StatusRecorder
-
-pytestmark = pytest.mark.slow
 
 
 async def retention_days(address: str) -> float:

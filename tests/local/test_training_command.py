@@ -18,7 +18,6 @@ from clawloop.core.settings import Settings
 from tests.conftest import execute
 from tests.verbs import clawloop, clawloop_process, refusal
 
-pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 QUANTISED = Path(__file__).parents[2] / "deploy" / "recipes" / "quantised.toml"
 
 

@@ -29,8 +29,6 @@ from tests.fakes.model_server import model_server
 from tests.processes import alive, by_name
 from tests.verbs import refusal
 
-pytestmark = pytest.mark.slow
-
 PROGRAM = str(Path(__file__).with_name("up_with_stand_ins.py"))
 FREE_PORTS = [f"--{part}port=0" for part in ("", "temporal-", "temporal-ui-", "engine-")]
 
@@ -98,7 +96,6 @@ def engine() -> Iterator[str]:
         yield url
 
 
-@pytest.mark.postgres
 def test_it_starts_everything_restarts_killed_parts_and_stops(tmp_path: Path, engine: str) -> None:
     with up(tmp_path / "data", CLAWLOOP_ENGINES=engine) as running:
         gateway = running.line(r"gateway +(http://127\.0\.0\.1:\d+)/v1$").group(1)
@@ -126,7 +123,6 @@ def test_it_starts_everything_restarts_killed_parts_and_stops(tmp_path: Path, en
         assert running.lines[-1].partition(" ")[2] == f"stopped; the data stays in {tmp_path / 'data'}"
 
 
-@pytest.mark.postgres
 def test_a_folder_that_others_could_read_is_tightened_and_the_database_still_starts(
     tmp_path: Path, engine: str
 ) -> None:
@@ -142,7 +138,6 @@ def test_a_folder_that_others_could_read_is_tightened_and_the_database_still_sta
         assert open_to_others(data) == []
 
 
-@pytest.mark.postgres
 def test_data_and_keys_are_kept_and_a_second_up_on_the_folder_is_rejected(tmp_path: Path, engine: str) -> None:
     data = tmp_path / "data"
     with up(data, CLAWLOOP_ENGINES=engine) as running:
@@ -168,7 +163,6 @@ def test_data_and_keys_are_kept_and_a_second_up_on_the_folder_is_rejected(tmp_pa
         assert running.ended() == 0
 
 
-@pytest.mark.postgres
 def test_a_folder_of_another_version_is_refused_in_one_line_and_left_as_it_is(tmp_path: Path, engine: str) -> None:
     with running_postgres(tmp_path / "postgres") as server:
         migrate(server.url)
@@ -187,7 +181,6 @@ def test_a_folder_of_another_version_is_refused_in_one_line_and_left_as_it_is(tm
         assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0029",)]
 
 
-@pytest.mark.postgres
 def test_after_kill_9_no_process_is_left_and_it_starts_again(tmp_path: Path, engine: str) -> None:
     with up(tmp_path / "data", CLAWLOOP_ENGINES=engine) as running:
         running.line("Ctrl-C stops everything")

@@ -14,8 +14,6 @@ from clawloop.app.local.tiny_model import ensure_tiny_model
 from tests.local import fake_gpus
 from tests.local.test_up import up
 
-pytestmark = pytest.mark.slow
-
 PROGRAM = str(Path(__file__).with_name("up_with_noted_workers.py"))
 GIB = 2**30
 
@@ -45,7 +43,6 @@ def flags_in(arguments: list[str]) -> str:
     return " ".join(arguments)
 
 
-@pytest.mark.postgres
 def test_one_gpu_is_shared_as_planned_and_the_engine_comes_first(tmp_path: Path, model: Path) -> None:
     fakes = fake_gpus.install(tmp_path / "gpus", 80, starts_after=1)
     with up(tmp_path / "data", "--device=cuda", f"--model={model}", program=PROGRAM, **fakes) as running:
@@ -68,7 +65,6 @@ def test_one_gpu_is_shared_as_planned_and_the_engine_comes_first(tmp_path: Path,
     assert states.index("trainer starting") > engine_ready
 
 
-@pytest.mark.postgres
 def test_engines_judge_and_trainer_are_on_gpus_of_their_own(tmp_path: Path, model: Path) -> None:
     fakes = fake_gpus.install(tmp_path / "gpus", 24, *[80] * 6)
     sets = ("--serve-gpus=0,1", "--judge-gpus=2", "--train-gpus=3,4", f"--judge-model={model}")

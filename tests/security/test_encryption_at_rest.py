@@ -61,8 +61,6 @@ from tests.security.encrypted import (
 )
 from tests.ui.conftest import PATIENT, Visitor
 
-pytestmark = pytest.mark.postgres
-
 
 def test_every_column_of_text_json_or_bytes_was_decided_upon() -> None:
     """A new column that may hold content must be encrypted, or be named among those that hold none."""

@@ -52,8 +52,6 @@ from tests.security.encrypted import (
     whole_loop,
 )
 
-pytestmark = pytest.mark.postgres
-
 
 async def test_a_process_that_ran_before_without_keys_stores_no_plain_content(
     postgres_url: str, tmp_path: Path

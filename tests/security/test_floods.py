@@ -34,6 +34,8 @@ from tests.api.conftest import Gateway, running_gateway, until
 from tests.fakes.engine import fake_engine
 from tests.fakes.key_store import FakeKeyStore
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:

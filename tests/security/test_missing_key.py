@@ -24,8 +24,6 @@ from tests.contract.learning import POLICY, PostgresLearning, recipe
 from tests.fakes.trainer import FakeTrainer
 from tests.security.encrypted import codec, opened
 
-pytestmark = pytest.mark.postgres
-
 LACKS = f"is encrypted with key [0-9a-f]{{10}}, which the file of {SETTING} lacks"
 
 

@@ -141,7 +141,6 @@ async def guarded_engine() -> AsyncIterator[str]:
 
 
 @pytest.mark.long
-@pytest.mark.postgres
 @pytest.mark.timeout(900)
 async def test_every_secret_is_replaced_without_a_failed_chat(installation: Installation) -> None:
     await secret_of_episodes(installation)

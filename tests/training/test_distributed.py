@@ -20,7 +20,7 @@ from tests.training.tiny import random_batch, save_checkpoint
 from tests.training.two_ranks import CPU, LIMITS, LORA, REPLICATED, SHARDED, run
 
 # Two processes that import torch at once, and three where tests share the machine; a bound for ranks that hang.
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from clawloop.training.adapters.files import begin, resume
 from tests.training.killed_steps import IDENTITY, KILLS, fresh, left_by, take_step
 from tests.training.tiny import save_checkpoint
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,6 @@ from clawloop.training.step import make_optimizer, train_step
 from tests.training.methods import train_part
 from tests.training.tiny import sample_id, save_checkpoint
 
-pytestmark = pytest.mark.slow
-
 VOCAB = 8192
 LOGITS = VOCAB * 4  # bytes of one position's logits
 METHODS = {

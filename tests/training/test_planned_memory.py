@@ -23,8 +23,6 @@ from clawloop.training.step import make_optimizer, train_step
 from tests.training.test_memory import peak_bytes
 from tests.training.tiny import sample_id
 
-pytestmark = pytest.mark.slow
-
 LIMITS = Limits(budget_tokens=1, max_tokens=8192, vocab_size=0)
 ANYTHING = Bounds(kl=1e9, ratio=1e9)  # random weights are far from themselves
 RECIPES = {

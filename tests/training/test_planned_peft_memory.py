@@ -19,8 +19,6 @@ from clawloop.training.step import make_optimizer, train_step
 from tests.training.test_memory import peak_bytes
 from tests.training.test_planned_memory import RECIPES, samples
 
-pytestmark = pytest.mark.slow
-
 TOKENS, RESPONSES = 800, 11
 COMMON = {"vocab_size": 512, "head_dim": 32, "max_position_embeddings": 8192}
 SHAPES = {

@@ -114,7 +114,6 @@ def pushed(adapter: Path, url: str, *more: str, to: str = "me/mine") -> Any:
     return clawloop_process("adapter", "export", "--adapter", str(adapter), "--push", to, *more, **variables)
 
 
-@pytest.mark.slow
 def test_config_and_weights_are_pushed_and_nothing_else(adapter: Path) -> None:
     with serving() as hub:
         done = pushed(adapter, hub.url)
@@ -123,7 +122,6 @@ def test_config_and_weights_are_pushed_and_nothing_else(adapter: Path) -> None:
         assert hub.made[0].get("private", hub.made[0].get("visibility")) in (True, "private")
 
 
-@pytest.mark.slow
 def test_what_cannot_be_pushed_is_one_line(adapter: Path) -> None:
     with serving(refuses=403) as hub:
         refused = pushed(adapter, hub.url)

@@ -15,7 +15,6 @@ from clawloop.training.step_runner import StepRunner
 from tests.training.steps import completed, never, samples_of, setup_of, step_of
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_ranks_of_a_divided_model_take_half_at_once_after_one_ran_out_of_memory(qwen3: Path, tmp_path: Path) -> None:

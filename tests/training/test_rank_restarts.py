@@ -11,7 +11,6 @@ import pytest
 RESTARTS = 1
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(200)
 def test_restarted_ranks_join_at_the_first_attempt(tmp_path: Path) -> None:

@@ -89,7 +89,6 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder, "_CPU_QUERY_CHUNK", 3)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("small_steps")
 @pytest.mark.parametrize("checkpoint", ["qwen3", "qwen2"])
 def test_scores_and_gradients_along_any_prefix_tree_are_those_of_separate_documents(
@@ -130,7 +129,6 @@ def test_sharing_prefixes_does_not_change_a_step_over_a_session_and_a_group(
     assert off < 1e-5
 
 
-@pytest.mark.slow
 def test_sharing_prefixes_cuts_twenty_turns_of_a_real_client_to_a_third_of_the_tokens(tmp_path: Path) -> None:
     turns = session_turns(ensure_tiny_model(tmp_path), 20, hints=True)
     sequences, hinted = [sequence for sequence, _ in turns], [ids for _, ids in turns]

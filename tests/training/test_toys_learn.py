@@ -12,7 +12,6 @@ from tests.training.practice import practise
 HELD_OUT = [f"test-{number}" for number in range(96)]
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(1800)  # a minute of a core each, and a machine may be busy with other things
 @pytest.mark.parametrize(

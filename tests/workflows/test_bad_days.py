@@ -6,7 +6,6 @@ import asyncio
 import time
 from dataclasses import replace
 
-import pytest
 from temporalio.client import Client
 
 from clawloop.app.temporal.notifier import TemporalNotifier
@@ -19,8 +18,6 @@ from tests.workflows.conftest import IDLE
 from tests.workflows.test_whole import at_work, end, tell
 
 __all__ = ["bench", "binary_bench", "judge"]
-
-pytestmark = pytest.mark.postgres
 
 
 async def test_turns_whose_rows_are_deleted_do_not_block_a_session(client: Client, binary_bench: Bench) -> None:
@@ -71,7 +68,6 @@ async def test_messages_about_unknown_turns_change_nothing(client: Client, binar
     assert len(b.rows("SELECT * FROM judgements")) == 1
 
 
-@pytest.mark.slow
 async def test_a_judge_is_asked_again_after_its_429s_retry_after(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     turns = b.conversation("one", "two")

@@ -68,8 +68,6 @@ def wait_for_decisions(url: str, logs: Path) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.postgres
 @pytest.mark.timeout(SECONDS + 600)
 async def test_success_moves_the_tasks_that_come_and_only_what_helped_is_kept(
     empty_postgres_url: str, temporal_address: str, tmp_path: Path

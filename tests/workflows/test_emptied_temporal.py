@@ -31,8 +31,6 @@ from workflows import names
 
 __all__ = ["bench", "binary_bench", "judge", "learner"]
 
-pytestmark = pytest.mark.postgres
-
 
 async def test_what_waited_is_judged_and_trained_after_a_start_on_an_emptied_temporal(
     learner: Bench, tmp_path: Path
@@ -69,7 +67,6 @@ def holding(b: Bench, client: Client) -> Holding:
     return Holding(TemporalServerStore(b.database), client, asyncio.Event(), partial(prepare_namespace, client))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_an_orchestrator_that_runs_on_prepares_a_server_that_lost_its_data_and_has_it_told_again(
     binary_bench: Bench, tmp_path: Path

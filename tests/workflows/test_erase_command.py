@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 
-import pytest
 from temporalio.client import Client
 from typer.testing import CliRunner, Result
 
@@ -19,8 +18,6 @@ from tests.workflows.test_whole import at_work, tell
 from workflows import names
 
 __all__ = ["bench", "binary_bench", "judge"]
-
-pytestmark = pytest.mark.postgres
 
 
 async def clawloop(client: Client, bench: Bench, *arguments: str, said: str | None = None) -> Result:

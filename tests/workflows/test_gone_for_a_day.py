@@ -27,8 +27,6 @@ from workflows.activity_options import JUDGE
 
 __all__ = ["bench", "binary_bench", "judge"]
 
-pytestmark = pytest.mark.slow
-
 # Attempts of a day: the first follow each other faster, the others each minute.
 DAY = 1440
 
@@ -93,7 +91,6 @@ async def test_a_step_that_fails_for_a_day_is_committed_afterwards_from_the_same
     assert scripted.happened.count("claim 1: 16") == 1
 
 
-@pytest.mark.postgres
 async def test_what_an_absent_judge_missed_is_judged_once_it_is_back_and_an_operator_asks(
     client: Client, binary_bench: Bench
 ) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 from dataclasses import replace
 
-import pytest
 from temporalio.client import Client
 from typer.testing import CliRunner, Result
 
@@ -38,7 +37,6 @@ async def end_unjudged(client: Client, b: Bench) -> tuple[SessionId, list[TurnRe
     return session, turns
 
 
-@pytest.mark.postgres
 async def test_unjudged_turns_are_judged_when_an_operator_asks(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     b.judge.mode = "401"
@@ -65,7 +63,6 @@ async def test_unjudged_turns_are_judged_when_an_operator_asks(client: Client, b
     assert [sample["reward"] for sample in fresh] == [-1.0, -1.0]
 
 
-@pytest.mark.postgres
 async def test_turns_that_cannot_be_judged_again_are_refused_with_the_reason(client: Client, bench: Bench) -> None:
     (only,) = bench.conversation("one")
     session = await bench.insert(only)

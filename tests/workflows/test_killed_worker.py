@@ -34,8 +34,6 @@ def begin_worker(client: Client, bench: Bench, mark: Path) -> subprocess.Popen[b
     )
 
 
-@pytest.mark.slow
-@pytest.mark.postgres
 async def test_the_next_worker_asks_for_no_stored_vote_again(
     client: Client, binary_bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

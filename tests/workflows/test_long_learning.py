@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
 from temporalio.client import Client
 
 from clawloop.app.temporal.plugin import PAYLOAD_WARN_BYTES
@@ -15,7 +14,6 @@ STEPS = 50
 RUN_EVENTS = 125
 
 
-@pytest.mark.slow
 async def test_many_steps_take_several_runs_of_bounded_size(client: Client) -> None:
     scripted = ScriptedLearning()
     scripted.needed = 1
@@ -52,7 +50,6 @@ async def histories(client: Client, learner: Learner) -> tuple[list[int], int]:
     return sizes, largest
 
 
-@pytest.mark.slow
 async def test_changes_around_a_roll_over_hold(client: Client) -> None:
     scripted = ScriptedLearning()
     async with learning(client, scripted):

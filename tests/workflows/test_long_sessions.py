@@ -17,7 +17,6 @@ from tests.workflows.conftest import Conversation, ScriptedActivities, until
 from workflows.state import INBOX_LIMIT
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "roll_over_events"),
     # Of few events, since turns that wait are judged together; the long one rolls over when the server suggests it.
@@ -75,7 +74,6 @@ async def histories(client: Client, talk: Conversation) -> tuple[int, int, int]:
     return runs, events, largest
 
 
-@pytest.mark.slow
 async def test_no_message_is_lost_in_a_roll_over(client: Client, scripted: ScriptedActivities) -> None:
     talk = Conversation(client)
     await talk.begin(roll_over_events=20)
@@ -94,7 +92,6 @@ async def test_no_message_is_lost_in_a_roll_over(client: Client, scripted: Scrip
     assert (await histories(client, talk))[0] >= 3
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_no_turn_is_left_to_the_closing_while_its_judge_is_away(
     client: Client, scripted: ScriptedActivities
@@ -112,7 +109,6 @@ async def test_no_turn_is_left_to_the_closing_while_its_judge_is_away(
     assert (await histories(client, talk))[0] > 1
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_the_longest_history_ends_with_the_newest_turns_and_all_feedback(
     client: Client, scripted: ScriptedActivities, monkeypatch: pytest.MonkeyPatch

@@ -30,8 +30,6 @@ from tests.workflows.test_recovery import Scripted
 
 __all__ = ["bench", "binary_bench", "judge"]
 
-pytestmark = pytest.mark.postgres
-
 LIMIT = 2**20
 
 

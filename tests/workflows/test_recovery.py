@@ -53,8 +53,6 @@ from workflows.state import SessionState
 
 __all__ = ["bench", "binary_bench", "judge"]
 
-pytestmark = pytest.mark.postgres
-
 NO_TIME = timedelta(0)
 # The pool of the policy that the bench makes.
 POOL = "default"

@@ -64,7 +64,6 @@ def worker(client: Client, slots: ReplaySlots) -> Worker:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(2400)
 async def test_a_worker_that_takes_over_replays_few_at_once_and_all_get_on(client: Client) -> None:

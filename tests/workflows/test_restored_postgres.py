@@ -25,8 +25,6 @@ from workflows import names
 
 __all__ = ["bench", "binary_bench", "client", "judge", "learner"]
 
-pytestmark = pytest.mark.postgres
-
 
 async def test_what_an_older_copy_of_postgresql_lost_is_named(
     client: Client, learner: Bench, tmp_path: Path, postgres_server: EmbeddedPostgres

@@ -45,8 +45,6 @@ def working(
 
 
 @pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.postgres
 async def test_rollouts_of_a_model_that_never_answers_right_pause_themselves(
     postgres_url: str, temporal_address: str, tmp_path: Path
 ) -> None:
@@ -97,8 +95,6 @@ def half_of_them_solve() -> Callable[[dict[str, Any]], Reply]:
 
 
 @pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.postgres
 @pytest.mark.timeout(900)
 async def test_a_group_of_episodes_in_browsers_makes_samples(
     empty_postgres_url: str, temporal_address: str, tmp_path: Path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
-import pytest
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.exceptions import ApplicationError
 
@@ -245,7 +244,6 @@ async def test_a_turn_after_the_last_one_keeps_the_session_open(client: Client, 
     assert [(ask.why, ask.up_to) for ask in scripted.closed] == [(IDLE_SOON, later)]
 
 
-@pytest.mark.slow
 async def test_an_idle_session_closes_and_a_turn_moves_its_deadline(
     client: Client, scripted: ScriptedActivities
 ) -> None:

@@ -11,8 +11,6 @@ from temporalio.client import Client, ScheduleHandle, ScheduleIntervalSpec
 from clawloop.app.temporal.server import SWEEP_CATCH_UP, SWEEP_EVERY, begin_sweeping
 from workflows import names
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 async def sweep_schedule(client: Client) -> AsyncIterator[ScheduleHandle]:

@@ -14,7 +14,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import httpx
-import pytest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
@@ -87,8 +86,6 @@ async def say(gateway: RealGateway, messages: list[dict[str, str]], text: str, *
     return response
 
 
-@pytest.mark.slow
-@pytest.mark.postgres
 async def test_chat_goes_on_and_is_judged_when_temporal_is_back(binary_bench: Bench, tmp_path: Path) -> None:
     b = binary_bench
     server = Server(tmp_path)
@@ -124,7 +121,6 @@ async def test_chat_goes_on_and_is_judged_when_temporal_is_back(binary_bench: Be
     assert b.rows("SELECT state FROM sessions") == [{"state": "closed"}]
 
 
-@pytest.mark.slow
 async def test_a_silent_connection_is_replaced_before_a_step_is_a_minute_late(temporal_address: str) -> None:
     async with Proxy(int(temporal_address.rpartition(":")[2]), choose_port("the proxy", "127.0.0.1", 0, "")) as proxy:
         client = await connect(f"127.0.0.1:{proxy.port}")
@@ -145,8 +141,6 @@ async def _answers(client: Client) -> bool:
         return False
 
 
-@pytest.mark.slow
-@pytest.mark.postgres
 async def test_a_worker_serves_its_metrics(temporal_address: str, binary_bench: Bench, tmp_path: Path) -> None:
     port = choose_port("the worker", "127.0.0.1", 0, "")
     command = [sys.executable, "-m", "clawloop.app.cli.main", "worker", "judge", "--health-port", str(port)]

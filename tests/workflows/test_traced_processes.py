@@ -14,7 +14,6 @@ from pathlib import Path
 from uuid import uuid4
 
 import httpx
-import pytest
 from temporalio.client import Client
 from temporalio.worker import Worker
 
@@ -34,8 +33,6 @@ from workflows import names
 from workflows.session import SessionWorkflow
 
 JUDGED = "RunActivity:judge_turn"
-
-pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
 
 @contextmanager

@@ -51,7 +51,6 @@ async def at_work(client: Client, bench: Bench, step: ScriptedLearning) -> Async
             await end_all(client)
 
 
-@pytest.mark.postgres
 async def test_a_turns_trace_goes_on_to_its_judge_and_to_the_step(
     client: Client, temporal_address: str, binary_bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 
-import pytest
 from temporalio.client import Client
 from temporalio.worker import Worker
 
@@ -55,7 +54,6 @@ async def end(client: Client, session: SessionId) -> None:
         await client.get_workflow_handle(names.session_workflow_id(session)).result()
 
 
-@pytest.mark.postgres
 async def test_out_of_order_late_and_repeated_turns_are_each_judged_once(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     turns = b.conversation(*(f"message {n}" for n in range(12)))
@@ -74,7 +72,6 @@ async def test_out_of_order_late_and_repeated_turns_are_each_judged_once(client:
     assert b.rows("SELECT state FROM sessions") == [{"state": "closed"}]
 
 
-@pytest.mark.postgres
 async def test_what_was_stored_while_temporal_was_away_is_swept_and_judged(client: Client, binary_bench: Bench) -> None:
     b = binary_bench
     turns = b.conversation("one", "two", "three")
@@ -88,7 +85,6 @@ async def test_what_was_stored_while_temporal_was_away_is_swept_and_judged(clien
     assert outcomes == ["sampled", "sampled", "no_feedback"]
 
 
-@pytest.mark.postgres
 async def test_no_text_of_the_conversation_is_in_temporal_and_payloads_are_small(client: Client, bench: Bench) -> None:
     bench.judge.votes, bench.judge.hint = [-1], "SECRET hint of the judge, to be kept."
     turns = bench.conversation("SECRET question", "SECRET answer", "x" * 100_000)
