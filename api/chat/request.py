@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -24,8 +25,10 @@ from clawloop.core.turns.canonical import is_volatile, prefix_digests, seed_dige
 from clawloop.core.turns.classify import classify
 from clawloop.core.turns.identify import ends_session, identify, namespace
 
-# Recorded beside the sampling settings, so that `previous_response_id` can replace them.
+# Recorded beside the sampling settings: so that `previous_response_id` can replace them, and that a response is shown
+# with the tools that its client knows.
 INSTRUCTIONS = "instructions_length"
+ORIGINS = "tool_origins"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class PreparedChat:
         ignored: names of the client's fields that were dropped.
         has_grammar: the engine compiles a grammar before the first token.
         engine_path: the engine's route.
-        instructions: how many characters of the first message are a response's `instructions`.
+        beside: what is recorded beside the sampling settings, of a response's `instructions` and tools.
         cache_salt: the engine finds beginnings of prompts again among requests with the same value; None: among all.
     """
 
@@ -64,12 +67,12 @@ class PreparedChat:
     has_grammar: bool
     engine_path: str = "/v1/chat/completions"
     asked: dict[str, JsonValue] = field(default_factory=dict)
-    instructions: int = 0
+    beside: Mapping[str, JsonValue] = field(default_factory=dict)
     cache_salt: str | None = None
 
     def sampling(self, sent: Sent) -> dict[str, JsonValue]:
         """Every setting that shaped the tokens, as sent to the engine; `asked` has what a client asked for instead."""
-        settings = sent.sampling | ({INSTRUCTIONS: self.instructions} if self.instructions else {})
+        settings = sent.sampling | self.beside
         return settings | {"asked": self.asked} if self.asked else settings
 
     def route(self, version: int) -> RouteKey:
@@ -96,13 +99,13 @@ async def prepare(
     headers: Headers,
     body: dict[str, Any],
     ignored: tuple[str, ...] = (),
-    instructions: int = 0,
+    beside: Mapping[str, JsonValue] | None = None,
 ) -> PreparedChat:
     """Check a request, and choose its policy, version, session and kind.
 
     Args:
         ignored: names of fields that were dropped before.
-        instructions: how many characters of the first message are a response's `instructions`.
+        beside: what is recorded beside the sampling settings.
 
     Raises:
         RequestRejected: names the field and the remedy; or the turn might be lost, and the operator wants no such
@@ -146,7 +149,7 @@ async def prepare(
         started_at=datetime.now(UTC),
         ignored=(*ignored, *sorted_fields.ignored)[:NAMED_LIMIT],
         has_grammar=bool(forced_forms(body)),
-        instructions=instructions,
+        beside=beside or {},
         cache_salt=cache_salt(key, policy, services.limits),
     )
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import astuple, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
 from api.chat.bounds import check_bounds, check_counted, forced_forms
 from api.chat.fields import NAMED_LIMIT, refuse_internal, sort_fields, tools_for_engine
 from api.chat.models import chat_key, resolve_model
-from api.chat.request import INSTRUCTIONS, PreparedChat, cache_salt, prepare
+from api.chat.request import INSTRUCTIONS, ORIGINS, PreparedChat, cache_salt, prepare
 from api.chat.schemas import ChatRequest, StreamOptions
 from api.chat.sent import sent_to
 from api.chat.stream import ChatExchange
@@ -28,6 +28,7 @@ from api.wire.messages import CountTokensRequest, MessagesReply, MessagesRequest
 from api.wire.reading import Translated, parse
 from api.wire.reply import Chunk, CompletionReply, TokenCounts
 from api.wire.responses import ResponsesReply, check, describe, translate_responses
+from api.wire.responses_tools import origins_of
 from clawloop.core.contracts.serving import ApiKey, RouteKey
 from clawloop.core.contracts.turns import KindDecision, Message, StoredTurn, TurnKind, TurnOutcome, TurnStatus
 from clawloop.core.errors import EngineAnswerUnusable, RequestRejected, StoreUnavailable
@@ -355,7 +356,7 @@ async def responses(request: Request) -> ChatExchange:
     services, key, body, translated = await _read_responses(request)
     try:
         chat = await prepare(
-            services, key, request.headers, translated.body, translated.ignored, translated.instructions
+            services, key, request.headers, translated.body, translated.ignored, _recorded_beside(translated)
         )
     except RequestRejected as error:
         raise translated.blame(error) from None
@@ -384,12 +385,20 @@ async def stored_response(request: Request, response_id: str) -> JSONResponse:
     record = stored.record
     policy = await services.directory.find_policy(record.policy)
     request_again = {name: record.sampling.get(name) for name in ("temperature", "top_p")} | {"model": record.alias}
-    described = describe(request_again, {"tools": record.tools})
-    reply = ResponsesReply(responses_id(record.turn_id), described, record.started_at.timestamp())
+    origins = origins_of(record.sampling.get(ORIGINS))
+    described = describe(request_again, {"tools": record.tools}, origins)
+    reply = ResponsesReply(responses_id(record.turn_id), described, record.started_at.timestamp(), origins)
     body = as_completion(stored, policy.base_model)
     body["choices"][0]["finish_reason"] = record.finish_reason or "error"
     whole = reply.whole(body, TokenCounts(None, None))
     return JSONResponse(whole | ({"status": _STATUS[record.status]} if record.status in _STATUS else {}))
+
+
+def _recorded_beside(translated: Translated) -> dict[str, JsonValue]:
+    beside: dict[str, JsonValue] = {INSTRUCTIONS: translated.instructions} if translated.instructions else {}
+    if translated.origins:
+        beside[ORIGINS] = {name: list(astuple(origin)) for name, origin in translated.origins.items()}
+    return beside
 
 
 async def _with_files(services: Services, stored: StoredTurn) -> list[Message]:

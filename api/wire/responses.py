@@ -15,7 +15,7 @@ from api.errors import CONTEXT_OVERFLOW, Problem
 from api.json_bounds import Objects, Texts
 from api.wire.reading import PASSED_ON, Translated, kept, named, objects, parse, text, unused, wrong
 from api.wire.reply import Chunk, TokenCounts, event, usage_of
-from api.wire.responses_tools import INPUT, SEARCH, Origin, ResponsesTools, arguments_of, input_of
+from api.wire.responses_tools import INPUT, SEARCH, Origin, ResponsesTools, arguments_of, given_again, input_of
 from clawloop.core.contracts.turns import Message
 from clawloop.core.errors import EngineAnswerUnusable, RequestRejected
 
@@ -774,12 +774,13 @@ def _detail(usage: object, group: str, name: str) -> int:
     return count if isinstance(count, int) else 0
 
 
-def describe(body: Chunk, chat: Chunk) -> Chunk:
+def describe(body: Chunk, chat: Chunk, origins: Mapping[str, Origin] | None = None) -> Chunk:
     """What a response repeats of its request.
 
     Args:
         body: the client's request.
         chat: the chat request that was made of it.
+        origins: of a recorded turn, whose request is not there any more: the tools that functions stand for.
     """
     reasoning = body.get("reasoning") or {}
     return {
@@ -796,15 +797,17 @@ def describe(body: Chunk, chat: Chunk) -> Chunk:
         "temperature": body.get("temperature"),
         "text": {"format": (body.get("text") or {}).get("format") or {"type": "text"}},
         "tool_choice": body.get("tool_choice") or "auto",
-        "tools": _described_tools(body.get("tools"), chat.get("tools") or []),
+        "tools": _described_tools(body.get("tools"), chat.get("tools") or [], origins or {}),
         "top_p": body.get("top_p"),
         "truncation": "disabled",
         "user": body.get("user"),
     }
 
 
-def _described_tools(given: Any, tools: list[Any]) -> list[Chunk]:
+def _described_tools(given: Any, tools: list[Any], origins: Mapping[str, Origin]) -> list[Chunk]:
     """Functions as the engine gets them; what stands for another tool, as it was given."""
+    if origins:
+        return given_again(tools_of(tools), origins)
     others = [tool for tool in given or () if tool.get("type") in ("namespace", "custom", "tool_search")]
     if not others:
         return tools_of(tools)

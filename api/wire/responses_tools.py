@@ -6,11 +6,12 @@ text. Tools whose loading is deferred are shown once an item of the history has 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
+from pydantic import JsonValue
 
 from api.wire.reading import objects, text
 
@@ -133,6 +134,39 @@ class ResponsesTools:
             self._deferred.pop(name, None)
             self._shown[name] = function
         return name
+
+
+def origins_of(recorded: JsonValue) -> dict[str, Origin]:
+    """The tools that functions stand for, by the function's name, as they were recorded: kind, name, namespace."""
+    return {
+        function: Origin(kind, name, namespace if isinstance(namespace, str) else None)
+        for function, (kind, name, namespace) in (recorded if isinstance(recorded, dict) else {}).items()  # type: ignore[misc]
+    }
+
+
+def given_again(functions: list[dict[str, Any]], origins: Mapping[str, Origin]) -> list[dict[str, Any]]:
+    """Functions as the tools that they stand for, those of a namespace together.
+
+    Args:
+        functions: as Responses has them.
+    """
+    tools: list[dict[str, Any]] = []
+    spaces: dict[str, dict[str, Any]] = {}
+    for function in functions:
+        origin = origins.get(function["name"]) or Origin("function", function["name"])
+        named = function | {"name": origin.name}
+        if origin.kind != "function":
+            described = {"name": origin.name, "description": function.get("description")}
+            search = {"type": "tool_search", "execution": "client", "description": function.get("description")}
+            named = search if origin.kind == "search" else {"type": "custom"} | described
+        if origin.namespace is None:
+            tools.append(named)
+        elif origin.namespace in spaces:
+            spaces[origin.namespace]["tools"].append(named)
+        else:
+            spaces[origin.namespace] = {"type": "namespace", "name": origin.namespace, "tools": [named]}
+            tools.append(spaces[origin.namespace])
+    return tools
 
 
 def _of_text(tool: dict[str, Any], description: Any) -> dict[str, Any]:

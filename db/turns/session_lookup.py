@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.contracts.turns import MatchedBy, Message, SessionSource, TurnKind, TurnStatus
 from clawloop.core.ids import SessionId, TurnId
-from clawloop.core.turns.conversation import KnownPrefix, choose_session, choose_session_by_place
+from clawloop.core.turns.conversation import ASKED_ALIKE, KnownPrefix, choose_session, choose_session_by_place
 from clawloop.core.turns.identify import conversation_session_id, named_session_id
 from clawloop.core.turns.parents import Candidate, find_parent, may_be_placed
 from clawloop.core.turns.places import AskedTurn, Placed, PlacedReply, find_places
@@ -76,21 +76,20 @@ MOST_ASKED = 512
 MOST_ASKED_BYTES = 4 * 2**20
 _ASKED = """
     WITH newest AS MATERIALIZED (
-        SELECT id, kind, asked_digest, response FROM turns
+        SELECT id, kind, asked_digest, response, status FROM turns
         WHERE session_id = %b AND id < %b AND asked_digest IS NOT NULL AND response IS NOT NULL
         ORDER BY id DESC LIMIT %b)
-    SELECT id, kind, asked_digest, response FROM (
+    SELECT id, kind, asked_digest, response, status FROM (
         SELECT *, sum(pg_column_size(response)) OVER (ORDER BY id DESC) AS bytes FROM newest) measured
     WHERE bytes <= %b AND EXISTS (SELECT FROM newest WHERE asked_digest = ANY(%b::bytea[])) ORDER BY id DESC
 """
-# Of each digest two turns are enough to know that it is ambiguous.
-_ASKED_BY_ANY = """
-    SELECT asked.hash, found.id, found.session_id, found.response
+_ASKED_BY_ANY = f"""
+    SELECT asked.hash, found.id, found.session_id, found.response, found.status
     FROM unnest(%b::bytea[]) AS asked(hash) CROSS JOIN LATERAL (
-        SELECT t.id, t.session_id, t.response FROM session_prefixes p JOIN turns t ON t.id = p.turn_id
+        SELECT t.id, t.session_id, t.response, t.status FROM session_prefixes p JOIN turns t ON t.id = p.turn_id
         WHERE p.api_key_id = %b AND p.prefix_hash = asked.hash AND p.role = 'request' AND p.turn_id < %b
             AND t.asked_digest IS NOT NULL AND t.response IS NOT NULL
-        LIMIT 2) found
+        ORDER BY p.turn_id DESC LIMIT {ASKED_ALIKE}) found
 """
 # Newer than every turn.
 _NOW = UUID(int=2**128 - 1)
@@ -124,10 +123,10 @@ async def find_session_by_place(raw: Raw, content: ContentCodec, request: Reques
         return None
     digests = content.find_digests(request.history.asked)
     rows = await raw.execute(_ASKED_BY_ANY, [list(digests), request.key, request.before or _NOW])
-    asked: dict[bytes, list[tuple[SessionId, Message]]] = defaultdict(list)
-    for stored, turn_id, session, response in await rows.fetchall():
+    asked: dict[bytes, list[tuple[SessionId, Message, bool]]] = defaultdict(list)
+    for stored, turn_id, session, response, status in await rows.fetchall():
         reply = content.read_json(response, "turns.response", turn_id)
-        asked[digests[stored]].append((SessionId(session), reply))
+        asked[digests[stored]].append((SessionId(session), reply, status in _COMPLETED))
     return choose_session_by_place(request.history, asked)
 
 
@@ -138,8 +137,14 @@ async def find_places_in(connection: AsyncConnection, session: SessionId, reques
     received = list(content.find_digests(request.history.asked))
     rows = await raw.execute(_ASKED, [session, request.before or _NOW, MOST_ASKED, MOST_ASKED_BYTES, received])
     turns = [
-        AskedTurn(TurnId(turn_id), TurnKind(kind), asked, content.read_json(response, "turns.response", turn_id))
-        for turn_id, kind, asked, response in await rows.fetchall()
+        AskedTurn(
+            TurnId(turn_id),
+            TurnKind(kind),
+            asked,
+            content.read_json(response, "turns.response", turn_id),
+            ended=status in _COMPLETED,
+        )
+        for turn_id, kind, asked, response, status in await rows.fetchall()
     ]
     return find_places(request.history, turns, lambda digest: content.find_digests([digest]))
 

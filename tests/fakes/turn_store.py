@@ -195,10 +195,11 @@ class FakeTurnStore:
                 known.append(KnownPrefix(reply_hash, turn_id, session, True, completed))
         if (chosen := choose_session(request.history, known)) is not None:
             return chosen
-        asked: dict[bytes, list[tuple[SessionId, Message]]] = {}
+        asked: dict[bytes, list[tuple[SessionId, Message, bool]]] = {}
         for turn_id, prepared in self._before(request.before):
             if prepared.record.api_key_id == request.key and prepared.record.response and turn_id in self._prefixes:
-                said = (self._inserted[turn_id].session_id, prepared.record.response)
+                ended = prepared.record.status in (TurnStatus.COMPLETE, TurnStatus.LENGTH)
+                said = (self._inserted[turn_id].session_id, prepared.record.response, ended)
                 asked.setdefault(self._prefixes[turn_id][0], []).append(said)
         return choose_session_by_place(request.history, asked)
 
@@ -208,7 +209,13 @@ class FakeTurnStore:
     def placed(self, session: SessionId, request: Request) -> Placed:
         """The replies of this session that stand in the request in other words."""
         turns = [
-            AskedTurn(turn_id, prepared.record.kind, self._asked[turn_id], prepared.record.response)
+            AskedTurn(
+                turn_id,
+                prepared.record.kind,
+                self._asked[turn_id],
+                prepared.record.response,
+                ended=prepared.record.status in (TurnStatus.COMPLETE, TurnStatus.LENGTH),
+            )
             for turn_id, prepared in self._before(request.before)
             if self._inserted[turn_id].session_id == session and prepared.record.response and not prepared.goes_on
         ]

@@ -76,10 +76,10 @@ async def test_a_summary_kept_as_an_assistants_message_is_still_a_chore(binary_b
     kept = [user("Go on from this."), chore.response, user("Now subtract.")]
     after = replace(first, turn_id=new_turn_id(), messages=kept)
     await bench.insert(after)
-    results = await bench.judge_turn(session, after)
-    assert {result.turn_id for result in results} == {chore.turn_id}
+    assert await bench.judge_turn(session, after) == []
     await bench.close(session)
-    assert (await bench.turn(first.turn_id)).outcome_detail == "looks like a summary request"
+    for turn in (first, chore):
+        assert (await bench.turn(turn.turn_id)).outcome_detail == "looks like a summary request"
 
 
 async def test_a_chore_that_goes_on_with_tools_is_no_feedback(binary_bench: Bench) -> None:

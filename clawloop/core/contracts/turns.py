@@ -120,7 +120,8 @@ class TurnRecord:
         prompt_ids, response_ids: as the engine returned them; None if it did not.
         logprobs: of `response_ids`, under the recorded sampling; None if unknown.
         sampling: every sampling field sent to the engine, with defaults; `asked`: those that an episode's client asked
-            for and that were not sent; `instructions_length`: characters of the first message that are `instructions`.
+            for and that were not sent; `instructions_length`: characters of the first message that are `instructions`;
+            `tool_origins`: kind, name and namespace of the client's tools that are no plain functions, by the function.
         finish_reason: the engine's; None if the reply did not end.
         error: why status is ERROR, or why the tokens are unknown.
         ends_session: the client ends the session with this turn.

@@ -42,7 +42,8 @@ async def find_next_state(load: LoadContext, turn: TurnContext, loaded: TurnCont
 
 async def look_for_next_state(load: LoadContext, turn: TurnContext, loaded: TurnContext | None = None) -> FoundState:
     """As `find_next_state`, and whether something that looks like a chore follows."""
-    turn_id = turn.turn.record.turn_id
+    turn_id, own = turn.turn.record.turn_id, turn.turn.record.messages
+    may_be_chore = chore_asked(own)
     withheld = False
     for later_id in turn.followed_by:
         later = await _load(load, later_id, loaded)
@@ -52,6 +53,11 @@ async def look_for_next_state(load: LoadContext, turn: TurnContext, loaded: Turn
         asked = later.turn.record.messages
         messages = next_states(later.seed, asked, later.candidates, later.placed).get(turn_id)
         if messages is None:
+            continue
+        if may_be_chore and not holds_exchange(
+            later.seed, asked, later.candidates, later.placed, own, turn_id, asks_more=False
+        ):
+            withheld = True  # a client's summary may stand for the conversation from now on
             continue
         if is_doubtful(asked, messages) and not await _is_held(load, later, loaded):
             withheld = True

@@ -28,6 +28,10 @@ _FORM = "clawloop 1"
 # Where text follows the end mark, a person wrote it, and the message is not volatile.
 VOLATILE_FRAMES = (("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>", "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"),)
 
+# (begin, end) of text that clients put beside what a person wrote, and renew, move or leave out when they send the message
+# again: Claude Code and Qwen Code.
+ASIDES = (("<system-reminder>", "</system-reminder>"), ("<task-notification>", "</task-notification>"))
+
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
 _NOT_ALPHANUMERIC = re.compile(r"[^A-Za-z0-9]+")
@@ -46,6 +50,34 @@ def is_volatile(message: Message) -> bool:
     )
 
 
+def without_asides(message: Message) -> Message:
+    """A user message without what its client put beside a person's words; unchanged where nothing else is there."""
+    content = message.get("content")
+    if message.get("role") != "user":
+        return message
+    if isinstance(content, str):
+        return message | {"content": _own_text(content) or content}
+    if not isinstance(content, list):
+        return message
+    own: list[JsonValue] = []
+    for part in content:
+        text = _text_of(part)
+        left = text if text is None else _own_text(text)
+        if left == text:
+            own.append(part)
+        elif left:
+            own.append(part | {"text": left} if isinstance(part, dict) else left)
+    return message | {"content": own} if any(_text_of(part) != "" for part in own) else message
+
+
+def is_aside(message: Message) -> bool:
+    """True if a client wrote all of a user message, beside what people write."""
+    content = message.get("content")
+    texts = text_parts(message)
+    whole = isinstance(content, str) or (isinstance(content, list) and len(texts) == len(content))
+    return message.get("role") == "user" and whole and any(texts) and not any(map(_own_text, texts))
+
+
 def text_parts(message: Message) -> list[str]:
     """The texts of a message's content, in order; other parts are left out."""
     content = message.get("content")
@@ -56,10 +88,12 @@ def text_parts(message: Message) -> list[str]:
 def canonical(message: Message) -> Message:
     """The message in canonical form; idempotent.
 
-    Role developer becomes system, text parts become their text, null becomes the empty string. An assistant loses its
-    thinking, the white space around its text, and its name. Tool-call ids keep 40 letters and digits; arguments are
+    Role developer becomes system, text parts become their text, null becomes the empty string. A user's message loses
+    what its client put beside a person's words; an assistant its thinking, the white space around its text, and its
+    name. Tool-call ids keep 40 letters and digits; arguments are
     JSON where they parse as an object or array. Other parts stay as they are; unknown fields are left out.
     """
+    message = without_asides(message)
     role = message.get("role")
     if role == "developer":
         role = "system"
@@ -156,6 +190,21 @@ def response_digest(message: Message) -> bytes:
 
 def _digest(data: bytes) -> bytes:
     return blake2b(data, digest_size=_DIGEST_SIZE).digest()
+
+
+def _own_text(text: str) -> str:
+    """The text without the asides at its beginning and at its end."""
+    if not any(begin in text for begin, _ in ASIDES):
+        return text
+    own, before = text.strip(), None
+    while own != before:
+        before = own
+        for begin, end in ASIDES:
+            if own.startswith(begin) and end in own:
+                own = own.partition(end)[2].lstrip()
+            if own.endswith(end) and (start := own.rfind(begin)) >= 0 and own.find(end, start) == len(own) - len(end):
+                own = own[:start].rstrip()
+    return own if own != text.strip() else text
 
 
 def _text_of(part: JsonValue) -> str | None:

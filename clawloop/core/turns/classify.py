@@ -17,7 +17,7 @@ import orjson
 from pydantic import JsonValue
 
 from clawloop.core.contracts.turns import KindDecision, Message, TurnKind
-from clawloop.core.turns.canonical import is_volatile, text_parts
+from clawloop.core.turns.canonical import is_aside, is_volatile, text_parts, without_asides
 
 _STAMP = re.compile(r"\[[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d [^\]\n]{1,40}\] ")  # OpenClaw puts it before user text
 
@@ -31,19 +31,21 @@ class SidePattern:
 
     Args:
         name: for people.
-        place: the message to match: the system message that opens a request without tools; or the last user message,
-            or its last text part, which also covers the tool calls that follow it; or the only message besides system
-            messages of a request for at most `PROBE_TOKENS` tokens without tools, which it must equal; or a user
-            message that a client writes on its own and whose reply a person reads: the turn is main, and the message no
-            reaction to the one before.
+        place: the message to match: the system message that opens a request without tools; or a line of the one that
+            opens a sub-agent's; or the last user message, or its last text part, which also covers the tool calls that
+            follow it; or the only message besides system messages of a request for at most `PROBE_TOKENS` tokens
+            without tools, which it must equal; or a user message that a client writes on its own and whose reply a
+            person reads: the turn is main, and the message no reaction to the one before.
         begins: how the message's text begins.
         contains: what the text must contain as well.
+        common: an application's own system prompt may begin so, too.
     """
 
     name: str
-    place: Literal["system", "user", "probe", "note"]
+    place: Literal["system", "agent", "user", "probe", "note"]
     begins: str
     contains: tuple[str, ...] = ()
+    common: bool = False
 
 
 SIDE_PATTERNS = (
@@ -84,14 +86,28 @@ SIDE_PATTERNS = (
     SidePattern("probe", "probe", "test"),
     SidePattern("probe", "probe", "ping"),
     SidePattern("probe", "probe", "hi"),
-    # OpenCode.
+    # OpenCode; the summary of 1.18 quotes the conversation.
     SidePattern("title", "system", "You are a title generator. You output ONLY a thread title."),
     SidePattern("compaction", "system", "You are an anchored context summarization assistant"),
-    SidePattern("compaction", "system", "You are a helpful AI assistant tasked with summarizing conversations."),
+    SidePattern("compaction", "user", "Here is the conversation so far:\n\n<conversation>", ("<template>",)),
+    SidePattern(
+        "compaction", "system", "You are a helpful AI assistant tasked with summarizing conversations.", common=True
+    ),
+    SidePattern("notification", "note", "Continue if you have next steps, or stop and ask for clarification"),
     SidePattern("compaction", "user", "Provide a detailed prompt for continuing our conversation above."),
     SidePattern("summary", "system", "Summarize what was done in this conversation. Write like a pull request"),
     # Qwen Code and Gemini CLI.
     SidePattern("compaction", "system", "You are the component that summarizes internal chat history"),
+    SidePattern("compaction", "user", "First, reason in your scratchpad. Then, generate the <state_snapshot>"),
+    SidePattern("compaction", "user", "You are the component that summarizes a conversation when its context window"),
+    SidePattern(
+        "summary", "user", "Please analyze the conversation history above and generate", ("project summary in markdown",)
+    ),
+    SidePattern("memory", "user", "Managed memory has TWO directories.", ("managed memory",)),
+    SidePattern("memory", "agent", "You are now acting as the managed memory extraction subagent"),
+    SidePattern("sub-agent", "agent", "You are a general-purpose subagent working for a parent agent."),
+    SidePattern("sub-agent", "agent", "You are a forked worker process. Follow the directive"),
+    SidePattern("sub-agent", "agent", "You are a subagent spawned by a workflow orchestration script."),
     SidePattern(
         "next speaker", "user", "Analyze *only* the content and structure of your immediately preceding response"
     ),
@@ -108,6 +124,16 @@ SIDE_PATTERNS = (
     SidePattern("title", "system", "Generate a short, descriptive title", ("conversation",)),
     SidePattern("compaction", "user", "You are a summarization agent creating a context checkpoint"),
     SidePattern("compaction", "user", "Create a structured handoff summary for a later assistant"),
+    SidePattern("memory", "user", "Review the conversation above and consider saving to memory if appropriate."),
+    SidePattern("skills", "user", "Review the conversation above and update the skill library."),
+    SidePattern("memory", "user", "Review the conversation above and update two things:", ("**Memory**", "**Skills**")),
+    SidePattern("sub-agent", "agent", "You are a focused subagent working on a specific delegated task."),
+    SidePattern("notification", "note", "[ASYNC DELEGATION COMPLETE"),
+    SidePattern("notification", "note", "[ASYNC DELEGATION BATCH COMPLETE"),
+    SidePattern("notification", "note", "[IMPORTANT: Background process "),
+    SidePattern("notification", "note", "[System: Your previous "),
+    SidePattern("notification", "note", "[System: The previous response was cut off"),
+    SidePattern("notification", "note", "[System: Continue now."),
     # Open WebUI.
     SidePattern(
         "title", "user", "### Task:\nGenerate a concise title summarizing the chat history", ("<chat_history>",)
@@ -139,6 +165,13 @@ _SUMMARY = re.compile(
     r"|(^|[.:;!?\n]\s*|\bplease |\bnow |\bmust |\bto )(compact|condense|compress) "
     r"|\b(create|write|generate|produce|prepare|perform(ing)?)\b[^.]{0,60}\b(hand-?off|checkpoint)\b"
 )
+# Of clients that keep memories and skills: an order to look over the conversation.
+_REVIEW = re.compile(
+    r"\b(review|analy[sz]e|scan|examine|reflect on|evaluate|look back|look over|go (through|over))\b[^.]{0,80}"
+    r"\b(conversation|transcript|dialog(ue)?|discussion|(chat|session|message) history|this (chat|session)"
+    r"|(chat|session) (above|so far))\b"
+)
+_DOUBTFUL = "looks like a summary request: no feedback unless a later request holds it with its reply"
 _TITLE = re.compile(
     r"\b(generate|create|write|suggest|give|provide|propose|pick|choose|come up with|return|output|reply)\b"
     r"[^.]{0,80}\b(title|headline|name|tags?|topics?|labels?|keywords|follow-?ups?)\b"
@@ -172,12 +205,13 @@ def classify(
     if patterns:
         if (chore := _named_chore(headers, body)) is not None:
             return KindDecision(TurnKind.SIDE, f"{chore}{unknown}")
-        if (pattern := _side_pattern(body)) is not None:
-            return KindDecision(TurnKind.SIDE, f"known side prompt: {pattern}{unknown}")
         messages = _messages(body)
-        if any(message.get("role") == "assistant" for message in messages) and looks_like_chore(messages):
-            doubtful = "looks like a summary request: no feedback unless a later request holds it with its reply"
-            return KindDecision(TurnKind.MAIN, f"{doubtful}{unknown}")
+        pattern = _side_pattern(body, messages)
+        if pattern is not None and not (pattern.place == "system" and _may_be_an_applications(pattern, messages)):
+            return KindDecision(TurnKind.SIDE, f"known side prompt: {pattern.name}{unknown}")
+        answered = any(message.get("role") == "assistant" for message in messages)
+        if pattern is not None or (answered and looks_like_chore(messages)):
+            return KindDecision(TurnKind.MAIN, f"{_DOUBTFUL}{unknown}")
     return KindDecision(TurnKind.MAIN, f"no sign of a side turn{unknown}")
 
 
@@ -196,7 +230,7 @@ def looks_like_chore(messages: Sequence[Message]) -> bool:
     if len(text) > 2 * _LOOKED_AT:
         text = f"{text[:_LOOKED_AT]}\n{text[-_LOOKED_AT:]}"
     text = text.lower()
-    wants = _SUMMARY.search(text) or _TITLE.search(text)
+    wants = _SUMMARY.search(text) or _TITLE.search(text) or _REVIEW.search(text)
     return wants is not None and _OF_CHATS.search(text) is not None
 
 
@@ -204,11 +238,18 @@ def is_side_prompt(message: Message) -> bool:
     """True if a message in a history is a client's own, whether its reply is there or not: no reaction of a person."""
     if message.get("role") != "user":
         return False
-    return _match_user(message) is not None or _match("note", _user_text(message)) is not None
+    return (
+        is_aside(message) or _match_user(message) is not None or _match("note", _user_text(message)) is not None
+    )
+
+
+def begins_as_chore(messages: Sequence[Message]) -> bool:
+    """True if the system message is that of a known chore, or an application's that begins so."""
+    return bool(messages) and _match_opening(messages[0]) is not None
 
 
 def _named_chore(headers: Mapping[str, str], body: Mapping[str, JsonValue]) -> str | None:
-    """What Codex or Claude Code itself says a request is, other than a person's turn; None without such a word."""
+    """What a client itself says a request is, other than a person's turn; None without such a word."""
     own = body.get(_CODEX_METADATA)
     metadata = own if isinstance(own, dict) else {}
     told = _json_object(headers.get(_TURN_METADATA) or metadata.get(_TURN_METADATA))
@@ -229,6 +270,8 @@ def _named_chore(headers: Mapping[str, str], body: Mapping[str, JsonValue]) -> s
         return f"header x-claude-code-request-class: {name[:40]}"
     if headers.get("x-claude-code-agent-id", "").strip() or headers.get("x-claude-code-parent-agent-id", "").strip():
         return "sub-agent of Claude Code"
+    if headers.get("x-parent-session-id", "").strip():
+        return "header x-parent-session-id: sub-agent of OpenCode"
     return None
 
 
@@ -245,46 +288,69 @@ def _messages(body: Mapping[str, JsonValue]) -> list[Message]:
     return [message for message in raw if isinstance(message, dict)] if isinstance(raw, list) else []
 
 
-def _side_pattern(body: Mapping[str, JsonValue]) -> str | None:
-    messages = _messages(body)
-    opening = messages[0] if messages and messages[0].get("role") in ("system", "developer") else None
-    if not body.get("tools"):
-        if opening is not None:
-            # Claude Code puts a line about who it is in front of its chores' own prompt, as a text part of its own.
-            texts = [text.lstrip() for text in text_parts(opening)]
-            for text in ("".join(texts), *texts, *(line for line in "".join(texts).split("\n", 2)[1:])):
-                if (pattern := _match("system", text)) is not None:
-                    return pattern
-        if (pattern := _probe(body, messages)) is not None:
-            return pattern
+def _may_be_an_applications(pattern: SidePattern, messages: Sequence[Message]) -> bool:
+    """True if people may talk under this system prompt: it is a common one, or they have gone on after a reply."""
+    last = last_said(messages)
+    answered = any(message.get("role") == "assistant" for message in messages)
+    person = last is not None and last.get("role") == "user" and not looks_like_chore(messages)
+    return pattern.common or (answered and person)
+
+
+def _side_pattern(body: Mapping[str, JsonValue], messages: Sequence[Message]) -> SidePattern | None:
     users = (m for m in reversed(messages) if m.get("role") == "user" and not is_volatile(m))
     last = next(users, None)
-    return _match_user(last) if last is not None else None
+    if last is not None and (pattern := _match_user(last)) is not None:
+        return pattern
+    if messages and (pattern := _match_agent(messages[0])) is not None:
+        return pattern
+    if body.get("tools") or not messages:
+        return None
+    return _match_opening(messages[0]) or _probe(body, messages)
 
 
-def _probe(body: Mapping[str, JsonValue], messages: Sequence[Message]) -> str | None:
+def _match_opening(message: Message) -> SidePattern | None:
+    """The chore whose system message this is."""
+    if message.get("role") not in ("system", "developer"):
+        return None
+    # Claude Code puts a line about who it is in front of its chores' own prompt, as a text part of its own.
+    texts = [text.lstrip() for text in text_parts(message)]
+    for text in ("".join(texts), *texts, *(line for line in "".join(texts).split("\n", 2)[1:])):
+        if (pattern := _match("system", text)) is not None:
+            return pattern
+    return None
+
+
+def _match_agent(message: Message) -> SidePattern | None:
+    """The kind of sub-agent whose system message this is: a line of it begins so."""
+    if message.get("role") not in ("system", "developer"):
+        return None
+    text = "\n" + "".join(text_parts(message))
+    return next((known for known in SIDE_PATTERNS if known.place == "agent" and f"\n{known.begins}" in text), None)
+
+
+def _probe(body: Mapping[str, JsonValue], messages: Sequence[Message]) -> SidePattern | None:
     said = [message for message in messages if message.get("role") not in ("system", "developer")]
     most = body.get("max_tokens", body.get("max_completion_tokens"))
     if len(said) != 1 or said[0].get("role") != "user" or most != PROBE_TOKENS:
         return None
     text = _user_text(said[0]).strip().lower()
-    return next((known.name for known in SIDE_PATTERNS if known.place == "probe" and text == known.begins), None)
+    return next((known for known in SIDE_PATTERNS if known.place == "probe" and text == known.begins), None)
 
 
-def _match_user(message: Message) -> str | None:
+def _match_user(message: Message) -> SidePattern | None:
     """The side prompt that a user message is, or that its last text part is."""
     return _match("user", _user_text(message)) or _match("user", "".join(text_parts(message)[-1:]).lstrip())
 
 
-def _match(place: Literal["system", "user", "note"], text: str) -> str | None:
+def _match(place: Literal["system", "user", "note"], text: str) -> SidePattern | None:
     for pattern in SIDE_PATTERNS:
         begins = pattern.place == place and text.startswith(pattern.begins)
         if begins and all(part in text for part in pattern.contains):
-            return pattern.name
+            return pattern
     return None
 
 
 def _user_text(message: Message) -> str:
-    text = "".join(text_parts(message)).lstrip()
+    text = "".join(text_parts(without_asides(message))).lstrip()
     stamp = _STAMP.match(text)
     return text[stamp.end() :] if stamp else text

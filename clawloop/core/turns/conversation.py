@@ -10,6 +10,10 @@ from clawloop.core.ids import SessionId, TurnId
 from clawloop.core.turns.canonical import History
 from clawloop.core.turns.places import is_said
 
+# Of the turns that were asked the same, those that are looked at, the newest. SDKs send a request three times until it is
+# answered, and two replies with an end are enough to know that they cannot be told apart.
+ASKED_ALIKE = 4
+
 
 @dataclass(frozen=True, slots=True)
 class KnownPrefix:
@@ -50,17 +54,20 @@ def choose_session(history: History, known: Sequence[KnownPrefix]) -> SessionId 
 
 
 def choose_session_by_place(
-    history: History, asked: Mapping[bytes, Sequence[tuple[SessionId, Message]]]
+    history: History, asked: Mapping[bytes, Sequence[tuple[SessionId, Message, bool]]]
 ) -> SessionId | None:
     """The session of the deepest reply that stands, in other words, right after what one turn alone was asked.
 
     Args:
-        asked: by the digest of what they were asked, the turns of the key that replied: their session and reply.
+        asked: by the digest of what they were asked, the turns of the key that replied: their session, their reply, and
+            whether it has an end. At least `ASKED_ALIKE` of them, where there are more.
     """
     for place in reversed(history.alone):
         turns = asked.get(history.before(place), ())
+        # A request that was cut off and sent again has a reply without an end beside the one that the client got.
+        turns = [turn for turn in turns if turn[2]] or turns
         if len(turns) == 1:
-            session, reply = turns[0]
+            session, reply, _ = turns[0]
             if is_said(reply, history.messages[place:]):
                 return session
     return None

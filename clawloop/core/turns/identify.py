@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource
 from clawloop.core.ids import ApiKeyId, SessionId, TurnId
-from clawloop.core.turns.canonical import is_volatile, text_parts
+from clawloop.core.turns.canonical import History, is_volatile, text_parts
 
 # The same value in two places names one session only within a family: a client that moves the value to another place,
 # or begins to send OpenClaw's affinity header, or whose proxy drops headers, continues its session.
@@ -36,6 +36,7 @@ _AFFINITY = re.compile(r"(?P<id>.+):[0-9]{1,6}", re.DOTALL)  # <id>:<N>, N count
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 # As Codex has named them, the newest first.
 _CODEX_SESSIONS = ("session-id", "conversation_id", "session_id")
+_OPENING_DIGITS = 12
 _OPENCLAW_ID = 60  # OpenClaw cuts `<id>:<N>` and the bare id at 64; for N < 1000 both hold this much of the id
 
 # OpenClaw's line has some hundred; two million fields held a gateway for 0.65 s.
@@ -67,8 +68,7 @@ def identify(headers: Mapping[str, str], body: Mapping[str, JsonValue]) -> Sessi
         (SessionSource.CACHE_KEY, _uuid_of(body.get("prompt_cache_key"))),
         (SessionSource.BODY, body.get("session_id")),
         (SessionSource.METADATA, metadata.get("session_id") if isinstance(metadata, dict) else None),
-        # Codex's, where a proxy drops its headers; another client's may be one for all its conversations.
-        (SessionSource.CACHE_KEY, _any_uuid(body.get("prompt_cache_key"))),
+        (SessionSource.CACHE_KEY, _key_and_opening(body)),
         (SessionSource.OPENCLAW, _openclaw_line(body.get("messages"))),
     )
     for source, raw in values:
@@ -150,6 +150,21 @@ def _uuid_of(value: JsonValue) -> str | None:
 def _any_uuid(value: JsonValue) -> str | None:
     """The UUID in `<uuid>` or `<uuid>:<N>`; None for any other form."""
     return _uuid_of(f"{value.strip()}:0") or _uuid_of(value) if isinstance(value, str) else None
+
+
+def _key_and_opening(body: Mapping[str, JsonValue]) -> str | None:
+    """The UUID in `prompt_cache_key` with a digest of how the conversation begins.
+
+    It is a conversation's own where a proxy drops Codex's headers, and keeps its beginning when Codex compacts it.
+    Another client may have one key for all its conversations.
+    """
+    uuid, raw = _any_uuid(body.get("prompt_cache_key")), body.get("messages")
+    first = _first_user_message(raw)
+    if uuid is None or first is None or not isinstance(raw, list):
+        return uuid
+    place = next(place for place, message in enumerate(raw) if message is first)
+    opening = History(b"", [message for message in raw[: place + 1] if isinstance(message, dict)]).whole
+    return f"{uuid}/{opening.hex()[:_OPENING_DIGITS]}"
 
 
 def _openclaw_line(messages: JsonValue) -> str | None:

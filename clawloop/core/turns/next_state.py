@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from clawloop.core.contracts.turns import Message, TurnKind
 from clawloop.core.ids import TurnId
 from clawloop.core.turns.canonical import History, canonical, is_volatile
-from clawloop.core.turns.classify import is_side_prompt, last_said, looks_like_chore
+from clawloop.core.turns.classify import begins_as_chore, is_side_prompt, last_said, looks_like_chore
 from clawloop.core.turns.parents import Candidate, find_speakers
 from clawloop.core.turns.places import PlacedReply
 
@@ -75,13 +75,13 @@ def is_doubtful(messages: Sequence[Message], state: Sequence[Message]) -> bool:
     Calls of tools and their results may follow: a client's own chore may need tools, too.
     """
     last = _last_asked(messages)
-    return last is not None and any(message is last for message in state) and looks_like_chore([last])
+    return any(message is last for message in state) and chore_asked(messages)
 
 
 def chore_asked(messages: Sequence[Message]) -> bool:
     """True if what this request asks may be a client's chore, which may have gone on with tools."""
     last = _last_asked(messages)
-    return last is not None and looks_like_chore([last])
+    return last is not None and (looks_like_chore([last]) or begins_as_chore(messages))
 
 
 def goes_on(messages: Sequence[Message]) -> bool:
@@ -102,16 +102,21 @@ def holds_exchange(
     placed: Sequence[PlacedReply],
     asked: Sequence[Message],
     turn_id: TurnId,
+    *,
+    asks_more: bool = True,
 ) -> bool:
     """True if these messages hold a turn's reply right after the last message that it was asked, and ask for more.
 
     A summary that a person asked for stays in the conversation; a client that summarises for itself keeps only the
     summary, or the calls of tools by which it was made.
+
+    Args:
+        asks_more: False: results of tools may be all that follows.
     """
     prompt = last_said(asked)
     for place, speaker in enumerate(find_speakers(History(seed, messages), turns, placed)):
         if speaker is not None and speaker.turn_id == turn_id:
             before = last_said(messages[:place])
             held = prompt is not None and before is not None and canonical(before) == canonical(prompt)
-            return held and _last_asked(messages[place:]) is not None
+            return held and (not asks_more or _last_asked(messages[place:]) is not None)
     return False

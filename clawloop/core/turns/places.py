@@ -46,12 +46,14 @@ class AskedTurn:
     Args:
         asked: digest of the messages it was asked, as matched; in its stored form.
         response: the whole reply.
+        ended: the client saw its end.
     """
 
     turn_id: TurnId
     kind: TurnKind
     asked: bytes
     response: Message
+    ended: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,8 @@ def _said_here(asked: Sequence[AskedTurn], history: History, place: int) -> tupl
         return max(exact, key=lambda turn: turn.turn_id), _Pieces(
             [place], recorded_ids=_own_ids(history.messages[place])
         )
+    # A request that was cut off and sent again has a reply without an end beside the one that the client got.
+    asked = [turn for turn in asked if turn.ended] or asked
     if len(asked) != 1:
         return None
     pieces = _pieces(asked[0].response, history.messages, place)

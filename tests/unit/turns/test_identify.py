@@ -73,7 +73,7 @@ def test_the_first_value_that_names_the_session_counts(
     [
         ({"session_id": "chat 1"}, SessionSource.BODY, "chat 1"),
         ({"metadata": {"session_id": "chat 1"}}, SessionSource.METADATA, "chat 1"),
-        ({"messages": list(FIRST)}, SessionSource.CACHE_KEY, UUID_ID),
+        ({}, SessionSource.CACHE_KEY, UUID_ID),
     ],
 )
 def test_a_session_that_is_named_is_not_that_of_a_cache_key_without_a_count(
@@ -266,6 +266,20 @@ def test_codex_and_claude_code_name_their_conversations(
     headers: dict[str, str], body: dict[str, JsonValue], source: SessionSource, value: str
 ) -> None:
     assert identify(headers, body) == SessionEvidence(source, value)
+
+
+def test_a_cache_key_alone_names_one_conversation_of_each_opening() -> None:
+    """An application has one key for all its conversations; Codex one for each, and a compaction keeps its opening."""
+    asked: list[JsonValue] = [{"role": "system", "content": "You code."}, {"role": "user", "content": "The time?"}]
+    later: list[JsonValue] = [*asked, {"role": "assistant", "content": "Ten."}, {"role": "user", "content": "Thanks."}]
+    compacted: list[JsonValue] = [*asked, {"role": "user", "content": "A summary."}, {"role": "user", "content": "No."}]
+    other: list[JsonValue] = [asked[0], {"role": "user", "content": "The date?"}]
+    sessions = [session_of({}, {"prompt_cache_key": UUID_ID, "messages": each}) for each in (asked, later, compacted)]
+    assert len(set(sessions)) == 1
+    assert session_of({}, {"prompt_cache_key": UUID_ID, "messages": other}) not in sessions
+    assert session_of({}, {"prompt_cache_key": PARENT, "messages": asked}) not in sessions
+    counted = [session_of({}, {"prompt_cache_key": f"{UUID_ID}:1", "messages": each}) for each in (asked, other)]
+    assert len(set(counted)) == 1
 
 
 def test_a_proxy_that_drops_headers_moves_no_conversation() -> None:
