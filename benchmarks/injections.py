@@ -16,8 +16,8 @@ from typing import Protocol
 from rich.console import Console
 from rich.table import Table
 
-from clawloop.app.demo.location import model_path
 from clawloop.app.demo.phrasing import Mood, handwritten_phrases
+from clawloop.app.demo.toys import CHAT_MODEL
 from clawloop.app.demo.world import STYLES, Axis, answer, every_request
 from clawloop.core.contracts.turns import Message
 from clawloop.core.judging.evidence import Budgets, Evidence, blocks_of, choose_mark, gather
@@ -42,12 +42,14 @@ class InProcess:
     """A judge that runs a small model in this process; votes are greedy."""
 
     def __init__(self, folder: Path) -> None:
-        from clawloop.app.demo.evaluate import DemoModel
+        from clawloop.app.demo.local_model import LocalModel
 
-        self._model = DemoModel(folder)
+        self._model = LocalModel(folder)
 
     async def votes(self, prompts: Sequence[JudgePrompt]) -> Sequence[Vote | None]:
-        return self._model.votes(prompts)
+        from clawloop.app.demo.evaluate import votes_by_grammar
+
+        return votes_by_grammar(self._model, prompts)
 
     async def hints(self, prompts: Sequence[JudgePrompt]) -> Sequence[HintVote | None]:
         answers = self._model.replies([prompt.messages for prompt in prompts], 0.0, MAX_HINT_TOKENS)
@@ -186,7 +188,7 @@ async def measure(judge: Judge, per_mood: int) -> dict[str, Effect]:
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, default=model_path(), help="a small model's folder (default: the demo's)")
+    parser.add_argument("--model", type=Path, default=CHAT_MODEL, help="a small model's folder (default: the demo's)")
     parser.add_argument("--url", help="ask a vLLM here instead, e.g. http://127.0.0.1:8000")
     parser.add_argument("--name", default="policy", help="the name that server gives the model")
     parser.add_argument("--phrases", type=int, default=1, help="reactions of each mood")

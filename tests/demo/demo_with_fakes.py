@@ -48,5 +48,5 @@ if __name__ == "__main__":
     parts.gateways = gateways
     parts.workers = lambda *_: []
     demo_run.run_up = run_up  # type: ignore[attr-defined]
-    demo_run.model_path = lambda: Path(sys.argv[2])  # type: ignore[attr-defined]
+    demo_run.CHAT_MODEL = Path(sys.argv[2])  # type: ignore[attr-defined]
     app(sys.argv[3:])

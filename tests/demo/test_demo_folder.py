@@ -14,7 +14,7 @@ from rich.console import Console
 
 from clawloop.app.demo.demo_folder import Address, demo_folder, read_address, write_address
 from clawloop.app.demo.plan import plan
-from clawloop.app.demo.run import DemoOptions, run
+from clawloop.app.demo.run import DemoOptions, DemoSetup, run
 from clawloop.app.demo.scoreboard import LineBoard
 from clawloop.app.local.parts import Deployment
 from clawloop.core.errors import SetupError
@@ -96,7 +96,7 @@ async def test_a_full_disk_is_reported_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=5 * 2**20))
-    options = DemoOptions(plan(None, None, "combined", 64, paced=True, batch=8), tmp_path, tmp_path, {})
+    options = DemoOptions(plan(None, None, "combined", 64, paced=True, batch=8), DemoSetup(tmp_path, tmp_path, {}))
 
     async def prepare(deployment: Deployment) -> dict[str, str]:
         raise AssertionError

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from clawloop.app.cli.up import prepare_deployment
-from clawloop.app.demo.practice import practice_run
-from clawloop.app.demo.practice import practise as practice
-from clawloop.app.demo.practice.measure import HeldOut, while_served
-from clawloop.app.demo.practice.practice_run import none_completed
-from clawloop.app.demo.practice.practise import PracticeOptions, practise
-from clawloop.app.demo.practice.toys import toy_of
+from clawloop.app.demo import practice
+from clawloop.app.demo.practice import HeldOut, PracticeOptions, none_completed, practise, while_served
+from clawloop.app.demo.run import DemoSetup
+from clawloop.app.demo.toys import toy_of
 from clawloop.app.local import up
 from clawloop.app.local.plan import UpOptions
 from clawloop.app.local.supervision.supervisor import PartState, PartStatus
@@ -92,7 +90,7 @@ def test_a_run_without_one_completed_episode_says_so(endings: dict[str | None, i
 @pytest.mark.timeout(1800)
 async def test_a_model_that_learns_nothing_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("HELD_OUT_TASKS", 3), ("GROUP_SIZE", 2), ("GROUPS_IN_FLIGHT", 1)):
-        monkeypatch.setattr(practice_run, name, value)
+        monkeypatch.setattr(practice, name, value)
     board = Lines()
     async with fake_engine() as engine:
 
@@ -105,9 +103,7 @@ async def test_a_model_that_learns_nothing_is_reported_as_such(tmp_path: Path, m
             seeds=[5],
             versions=1,
             minutes=0.2,
-            data=tmp_path / "data",
-            out=tmp_path,
-            environment={**os.environ, "OMP_NUM_THREADS": "1"},
+            setup=DemoSetup(tmp_path / "data", tmp_path, {**os.environ, "OMP_NUM_THREADS": "1"}),
         )
         (report,) = await practise(options, board, prepare_deployment)
     assert (report.success_before, report.seconds_to_goal, report.versions) == (0.0, None, 0)

@@ -9,11 +9,10 @@ from typing import Any, cast
 
 import pytest
 
+from clawloop.app.demo import practice
 from clawloop.app.demo.admin_client import AcceptedVersion
-from clawloop.app.demo.practice import practice_run
-from clawloop.app.demo.practice.measure import HeldOut
-from clawloop.app.demo.practice.practice_run import Run
-from clawloop.app.demo.practice.report import PracticeReport
+from clawloop.app.demo.practice import HeldOut, Run
+from clawloop.app.demo.practice_report import PracticeReport
 from clawloop.app.local.supervision.supervisor import PartStatus
 from clawloop.core.contracts.answers import TrainingStatus
 from clawloop.core.contracts.episodes import EpisodeView, RolloutsState, RolloutsView
@@ -106,9 +105,9 @@ class Loop:
 
 
 def run_of(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr(practice_run, "measure_held_out", loop.measure)
-    monkeypatch.setattr(practice_run, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(practice_run, "_LOAD_SECONDS", 0.05)
+    monkeypatch.setattr(practice, "measure_held_out", loop.measure)
+    monkeypatch.setattr(practice, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(practice, "_LOAD_SECONDS", 0.05)
     return Run(
         environment="toy",
         policy="p",
@@ -158,5 +157,5 @@ async def test_what_was_measured_during_a_run_is_reported_before_the_rest(monkey
     run = run_of(Loop(), monkeypatch)
     report = await run.practise(0.0, 7, 60.0)
     assert [row.version for row in report.measured] == [0, 1, 3, 5]
-    monkeypatch.setattr(practice_run, "_REST_SECONDS", -1.0)
+    monkeypatch.setattr(practice, "_REST_SECONDS", -1.0)
     assert [row.version for row in (await run.measure_the_rest(report)).measured] == [0, 1, 3, 5]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from clawloop.app.demo import practice
 from clawloop.app.demo import run as chat
 from clawloop.app.demo.plan import plan
-from clawloop.app.demo.practice import practise as practice
-from clawloop.app.demo.practice.toys import TOYS
 from clawloop.app.demo.scoreboard import LineBoard
+from clawloop.app.demo.toys import TOYS
 from clawloop.app.layout.memory import Role
 from clawloop.app.local import model_layout
 from clawloop.app.local.machine import Device
@@ -35,13 +35,11 @@ async def prepare(deployment: Deployment) -> dict[str, str]:
 
 def asked_of(name: str, folder: Path, environment: dict[str, str]) -> Coroutine[Any, Any, object]:
     """The demo of this name."""
-    board = LineBoard(Console(file=StringIO()))
+    board, setup = LineBoard(Console(file=StringIO())), chat.DemoSetup(folder, folder, environment)
     if name == CHAT:
         chats = plan(None, None, "combined", 64, paced=True, batch=8)
-        return chat.run(chat.DemoOptions(chats, folder, folder, environment), board, prepare)
-    episodes = practice.PracticeOptions(
-        toy=TOYS[name], seeds=[1], versions=1, minutes=1, data=folder, out=folder, environment=environment
-    )
+        return chat.run(chat.DemoOptions(chats, setup), board, prepare)
+    episodes = practice.PracticeOptions(toy=TOYS[name], seeds=[1], versions=1, minutes=1, setup=setup)
     return practice.practise(episodes, board, prepare)
 
 

@@ -44,7 +44,7 @@ def test_the_wheel_is_complete(built: Path) -> None:
         expected |= {f"{home}.data/data/share/clawloop/{kind}/{name}" for name in files_below(folder)}
     assert {name for name in names if not name.startswith(f"{home}.dist-info/")} == expected
     assert {
-        "clawloop/app/demo/model/model.safetensors",
+        "clawloop/app/demo/models/chat/model.safetensors",
         "clawloop/app/demo/words/english.toml",
         "clawloop/app/local/chat_template.jinja",
     } <= names

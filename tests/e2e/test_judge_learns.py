@@ -19,7 +19,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from clawloop.app.demo.location import model_path
+from clawloop.app.demo.toys import CHAT_MODEL
 from clawloop.app.local.checks import choose_port
 from clawloop.app.processes.bootstrap import prepare
 from clawloop.core.contracts.serving import Scope
@@ -119,7 +119,7 @@ async def gateway(empty_postgres_url: str, temporal_address: str, tmp_path: Path
     """In front of an engine with the demo's model, which votes and chats."""
     url = empty_postgres_url
     await asyncio.to_thread(migrate, url)
-    model = Path(shutil.copytree(model_path(), tmp_path / "models" / BASE))
+    model = Path(shutil.copytree(CHAT_MODEL, tmp_path / "models" / BASE))
     options = engine_options(model, choose_port("vLLM", "127.0.0.1", 0, ""), max_model_len=2048, policies=2)
     with running_engine(model, options, tmp_path / "vllm.log") as engine:
         keys = await prepare(url, BASE, [], [engine], {})

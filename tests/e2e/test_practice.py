@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clawloop.app.demo.practice.report import GAIN, GOAL
+from clawloop.app.demo.practice_report import GAIN, GOAL
 
 # A run ends after forty minutes; setting up, and measuring versions that newer ones followed too quickly, take as long
 # again where others take the cores.

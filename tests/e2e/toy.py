@@ -14,9 +14,9 @@ import httpx
 import psycopg
 from temporalio.service import RPCError, RPCStatusCode
 
-from clawloop.app.demo.location import model_path
 from clawloop.app.demo.run import BASE_MODEL
 from clawloop.app.demo.sessions import CHAT_TEMPERATURE
+from clawloop.app.demo.toys import CHAT_MODEL
 from clawloop.app.demo.user import SyntheticUser
 from clawloop.app.temporal.plugin import connect
 from clawloop.serving.adapters import VllmControl
@@ -35,7 +35,7 @@ _AT_ONCE = 16
 def toy_model(folder: Path) -> Path:
     """A copy of the demo's model in a folder of the name that it is served by."""
     model = folder / BASE_MODEL
-    shutil.copytree(model_path(), model)
+    shutil.copytree(CHAT_MODEL, model)
     return model
 
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from clawloop.app.demo.swe.toy import commands
+from clawloop.app.demo.toys import repairs
 from clawloop.core.episodes.kinds import KINDS, ChosenKind
 from clawloop.environments.check import Checked, check_task
 from clawloop.environments.harbor import HarborTask, environment_task
@@ -87,7 +87,7 @@ async def test_a_repair_may_be_split_into_modules_and_use_the_standard_library()
 async def test_what_its_toy_does_is_judged_as_in_the_toys_simulation(number: int) -> None:
     """The simulation compares text; here the functions run."""
     repository = generated_repository(Split.TRAIN, number)
-    right, wrong = commands(repository)
+    right, wrong = repairs(repository)
     assert await reward(right, repository) == 1.0
     assert await reward(wrong[number % len(wrong)], repository) == 0.0
 

@@ -19,9 +19,8 @@ from pathlib import Path
 
 import torch
 
-from clawloop.app.demo.practice.toy import GROUP_SIZE, Toy
-from clawloop.app.demo.practice.toy_model import Attempt, ToyModel
-from clawloop.app.demo.practice.toys import toy_of
+from clawloop.app.demo.toy_model import Attempt, ToyModel
+from clawloop.app.demo.toys import GROUP_SIZE, Toy, toy_of
 from clawloop.core.algorithms.rewards import episode_advantages
 from clawloop.core.contracts.training import BatchSample, StepBatch, VersionRef
 from clawloop.core.ids import new_episode_id, new_sample_id

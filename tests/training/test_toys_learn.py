@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clawloop.app.demo.practice.toys import toy_of
+from clawloop.app.demo.toys import toy_of
 from tests.training.practice import practise
 
 HELD_OUT = [f"test-{number}" for number in range(96)]

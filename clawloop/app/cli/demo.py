@@ -19,7 +19,7 @@ from clawloop.core.errors import SetupError
 
 if TYPE_CHECKING:
     from clawloop.app.demo.demo_folder import Address
-    from clawloop.app.demo.practice.practise import PracticeOptions
+    from clawloop.app.demo.practice import PracticeOptions
     from clawloop.app.demo.report import RunReport
     from clawloop.app.local.up import Prepare
     from clawloop.core.settings import Settings
@@ -99,16 +99,26 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
 
         from clawloop.app.demo.plan import plan
         from clawloop.app.demo.recipes import Method, demo_recipe
-        from clawloop.app.demo.run import DemoOptions
+        from clawloop.app.demo.run import DemoOptions, DemoSetup
         from clawloop.app.demo.run import run as run_demo
         from clawloop.app.demo.scoreboard import open_board
 
         try:
+            setup = DemoSetup(
+                data=(data or read_settings().data).absolute(),
+                out=out.absolute(),
+                environment=dict(os.environ),
+                began=began or time.time(),
+                port=port,
+                temporal_port=temporal_port,
+                temporal_ui_port=temporal_ui_port,
+                engine_port=engine_port,
+            )
             if environment is not None:
                 if interactions is not None or flip is not None or keep or faults or markdown:
                     raise SetupError("--environment: leave out --interactions, --flip, --keep, --faults, --markdown")
-                from clawloop.app.demo.practice.practise import PracticeOptions
-                from clawloop.app.demo.practice.toys import toy_of
+                from clawloop.app.demo.practice import PracticeOptions
+                from clawloop.app.demo.toys import toy_of
 
                 toy = toy_of(environment)
                 chosen = plan(seeds, seed, methods, None, paced=paced, batch=1).runs
@@ -117,14 +127,7 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
                     seeds=list(dict.fromkeys(each.seed for each in chosen)),
                     versions=versions or toy.versions,
                     minutes=MINUTES,
-                    data=(data or read_settings().data).absolute(),
-                    out=out.absolute(),
-                    environment=dict(os.environ),
-                    began=began or time.time(),
-                    port=port,
-                    temporal_port=temporal_port,
-                    temporal_ui_port=temporal_ui_port,
-                    engine_port=engine_port,
+                    setup=setup,
                 )
                 finished = run_practice(practice, load_prepare(), as_json=as_json)
                 raise typer.Exit(0 if finished else INTERRUPTED)
@@ -140,16 +143,9 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
                     flip=flip,
                     measure_every=measure_every,
                 ),
-                data=(data or read_settings().data).absolute(),
-                out=out.absolute(),
-                environment=dict(os.environ),
+                setup=setup,
                 keep=keep,
                 faults=faults,
-                began=began or time.time(),
-                port=port,
-                temporal_port=temporal_port,
-                temporal_ui_port=temporal_ui_port,
-                engine_port=engine_port,
             )
             with open_board(Console(stderr=as_json or markdown)) as board:
                 results = asyncio.run(run_demo(options, board, load_prepare()))
@@ -188,8 +184,8 @@ def run_practice(options: PracticeOptions, prepare: Prepare, *, as_json: bool) -
     """
     from rich.console import Console
 
-    from clawloop.app.demo.practice import report as reports
-    from clawloop.app.demo.practice.practise import practise
+    from clawloop.app.demo import practice_report as reports
+    from clawloop.app.demo.practice import practise
     from clawloop.app.demo.scoreboard import LineBoard
 
     finished = asyncio.run(practise(options, LineBoard(Console(stderr=as_json)), prepare))
@@ -280,11 +276,12 @@ def pretrain_command(
         str | None, typer.Option(help="Instead of the chat model that of a demo: tool-call, terminal or swe.")
     ] = None,
 ) -> None:
-    """Pretrain the demo model on synthetic data and measure it: under 10 minutes on two idle cores."""
+    """Pretrain the demo model on synthetic data and measure it: some 12 minutes of processor time."""
     from rich.console import Console
 
     from clawloop.app.demo.card import write_card
-    from clawloop.app.demo.evaluate import DemoModel, measure_answers, measure_judge, measured_lists
+    from clawloop.app.demo.evaluate import measure_answers, measure_judge, measured_lists
+    from clawloop.app.demo.local_model import LocalModel
     from clawloop.app.demo.pretrain import Plan, pretrain
     from clawloop.core.judging.prompts import AnswerForm
 
@@ -300,7 +297,7 @@ def pretrain_command(
         cost = _pretrain_with_progress(pretrain, out, plan, threads, console)
         began = time.perf_counter()
         with console.status("measuring"):
-            model = DemoModel(out)
+            model = LocalModel(out)
             answers = [measure_answers(model, temperature) for temperature in (0.6, 1.0)]
             judged = {
                 name: measure_judge(model, phrases, AnswerForm.GRAMMAR) for name, phrases in measured_lists().items()
@@ -332,20 +329,18 @@ def _pretrain_for(
     """Make and measure the model of an environment's demo: a few minutes on two idle cores."""
     import torch
 
-    from clawloop.app.demo.practice.card import write_card
-    from clawloop.app.demo.practice.pretrain import plan_of, pretrain_toy
-    from clawloop.app.demo.practice.toy_model import ToyModel
-    from clawloop.app.demo.practice.toys import toy_of
+    from clawloop.app.demo.toy_model import ToyModel, plan_of, pretrain_toy, write_toy_card
+    from clawloop.app.demo.toys import toy_of
     from clawloop.environments.task import Split
 
     toy = toy_of(environment)
-    plan = plan_of(toy.course, seed, steps)
+    plan = plan_of(toy, seed, steps)
     try:
         out.mkdir(parents=True, exist_ok=True)
         cost = _pretrain_with_progress(partial(pretrain_toy, toy), out, plan, threads, console)
         torch.manual_seed(seed)
         success = ToyModel(toy, out).success([f"{Split.TEST}-{number}" for number in range(_MEASURED_TASKS)])
-        write_card(toy, out, plan, cost, success, _MEASURED_TASKS)
+        write_toy_card(toy, out, plan, cost, success, _MEASURED_TASKS)
     except OSError as error:
         raise SetupError(f"{out} cannot be written: {error}") from error
     console.print(f"success on held-out tasks {success:.2f}")

@@ -6,28 +6,21 @@ Answers are sampled. Judgements are greedy, which approximates a majority of vot
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
 
 import torch
-from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from clawloop.app.demo.decoding import Decoder
 from clawloop.app.demo.examples import Lessons
+from clawloop.app.demo.local_model import LocalModel
 from clawloop.app.demo.phrasing import MEASURED_PHRASES, Feedback, Mood, handwritten_phrases, held_out_phrases
-from clawloop.app.demo.vocabulary import END
 from clawloop.app.demo.world import HINTS, STYLES, Axis, Request, answer, every_request, style_of
 from clawloop.core.contracts.turns import Message
 from clawloop.core.judging.hints import with_hint
 from clawloop.core.judging.prompts import AnswerForm, JudgePrompt
 from clawloop.core.judging.voting import Vote, parse_hint, parse_vote
 
-_BATCH_PROMPTS = 64  # per forward pass; a prompt has a few hundred tokens
 _MAX_ANSWER_TOKENS = 96  # the longest right answer has about 70
-Prompt = TypeVar("Prompt")
 _VOTES: tuple[Vote, ...] = (1, 0, -1)
 _STYLE_OF_HINT = {texts[0]: style for style, texts in HINTS.items()}
 
@@ -71,74 +64,7 @@ class JudgeFigures:
     wrong: tuple[tuple[str, int | None], ...]
 
 
-class DemoModel:
-    """The demo model, run by transformers.
-
-    Args:
-        folder: a checkpoint in Hugging Face's format.
-    """
-
-    def __init__(self, folder: Path):
-        self.tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(folder)
-        self.model: Qwen3ForCausalLM = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self._end: int = self.tokenizer.convert_tokens_to_ids(END)
-
-    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """Tokenize a chat with the generation prompt."""
-        text = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
-
-    def replies(self, chats: Sequence[Sequence[Message]], temperature: float, max_tokens: int) -> list[str]:
-        """Return one reply to each chat; temperature 0 is greedy."""
-        prompts = [self.prompt_ids(chat) for chat in chats]
-        return [self.text(reply) for reply in self.sampled(prompts, temperature, max_tokens)]
-
-    def sampled(
-        self,
-        prompts: Sequence[Sequence[int]],
-        temperature: float,
-        max_tokens: int,
-        drafts: Sequence[Sequence[Sequence[int]]] = (),
-    ) -> list[list[int]]:
-        """Return the ids of one reply to each tokenized chat, with its end token unless it was cut.
-
-        Args:
-            drafts: as in `Decoder.replies`.
-        """
-        decoder = Decoder(self.model, self._end)
-        return [
-            reply
-            for at in range(0, len(prompts), _BATCH_PROMPTS)
-            for reply in decoder.replies(
-                prompts[at : at + _BATCH_PROMPTS], temperature, max_tokens, drafts[at : at + _BATCH_PROMPTS]
-            )
-        ]
-
-    def logprobs(
-        self, prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]], temperature: float
-    ) -> list[list[float]]:
-        """Return the log-probability of each token of each reply."""
-        return Decoder(self.model, self._end).logprobs(prompts, replies, temperature)
-
-    def text(self, reply: Sequence[int]) -> str:
-        """Return the text of a reply's ids."""
-        return str(self.tokenizer.decode(reply[:-1] if reply[-1:] == [self._end] else reply))
-
-    def votes(self, prompts: Sequence[JudgePrompt]) -> list[Vote]:
-        """Return for each prompt the likeliest of the three answers that the grammar allows."""
-        return [_VOTES[int(at)] for at in self._vote_logits(prompts).argmax(-1)]
-
-    def _vote_logits(self, prompts: Sequence[JudgePrompt]) -> Tensor:
-        """Return the logits of the three answers' first tokens: [prompts, 3]."""
-        vocabulary = self.tokenizer.get_vocab()
-        firsts = [vocabulary[text] for text in ("1", "0", "-")]
-        decoder = Decoder(self.model, self._end)
-        ids = [self.prompt_ids(prompt.messages) for prompt in prompts]
-        return torch.cat([decoder.next_logits(batch)[:, firsts] for batch in _batches(ids)])
-
-
-def measure_answers(model: DemoModel, temperature: float, per_axis: int = 100, seed: int = 0) -> AnswerFigures:
+def measure_answers(model: LocalModel, temperature: float, per_axis: int = 100, seed: int = 0) -> AnswerFigures:
     """Sample answers to requests without and with a hint and grade them."""
     torch.manual_seed(seed)
     rng = random.Random(f"answers {seed}")
@@ -166,11 +92,11 @@ def measure_answers(model: DemoModel, temperature: float, per_axis: int = 100, s
     )
 
 
-def measure_judge(model: DemoModel, feedback: Sequence[Feedback], form: AnswerForm, seed: int = 0) -> JudgeFigures:
+def measure_judge(model: LocalModel, feedback: Sequence[Feedback], form: AnswerForm, seed: int = 0) -> JudgeFigures:
     """Judge a list of phrases, each as feedback in a generated chat, and grade the votes and hints."""
     lessons = Lessons(f"judge {seed}")
     vote_prompts = [lessons.ask_vote(each, form) for each in feedback]
-    votes: list[Vote | None] = list(model.votes(vote_prompts)) if form is AnswerForm.GRAMMAR else []
+    votes: list[Vote | None] = list(votes_by_grammar(model, vote_prompts)) if form is AnswerForm.GRAMMAR else []
     if form is AnswerForm.FREE:
         answers = model.replies([prompt.messages for prompt in vote_prompts], 0.0, 24)
         votes = [parse_vote(text, prompt) for text, prompt in zip(answers, vote_prompts, strict=True)]
@@ -194,6 +120,14 @@ def measure_judge(model: DemoModel, feedback: Sequence[Feedback], form: AnswerFo
     )
 
 
+def votes_by_grammar(model: LocalModel, prompts: Sequence[JudgePrompt]) -> list[Vote]:
+    """For each prompt the likeliest of the three answers that the grammar allows."""
+    vocabulary = model.tokenizer.get_vocab()
+    firsts = [vocabulary[text] for text in ("1", "0", "-")]
+    logits = model.next_logits([model.prompt_ids(prompt.messages) for prompt in prompts])
+    return [_VOTES[int(at)] for at in logits[:, firsts].argmax(-1)]
+
+
 def measured_lists() -> dict[str, tuple[Feedback, ...]]:
     """Return the three lists of phrases that the judge is measured on; training uses none of them."""
     return {
@@ -214,10 +148,6 @@ def _chat(request: Request, hint: str | None = None) -> list[Message]:
 
 def _exact(request: Request, reply: str) -> bool:
     return reply in (answer(request, style) for style in STYLES[request.axis])
-
-
-def _batches(prompts: Sequence[Prompt]) -> Iterator[Sequence[Prompt]]:
-    return (prompts[at : at + _BATCH_PROMPTS] for at in range(0, len(prompts), _BATCH_PROMPTS))
 
 
 def _share(values: Iterable[bool]) -> float:

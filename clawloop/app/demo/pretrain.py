@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from clawloop.app.demo.examples import Lesson, Lessons
-from clawloop.app.demo.forward import last_states
-from clawloop.app.demo.packing import Encoded, Pack, pack
 from clawloop.app.demo.vocabulary import (
     CONTEXT_TOKENS,
     END,
@@ -37,6 +35,7 @@ from clawloop.core.contracts.turns import Message
 _VOCABULARY_LESSONS = 3000
 _VOCABULARY_PHRASES = 30_000
 _CLIP = 1.0
+_BATCH_LESSONS = 8
 _WARM_UP_STEPS = 50
 _DECAY_SHARE = 0.4
 # The first three tokens of an answer decide its style; the rest is learned quickly. The weights do not depend on the
@@ -85,6 +84,65 @@ class Progress:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One tokenized lesson.
+
+    Args:
+        replies: (begin, end) of each reply to learn, with its end-of-turn token.
+        weights: loss weight of each token of each reply.
+    """
+
+    tokens: Sequence[int]
+    replies: Sequence[tuple[int, int]]
+    weights: Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Lessons side by side, each without its last token, which is only a target.
+
+    Args:
+        tokens_BT: input tokens; shorter lessons are filled up at the end, which no token before attends to.
+        lessons_N, places_N: where each reply token is predicted; targets_N: these tokens.
+        weights_N: loss weights.
+    """
+
+    tokens_BT: Tensor
+    lessons_N: Tensor
+    places_N: Tensor
+    targets_N: Tensor
+    weights_N: Tensor
+
+
+def batched(lessons: Sequence[Encoded]) -> Batch:
+    """
+    Raises:
+        ValueError: a reply has fewer or more weights than tokens.
+    """
+    rows: list[int] = []
+    places: list[int] = []
+    targets: list[int] = []
+    weights: list[float] = []
+    inputs = [list(lesson.tokens[: lesson.replies[-1][1] - 1]) for lesson in lessons]
+    for row, lesson in enumerate(lessons):
+        for (begin, end), of_reply in zip(lesson.replies, lesson.weights, strict=True):
+            if len(of_reply) != end - begin:
+                raise ValueError(f"a reply of {end - begin} tokens has {len(of_reply)} weights")
+            rows += [row] * (end - begin)
+            places += range(begin - 1, end - 1)
+            targets += lesson.tokens[begin:end]
+            weights += of_reply
+    width = max(map(len, inputs))
+    return Batch(
+        torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in inputs]),
+        torch.tensor(rows),
+        torch.tensor(places),
+        torch.tensor(targets),
+        torch.tensor(weights),
+    )
+
+
 def pretrain(folder: Path, plan: Plan, report: Callable[[Progress], None]) -> None:
     """Train the model and write its files to an existing folder."""
     torch.manual_seed(plan.seed)
@@ -92,15 +150,16 @@ def pretrain(folder: Path, plan: Plan, report: Callable[[Progress], None]) -> No
     chats = [as_text(each.messages) + each.reply for each in islice(lessons, _VOCABULARY_LESSONS)]
     tokenizer = train_vocabulary(chats, Lessons(f"{plan.seed} typed").phrases(_VOCABULARY_PHRASES))
     write_vocabulary(tokenizer, folder)
-    fit(folder, tokenizer, _packs(lessons, tokenizer, plan.lessons), plan, report)
+    encoded = (encode(lesson, tokenizer) for lesson in lessons)
+    fit(folder, tokenizer, encoded, plan, report)
 
 
 def fit(
-    folder: Path, tokenizer: Tokenizer, packs: Iterator[Pack], plan: Plan, report: Callable[[Progress], None]
+    folder: Path, tokenizer: Tokenizer, lessons: Iterator[Encoded], plan: Plan, report: Callable[[Progress], None]
 ) -> None:
-    """Train a new model on packed lessons and write its weights and settings beside its vocabulary."""
+    """Train a new model on lessons and write its weights and settings beside its vocabulary."""
     model = _new_model(plan, tokenizer)
-    _train(model, tokenizer, packs, plan, report)
+    _train(model, tokenizer, lessons, plan, report)
     _write_model(model, folder)
 
 
@@ -142,11 +201,6 @@ def _flat(lessons: Lessons) -> Iterator[Lesson]:
         yield from group
 
 
-def _packs(lessons: Iterator[Lesson], tokenizer: Tokenizer, size: int) -> Iterator[Pack]:
-    while True:
-        yield pack([encode(lesson, tokenizer) for lesson in islice(lessons, size)])
-
-
 def _new_model(plan: Plan, tokenizer: Tokenizer) -> Qwen3ForCausalLM:
     config = Qwen3Config(
         vocab_size=tokenizer.get_vocab_size(),
@@ -169,7 +223,7 @@ def _new_model(plan: Plan, tokenizer: Tokenizer) -> Qwen3ForCausalLM:
 def _train(
     model: Qwen3ForCausalLM,
     tokenizer: Tokenizer,
-    packs: Iterator[Pack],
+    lessons: Iterator[Encoded],
     plan: Plan,
     report: Callable[[Progress], None],
 ) -> None:
@@ -183,8 +237,13 @@ def _train(
     parameters = [*model.parameters(), shared_FH]
     model.train()
     smoothed, tokens = math.nan, 0
-    for step, batch in zip(range(1, plan.steps + 1), packs, strict=False):
-        loss = _loss(model, embedding_VH + shared_FH[families_V], batch)
+    for step in range(1, plan.steps + 1):
+        of_step = sorted(islice(lessons, plan.lessons), key=lambda lesson: len(lesson.tokens))
+        # Lessons of like length side by side: a judge's prompt is ten times as long as a chat.
+        batches = [batched(of_step[at : at + _BATCH_LESSONS]) for at in range(0, len(of_step), _BATCH_LESSONS)]
+        joint_VH = embedding_VH + shared_FH[families_V]
+        weight = sum(float(batch.weights_N.sum()) for batch in batches)
+        loss = torch.stack([_loss(model, joint_VH, batch) for batch in batches]).sum() / weight
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(parameters, _CLIP)
         for optimizer in optimizers:
@@ -192,7 +251,7 @@ def _train(
                 group["lr"] = plan.lr * _lr_factor(step, plan.steps)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        tokens += len(batch.tokens_S)
+        tokens += sum(lesson.replies[-1][1] - 1 for lesson in of_step)
         smoothed = loss.item() if math.isnan(smoothed) else 0.98 * smoothed + 0.02 * loss.item()
         report(Progress(step, plan.steps, smoothed, tokens))
     with torch.no_grad():
@@ -213,9 +272,9 @@ def _optimizers(model: Qwen3ForCausalLM, shared_FH: nn.Parameter, plan: Plan) ->
     ]
 
 
-def _loss(model: Qwen3ForCausalLM, embedding_VH: Tensor, batch: Pack) -> Tensor:
-    states_NH = last_states(model, F.embedding(batch.tokens_S, embedding_VH), batch.lengths, batch.rows_N)
-    logits_NV = F.linear(states_NH, embedding_VH)
+def _loss(model: Qwen3ForCausalLM, embedding_VH: Tensor, batch: Batch) -> Tensor:
+    states_BTH = model.model(inputs_embeds=F.embedding(batch.tokens_BT, embedding_VH)).last_hidden_state
+    logits_NV = F.linear(states_BTH[batch.lessons_N, batch.places_N], embedding_VH)
     return (F.cross_entropy(logits_NV, batch.targets_N, reduction="none") * batch.weights_N).sum()
 
 

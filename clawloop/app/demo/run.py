@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,11 +16,11 @@ from clawloop.app.demo.chart import draw_chart
 from clawloop.app.demo.demo_folder import Address, demo_folder, write_address
 from clawloop.app.demo.experiment import DemoBoard, PolicyAccess, run_experiment
 from clawloop.app.demo.faults import FaultInjector
-from clawloop.app.demo.location import model_path
 from clawloop.app.demo.plan import Plan, PlannedRun
 from clawloop.app.demo.recipes import demo_recipe
 from clawloop.app.demo.report import Evaluation, RunReport, RunTotals, report_run
 from clawloop.app.demo.report_formats import as_json, summary_line
+from clawloop.app.demo.toys import CHAT_MODEL
 from clawloop.app.demo.world import EVALUATION, demo_probes
 from clawloop.app.local.checks import require_disk, require_folder
 from clawloop.app.local.model_layout import ModelOptions, widest_dtype
@@ -47,31 +48,68 @@ _NOT_INHERITED = ("CLAWLOOP_", "DATABASE_URL", "TEMPORAL_ADDRESS")
 
 
 @dataclass(frozen=True, slots=True)
-class DemoOptions:
-    """The options of `clawloop demo run`.
+class DemoSetup:
+    """Where a demo runs, and where its report goes.
 
     Args:
         data: the demo uses the subfolder `demo`.
         out: folder of the report.
-        keep: leave all parts running afterwards and keep the data.
-        faults: kill parts while the runs last.
         began: when setup began, as `time.time`.
-        model: a model folder; None for the one shipped with Clawloop.
         port, temporal_port, temporal_ui_port, engine_port: 0 for any free port.
     """
 
-    plan: Plan
     data: Path
     out: Path
     environment: Mapping[str, str]
-    keep: bool = False
-    faults: bool = False
     began: float = field(default_factory=time.time)
-    model: Path | None = None
     port: int = 0
     temporal_port: int = 0
     temporal_ui_port: int = 0
     engine_port: int = 0
+
+    @contextmanager
+    def installation(
+        self, model: Path, name: str, *, keep: bool = False, gateways: int = 1, sandboxes: bool = True
+    ) -> Iterator[UpOptions]:
+        """The options of `clawloop up` for an installation of the demo's own, in an emptied folder.
+
+        Args:
+            model: the folder of the model, which engines serve by `name`.
+            keep: leave the data.
+
+        Raises:
+            SetupError: the report or the data cannot be written, or there is no model.
+        """
+        require_folder(self.out)
+        with demo_folder(self.data, keep=keep) as folder:
+            require_disk(folder)  # before anything is written
+            yield UpOptions(
+                data=folder,
+                environment=parts_environment(self.environment),
+                port=self.port,
+                gateways=gateways,
+                temporal_port=self.temporal_port,
+                temporal_ui_port=self.temporal_ui_port,
+                engine_port=self.engine_port,
+                model=model_in(folder, model, name),
+                models=ModelOptions(dtype=widest_dtype(), max_model_len=_CONTEXT_TOKENS),
+                sandboxes=sandboxes,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """The options of `clawloop demo run`.
+
+    Args:
+        keep: leave all parts running afterwards and keep the data.
+        faults: kill parts while the runs last.
+    """
+
+    plan: Plan
+    setup: DemoSetup
+    keep: bool = False
+    faults: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +133,12 @@ async def run(options: DemoOptions, board: DemoBoard, prepare: Prepare) -> DemoR
     Raises:
         SetupError: a part cannot start or fails; all parts are stopped.
     """
-    require_folder(options.out)
     demo = _Demo(options, board, prepare)
-    with demo_folder(options.data, keep=options.keep) as folder:
-        require_disk(folder)  # before anything is written
-        up = UpOptions(
-            data=folder,
-            environment=parts_environment(options.environment),
-            port=options.port,
-            # One is enough for one user; two answer while one is killed.
-            gateways=2 if options.faults else 1,
-            temporal_port=options.temporal_port,
-            temporal_ui_port=options.temporal_ui_port,
-            engine_port=options.engine_port,
-            model=model_in(folder, options.model or model_path(), BASE_MODEL),
-            models=ModelOptions(dtype=widest_dtype(), max_model_len=_CONTEXT_TOKENS),
-            sandboxes=False,
-        )
+    # One gateway is enough for one user; two answer while one is killed.
+    gateways = 2 if options.faults else 1
+    with options.setup.installation(
+        CHAT_MODEL, BASE_MODEL, keep=options.keep, gateways=gateways, sandboxes=False
+    ) as up:
         await run_up(up, _PartStatusBoard(board), demo.ready, use=demo.use)
     return demo.results
 
@@ -143,7 +170,7 @@ class _Demo:
     async def use(self, started: Started) -> None:
         """Satisfies `clawloop.app.local.up.Use`."""
         options = self._options
-        seconds_setup = time.time() - options.began
+        seconds_setup = time.time() - options.setup.began
         reports: list[RunReport] = []
         for planned in options.plan.runs:
             key = self._keys[planned]
@@ -155,8 +182,8 @@ class _Demo:
                 self._board.say(f"{totals.stopped}; the run ends early")
             reports.append(report_run(options.plan, planned, evaluated, totals, seconds_setup))
             # After each run, so that an interrupted demo has a report of the finished runs.
-            self.results = DemoResults(tuple(reports), time.time() - options.began)
-            write_report(options.out, self.results)
+            self.results = DemoResults(tuple(reports), time.time() - options.setup.began)
+            write_report(options.setup.out, self.results)
             if planned != options.plan.runs[-1]:
                 # An engine holds the adapters of only a few policies; this one is no longer needed.
                 async with AdminClient(started.gateway, key) as admin:
@@ -183,7 +210,7 @@ class _Demo:
         say = self._board.say
         assert self.results is not None
         say(summary_line(self.results.runs, self.results.seconds))
-        say(f"chat with the policy of user {last.seed}: clawloop demo chat --data {self._options.data}")
+        say(f"chat with the policy of user {last.seed}: clawloop demo chat --data {self._options.setup.data}")
         say(f"gateway      {started.gateway}/v1, model `policy`, key {self._keys[last]}")
         say(f"page         {started.gateway}/ui")
         if started.temporal_ui is not None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from clawloop.app.demo.card import CARD, digest
-from clawloop.app.demo.evaluate import DemoModel, measure_answers, measure_judge, measured_lists
-from clawloop.app.demo.location import model_path
+from clawloop.app.demo.evaluate import measure_answers, measure_judge, measured_lists
+from clawloop.app.demo.local_model import LocalModel
+from clawloop.app.demo.toys import CHAT_MODEL
 from clawloop.app.demo.vocabulary import CONTEXT_TOKENS, as_text, fixed_lines
 from clawloop.app.local.checks import require_model
 from clawloop.core.contracts.turns import Message
@@ -25,26 +26,26 @@ HINTS_RIGHT = 0.85
 
 
 @pytest.fixture(scope="module")
-def model() -> DemoModel:
-    return DemoModel(model_path())
+def model() -> LocalModel:
+    return LocalModel(CHAT_MODEL)
 
 
 def test_the_card_describes_these_weights() -> None:
-    card = (model_path() / CARD).read_text()
-    assert f"`{digest(model_path())}`" in card
+    card = (CHAT_MODEL / CARD).read_text()
+    assert f"`{digest(CHAT_MODEL)}`" in card
 
 
 def test_it_is_small() -> None:
-    assert sum(path.stat().st_size for path in model_path().iterdir()) <= MEGABYTES * 1e6
+    assert sum(path.stat().st_size for path in CHAT_MODEL.iterdir()) <= MEGABYTES * 1e6
 
 
 def test_an_engine_can_be_started_on_it_and_the_trainer_reads_it() -> None:
-    require_model(model_path())
-    policy = load_model(model_path(), LoraShape(8, 16.0), dtype=torch.float32, device=torch.device("cpu"))
+    require_model(CHAT_MODEL)
+    policy = load_model(CHAT_MODEL, LoraShape(8, 16.0), dtype=torch.float32, device=torch.device("cpu"))
     assert policy.max_tokens == CONTEXT_TOKENS >= 8192
 
 
-def test_its_chat_template_takes_every_role(model: DemoModel) -> None:
+def test_its_chat_template_takes_every_role(model: LocalModel) -> None:
     call = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
     text = model.tokenizer.apply_chat_template(
         [
@@ -60,7 +61,7 @@ def test_its_chat_template_takes_every_role(model: DemoModel) -> None:
     assert text.endswith("<|im_start|>assistant\n")
 
 
-def test_its_template_writes_chats_as_its_lessons_do(model: DemoModel) -> None:
+def test_its_template_writes_chats_as_its_lessons_do(model: LocalModel) -> None:
     chat: list[Message] = [
         {"role": "system", "content": "Be."},
         {"role": "user", "content": "Hi"},
@@ -70,19 +71,19 @@ def test_its_template_writes_chats_as_its_lessons_do(model: DemoModel) -> None:
     assert written == as_text(chat)
 
 
-def test_it_was_made_for_todays_judge_prompts(model: DemoModel) -> None:
+def test_it_was_made_for_todays_judge_prompts(model: LocalModel) -> None:
     """Each fixed line is one token. If this fails, the prompts have changed: make the model anew."""
     for line in fixed_lines():
         assert len(model.tokenizer(line, add_special_tokens=False)["input_ids"]) == 1, line
 
 
-def test_a_mark_is_three_tokens_after_its_space(model: DemoModel) -> None:
+def test_a_mark_is_three_tokens_after_its_space(model: LocalModel) -> None:
     ids = model.tokenizer("hint 3fa2bc: x", add_special_tokens=False)["input_ids"]
     assert [model.tokenizer.decode([token]) for token in ids][:6] == ["hint", " ", "3f", "a2", "bc", ":"]
 
 
 @pytest.mark.slow
-def test_it_answers_in_even_styles_and_follows_hints(model: DemoModel) -> None:
+def test_it_answers_in_even_styles_and_follows_hints(model: LocalModel) -> None:
     torch.set_num_threads(1)
     figures = measure_answers(model, 0.8, per_axis=40)
     assert figures.exact >= 0.98
@@ -99,7 +100,7 @@ def test_it_answers_in_even_styles_and_follows_hints(model: DemoModel) -> None:
         "our own list",
     ],
 )
-def test_it_judges_what_it_never_saw(model: DemoModel, name: str) -> None:
+def test_it_judges_what_it_never_saw(model: LocalModel, name: str) -> None:
     figures = measure_judge(model, measured_lists()[name][:200], AnswerForm.GRAMMAR)
     assert figures.vote >= VOTES_RIGHT_OF_SOME, figures.wrong
     assert figures.unreadable_as_bad <= 0.2
@@ -107,7 +108,7 @@ def test_it_judges_what_it_never_saw(model: DemoModel, name: str) -> None:
 
 
 def test_the_card_gives_the_figures_the_demo_needs() -> None:
-    card = (model_path() / CARD).read_text()
+    card = (CHAT_MODEL / CARD).read_text()
     votes = [
         float(found) for found in re.findall(r"^\| (?:held-out|our own)[^|]*\| \d+ \| ([\d.]+) \|", card, re.MULTILINE)
     ]

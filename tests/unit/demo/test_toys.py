@@ -10,14 +10,13 @@ from collections import Counter
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from clawloop.app.demo.card import CARD, digest
-from clawloop.app.demo.practice.folder_toys import FolderSimulation, ShellScripts
-from clawloop.app.demo.practice.pretrain import segments, tool_list
-from clawloop.app.demo.practice.report import (
+from clawloop.app.demo.practice_report import (
     Measured,
     PracticeReport,
     Totals,
@@ -25,18 +24,11 @@ from clawloop.app.demo.practice.report import (
     report_practice,
     write,
 )
-from clawloop.app.demo.practice.toy import Toy, command_of
-from clawloop.app.demo.practice.toy_model import ToyModel
-from clawloop.app.demo.practice.toys import TOYS, toy_of
-from clawloop.app.demo.swe import toy as swe
-from clawloop.app.demo.swe.toy import simulate_swe
-from clawloop.app.demo.terminal import toy as terminal
-from clawloop.app.demo.terminal.toy import simulate_terminal
-from clawloop.app.demo.tool_calls import toy as tool_calls
+from clawloop.app.demo.toy_model import ToyModel, segments, tool_list
+from clawloop.app.demo.toys import SWE, TERMINAL, TOOL_CALLS, TOYS, Toy, toy_of
 from clawloop.app.local.checks import require_model
 from clawloop.core.errors import SetupError
 from clawloop.core.recipes.recipe import require_rank
-from clawloop.environments.harbor import HarborTask
 from clawloop.environments.swe.environment import FUNCTIONS
 from clawloop.environments.task import Split, split_of
 from clawloop.environments.terminal.environment import KINDS
@@ -46,7 +38,7 @@ from clawloop.environments.tool_call.environment import question
 
 MEGABYTES = 4.0
 EACH = pytest.mark.parametrize("toy", TOYS.values(), ids=lambda toy: toy.environment)
-SHELLS = pytest.mark.parametrize("scripts", [terminal.SCRIPTS, swe.SCRIPTS], ids=lambda scripts: scripts.environment)
+SHELLS = pytest.mark.parametrize("toy", [TERMINAL, SWE], ids=lambda toy: toy.environment)
 
 
 @EACH
@@ -64,23 +56,23 @@ def test_it_is_small_and_engines_can_load_it_and_its_adapters(toy: Toy) -> None:
 @EACH
 def test_lessons_are_written_as_its_chat_template_writes_them(toy: Toy) -> None:
     """Engines render prompts by the template: what the model learned must read the same, token for token."""
-    model, tools = ToyModel(toy), tool_list(toy.simulate().agent)
-    for messages in islice(toy.course.conversations(1), 100):
+    model, tools = ToyModel(toy), tool_list(toy.agent)
+    for messages in islice(toy.conversations(1), 100):
         last = max(at for at, message in enumerate(messages) if message["role"] == "assistant")
         pieces = segments(messages, tools)[:-2]  # without the last reply
         written = [i for text, _ in pieces for i in model.tokenizer(text, add_special_tokens=False)["input_ids"]]
-        assert written == model.prompt_ids(messages[:last])
+        assert written == model.prompt_of(messages[:last])
 
 
 @EACH
 def test_the_environments_tools_are_one_token(toy: Toy) -> None:
     """After a change to them the model has to be made anew."""
-    tools = tool_list(toy.simulate().agent)
+    tools = tool_list(toy.agent)
     assert len(ToyModel(toy).tokenizer(tools, add_special_tokens=False)["input_ids"]) == 1
 
 
 def test_no_held_out_question_is_in_a_lesson() -> None:
-    asked = {str(messages[0]["content"]) for messages in islice(tool_calls.conversations(0), 300)}
+    asked = {str(messages[0]["content"]) for messages in islice(TOOL_CALLS.conversations(0), 300)}
     assert {split_of(text) for text in asked} == {Split.TRAIN}
 
 
@@ -89,30 +81,29 @@ def test_a_third_of_the_scripts_calculates_rightly() -> None:
     right = 0
     for number in range(500):
         asked = question(Split.TRAIN, number)
-        right += str(tool_calls.conversation(asked, rng)[-1]["content"]) == f"It is {asked.answer}."
+        right += str(TOOL_CALLS.conversation(asked, rng)[-1]["content"]) == f"It is {asked.answer}."
     assert 0.25 < right / 500 < 0.45
 
 
 @SHELLS
-def test_a_third_of_the_scripts_runs_the_right_command(scripts: ShellScripts) -> None:
+def test_a_third_of_the_scripts_runs_the_right_command(toy: Toy) -> None:
     rng = random.Random(0)
     right = 0
     for number in range(500):
-        task = scripts.generate(Split.TRAIN, number)
-        ran = [command_of(message) for message in scripts.conversation(task, rng)]
-        right += scripts.commands(task)[0] in ran
+        task = toy.generate(Split.TRAIN, number)
+        right += toy.commands(task)[0] in map(toy.argument_of, toy.conversation(task, rng))
     assert 0.3 < right / 500 < 0.5
 
 
 @SHELLS
-def test_no_task_for_measuring_is_in_a_lesson(scripts: ShellScripts) -> None:
+def test_no_task_for_measuring_is_in_a_lesson(toy: Toy) -> None:
     taken: list[Split] = []
 
-    def task(split: Split, number: int) -> HarborTask:
+    def task(split: Split, number: int) -> Any:
         taken.append(split)
-        return scripts.generate(split, number)
+        return toy.generate(split, number)
 
-    assert len(list(islice(replace(scripts, generate=task).conversations(0), 50))) == 50
+    assert len(list(islice(replace(toy, generate=task).conversations(0), 50))) == 50
     assert set(taken) == {Split.TRAIN}
 
 
@@ -139,36 +130,30 @@ def test_an_attempt_ends_with_a_reply_that_calls_nothing(toy: Toy) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("scripts", "simulation", "kinds"),
-    [(terminal.SCRIPTS, simulate_terminal(), len(KINDS)), (swe.SCRIPTS, simulate_swe(), len(FUNCTIONS))],
-    ids=["terminal", "swe"],
-)
-def test_right_commands_solve_each_kind_of_task_and_wrong_ones_do_not(
-    scripts: ShellScripts, simulation: FolderSimulation, kinds: int
-) -> None:
+@pytest.mark.parametrize(("toy", "kinds"), [(TERMINAL, len(KINDS)), (SWE, len(FUNCTIONS))], ids=["terminal", "swe"])
+def test_right_commands_solve_each_kind_of_task_and_wrong_ones_do_not(toy: Toy, kinds: int) -> None:
+    assert toy.look is not None
     attempts: list[tuple[int, str, float, str]] = []
     for number in range(3 * kinds):
-        task = scripts.generate(Split.TRAIN, number)
-        right, wrong = scripts.commands(task)
-        look, shown = scripts.look(task)
+        task = toy.generate(Split.TRAIN, number)
+        right, wrong = toy.commands(task)
+        look, shown = toy.look(task)
         attempts += [
-            (number, right, 1.0, scripts.output_of(right, task)),
-            *((number, command, 0.0, scripts.output_of(command, task)) for command in wrong),
+            (number, right, 1.0, toy.output_of(right, task)),
+            *((number, command, 0.0, toy.output_of(command, task)) for command in wrong),
             (number, look, 0.0, shown),
         ]
-    states = [simulation.begin(f"train-{number}")[0] for number, *_ in attempts]
-    said = simulation.run(states, [command for _, command, *_ in attempts])
-    found = simulation.rewards(states, [""] * len(attempts))
+    states = [toy.begin(f"train-{number}") for number, *_ in attempts]
+    said = toy.run(states, [command for _, command, *_ in attempts])
+    found = [float(toy.is_right(state.task, state.files, "")) for state in states]
     done = [(*given[:2], *after) for given, after in zip(attempts, zip(found, said, strict=True), strict=True)]
     assert done == attempts
 
 
 @pytest.mark.slow
 def test_commands_of_different_attempts_meet_only_their_own_files() -> None:
-    simulation = simulate_terminal()
-    states = [simulation.begin("train-0")[0], simulation.begin("train-1")[0]]
-    said = simulation.run(states, ["echo a > own; ls", "cat; ls; nothing"])
+    states = [TERMINAL.begin("train-0"), TERMINAL.begin("train-1")]
+    said = TERMINAL.run(states, ["echo a > own; ls", "cat; ls; nothing"])
     assert said[0].split() == sorted([*states[0].task.start, "own"])
     assert said[1].splitlines()[: len(states[1].task.start)] == sorted(states[1].task.start)
     assert "nothing: command not found" in said[1]

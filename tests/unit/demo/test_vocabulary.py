@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from tokenizers import Tokenizer
 
-from clawloop.app.demo.location import model_path
+from clawloop.app.demo.toys import CHAT_MODEL
 from clawloop.app.demo.vocabulary import families
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(model_path() / "tokenizer.json"))
+    return Tokenizer.from_file(str(CHAT_MODEL / "tokenizer.json"))
 
 
 @pytest.mark.parametrize("text", ["thanks", "thx", "terrible", "THANKS", "danke", "perfect", "python"])

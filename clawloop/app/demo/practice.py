@@ -1,27 +1,42 @@
-"""One run of a demo of episodes: a policy practises, and each of its versions is measured on held-out tasks."""
+"""`clawloop demo run --environment NAME`: starts all parts and lets a toy practise in sandboxes.
+
+While a policy practises, each of its versions is measured on held-out tasks: one attempt at each, in sandboxes as in
+rollouts, recorded as side turns.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from clawloop.app.demo.admin_client import AcceptedVersion, AdminClient
-from clawloop.app.demo.practice.measure import HeldOut, measure_held_out, while_served
-from clawloop.app.demo.practice.report import Measured, PracticeReport, Totals, report_practice, with_measured
-from clawloop.app.demo.practice.toy import GROUP_SIZE
+from clawloop.app.demo.practice_report import Measured, PracticeReport, Totals, report_practice, with_measured, write
+from clawloop.app.demo.run import DemoSetup, database_of
+from clawloop.app.demo.toys import GROUP_SIZE, Toy
+from clawloop.app.local.parts import Deployment
 from clawloop.app.local.supervision.supervisor import Board
+from clawloop.app.local.up import Prepare, Started
+from clawloop.app.local.up import run as run_up
 from clawloop.core.contracts.episodes import Ending, EpisodeState, EpisodeView, GroupState, RolloutsState
+from clawloop.core.contracts.serving import Scope
 from clawloop.core.contracts.training import TrainingState
 from clawloop.core.errors import SetupError, StoreUnavailable
-from clawloop.core.ids import RolloutGroupId, version_name
+from clawloop.core.ids import RolloutGroupId, new_episode_id, version_name
 from clawloop.environments.runner import SandboxRunner
+from clawloop.environments.task import Split
+from clawloop.sandboxes.bubblewrap import Bubblewrap
+from clawloop.sandboxes.folders import BoxFolders
+from db.serving.directory import ensure_policy
+from db.serving.keys import PostgresKeyStore
 from db.serving.publishing import PostgresPublishingStore
+from db.training.recipes import ensure_recipe
 
 HELD_OUT_TASKS = 60
 GROUPS_IN_FLIGHT = 4
@@ -39,6 +54,100 @@ _WANTED = timedelta(minutes=15)
 _REST_SECONDS = 2400.0
 # An engine loads an adapter of a toy in a second, but looks for new ones after it has finished what it does.
 _LOAD_SECONDS = 120.0
+
+# All runs -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PracticeOptions:
+    """
+    Args:
+        toy: what practises.
+        seeds: of the runs, one after another; a run's first adapter depends on its seed.
+        versions: a run ends when this version is active; minutes: or after this time.
+    """
+
+    toy: Toy
+    seeds: Sequence[int]
+    versions: int
+    minutes: float
+    setup: DemoSetup
+
+
+async def practise(options: PracticeOptions, board: Board, prepare: Prepare) -> list[PracticeReport]:
+    """Execute the runs and write the report; of an interrupted demo, the finished runs.
+
+    Raises:
+        SetupError: a part cannot start or fails, no sandboxes can be made here, or no episode is completed; all parts
+            are stopped, and their logs stay.
+    """
+    sandboxes = await asyncio.to_thread(Bubblewrap.find, BoxFolders())
+    demo = _Practice(options, board, prepare, sandboxes)
+    with options.setup.installation(options.toy.folder, options.toy.base_model) as up:
+        await run_up(up, board, demo.ready, use=demo.use)
+    return demo.reports
+
+
+class _Practice:
+    def __init__(self, options: PracticeOptions, board: Board, prepare: Prepare, sandboxes: Bubblewrap) -> None:
+        self._options = options
+        self._board = board
+        self._prepare = prepare
+        self._sandboxes = sandboxes
+        self._keys: dict[int, str] = {}
+        self.reports: list[PracticeReport] = []
+
+    async def ready(self, deployment: Deployment) -> Mapping[str, str]:
+        """Satisfies `clawloop.app.local.up.Prepare`."""
+        secrets = await self._prepare(deployment)
+        database = database_of(deployment)
+        try:
+            store = PostgresKeyStore(database)
+            for seed in self._options.seeds:
+                await ensure_policy(database, _policy(seed), deployment.base_model, [])
+                await ensure_recipe(database, _policy(seed), self._options.toy.recipe())
+                _, self._keys[seed] = await store.create_key(_policy(seed), frozenset(Scope), name=f"demo, seed {seed}")
+        finally:
+            await database.close()
+        return secrets
+
+    async def use(self, started: Started) -> None:
+        """Satisfies `clawloop.app.local.up.Use`."""
+        host, _, port = started.gateway.removeprefix("http://").rpartition(":")
+        toy, deployment = self._options.toy, started.deployment
+        runner = SandboxRunner(self._sandboxes, {toy.environment: toy.make()}, (host, int(port)))
+        database = database_of(deployment)
+        try:
+            for seed in self._options.seeds:
+                async with AdminClient(started.gateway, self._keys[seed]) as admin:
+                    run = Run(
+                        environment=toy.environment,
+                        policy=_policy(seed),
+                        seed=seed,
+                        admin=admin,
+                        loading=PostgresPublishingStore(database),
+                        runner=runner,
+                        key=self._keys[seed],
+                        base_model=deployment.base_model,
+                        board=self._board,
+                        logs=deployment.data / "logs",
+                    )
+                    began = self._options.setup.began if seed == self._options.seeds[0] else time.time()
+                    self.reports.append(await run.practise(began, self._options.versions, self._options.minutes))
+                    write(self._options.setup.out / toy.report, self.reports)
+                    self.reports[-1] = await run.measure_the_rest(self.reports[-1])
+                    write(self._options.setup.out / toy.report, self.reports)
+                    # An engine holds the adapters of only a few policies; this one is no longer needed.
+                    await admin.roll_back(_policy(seed))
+        finally:
+            await database.close()
+
+
+def _policy(seed: int) -> str:
+    return f"practice-{seed}"
+
+
+# One run --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True)
@@ -203,3 +312,62 @@ def none_completed(episodes: Sequence[EpisodeView]) -> str | None:
         return None
     most = endings.most_common(1)[0][0]
     return f"none of the first {endings.total()} episodes was completed, most ended as {most}"
+
+
+# Held-out tasks -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """
+    Args:
+        right: attempts with reward 1 or more.
+        attempts: with a reward.
+        unknown: attempts without a reward.
+    """
+
+    right: int
+    attempts: int
+    unknown: int
+
+
+async def while_served(
+    measuring: Awaitable[HeldOut], is_served: Callable[[], Awaitable[bool]], look_seconds: float
+) -> HeldOut | None:
+    """The measurement; None if engines unloaded the version meanwhile, because newer versions came."""
+    task = asyncio.ensure_future(measuring)
+    try:
+        while not (await asyncio.wait({task}, timeout=look_seconds))[0]:
+            if not await is_served():
+                return None
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def measure_held_out(
+    runner: SandboxRunner, environment: str, tasks: int, *, key: str, model: str, at_a_time: int
+) -> HeldOut:
+    """
+    Args:
+        tasks: the first so many held-out tasks.
+        key: of the policy, for chats.
+        model: the served name of the version.
+        at_a_time: sandboxes at once.
+    """
+    slots = asyncio.Semaphore(at_a_time)
+    # Side turns are recorded and never trained.
+    fields = {"model": model, "turn_type": "side", "temperature": 1.0, "top_p": 1.0, "top_k": -1}
+
+    async def attempt(number: int) -> float | None:
+        async with slots:
+            task, episode = f"{Split.TEST}-{number}", new_episode_id()
+            run = await runner.run_agent(environment, task, episode, key, {"REQUEST_FIELDS": json.dumps(fields)})
+            if run.ending is Ending.INFRASTRUCTURE:
+                return None
+            return (await runner.verify(environment, task, episode, run.artifact))[0]
+
+    rewards = await asyncio.gather(*(attempt(number) for number in range(tasks)))
+    known = [reward for reward in rewards if reward is not None]
+    return HeldOut(sum(reward >= 1 for reward in known), len(known), len(rewards) - len(known))
