@@ -11,22 +11,12 @@ from temporalio import activity
 from activities.notify import TrainingNotifier
 from activities.training.steps import REASON_LIMIT
 from clawloop.core.contracts.notices import Message
-from clawloop.core.contracts.training import SECONDS, CheckName, CheckResult, GateCheck, StepState
-from clawloop.core.gate.canary import CanaryDecision
+from clawloop.core.contracts.training import GateCheck, StepState
 from clawloop.core.gate.checks import not_asked
+from clawloop.core.gate.gate import decide, summary
 from clawloop.core.heartbeat import heartbeating
 
 log = logging.getLogger(__name__)
-
-# What a row of the Temporal UI has room for; REST, the command line and the page show all figures.
-_SHOWN = {
-    CheckName.NUMBERS: ("loss", "grad_norm", "parent_distance", "token_share", "base_distance", SECONDS),
-    CheckName.REPLAY: ("praised", "blamed", "change", "upper_bound", SECONDS),
-    CheckName.PROBES: (
-        *("asked", "right", "parent_right", "base_right", "compared", "preferred", "parent_preferred", SECONDS),
-    ),
-    CheckName.CANARY: ("sessions", "other_sessions", "change", "radius"),
-}
 
 CHECKS_LIMIT = 400  # characters of what the gate's checks found that cross Temporal
 
@@ -39,7 +29,7 @@ class GateStore(Protocol):
     """
 
     async def checks(self, policy: str, n: int) -> list[GateCheck]:
-        """Return the findings of the gate's checks about a version."""
+        """The stored checks of a version."""
 
     async def record(self, policy: str, n: int, check: GateCheck) -> None:
         """Store a check of a candidate; the first one of its name counts. Nothing once it is decided."""
@@ -100,9 +90,9 @@ class GateActivities:
             if request.not_probed:
                 await self._store.record(request.policy, request.n, not_asked(request.not_probed))
             checks = await self._store.checks(request.policy, request.n)
-            failed = [f"{check.name}: {check.reason}" for check in checks if check.result is CheckResult.FAILED]
-            if failed:
-                state, reason = await self._store.reject(request.policy, request.n, "; ".join(failed))
+            rejected = decide(checks)
+            if rejected is not None:
+                state, reason = await self._store.reject(request.policy, request.n, rejected)
             else:
                 state, reason = await self._store.accept(request.policy, request.n)
         facts = {"policy": request.policy, "version": request.n, "state": state, "why": reason}
@@ -114,16 +104,6 @@ class GateActivities:
             reason=reason[:REASON_LIMIT],
             checks=summary(checks)[:CHECKS_LIMIT],
         )
-
-
-def summary(checks: list[GateCheck]) -> str:
-    """The checks and the figures each was decided by in one line, e.g. `numbers passed: loss 0.1, grad_norm 0.02`."""
-    return "; ".join(f"{check.name} {check.result.replace('_', ' ')}{_figures(check)}" for check in checks)
-
-
-def _figures(check: GateCheck) -> str:
-    known = [f"{name} {value:.3g}" for name in _SHOWN[check.name] if (value := check.figures.get(name)) is not None]
-    return f": {', '.join(known)}" if known else ""
 
 
 class Canaries:
@@ -139,7 +119,7 @@ class Canaries:
     def __init__(
         self,
         open_canaries: Callable[[], Awaitable[list[str]]],
-        decide: Callable[[str], Awaitable[CanaryDecision | None]],
+        decide: Callable[[str], Awaitable[GateCheck | None]],
         training: TrainingNotifier,
     ) -> None:
         self._open_canaries = open_canaries
@@ -154,10 +134,10 @@ class Canaries:
         """
         ended = 0
         for policy in await self._open_canaries():
-            decision = await self._decide(policy)
-            if decision is not None:
+            check = await self._decide(policy)
+            if check is not None:
                 ended += 1
-                facts = {"policy": policy, "end": decision.end, "why": decision.check.reason}
+                facts = {"policy": policy, "result": check.result, "why": check.reason}
                 log.info("canary ended", extra=facts)
                 # It publishes the version that answers all from now on, also while training is paused. The sweep
                 # notifies it again while another version is active.

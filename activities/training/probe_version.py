@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 from uuid import UUID
 
@@ -22,7 +21,8 @@ from activities.training.steps import REASON_LIMIT
 from clawloop.core.contracts.notices import Message
 from clawloop.core.contracts.training import AskedProbe, CheckResult, GateCheck, ProbeAnswer, ProbeContent, ProbePlan
 from clawloop.core.errors import EngineRejected, EngineUnavailable, JudgeRefused, JudgeUnavailable
-from clawloop.core.gate.checks import AnswerScores, ProbePair, ProbeScores, check_probes, is_right, not_asked
+from clawloop.core.gate.checks import AnswerScores, AskedProbes, ProbePair, ProbeScores, is_right, not_asked
+from clawloop.core.gate.gate import BY_PROBES, found
 from clawloop.core.heartbeat import heartbeating
 from clawloop.core.ids import TurnId
 from clawloop.core.judging.prompts import comparison_prompt, parse_choice, preference
@@ -146,7 +146,10 @@ class ProbeActivities:
                 for task in tasks:
                     task.cancel()
             results = [asked[probe.id] for probe in plan.probes]
-            check = _check(results, plan.recipe.gate.content_loss).timed(progress().seconds)
+            scores = [result.scores for result in results if result.scores is not None]
+            problems = [result.problem for result in results if result.problem]
+            asked_probes = AskedProbes(scores, problems, progress().seconds)
+            (check,) = found(BY_PROBES, asked_probes, plan.recipe.gate)
             await self._store.record(request.policy, request.n, check)
         facts = {"policy": request.policy, "version": request.n, "result": check.result, "why": check.reason}
         log.info("version probed", extra=facts)
@@ -154,7 +157,7 @@ class ProbeActivities:
         return VersionProbed(
             policy=request.policy,
             n=request.n,
-            asked=_scored(results),
+            asked=len(scores),
             failed=failed,
             reason=check.reason[:REASON_LIMIT],
         )
@@ -226,20 +229,6 @@ def _progress_before() -> ProbeProgress:
         return ProbeProgress.model_validate(details[0]) if details else ProbeProgress(asked={})
     except ValidationError:
         return ProbeProgress(asked={})
-
-
-def _check(results: Sequence[ProbeResult], content_loss: float) -> GateCheck:
-    problems = Counter(result.problem for result in results if result.problem)
-    noted = "; ".join(f"{count} probes: {problem}" for problem, count in problems.items())
-    scores = [result.scores for result in results if result.scores is not None]
-    if not scores:
-        return not_asked(noted)
-    check = check_probes(scores, content_loss)
-    return check.noting(noted) if noted else check
-
-
-def _scored(results: Sequence[ProbeResult]) -> int:
-    return sum(result.scores is not None for result in results)
 
 
 def _shown(answer: ProbeAnswer) -> str:

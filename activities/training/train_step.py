@@ -47,7 +47,7 @@ from clawloop.core.errors import (
     TrainerUnavailable,
     TransientError,
 )
-from clawloop.core.gate.checks import check_numbers, check_replay, lacking_turns
+from clawloop.core.gate.gate import BY_TRAINER, ComputedStep, found
 from clawloop.core.heartbeat import heartbeating
 
 log = logging.getLogger(__name__)
@@ -263,9 +263,7 @@ class TrainingActivities:
             log.warning("step quarantined", extra={"policy": request.policy, "step": request.n, "why": reason})
             return _ended(request, StepState.QUARANTINED, reason)
         report(f"step {request.n}: committing")
-        checks = [check_numbers(trained.figures, batch.recipe.gate).timed(trained.figures.distance_seconds)]
-        if batch.recipe.gate.held_out:
-            checks.append(_replay(batch, trained).timed(trained.held_out_seconds))
+        checks = found(BY_TRAINER, ComputedStep(batch, trained), batch.recipe.gate)
         crash_point(CrashPoint.SAVED_NOT_COMMITTED)
         state = await self._steps.commit(batch, trained, checks)
         crash_point(CrashPoint.COMMITTED)
@@ -296,15 +294,6 @@ class TrainingActivities:
         await self._steps.abandon_and_pause(request.policy, request.n, reason)
         log.warning("training paused", extra={"policy": request.policy, "step": request.n, "why": reason})
         return _ended(request, StepState.ABANDONED, reason)
-
-
-def _replay(batch: StepBatch, trained: TrainedStep) -> GateCheck:
-    if (lacking := lacking_turns(batch.verdicts_and_units)) is not None:
-        return lacking  # and none was scored
-    replayed = check_replay(trained.held_out, seed=trained.version.sha256)
-    if unscored := len(batch.held_out) - len(trained.held_out):
-        replayed = replayed.noting(f"{unscored} turns were too long to score, or memory ran out")
-    return replayed
 
 
 class _Progress:

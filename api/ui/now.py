@@ -19,8 +19,9 @@ from api.ui.logins import Login
 from api.ui.page import PageRoute, operator, policy_of, read_form, render, render_page, viewer
 from clawloop.core.contracts.answers import MEASURED, Counts, PolicyEvent, ReplyFigures
 from clawloop.core.contracts.serving import Scope
-from clawloop.core.contracts.training import CheckName, TrainingState, TrainingView, VersionView
+from clawloop.core.contracts.training import TrainingState, TrainingView, VersionView
 from clawloop.core.errors import NotFound, RequestRejected
+from clawloop.core.gate.checks import PROBES
 
 # The chart ------------------------------------------------------------------------------------------------------------
 # The chart over time: moving means of verdicts and lengths, the match of probes and of an evaluation, and where a
@@ -74,7 +75,7 @@ def probes_of(versions: Sequence[VersionView]) -> dict[int, float]:
     found: dict[int, float] = {}
     for version in versions:
         for check in version.gate:
-            if check.name is CheckName.PROBES:
+            if check.name == PROBES:
                 own, of_parent = check.figures.get("right"), check.figures.get("parent_right")
                 if of_parent is not None and version.parent is not None:
                     found.setdefault(version.parent, of_parent)

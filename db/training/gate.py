@@ -7,9 +7,10 @@ from datetime import timedelta
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.core.contracts.training import GateCheck, StepState
+from clawloop.core.contracts.training import CheckResult, GateCheck, StepState
 from clawloop.core.errors import RecipeRejected
-from clawloop.core.gate.canary import CanaryDecision, CanaryEnd, decide_canary
+from clawloop.core.gate.canary import JudgedSessions
+from clawloop.core.gate.gate import BY_SESSIONS, found
 from clawloop.core.recipes.recipe import Gate
 from db.database import PostgresStore, transaction
 from db.serving.publishing import canary_parent, notify_directory
@@ -87,7 +88,7 @@ class PostgresCanaryStore(PostgresStore):
         return list(await connection.scalars(select(PolicyRow.id).where(*is_open).order_by(PolicyRow.id)))
 
     @transaction
-    async def decide(self, connection: AsyncConnection, policy: str) -> CanaryDecision | None:
+    async def decide(self, connection: AsyncConnection, policy: str) -> GateCheck | None:
         row = await lock_policy(connection, policy)
         if row.canary is None or row.canary_since is None or row.pinned is not None:
             return None
@@ -95,30 +96,27 @@ class PostgresCanaryStore(PostgresStore):
         before = await canary_parent(connection, policy, row.canary)
         gate = await _gate_of_version(connection, policy, row.canary)
         of_canary, of_others = await read_canary_sessions(connection, policy, row.canary, before, row.canary_since)
-        decision = decide_canary(
-            of_canary,
-            of_others,
-            (now - row.canary_since) / timedelta(hours=1),
-            gate.canary_hours,
-        )
-        if decision is None:
+        sessions = JudgedSessions(of_canary, of_others, (now - row.canary_since) / timedelta(hours=1))
+        checks = found(BY_SESSIONS, sessions, gate)
+        if not checks:
             return None
-        await insert_checks(connection, policy, row.canary, [decision.check])
-        detail = {"version": row.canary, "end": decision.end.value, "reason": decision.check.reason}
+        (check,) = checks
+        await insert_checks(connection, policy, row.canary, checks)
+        detail = {"version": row.canary, "result": check.result.value, "reason": check.reason}
         await insert_event(connection, policy, "canary_ended", **detail)
-        if decision.end is CanaryEnd.WORSE:
+        if check.result is CheckResult.FAILED:
             retired = update(VersionRow).where(VersionRow.policy == policy, VersionRow.n == row.canary)
             await connection.execute(retired.values(retired_at=func.now()))
             why = f"version {row.canary} was a canary that verdicts found worse"
             await continue_from(connection, row, before, why, row.rejections)
-            await count_rejection(connection, policy, row.canary, f"canary: {decision.check.reason}", gate.pause_after)
+            await count_rejection(connection, policy, row.canary, f"canary: {check.reason}", gate.pause_after)
             await insert_event(connection, policy, "rolled_back", to=before, head=row.head, active=row.active)
         else:
             accepted = {"canary": None, "rejections": 0}
             await connection.execute(update(PolicyRow).where(PolicyRow.id == policy).values(accepted))
         await notify_directory(connection, policy)
         await notify_by_sweep(connection, policy)
-        return decision
+        return check
 
 
 async def _gate_of_version(connection: AsyncConnection, policy: str, n: int) -> Gate:

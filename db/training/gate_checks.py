@@ -1,4 +1,4 @@
-"""Evidence of the gate and of a canary: held-out turns, stored checks, judged sessions."""
+"""The evidence of the gate: held-out turns, stored checks, judged sessions of a canary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.contracts.training import (
     BatchSample,
-    CheckName,
     CheckResult,
     GateCheck,
     HeldOutScore,
@@ -119,7 +118,7 @@ async def read_checks(connection: AsyncConnection, policy: str) -> dict[int, lis
     checks: defaultdict[int, list[GateCheck]] = defaultdict(list)
     query = select(GateCheckRow).where(GateCheckRow.policy == policy).order_by(GateCheckRow.at, GateCheckRow.name)
     for row in await connection.execute(query):
-        check = GateCheck(CheckName(row.name), CheckResult(row.result), row.reason, row.figures)
+        check = GateCheck(row.name, CheckResult(row.result), row.reason, row.figures)
         checks[row.version].append(check)
     return dict(checks)
 

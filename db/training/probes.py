@@ -10,7 +10,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.contracts.training import (
     AskedProbe,
-    CheckName,
     GateCheck,
     ProbeContent,
     ProbePlan,
@@ -19,6 +18,7 @@ from clawloop.core.contracts.training import (
 )
 from clawloop.core.contracts.turns import TurnRecord
 from clawloop.core.errors import NotFound, RecipeRejected, RecordUnusable, StateConflict
+from clawloop.core.gate.checks import PROBES
 from clawloop.core.ids import ProbeId, TurnId, new_probe_id
 from clawloop.core.recipes.recipe import Recipe
 from clawloop.core.turns.files import references_in
@@ -92,7 +92,7 @@ class PostgresProbeStore(PostgresStore):
     async def plan(self, connection: AsyncConnection, policy: str, n: int) -> ProbePlan | None:
         step = await lock_step(connection, policy, n)
         checks = (await read_checks(connection, policy)).get(n, [])
-        if step.state != StepState.CANDIDATE or any(check.name is CheckName.PROBES for check in checks):
+        if step.state != StepState.CANDIDATE or any(check.name == PROBES for check in checks):
             return None
         try:
             recipe = await recipe_by_hash(connection, step.recipe_hash)

@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, func, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from clawloop.core.contracts.training import CheckName, CheckResult, SampleState, StepState
+from clawloop.core.contracts.training import CheckResult, SampleState, StepState
 from db.content import SEALED_REST, ExactJson
 from db.declarative import Base, one_of
 
@@ -118,7 +118,6 @@ class GateCheckRow(Base):
     __tablename__ = "gate_checks"
     __table_args__ = (
         ForeignKeyConstraint(["policy", "version"], ["versions.policy", "versions.n"]),
-        one_of("name", CheckName),
         one_of("result", CheckResult),
     )
 

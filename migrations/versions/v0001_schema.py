@@ -492,7 +492,6 @@ CREATE TABLE gate_checks (
     at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (policy, version, name),
     FOREIGN KEY (policy, version) REFERENCES versions,
-    CONSTRAINT gate_checks_name_check CHECK (name IN ('numbers', 'replay', 'probes', 'canary')),
     CONSTRAINT gate_checks_result_check CHECK (result IN ('passed', 'not_enough', 'failed'))
 );
 

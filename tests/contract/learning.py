@@ -16,7 +16,6 @@ from activities.training.gate import GateStore
 from activities.training.steps import StepStore
 from clawloop.core.contracts.serving import Engine, Scope
 from clawloop.core.contracts.training import (
-    CheckName,
     CheckResult,
     GateCheck,
     SampleState,
@@ -163,7 +162,7 @@ async def reject(learning: Learning, n: int, *, count: int = 4, reason: str = "t
     await learning.add_samples(count, version=head)
     assert (await learning.steps.claim(POLICY, n)).state is StepState.CLAIMED
     batch = await learning.steps.batch(POLICY, n)
-    failed = GateCheck(CheckName.NUMBERS, CheckResult.FAILED, reason, {"parent_distance": 4.5})
+    failed = GateCheck("numbers", CheckResult.FAILED, reason, {"parent_distance": 4.5})
     assert await learning.steps.commit(batch, trained(batch), [failed]) is StepState.CANDIDATE
     assert await learning.gate.reject(POLICY, n, reason) == (StepState.REJECTED, f"rejected: {reason}")
     return batch

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from activities.notify import TrainingNotifier
 from activities.training.gate import Canaries
-from clawloop.core.contracts.training import CheckName, CheckResult, TrainingState
-from clawloop.core.gate.canary import CanaryEnd
+from clawloop.core.contracts.training import CheckResult, TrainingState
 from clawloop.core.recipes.recipe import Gate
 from db.serving.directory import PostgresDirectoryStore
 from db.training.gate import PostgresCanaryStore
@@ -86,7 +85,7 @@ async def test_a_worse_canary_is_rolled_back(postgres_learning: PostgresLearning
     assert (view.head, view.version, view.canary, view.epoch) == (0, 0, None, 1)
     version = (await learning.operators.versions(POLICY))[1]
     assert version.state == "rolled back"
-    (check,) = [check for check in version.gate if check.name is CheckName.CANARY]
+    (check,) = [check for check in version.gate if check.name == "canary"]
     assert check.result is CheckResult.FAILED
     assert check.reason.startswith("worse: mean verdict -2.00")
     assert await store.decide(POLICY) is None
@@ -99,7 +98,7 @@ async def test_a_better_canary_becomes_the_version_of_all(postgres_learning: Pos
     await judged(learning, 0, 12, -1)
     decision = await store.decide(POLICY)
     assert decision is not None
-    assert decision.check.reason.startswith("better: ")
+    assert decision.reason.startswith("better: ")
     view = await learning.steps.status(POLICY)
     assert (view.head, view.canary, view.unpublished, view.closed_seconds) == (1, None, True, None)
 
@@ -157,7 +156,7 @@ async def test_the_others_get_the_canarys_parent_and_are_compared_from_then_on(
     await judged(learning, 1, 12, 1)
     decision = await store.decide(POLICY)
     assert decision is not None
-    assert decision.end is CanaryEnd.WORSE
+    assert decision.result is CheckResult.FAILED
     assert (await learning.steps.status(POLICY)).version == 1
 
 
@@ -173,7 +172,7 @@ async def test_worse_canaries_lower_the_learning_rate_and_pause_training(postgre
         await judged(learning, 0, 12, 1)
         decision = await store.decide(POLICY)
         assert decision is not None
-        assert decision.end is CanaryEnd.WORSE
+        assert decision.result is CheckResult.FAILED
         state = (await learning.steps.status(POLICY)).state
         assert (state is TrainingState.PAUSED) == (n == 2)
     assert [batch.lr_scale for batch in batches] == [1.0, 0.5]

@@ -8,7 +8,6 @@ import pytest
 
 from activities.training.gate import DecideVersion, GateActivities
 from clawloop.core.contracts.training import (
-    CheckName,
     CheckResult,
     Claim,
     GateCheck,
@@ -22,8 +21,8 @@ from clawloop.core.errors import NotFound, RecordUnusable, StateConflict
 from clawloop.core.recipes.recipe import Recipe
 from tests.contract.learning import HOURS, POLICY, RECIPE, Learning, publish, reject, step, trained
 
-PASSED = GateCheck(CheckName.NUMBERS, CheckResult.PASSED, "within limits", {"loss": 0.5, "base_distance": None})
-FAILED = GateCheck(CheckName.NUMBERS, CheckResult.FAILED, "gradient norm 2e+03, limit 1e+03", {"grad_norm": 2000.0})
+PASSED = GateCheck("numbers", CheckResult.PASSED, "within limits", {"loss": 0.5, "base_distance": None})
+FAILED = GateCheck("numbers", CheckResult.FAILED, "gradient norm 2e+03, limit 1e+03", {"grad_norm": 2000.0})
 
 
 async def candidate(learning: Learning, n: int, *checks: GateCheck) -> StepBatch:

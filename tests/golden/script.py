@@ -29,7 +29,7 @@ from activities.training.steps import ClaimBatch, QuarantineStep, StepActivities
 from activities.training.train_step import TrainingActivities, TrainStep
 from clawloop.core.contracts.episodes import RolloutsPlan
 from clawloop.core.contracts.serving import Scope
-from clawloop.core.contracts.training import CheckName, CheckResult, GateCheck, ProbeContent, StepState
+from clawloop.core.contracts.training import CheckResult, GateCheck, ProbeContent, StepState
 from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind, TurnStatus
 from clawloop.core.errors import StepDiverged
 from clawloop.core.ids import SessionId, TurnId
@@ -302,9 +302,9 @@ async def _steps(script: Script) -> None:
     """Steps and versions in each state, the newest claimed."""
     operators = script.learning.operators
     await script.praise("first", 2)
-    await script.step(1, GateCheck(CheckName.REPLAY, CheckResult.PASSED, "no worse", {"praised": 3.0, "change": 0.01}))
+    await script.step(1, GateCheck("replay", CheckResult.PASSED, "no worse", {"praised": 3.0, "change": 0.01}))
     await script.praise("second", 4)
-    await script.step(2, GateCheck(CheckName.REPLAY, CheckResult.FAILED, "worse", {"praised": 3.0, "change": -0.5}))
+    await script.step(2, GateCheck("replay", CheckResult.FAILED, "worse", {"praised": 3.0, "change": -0.5}))
     await script.praise("third", 4)
     script.trainer.fails = [StepDiverged("the loss is not a number")]
     await script.step(3)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from api.ui.now import probes_of
-from clawloop.core.contracts.training import CheckName, CheckResult, GateCheck, VersionView
+from clawloop.core.contracts.training import CheckResult, GateCheck, VersionView
 from db.training.policies import PostgresMeasurements
 from tests.contract.learning import POLICY, publish, step
 from tests.ui.conftest import Page
@@ -112,7 +112,7 @@ async def test_the_chart_has_a_mean_and_a_mark_for_each_version(page: Page) -> N
 
 def test_the_chart_has_the_match_of_probes_of_each_version() -> None:
     def version(n: int, parent: int | None, **figures: float | None) -> VersionView:
-        gate = [GateCheck(CheckName.PROBES, CheckResult.PASSED, "", figures)] if figures else []
+        gate = [GateCheck("probes", CheckResult.PASSED, "", figures)] if figures else []
         return VersionView(
             n=n,
             parent=parent,

@@ -7,7 +7,7 @@ import html
 
 import httpx
 
-from clawloop.core.contracts.training import CheckName, CheckResult, GateCheck, StepState
+from clawloop.core.contracts.training import CheckResult, GateCheck, StepState
 from clawloop.core.recipes.recipe import Gate
 from tests.contract.learning import POLICY, RECIPE, reject, step, trained
 from tests.ui.conftest import Page
@@ -72,8 +72,8 @@ async def test_how_long_a_gate_took_is_told(page: Page) -> None:
     await learning.add_samples(4)
     assert (await learning.steps.claim(POLICY, 1)).state is StepState.CLAIMED
     batch = await learning.steps.batch(POLICY, 1)
-    numbers = GateCheck(CheckName.NUMBERS, CheckResult.PASSED, "within limits", {}).timed(0.25)
-    replay = GateCheck(CheckName.REPLAY, CheckResult.PASSED, "no change", {}).timed(1.5)
+    numbers = GateCheck("numbers", CheckResult.PASSED, "within limits", {}).timed(0.25)
+    replay = GateCheck("replay", CheckResult.PASSED, "no change", {}).timed(1.5)
     await learning.steps.commit(batch, trained(batch), [numbers, replay])
     made = await told(page, ["policy", "versions"], f"policies/{POLICY}/versions", "/ui/versions/1")
     command, rest, shown = made.values()

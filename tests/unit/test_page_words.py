@@ -9,7 +9,7 @@ import pytest
 from api.ui.wording import FIGURES, STATES, meaning_of, pieces, why, words_of
 from clawloop.core.contracts.training import HeldOutScore, StepState, TrainedStep, VersionRef
 from clawloop.core.contracts.turns import TurnOutcome
-from clawloop.core.gate.canary import decide_canary
+from clawloop.core.gate.canary import JudgedSessions, check_canary
 from clawloop.core.gate.checks import check_numbers, check_probes, check_replay
 from clawloop.core.recipes.recipe import Gate
 from db.training.operators import version_place
@@ -20,13 +20,13 @@ from tests.unit.gate.test_gate import HEALTHY
 def shown_figures() -> list[Mapping[str, object]]:
     """What the gate and a step measure, as the page lists it."""
     sessions = [0.5, -0.5] * 20
-    canary = decide_canary(sessions, sessions, 100.0, 1.0)
+    canary = check_canary(JudgedSessions(sessions, sessions, 100.0), Gate(canary_hours=1.0))
     assert canary is not None
     version = VersionRef(policy="default", n=1, parent=0, path="v1", sha256="0")
     trained_step = TrainedStep(version=version, figures=HEALTHY, seconds=1.0)
     metrics = metrics_of(trained_step)
     turns = [HeldOutScore(verdict, -1.0, -0.9) for verdict in (1, -1) * 40]
-    checks = [check_numbers(HEALTHY, Gate()), check_replay(turns, "a"), check_probes([]), canary.check]
+    checks = [check_numbers(HEALTHY, Gate()), check_replay(turns, "a"), check_probes([]), canary]
     numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
     return [numbers, *(check.figures for check in checks)]
 

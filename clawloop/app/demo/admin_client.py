@@ -17,10 +17,11 @@ from pydantic import TypeAdapter, ValidationError
 from clawloop.app.demo.openai_client import PATIENCE_SECONDS
 from clawloop.core.contracts.answers import EpisodePage, GroupPage, TrainingStatus, VersionList
 from clawloop.core.contracts.episodes import EpisodeView, GroupView, RolloutsView
-from clawloop.core.contracts.training import CheckName, CheckResult, VersionView
+from clawloop.core.contracts.training import CheckResult, VersionView
 from clawloop.core.contracts.turns import TurnKind
 from clawloop.core.contracts.views import SessionDetail, SessionPage, SessionView, TurnView
 from clawloop.core.errors import SetupError
+from clawloop.core.gate.checks import PROBES
 from clawloop.core.ids import SessionId
 
 Record = TypeVar("Record")
@@ -95,7 +96,7 @@ class AdminClient:
             len(trained),
             rejected=sum(any(check.result is CheckResult.FAILED for check in version.gate) for version in trained),
             probed=sum(
-                any(check.name is CheckName.PROBES and check.figures.get("asked") for check in version.gate)
+                any(check.name == PROBES and check.figures.get("asked") for check in version.gate)
                 for version in trained
             ),
         )

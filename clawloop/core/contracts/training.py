@@ -34,15 +34,6 @@ SECONDS = "seconds"
 """The figure of a check that gives its duration in seconds."""
 
 
-class CheckName(StrEnum):
-    """A check of the gate."""
-
-    NUMBERS = "numbers"  # the step's figures, and how far the version moved
-    REPLAY = "replay"  # held-out turns, scored under the version and its parent
-    PROBES = "probes"  # prompts that the version and its parent answered
-    CANARY = "canary"  # verdicts on a share of the sessions, once the version is the head
-
-
 class CheckResult(StrEnum):
     """Result of a check of the gate."""
 
@@ -56,11 +47,12 @@ class GateCheck:
     """Result of one check of the gate for a version, with reason and figures.
 
     Args:
+        name: of its row in `clawloop/core/gate/gate.py`.
         reason: for people: what was compared, or what is wrong.
         figures: the numbers it was decided by; None where a number is not known.
     """
 
-    name: CheckName
+    name: str
     result: CheckResult
     reason: str
     figures: Mapping[str, float | None]

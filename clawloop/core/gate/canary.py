@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
-from clawloop.core.contracts.training import CheckName, CheckResult, GateCheck
+from clawloop.core.contracts.training import CheckResult, GateCheck
+from clawloop.core.recipes.recipe import Gate
 
 MIN_SESSIONS = 8
 """Fewest sessions of the canary and of the others; the spread of fewer is unknown."""
@@ -24,57 +24,55 @@ _ALPHA = 0.05
 _TAU = 0.5
 
 
-class CanaryEnd(StrEnum):
-    BETTER = "better"
-    AS_GOOD = "as good"
-    WORSE = "worse"
-    OUT_OF_TIME = "out of time"
+CANARY = "canary"
 
 
 @dataclass(frozen=True, slots=True)
-class CanaryDecision:
+class JudgedSessions:
     """
     Args:
-        end: what the canary was found to be.
-        check: for the gate's row of the version.
-    """
-
-    end: CanaryEnd
-    check: GateCheck
-
-
-def decide_canary(
-    canary: Sequence[float], others: Sequence[float], hours: float, limit_hours: float
-) -> CanaryDecision | None:
-    """The decision by the sessions since the canary began; None while they decide nothing and time is left.
-
-    Args:
-        canary, others: mean verdict of each session, −1 to 1, of the canary and of the previous version.
+        canary, others: mean verdict of each session since the canary began, −1 to 1, of the canary and of the previous
+            version.
         hours: since the canary began.
     """
-    counts: dict[str, float | None] = {"sessions": len(canary), "other_sessions": len(others), "hours": hours}
+
+    canary: Sequence[float]
+    others: Sequence[float]
+    hours: float
+
+
+def check_canary(sessions: JudgedSessions, gate: Gate) -> GateCheck | None:
+    """The decision about a canary; None while its sessions decide nothing and time is left.
+
+    A canary that failed is worse, one that passed better or as good; with too little to decide by its time is over.
+    """
+    canary, others, limit_hours = sessions.canary, sessions.others, gate.canary_hours
+    counts: dict[str, float | None] = {
+        "sessions": len(canary),
+        "other_sessions": len(others),
+        "hours": sessions.hours,
+    }
+    is_over = sessions.hours >= limit_hours
     if min(len(canary), len(others)) < MIN_SESSIONS:
-        if hours < limit_hours:
+        if not is_over:
             return None
         lacking, _, words = traffic(len(canary), len(others)).partition(": ")
         reason = f"{lacking} in {limit_hours:g} h: {words}; it answers all from now on"
-        return CanaryDecision(
-            CanaryEnd.OUT_OF_TIME, GateCheck(CheckName.CANARY, CheckResult.NOT_ENOUGH, reason, counts)
-        )
+        return GateCheck(CANARY, CheckResult.NOT_ENOUGH, reason, counts)
     change, radius = _difference(canary, others)
     figures: Mapping[str, float | None] = {**counts, "change": change, "radius": radius}
     words = (
         f"mean verdict {change:+.2f} ± {radius:.2f} over {len(canary)} sessions and {len(others)} of the version before"
     )
     if change + radius < 0:
-        return _decided(CanaryEnd.WORSE, CheckResult.FAILED, words, figures)
+        return GateCheck(CANARY, CheckResult.FAILED, f"worse: {words}", figures)
     if change - radius > 0:
-        return _decided(CanaryEnd.BETTER, CheckResult.PASSED, words, figures)
+        return GateCheck(CANARY, CheckResult.PASSED, f"better: {words}", figures)
     if change - radius > -MARGIN:
-        return _decided(CanaryEnd.AS_GOOD, CheckResult.PASSED, words, figures)
-    if hours >= limit_hours:
+        return GateCheck(CANARY, CheckResult.PASSED, f"as good: {words}", figures)
+    if is_over:
         undecided = f"neither better nor worse within {limit_hours:g} h: {words}"
-        return _decided(CanaryEnd.OUT_OF_TIME, CheckResult.NOT_ENOUGH, undecided, figures)
+        return GateCheck(CANARY, CheckResult.NOT_ENOUGH, undecided, figures)
     return None
 
 
@@ -95,11 +93,6 @@ def version_for_all(head: int, pinned: int | None, canary_parent: int | None) ->
     if pinned is not None:
         return pinned
     return head if canary_parent is None else canary_parent
-
-
-def _decided(end: CanaryEnd, result: CheckResult, words: str, figures: Mapping[str, float | None]) -> CanaryDecision:
-    reason = words if end is CanaryEnd.OUT_OF_TIME else f"{end}: {words}"
-    return CanaryDecision(end, GateCheck(CheckName.CANARY, result, reason, figures))
 
 
 def _difference(canary: Sequence[float], others: Sequence[float]) -> tuple[float, float]:

@@ -1,11 +1,11 @@
-"""The gate's checks of a candidate: a step's numbers, a replay of held-out turns, probes."""
+"""What the gate's checks of a candidate compute: a step's numbers, a replay of held-out turns, probes."""
 
 from __future__ import annotations
 
 import json
 import math
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +14,6 @@ from math import comb
 from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
 
 from clawloop.core.contracts.training import (
-    CheckName,
     CheckResult,
     GateCheck,
     HeldOutScore,
@@ -28,6 +27,9 @@ from clawloop.core.recipes.recipe import Gate
 # The check of a step's numbers: loss, gradient norm, and how far the version moved.
 #
 # Medians, clipped means and shares of tokens only: the mean of an unbounded figure can be that of one token.
+
+
+NUMBERS = "numbers"
 
 
 def check_numbers(figures: StepFigures, gate: Gate) -> GateCheck:
@@ -56,7 +58,7 @@ def check_numbers(figures: StepFigures, gate: Gate) -> GateCheck:
         if (value := measured[key]) is not None and not abs(value) <= limit
     ]
     reason = "; ".join(beyond) if beyond else "within limits"
-    return GateCheck(CheckName.NUMBERS, CheckResult.FAILED if beyond else CheckResult.PASSED, reason, measured)
+    return GateCheck(NUMBERS, CheckResult.FAILED if beyond else CheckResult.PASSED, reason, measured)
 
 
 # Replay ---------------------------------------------------------------------------------------------------------------
@@ -70,6 +72,7 @@ def check_numbers(figures: StepFigures, gate: Gate) -> GateCheck:
 # worse that were not, with as few means as there are; divided by their standard errors, as here, the draws call 5 to 6
 # % worse, and 8 % where a few change much more than the others.
 
+REPLAY = "replay"
 MIN_TURNS = 32
 """Fewest turns of a replay: with fewer only a collapse would show, which the step's numbers show as well."""
 MIN_OF_EACH = 8
@@ -93,11 +96,11 @@ def lacking_turns(turns: Sequence[tuple[int, object]]) -> GateCheck | None:
     counts: Mapping[str, float | None] = {"praised": praised, "blamed": blamed}
     held_out = f"{praised} praised and {blamed} blamed turns held out"
     if praised + blamed < MIN_TURNS:
-        return GateCheck(CheckName.REPLAY, CheckResult.NOT_ENOUGH, f"{held_out}, {MIN_TURNS} are needed", counts)
+        return GateCheck(REPLAY, CheckResult.NOT_ENOUGH, f"{held_out}, {MIN_TURNS} are needed", counts)
     sessions = [len({unit for unit in units if unit is not None}) + units.count(None) for units in of_verdict.values()]
     if min(sessions) < MIN_OF_EACH:
         found = f"of {sessions[0]} and {sessions[1]} sessions or groups, {MIN_OF_EACH} of each are needed"
-        return GateCheck(CheckName.REPLAY, CheckResult.NOT_ENOUGH, f"{held_out}, {found}", counts)
+        return GateCheck(REPLAY, CheckResult.NOT_ENOUGH, f"{held_out}, {found}", counts)
     return None
 
 
@@ -118,9 +121,7 @@ def check_replay(scores: Sequence[HeldOutScore], seed: str) -> GateCheck:
     bound = change + _factor(praised, blamed, change, seed) * error
     figures: Mapping[str, float | None] = {**counts, "change": change, "upper_bound": bound}
     words = f"preference for praised over blamed replies changed by {change:+.3f} nats a token, at most {bound:+.3f}"
-    return GateCheck(
-        CheckName.REPLAY, CheckResult.FAILED if bound < -MARGIN else CheckResult.PASSED, f"{words} (95 %)", figures
-    )
+    return GateCheck(REPLAY, CheckResult.FAILED if bound < -MARGIN else CheckResult.PASSED, f"{words} (95 %)", figures)
 
 
 def _means_of_units(scores: Sequence[HeldOutScore]) -> list[float]:
@@ -201,6 +202,7 @@ def _matches(pattern: str, text: str) -> bool:
 # bound what is lost beside the base model, where a loss too small for a test is too large for the operator. Length
 # decides nothing: a shorter answer may be what was learned.
 
+PROBES = "probes"
 MIN_COMPARED = 10
 """Fewest pairs by which the judge's preference decides: its votes are noisy, and ties are common."""
 _GRAM = 4
@@ -295,7 +297,7 @@ def check_probes(scores: Sequence[ProbeScores], content_loss: float = 1.0) -> Ga
     failed += _beyond(checked, content_loss)
     figures = _figures(scores, checked, compared, with_tools)
     if failed:
-        return GateCheck(CheckName.PROBES, CheckResult.FAILED, "; ".join(failed), figures)
+        return GateCheck(PROBES, CheckResult.FAILED, "; ".join(failed), figures)
     told = f"{len(scores)} probes asked"
     if checked:
         told += f", content right {sum(bool(each.right) for each in checked)} of {len(checked)}, "
@@ -311,7 +313,7 @@ def check_probes(scores: Sequence[ProbeScores], content_loss: float = 1.0) -> Ga
         fewest = f"{MIN_COMPARED} compared or {_fewest(level)} with checked content"
         told += f"; too few to reject by: {fewest} are needed"
     result = CheckResult.PASSED if enough else CheckResult.NOT_ENOUGH
-    return GateCheck(CheckName.PROBES, result, told, figures)
+    return GateCheck(PROBES, result, told, figures)
 
 
 def _tests(
@@ -361,9 +363,33 @@ def _lost_and_gained(right: Sequence[tuple[bool, bool]]) -> tuple[int, int]:
     return sum(before and not now for before, now in right), sum(now and not before for before, now in right)
 
 
+@dataclass(frozen=True, slots=True)
+class AskedProbes:
+    """
+    Args:
+        scores: of the probes that were answered.
+        problems: one for each probe that was not answered, or not compared.
+        seconds: how long asking took.
+    """
+
+    scores: Sequence[ProbeScores]
+    problems: Sequence[str]
+    seconds: float
+
+
+def check_asked(asked: AskedProbes, gate: Gate) -> GateCheck:
+    """The check by the probes that were answered; problems are named with their number."""
+    counted = Counter(asked.problems)
+    noted = "; ".join(f"{count} probes: {problem}" for problem, count in counted.items())
+    if not asked.scores:
+        return not_asked(noted).timed(asked.seconds)
+    check = check_probes(asked.scores, gate.content_loss)
+    return (check.noting(noted) if noted else check).timed(asked.seconds)
+
+
 def not_asked(reason: str) -> GateCheck:
     """The check of a version that could not be asked, e.g. because no engine has it."""
-    return GateCheck(CheckName.PROBES, CheckResult.NOT_ENOUGH, f"not asked: {reason}", {"asked": 0})
+    return GateCheck(PROBES, CheckResult.NOT_ENOUGH, f"not asked: {reason}", {"asked": 0})
 
 
 def sign_test(worse: int, better: int) -> float:

@@ -22,7 +22,7 @@ from clawloop.core.contracts.training import (
     ProbeContent,
     StepFigures,
 )
-from clawloop.core.gate.canary import MIN_SESSIONS, CanaryEnd, decide_canary
+from clawloop.core.gate.canary import MIN_SESSIONS, JudgedSessions, check_canary
 from clawloop.core.gate.checks import (
     MARGIN,
     MIN_TURNS,
@@ -352,13 +352,17 @@ def test_about_the_share_of_units_is_held_out_and_each_policy_holds_out_others()
 LIMIT = 24.0
 
 
+def decided(canary: list[float], others: list[float], hours: float) -> GateCheck | None:
+    return check_canary(JudgedSessions(canary, others, hours), Gate(canary_hours=LIMIT))
+
+
 def session(rng: random.Random, praise: float) -> float:
     """The mean verdict of a session of four turns; sessions differ, so its turns are not independent."""
     own = min(1.0, max(0.0, praise + rng.choice((-0.2, 0.2))))
     return sum(1 if rng.random() < own else -1 for _ in range(4)) / 4
 
 
-def end(seed: int, canary: float, others: float, most: int = 200) -> CanaryEnd | None:
+def end(seed: int, canary: float, others: float, most: int = 200) -> str | None:
     """How a canary ends that is looked at after each pair of sessions."""
     rng = random.Random(seed)
     ours: list[float] = []
@@ -366,52 +370,53 @@ def end(seed: int, canary: float, others: float, most: int = 200) -> CanaryEnd |
     for _ in range(most):
         ours.append(session(rng, canary))
         theirs.append(session(rng, others))
-        if (decision := decide_canary(ours, theirs, 1.0, LIMIT)) is not None:
-            return decision.end
+        if (decision := decided(ours, theirs, 1.0)) is not None:
+            return decision.reason.partition(":")[0]
     return None
 
 
-def share(wanted: Callable[[CanaryEnd | None], bool], canary: float, others: float) -> float:
+def share(wanted: Callable[[str | None], bool], canary: float, others: float) -> float:
     return sum(wanted(end(seed, canary, others)) for seed in range(100)) / 100
 
 
 def test_an_equal_version_is_rarely_called_worse_or_better_although_each_session_is_looked_at() -> None:
-    assert share(lambda found: found in (CanaryEnd.WORSE, CanaryEnd.BETTER), 0.7, 0.7) <= 0.05
+    assert share(lambda found: found in ("worse", "better"), 0.7, 0.7) <= 0.05
 
 
 def test_a_worse_version_is_found_worse_and_a_better_one_never() -> None:
-    assert share(lambda found: found is CanaryEnd.WORSE, 0.4, 0.8) >= 0.95
-    assert share(lambda found: found is CanaryEnd.WORSE, 0.8, 0.6) == 0.0
-    assert share(lambda found: found in (CanaryEnd.BETTER, CanaryEnd.AS_GOOD), 0.8, 0.6) >= 0.9
+    assert share(lambda found: found == "worse", 0.4, 0.8) >= 0.95
+    assert share(lambda found: found == "worse", 0.8, 0.6) == 0.0
+    assert share(lambda found: found in ("better", "as good"), 0.8, 0.6) >= 0.9
 
 
 def test_with_time_an_equal_version_is_as_good() -> None:
     rng = random.Random(1)
     ours, theirs = ([session(rng, 0.7) for _ in range(400)] for _ in range(2))
-    decision = decide_canary(ours, theirs, 1.0, LIMIT)
+    decision = decided(ours, theirs, 1.0)
     assert decision is not None
-    assert (decision.end, decision.check.result) == (CanaryEnd.AS_GOOD, CheckResult.PASSED)
+    assert decision.result is CheckResult.PASSED
+    assert decision.reason.startswith("as good: ")
 
 
 @pytest.mark.parametrize(("sessions", "words"), [(0, "no traffic in 24 h"), (3, "too little traffic in 24 h")])
 def test_without_traffic_it_ends_by_time_and_says_so(sessions: int, words: str) -> None:
-    assert decide_canary([1.0] * sessions, [1.0] * 50, 23.9, LIMIT) is None
-    decision = decide_canary([1.0] * sessions, [1.0] * 50, LIMIT, LIMIT)
+    assert decided([1.0] * sessions, [1.0] * 50, 23.9) is None
+    decision = decided([1.0] * sessions, [1.0] * 50, LIMIT)
     assert decision is not None
-    assert (decision.end, decision.check.result) == (CanaryEnd.OUT_OF_TIME, CheckResult.NOT_ENOUGH)
-    assert decision.check.reason.startswith(words)
+    assert decision.result is CheckResult.NOT_ENOUGH
+    assert decision.reason.startswith(words)
 
 
 def test_what_is_undecided_ends_by_time_without_being_rejected() -> None:
     few = [1.0, -1.0] * (MIN_SESSIONS // 2)
-    assert decide_canary(few, few, 1.0, LIMIT) is None
-    decision = decide_canary(few, few, LIMIT, LIMIT)
+    assert decided(few, few, 1.0) is None
+    decision = decided(few, few, LIMIT)
     assert decision is not None
-    assert decision.check.reason.startswith("neither better nor worse within 24 h: mean verdict +0.00")
+    assert decision.reason.startswith("neither better nor worse within 24 h: mean verdict +0.00")
 
 
 def test_sessions_that_agree_by_chance_are_not_certain() -> None:
-    assert decide_canary([0.0] * MIN_SESSIONS, [0.25] * MIN_SESSIONS, 1.0, LIMIT) is None
+    assert decided([0.0] * MIN_SESSIONS, [0.25] * MIN_SESSIONS, 1.0) is None
 
 
 # What operators write as probes: each fault is named by its line.
