@@ -13,13 +13,20 @@ from typing import Protocol
 from temporalio import activity
 
 from activities.notify import TrainingNotifier
-from clawloop.core.contracts.episodes import EpisodeBegun, EpisodeEnd, GroupBegun, GroupResult, NewGroup, NextGroups
+from clawloop.core.contracts.episodes import (
+    EpisodeBegun,
+    EpisodeEnd,
+    EpisodeScore,
+    GroupBegun,
+    GroupResult,
+    NewGroup,
+    NextGroups,
+)
 from clawloop.core.contracts.notices import Message, Notifier, RolloutsChanged
 from clawloop.core.episodes.keys import KEY_LIFETIME
-from clawloop.core.episodes.running import REASON_LIMIT
 from clawloop.core.errors import SignalFailed
 from clawloop.core.heartbeat import heartbeating
-from clawloop.core.ids import EpisodeId, RolloutGroupId
+from clawloop.core.ids import RolloutGroupId
 
 log = logging.getLogger(__name__)
 
@@ -53,26 +60,20 @@ class EpisodeStore(Protocol):
         """
 
     async def end_episode(self, end: EpisodeEnd) -> str | None:
-        """Record how a running episode ended and revoke its key; nothing if it has ended already.
+        """Record how a running episode ended, with the score that came with it, and revoke its key, in one transaction;
+        nothing if it has ended already.
 
         After `infrastructure` it is abandoned: its turns are never trained. What its agent left is noted in any case.
 
         Returns:
             Its policy, if this made room for another group of its rollouts.
-        """
-
-    async def score_episode(self, episode: EpisodeId, reward: float | None, reason: str) -> None:
-        """Record the reward of an ended episode; nothing if it has one, runs, or was abandoned.
-
-        Args:
-            reward: None if its verifier gave none.
 
         Raises:
-            EpisodeUnusable: the reward is not between 0 and 1.
+            EpisodeUnusable: as `score_episode`.
         """
 
-    async def end_scored_episode(self, end: EpisodeEnd, reward: float | None, reason: str) -> str | None:
-        """`end_episode` and `score_episode` in one transaction, for an episode whose reward came with its end.
+    async def score_episode(self, score: EpisodeScore) -> None:
+        """Record the reward of an ended episode; nothing if it has one, runs, or was abandoned.
 
         Raises:
             EpisodeUnusable: the reward is not between 0 and 1.
@@ -93,18 +94,6 @@ class BeginEpisode(Message):
     group: RolloutGroupId
     place: int
     attempt: int
-
-
-class ScoreEpisode(Message):
-    """
-    Args:
-        end: of an episode that has not ended yet.
-    """
-
-    episode: EpisodeId
-    reward: float | None
-    reason: str = ""
-    end: EpisodeEnd | None = None
 
 
 class EpisodeLedgerActivities:
@@ -147,19 +136,15 @@ class EpisodeLedgerActivities:
 
     @activity.defn
     async def end_episode(self, end: EpisodeEnd) -> None:
-        """Record how an episode ended; its key is revoked."""
+        """Record how an episode ended, and its reward if it has one by then; its key is revoked."""
         async with heartbeating():
             await self._notify_room(await self._store.end_episode(end))
 
     @activity.defn
-    async def score_episode(self, request: ScoreEpisode) -> None:
-        """Record an episode's reward, and its end if it came with that."""
+    async def score_episode(self, score: EpisodeScore) -> None:
+        """Record the reward of an ended episode."""
         async with heartbeating():
-            verdict = request.reward, request.reason[:REASON_LIMIT]
-            if request.end is None:
-                await self._store.score_episode(request.episode, *verdict)
-            else:
-                await self._notify_room(await self._store.end_scored_episode(request.end, *verdict))
+            await self._store.score_episode(score)
 
     @activity.defn
     async def settle_group(self, group: RolloutGroupId) -> GroupResult:

@@ -7,7 +7,7 @@ only decides what happens next. A lost attempt is never continued: the next one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 from temporalio import workflow
@@ -15,25 +15,19 @@ from temporalio.exceptions import ActivityError, ChildWorkflowError, WorkflowAlr
 from temporalio.workflow import ParentClosePolicy
 
 with workflow.unsafe.imports_passed_through():
-    from activities.episodes import BeginEpisode, EpisodeLedgerActivities, ScoreEpisode
+    from activities.episodes import BeginEpisode, EpisodeLedgerActivities
     from activities.judging.episode_votes import EpisodeJudgingActivities, JudgeEpisode
     from clawloop.core.contracts.episodes import (
         Ending,
         EpisodeBegun,
         EpisodeEnd,
+        EpisodeScore,
         EpisodeState,
+        GroupBegun,
         GroupResult,
         GroupState,
-        GroupTask,
     )
-    from clawloop.core.episodes.running import (
-        REASON_LIMIT,
-        EnvironmentActivities,
-        EpisodeRan,
-        EpisodeVerified,
-        RunEpisode,
-        VerifyEpisode,
-    )
+    from clawloop.core.episodes.running import REASON_LIMIT, EnvironmentActivities, EpisodeWork
     from clawloop.core.errors import TaskUnusable
     from clawloop.core.ids import EpisodeId, RolloutGroupId
     from workflows import names
@@ -61,19 +55,18 @@ class RolloutGroupWorkflow:
 
     @workflow.run
     async def run(self, group: RolloutGroupId) -> GroupResult:
-        begun = await call_ledger(EpisodeLedgerActivities.begin_group, group, "begin the group")
-        task = begun.task
+        task = await call_ledger(EpisodeLedgerActivities.begin_group, group, "begin the group")
         if task.state is GroupState.OPEN:
-            await self._run_places(task, begun.episodes)
+            await self._run_places(task)
         result = await workflow.execute_activity_method(
             EpisodeLedgerActivities.settle_group, group, summary="settle the group", **STORE
         )
         self._show(task, f"{result.state}: {result.reason}; {result.samples} samples")
         return result
 
-    async def _run_places(self, task: GroupTask, begun: Sequence[EpisodeBegun]) -> None:
+    async def _run_places(self, task: GroupBegun) -> None:
         """All episodes, until the deadline; the settlement abandons those that have not ended by then."""
-        places = [asyncio.create_task(self._run_place(task, first)) for first in begun]
+        places = [asyncio.create_task(self._run_place(task, first)) for first in task.episodes]
         done, pending = await workflow.wait(places, timeout=DEADLINE.total_seconds())
         for place in pending:
             place.cancel()
@@ -81,7 +74,7 @@ class RolloutGroupWorkflow:
         for place in done:
             place.result()
 
-    async def _run_place(self, task: GroupTask, begun: EpisodeBegun) -> None:
+    async def _run_place(self, task: GroupBegun, begun: EpisodeBegun) -> None:
         """
         Args:
             begun: the first attempt at the place.
@@ -93,15 +86,15 @@ class RolloutGroupWorkflow:
             # Not `running` only if an earlier run of this workflow was lost.
             if begun.state is EpisodeState.RUNNING:
                 self._note(task, place, f"runs, attempt {attempt}")
-                ran, was_waited_for, unusable = await self._run_episode(task, begun.id, place)
-                self._note(task, place, f"{ran.ending} {ran.reason}")
-                if await self._finish(task, begun.id, place, ran) or unusable:
+                end, was_waited_for, unusable = await self._run_episode(task, begun.id, place)
+                self._note(task, place, f"{end.ending} {end.reason}")
+                if await self._finish(task, place, end) or unusable:
                     return
                 if attempt < EPISODE_ATTEMPTS and not was_waited_for:
                     await workflow.sleep(pause_after(attempt), summary=f"episode {place} is tried again")
             elif begun.state is EpisodeState.ENDED:
-                verified = await self._verify(task, begun.id, place, begun.artifact_sha256)
-                await self._record_score(task, place, "ended", verified, begun.id)
+                score = await self._verify(task, begun.id, place, begun.artifact_sha256)
+                await self._record_score(task, place, "ended", score)
                 return
             elif begun.state is not EpisodeState.ABANDONED:
                 self._note(task, place, f"{begun.state} before")
@@ -113,65 +106,62 @@ class RolloutGroupWorkflow:
         request = BeginEpisode(group=group, place=place, attempt=attempt)
         return await call_ledger(EpisodeLedgerActivities.begin_episode, request, f"episode {place}, attempt {attempt}")
 
-    async def _finish(self, task: GroupTask, episode: EpisodeId, place: int, ran: EpisodeRan) -> bool:
+    async def _finish(self, task: GroupBegun, place: int, end: EpisodeEnd) -> bool:
         """Record the end, and have it verified; False after a failure of infrastructure, which is tried again."""
-        end = EpisodeEnd(episode, ran.ending, ran.reason, ran.artifact_sha256)
-        if ran.verified is not None:
-            await self._record_score(task, place, str(ran.ending), ran.verified, episode, end)
+        if end.score is not None:
+            await self._record_score(task, place, str(end.ending), end.score, end)
             return True
-        ended = call_ledger(EpisodeLedgerActivities.end_episode, end, f"episode {place}: {ran.ending}")
-        if ran.ending is Ending.INFRASTRUCTURE:
+        ended = call_ledger(EpisodeLedgerActivities.end_episode, end, f"episode {place}: {end.ending}")
+        if end.ending is Ending.INFRASTRUCTURE:
             await ended
             return False
         # The verifier reads what the agent left, not the ledger: neither waits for the other.
-        _, verified = await asyncio.gather(ended, self._verify(task, episode, place, ran.artifact_sha256))
-        await self._record_score(task, place, str(ran.ending), verified, episode)
+        _, score = await asyncio.gather(ended, self._verify(task, end.id, place, end.artifact_sha256))
+        await self._record_score(task, place, str(end.ending), score)
         return True
 
-    async def _run_episode(self, task: GroupTask, episode: EpisodeId, place: int) -> tuple[EpisodeRan, bool, bool]:
+    async def _run_episode(self, task: GroupBegun, episode: EpisodeId, place: int) -> tuple[EpisodeEnd, bool, bool]:
         """The episode's end; True if a time-out showed it, which takes as long as a pause; True if no attempt can
         play its task."""
-        request = RunEpisode(episode=episode, environment=task.environment, task=task.task)
+        work = EpisodeWork(episode=episode, environment=task.environment, task=task.task)
         try:
-            ran = await workflow.execute_activity_method(
-                EnvironmentActivities.run_episode, request, summary=f"episode {place}", **run_in(task.environment)
+            end = await workflow.execute_activity_method(
+                EnvironmentActivities.run_episode, work, summary=f"episode {place}", **run_in(task.environment)
             )
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
-            failed = EpisodeRan(ending=Ending.INFRASTRUCTURE, reason=reason_of(error)[:REASON_LIMIT])
+            failed = EpisodeEnd(episode, Ending.INFRASTRUCTURE, reason_of(error)[:REASON_LIMIT])
             return failed, timed_out(error), error_type_of(error) == TaskUnusable.__name__
-        return ran, False, False
+        return end, False, False
 
     async def _record_score(
-        self,
-        task: GroupTask,
-        place: int,
-        ending: str,
-        verified: EpisodeVerified,
-        episode: EpisodeId,
-        end: EpisodeEnd | None = None,
+        self, task: GroupBegun, place: int, ending: str, score: EpisodeScore, end: EpisodeEnd | None = None
     ) -> None:
+        """
+        Args:
+            end: of an episode that has not ended yet.
+        """
         try:
-            await self._call_score(place, verified, episode, end)
+            await self._call_score(place, score, end)
         except ActivityError as error:
-            if verified.reward is None or is_cancelled_exception(error):
+            if score.reward is None or is_cancelled_exception(error):
                 raise
             # Else the group would fail, stay open and have the same verified again, without end.
-            verified = EpisodeVerified(reward=None, reason=f"not recorded: {reason_of(error)}"[:REASON_LIMIT])
-            await self._call_score(place, verified, episode, end)
-        self._note(task, place, f"{ending}, {_shown(verified.reward)} {verified.reason}")
-        if verified.reward is not None:
-            await self._judge(task, episode, place)
+            score = EpisodeScore(score.episode, None, f"not recorded: {reason_of(error)}"[:REASON_LIMIT])
+            await self._call_score(place, score, end)
+        self._note(task, place, f"{ending}, {_shown(score.reward)} {score.reason}")
+        if score.reward is not None:
+            await self._judge(task, score.episode, place)
 
-    async def _call_score(
-        self, place: int, verified: EpisodeVerified, episode: EpisodeId, end: EpisodeEnd | None
-    ) -> None:
-        score = ScoreEpisode(episode=episode, reward=verified.reward, reason=verified.reason, end=end)
-        summary = f"episode {place}: {_shown(verified.reward)}"
-        await call_ledger(EpisodeLedgerActivities.score_episode, score, summary)
+    async def _call_score(self, place: int, score: EpisodeScore, end: EpisodeEnd | None) -> None:
+        summary = f"episode {place}: {_shown(score.reward)}"
+        if end is None:
+            await call_ledger(EpisodeLedgerActivities.score_episode, score, summary)
+        else:
+            await call_ledger(EpisodeLedgerActivities.end_episode, replace(end, score=score), summary)
 
-    async def _judge(self, task: GroupTask, episode: EpisodeId, place: int) -> None:
+    async def _judge(self, task: GroupBegun, episode: EpisodeId, place: int) -> None:
         """Ask for votes on the episode's turns, where they count; without them the outcome alone is its reward."""
         if not task.judged:
             return
@@ -189,14 +179,12 @@ class RolloutGroupWorkflow:
         else:
             self._note(task, place, f"{self._rows[place]}; votes on {judged.judged} of {judged.turns} turns")
 
-    async def _verify(self, task: GroupTask, episode: EpisodeId, place: int, artifact: str | None) -> EpisodeVerified:
-        request = VerifyEpisode(
-            episode=episode, environment=task.environment, task=task.task, artifact_sha256=artifact or ""
-        )
+    async def _verify(self, task: GroupBegun, episode: EpisodeId, place: int, artifact: str | None) -> EpisodeScore:
+        work = EpisodeWork(episode=episode, environment=task.environment, task=task.task, artifact_sha256=artifact)
         try:
             return await workflow.execute_activity_method(
                 EnvironmentActivities.verify_episode,
-                request,
+                work,
                 summary=f"verify episode {place}",
                 priority=VERIFY_FIRST,
                 **verify_in(task.environment),
@@ -204,13 +192,13 @@ class RolloutGroupWorkflow:
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
-            return EpisodeVerified(reward=None, reason=f"not verified: {reason_of(error)}"[:REASON_LIMIT])
+            return EpisodeScore(episode, None, f"not verified: {reason_of(error)}"[:REASON_LIMIT])
 
-    def _note(self, task: GroupTask, place: int, what: str) -> None:
+    def _note(self, task: GroupBegun, place: int, what: str) -> None:
         self._rows[place] = what
         self._show(task, "open")
 
-    def _show(self, task: GroupTask, state: str) -> None:
+    def _show(self, task: GroupBegun, state: str) -> None:
         rows = "\n".join(f"| {place} | {self._rows[place]} |" for place in sorted(self._rows))
         workflow.set_current_details(
             f"**{task.environment} {task.task}**, policy {task.policy}: {state}\n\n| episode | |\n|---|---|\n{rows}"

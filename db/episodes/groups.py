@@ -17,12 +17,12 @@ from clawloop.core.contracts.episodes import (
     Ending,
     EpisodeBegun,
     EpisodeEnd,
+    EpisodeScore,
     EpisodeState,
     EpisodeView,
     GroupBegun,
     GroupResult,
     GroupState,
-    GroupTask,
     GroupView,
     NewGroup,
 )
@@ -33,7 +33,6 @@ from clawloop.core.episodes.kinds import KEY_LEAST_LEFT
 from clawloop.core.errors import AmbiguousId, EpisodeUnusable, NotFound, RecordUnusable
 from clawloop.core.ids import EpisodeId, JudgementId, RolloutGroupId, SessionId, TurnId, ids_beginning, new_episode_id
 from clawloop.core.judging.voting import Verdict
-from clawloop.core.recipes.recipe import Recipe
 from clawloop.core.samples.rollouts import judges_episodes
 from db.content import storable, token_count
 from db.database import PostgresStore, transaction
@@ -92,8 +91,7 @@ async def begin_places(
     return [begun[place] for place in places]
 
 
-async def end_episode(connection: AsyncConnection, end: EpisodeEnd) -> str | None:
-    """See `activities.episodes.EpisodeStore.end_episode`."""
+async def _end(connection: AsyncConnection, end: EpisodeEnd) -> str | None:
     if end.ending is Ending.INFRASTRUCTURE:
         await _abandon(connection, end.id, end.reason, end.ending)
         await _note_artifact(connection, end)
@@ -114,13 +112,13 @@ async def end_episode(connection: AsyncConnection, end: EpisodeEnd) -> str | Non
     return policy if policy is not None and await made_room(connection, policy) else None
 
 
-async def score_episode(connection: AsyncConnection, episode: EpisodeId, reward: float | None, reason: str) -> None:
-    """See `activities.episodes.EpisodeStore.score_episode`."""
+async def _score(connection: AsyncConnection, score: EpisodeScore) -> None:
+    episode, reward = score.episode, score.reward
     if reward is not None and not 0 <= reward <= 1:  # NaN is not, either
         raise EpisodeUnusable(f"episode {episode}: reward {reward:g} is not between 0 and 1")
     ended = update(EpisodeRow).where(EpisodeRow.id == episode, EpisodeRow.state == EpisodeState.ENDED)
     state = EpisodeState.UNSCORED if reward is None else EpisodeState.SCORED
-    values = {"state": state, "reward": reward, "reason": storable(reason) or EpisodeRow.reason}
+    values = {"state": state, "reward": reward, "reason": storable(score.reason) or EpisodeRow.reason}
     await connection.execute(ended.values(values))
 
 
@@ -240,10 +238,11 @@ class PostgresEpisodeStore(PostgresStore):
     async def begin_group(self, connection: AsyncConnection, group: RolloutGroupId, lifetime: timedelta) -> GroupBegun:
         row = await lock_group(connection, group)
         recipe = await recipe_if_any(connection, row.policy)
-        task = _task(row, recipe)
-        if task.state is not GroupState.OPEN:
-            return GroupBegun(task, ())
-        return GroupBegun(task, await begin_places(connection, row, range(row.size), 1, lifetime))
+        judged = recipe is not None and judges_episodes(recipe.signal)
+        state = GroupState(row.state)
+        is_open = state is GroupState.OPEN
+        begun = await begin_places(connection, row, range(row.size), 1, lifetime) if is_open else ()
+        return GroupBegun(row.policy, row.environment, row.task, row.size, state, judged, begun)
 
     @transaction
     async def begin_episode(
@@ -275,21 +274,14 @@ class PostgresEpisodeStore(PostgresStore):
 
     @transaction
     async def end_episode(self, connection: AsyncConnection, end: EpisodeEnd) -> str | None:
-        return await end_episode(connection, end)
-
-    @transaction
-    async def score_episode(
-        self, connection: AsyncConnection, episode: EpisodeId, reward: float | None, reason: str
-    ) -> None:
-        await score_episode(connection, episode, reward, reason)
-
-    @transaction
-    async def end_scored_episode(
-        self, connection: AsyncConnection, end: EpisodeEnd, reward: float | None, reason: str
-    ) -> str | None:
-        policy = await end_episode(connection, end)
-        await score_episode(connection, end.id, reward, reason)
+        policy = await _end(connection, end)
+        if end.score is not None:
+            await _score(connection, end.score)
         return policy
+
+    @transaction
+    async def score_episode(self, connection: AsyncConnection, score: EpisodeScore) -> None:
+        await _score(connection, score)
 
     @transaction
     async def waiting_turns(self, connection: AsyncConnection, episode: EpisodeId) -> list[TurnId]:
@@ -384,11 +376,6 @@ async def _find(
     if len(found) > 1:
         raise AmbiguousId(f"{reference!r} begins the id of several; give more of it", field=field)
     return found[0]
-
-
-def _task(row: Any, recipe: Recipe | None) -> GroupTask:
-    judged = recipe is not None and judges_episodes(recipe.signal)
-    return GroupTask(row.policy, row.environment, row.task, row.size, GroupState(row.state), judged)
 
 
 def _group_view(row: Any) -> GroupView:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from clawloop.core.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, GroupResult, GroupView, NewGroup
+from clawloop.core.contracts.episodes import (
+    Ending,
+    EpisodeBegun,
+    EpisodeEnd,
+    EpisodeScore,
+    GroupResult,
+    GroupView,
+    NewGroup,
+)
 from clawloop.core.contracts.turns import TurnRecord
 from clawloop.core.ids import ApiKeyId, RolloutGroupId, new_rollout_group_id
 from db.episodes.groups import PostgresEpisodeStore
@@ -48,7 +56,7 @@ async def run_group(
     for episode, reward in zip(episodes, rewards, strict=True):
         await add_turns(learning, episode, turns, version=version)
         await store.end_episode(EpisodeEnd(episode.id, Ending.COMPLETED))
-        await store.score_episode(episode.id, reward, "" if reward is not None else "the verifier hung")
+        await store.score_episode(EpisodeScore(episode.id, reward, "" if reward is not None else "the verifier hung"))
     result, _ = await store.settle(group.id)
     return result, episodes
 

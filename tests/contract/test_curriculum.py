@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from clawloop.core.contracts.episodes import Ending, EpisodeEnd, KindView, RolloutsPlan
+from clawloop.core.contracts.episodes import Ending, EpisodeEnd, EpisodeScore, KindView, RolloutsPlan
 from clawloop.core.episodes.curriculum import groups_to_move
 from clawloop.core.episodes.kinds import split_task_id
 from clawloop.core.errors import ValueRejected
@@ -26,7 +26,7 @@ async def _finish(learning: PostgresLearning, group: RolloutGroupId, rewards: Se
     for place, reward in enumerate(rewards):
         episode = await store.begin_episode(group, place, 1, LIFETIME)
         await store.end_episode(EpisodeEnd(episode.id, Ending.COMPLETED))
-        await store.score_episode(episode.id, reward, "")
+        await store.score_episode(EpisodeScore(episode.id, reward, ""))
     await store.settle(group)
 
 

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from benchmarks.episode_ledger import Scored, count_by_environment, places_since, scored_since, turns_lost
-from clawloop.core.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd
+from clawloop.core.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, EpisodeScore
 from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, TurnStatus
 from clawloop.core.ids import ApiKeyId
 from db.episodes.groups import PostgresEpisodeStore
@@ -40,7 +40,7 @@ async def played(learning: PostgresLearning, *endings: Ending) -> list[EpisodeBe
             await ask(learning, episode, number)
         await ask(learning, episode, 2, status=TurnStatus.ABORTED)
         await store.end_episode(EpisodeEnd(episode.id, ending))
-        await store.score_episode(episode.id, 0.0, "")
+        await store.score_episode(EpisodeScore(episode.id, 0.0, ""))
     return episodes
 
 

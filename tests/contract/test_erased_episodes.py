@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from pathlib import Path
 
-from clawloop.core.contracts.episodes import Ending, EpisodeEnd
+from clawloop.core.contracts.episodes import Ending, EpisodeEnd, EpisodeScore
 from clawloop.core.contracts.turns import TurnRecord
 from clawloop.core.ids import SessionId
 from clawloop.environments.artifacts import ArtifactFolder
@@ -92,7 +92,7 @@ async def test_an_episode_without_turns_keeps_what_its_agent_left_until_it_is_ve
         await episodes.end_episode(EpisodeEnd(episode.id, Ending.COMPLETED, artifact_sha256=digest))
     session = await session_of(postgres_learning, turn)
     assert await erasures.artifacts_of(session) == []
-    await episodes.score_episode(two.id, 0.0, "checked")
+    await episodes.score_episode(EpisodeScore(two.id, 0.0, "checked"))
     assert await erasures.artifacts_of(session) == [digest]
 
 

@@ -10,7 +10,14 @@ from uuid import uuid4
 import pytest
 
 from activities.episodes import EpisodeStore
-from clawloop.core.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, EpisodeState, GroupState, GroupTask
+from clawloop.core.contracts.episodes import (
+    Ending,
+    EpisodeBegun,
+    EpisodeEnd,
+    EpisodeScore,
+    EpisodeState,
+    GroupState,
+)
 from clawloop.core.errors import RecordUnusable
 from clawloop.core.ids import EpisodeId, RolloutGroupId
 from db.database import Database
@@ -39,7 +46,7 @@ async def begin(store: Store, size: int) -> tuple[RolloutGroupId, list[EpisodeBe
 
 async def end(store: Store, episode: EpisodeBegun, reward: float | None) -> None:
     await store.end_episode(EpisodeEnd(episode.id, Ending.COMPLETED))
-    await store.score_episode(episode.id, reward, "checked")
+    await store.score_episode(EpisodeScore(episode.id, reward, "checked"))
 
 
 async def test_a_group_of_a_policy_that_does_not_exist_or_too_small_is_refused(store: Store) -> None:
@@ -94,14 +101,14 @@ async def test_a_group_begins_all_its_places_at_once_or_finds_them_as_they_were_
     ended = await store.begin_episode(group.id, 1, 1, LIFETIME)
     await store.end_episode(EpisodeEnd(ended.id, Ending.COMPLETED, artifact_sha256="ab" * 32))
     begun = await store.begin_group(group.id, LIFETIME)
-    assert begun.task == GroupTask(group.policy, group.environment, group.task, 4, GroupState.OPEN, judged=False)
+    assert (begun.task, begun.size, begun.state, begun.judged) == (group.task, 4, GroupState.OPEN, False)
     assert [(episode.place, episode.attempt) for episode in begun.episodes] == [(place, 1) for place in range(4)]
     assert begun.episodes[1] == replace(ended, state=EpisodeState.ENDED, artifact_sha256="ab" * 32)
     assert len({await store.key_of(begun.episodes[place].id) for place in (0, 2, 3)}) == 3
     assert await store.begin_group(group.id, LIFETIME) == begun
     await store.settle(group.id)
     settled = await store.begin_group(group.id, LIFETIME)
-    assert (settled.task.state, settled.episodes) == (GroupState.DROPPED, ())
+    assert (settled.state, list(settled.episodes)) == (GroupState.DROPPED, [])
     with pytest.raises(RecordUnusable, match="no rollout group"):
         await store.begin_group(RolloutGroupId(uuid4()), LIFETIME)
 
@@ -109,10 +116,10 @@ async def test_a_group_begins_all_its_places_at_once_or_finds_them_as_they_were_
 async def test_a_reward_that_came_with_the_end_is_written_with_it_or_neither_is(store: Store) -> None:
     group, (first, second) = await begin(store, 2)
     for _ in range(2):  # a call that is repeated
-        await store.end_scored_episode(EpisodeEnd(first.id, Ending.COMPLETED), 1.0, "checked")
+        await store.end_episode(EpisodeEnd(first.id, Ending.COMPLETED, score=EpisodeScore(first.id, 1.0, "checked")))
     with pytest.raises(RecordUnusable, match="does not run"):
         await store.key_of(first.id)
-    await store.end_scored_episode(EpisodeEnd(second.id, Ending.COMPLETED), None, "none")
+    await store.end_episode(EpisodeEnd(second.id, Ending.COMPLETED, score=EpisodeScore(second.id, None, "none")))
     result, _ = await store.settle(group)
     assert (result.scored, result.mean_reward) == (1, 1.0)
 
@@ -150,7 +157,7 @@ async def test_a_reward_is_written_once(store: Store) -> None:
     group, (first, second) = await begin(store, 2)
     await end(store, first, 1.0)
     await end(store, second, 0.0)
-    await store.score_episode(second.id, 1.0, "a second reward")
+    await store.score_episode(EpisodeScore(second.id, 1.0, "a second reward"))
     assert (await store.settle(group))[0].mean_reward == 0.5
 
 
@@ -160,14 +167,14 @@ async def test_a_reward_outside_0_to_1_is_refused(store: Store) -> None:
     await store.end_episode(EpisodeEnd(episode.id, Ending.COMPLETED))
     for reward in (1.5, -0.5, math.inf, math.nan):
         with pytest.raises(RecordUnusable, match="not between 0 and 1"):
-            await store.score_episode(episode.id, reward, "")
-    await store.score_episode(episode.id, 0.25, "")
+            await store.score_episode(EpisodeScore(episode.id, reward))
+    await store.score_episode(EpisodeScore(episode.id, 0.25))
 
 
 async def test_a_running_episode_gets_no_reward(store: Store) -> None:
     group, episodes = await begin(store, 2)
     for episode in episodes:
-        await store.score_episode(episode.id, 1.0, "too early")
+        await store.score_episode(EpisodeScore(episode.id, 1.0, "too early"))
     result, _ = await store.settle(group)
     assert (result.state, result.scored, result.mean_reward) == (GroupState.DROPPED, 0, None)
     expected = "0 of 2 episodes have a reward, 2 are needed; for example: its group was settled without it"

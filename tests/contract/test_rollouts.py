@@ -8,7 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from clawloop.core.contracts.episodes import Ending, EpisodeEnd, EpisodeState, GroupState, RolloutsPlan, RolloutsState
+from clawloop.core.contracts.episodes import (
+    Ending,
+    EpisodeEnd,
+    EpisodeScore,
+    EpisodeState,
+    GroupState,
+    RolloutsPlan,
+    RolloutsState,
+)
 from clawloop.core.errors import NotFound, RecordUnusable, StateConflict
 from clawloop.core.ids import RolloutGroupId
 from db.episodes.groups import PostgresEpisodeStore
@@ -112,7 +120,9 @@ async def test_an_agent_that_is_lost_or_ends_in_a_pause_makes_no_room(postgres_l
     assert (await store.next_groups(POLICY)).open == [group]
     again = await groups.begin_episode(group, 1, 2, LIFETIME)
     await store.pause(POLICY, "lunch")
-    assert await groups.end_scored_episode(EpisodeEnd(again.id, Ending.COMPLETED), 1.0, "") is None
+    assert (
+        await groups.end_episode(EpisodeEnd(again.id, Ending.COMPLETED, score=EpisodeScore(again.id, 1.0, ""))) is None
+    )
 
 
 async def test_a_pause_starts_nothing_and_lets_groups_end(postgres_learning: PostgresLearning) -> None:

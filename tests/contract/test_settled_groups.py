@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.core.contracts.episodes import Ending, EpisodeEnd, GroupState
+from clawloop.core.contracts.episodes import Ending, EpisodeEnd, EpisodeScore, GroupState
 from clawloop.core.contracts.training import BatchSample, SampleState, StepState
 from clawloop.core.contracts.turns import Message, TurnOutcome
 from clawloop.core.episodes.keys import KEY_LIFETIME, EpisodeKey, sign, verify
@@ -107,7 +107,7 @@ async def test_a_turn_that_cannot_be_trained_says_why(postgres_learning: Postgre
             sampling = '{"temperature": 1.0, "top_p": 0.9, "top_k": -1}'
             await learning.execute("UPDATE turns SET sampling = %s WHERE id = %s", sampling, turn.turn_id)
         await store.end_episode(EpisodeEnd(episode.id, Ending.COMPLETED))
-        await store.score_episode(episode.id, float(place), "")
+        await store.score_episode(EpisodeScore(episode.id, float(place), ""))
     assert (await store.settle(group.id))[0].samples == 1
     assert await outcomes(learning, episodes[0].id) == [("not_trainable", "not trainable: top_p")]
 
@@ -127,7 +127,7 @@ async def test_turns_of_lost_attempts_and_after_the_end_are_not_trained(
         episode = await store.begin_episode(group.id, place, attempt, LIFETIME)
         await add_turns(learning, episode, 1)
         await store.end_episode(EpisodeEnd(episode.id, Ending.AGENT_ERROR))
-        await store.score_episode(episode.id, float(place), "")
+        await store.score_episode(EpisodeScore(episode.id, float(place), ""))
         await add_turns(learning, episode, 1)
         ran.append(episode.id)
     assert (await store.settle(group.id))[0].samples == 2
@@ -159,7 +159,7 @@ async def test_an_episode_is_trained_however_it_ended(postgres_learning: Postgre
         episode = await store.begin_episode(group.id, place, 1, LIFETIME)
         await add_turns(learning, episode, 1)
         await store.end_episode(EpisodeEnd(episode.id, ending))
-        await store.score_episode(episode.id, float(place), "")
+        await store.score_episode(EpisodeScore(episode.id, float(place), ""))
     assert (await store.settle(group.id))[0].samples == 2
     assert [sample["reward"] for sample in await samples_of_group(learning, group.id)] == [-1.0, 1.0]
 
@@ -320,7 +320,7 @@ async def test_turns_of_an_episode_after_an_image_give_no_sample(postgres_learni
                 turn = turn_record(api_key_id=ApiKeyId(episode.id), episode_id=episode.id, messages=content)
                 await learning.turns.insert(turn)
         await store.end_episode(EpisodeEnd(episode.id, Ending.COMPLETED))
-        await store.score_episode(episode.id, 1 - place, "")
+        await store.score_episode(EpisodeScore(episode.id, 1 - place, ""))
     await store.settle(group.id)
     found = await outcomes(learning, episodes[0].id)
     assert [outcome for outcome, _ in found] == ["sampled", "not_trainable", "not_trainable"]

@@ -9,11 +9,11 @@ from clawloop.core.contracts.episodes import (
     Ending,
     EpisodeBegun,
     EpisodeEnd,
+    EpisodeScore,
     EpisodeState,
     GroupBegun,
     GroupResult,
     GroupState,
-    GroupTask,
     NewGroup,
 )
 from clawloop.core.errors import EpisodeUnusable, RecordUnusable, StoreUnavailable
@@ -66,10 +66,10 @@ class FakeEpisodeStore:
         if (found := self.all.get(group)) is None:
             raise RecordUnusable(f"there is no rollout group {group}")
         new = found.new
-        task = GroupTask(new.policy, new.environment, new.task, new.size, self.state_of(group), self.judged)
-        if task.state is not GroupState.OPEN:
-            return GroupBegun(task, ())
-        return GroupBegun(task, [await self.begin_episode(group, place, 1, lifetime) for place in range(task.size)])
+        state = self.state_of(group)
+        places = range(new.size) if state is GroupState.OPEN else ()
+        begun = [await self.begin_episode(group, place, 1, lifetime) for place in places]
+        return GroupBegun(new.policy, new.environment, new.task, new.size, state, self.judged, begun)
 
     async def begin_episode(self, group: RolloutGroupId, place: int, attempt: int, lifetime: timedelta) -> EpisodeBegun:
         if (found := self.all.get(group)) is None:
@@ -104,21 +104,19 @@ class FakeEpisodeStore:
         elif episode.state is EpisodeState.RUNNING:
             episode.state, episode.ending, episode.reason = EpisodeState.ENDED, end.ending, end.reason
         episode.artifact_sha256 = episode.artifact_sha256 or end.artifact_sha256
+        if end.score is not None:
+            await self.score_episode(end.score)
         room, self.room = self.room, None
         return room
 
-    async def score_episode(self, episode: EpisodeId, reward: float | None, reason: str) -> None:
+    async def score_episode(self, score: EpisodeScore) -> None:
+        reward = score.reward
         if reward is not None and not 0 <= reward <= 1:
             raise EpisodeUnusable(f"reward {reward:g} is not between 0 and 1")
-        found = self.by_id[episode]
+        found = self.by_id[score.episode]
         if found.state is EpisodeState.ENDED:
             found.state = EpisodeState.UNSCORED if reward is None else EpisodeState.SCORED
-            found.reward, found.reason = reward, reason
-
-    async def end_scored_episode(self, end: EpisodeEnd, reward: float | None, reason: str) -> str | None:
-        room = await self.end_episode(end)
-        await self.score_episode(end.id, reward, reason)
-        return room
+            found.reward, found.reason = reward, score.reason
 
     async def settle(self, group: RolloutGroupId) -> tuple[GroupResult, str | None]:
         if (found := self.all.get(group)) is None:

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from activities.judging.episode_votes import EpisodeJudgingActivities, JudgeEpisode
-from clawloop.core.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, GroupState, NewGroup
+from clawloop.core.contracts.episodes import Ending, EpisodeBegun, EpisodeEnd, EpisodeScore, GroupState, NewGroup
 from clawloop.core.errors import NotFound
 from clawloop.core.ids import ApiKeyId, new_rollout_group_id
 from clawloop.core.judging.prompts import AnswerForm
@@ -55,7 +55,7 @@ async def judge(bench: Bench, episodes: Sequence[EpisodeBegun], votes: Sequence[
 async def settle(bench: Bench, group: NewGroup, episodes: Sequence[EpisodeBegun], rewards: Sequence[float]) -> int:
     store = PostgresEpisodeStore(bench.database)
     for episode, reward in zip(episodes, rewards, strict=True):
-        await store.score_episode(episode.id, reward, "")
+        await store.score_episode(EpisodeScore(episode.id, reward, ""))
     result, _ = await store.settle(group.id)
     assert result.state is GroupState.SETTLED
     return result.samples
@@ -64,7 +64,7 @@ async def settle(bench: Bench, group: NewGroup, episodes: Sequence[EpisodeBegun]
 async def test_votes_tell_episodes_of_the_same_outcome_apart(bench: Bench) -> None:
     await set_recipe(bench, with_signal(reward="outcome_process", process_weight=0.5))
     group, episodes = await begin(bench, 2)
-    assert (await PostgresEpisodeStore(bench.database).begin_group(group.id, timedelta(hours=1))).task.judged
+    assert (await PostgresEpisodeStore(bench.database).begin_group(group.id, timedelta(hours=1))).judged
     # The last turn is followed by nothing: the outcome closes it.
     assert await judge(bench, episodes, [1, -1]) == [(3, 2), (3, 2)]
     # A retry asks for nothing again.
@@ -122,4 +122,4 @@ async def test_without_weight_no_judge_is_asked(bench: Bench) -> None:
     for recipe in (with_signal(), with_signal(reward="outcome_process", process_weight=0.0)):
         await set_recipe(bench, recipe)
         group, _ = await begin(bench, 2)
-        assert not (await PostgresEpisodeStore(bench.database).begin_group(group.id, timedelta(hours=1))).task.judged
+        assert not (await PostgresEpisodeStore(bench.database).begin_group(group.id, timedelta(hours=1))).judged

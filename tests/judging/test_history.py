@@ -14,16 +14,12 @@ import pytest
 from typer.testing import CliRunner
 
 from clawloop.app.cli.main import app
-from clawloop.app.processes.operations import history_on
+from clawloop.app.processes.operations import NoTemporal, Operations
 from clawloop.core.contracts.serving import Directory
 from clawloop.core.errors import NotFound, RecipeRejected, StateConflict
 from clawloop.core.recipes.recipe import Recipe
 from clawloop.core.settings import Settings
-from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.operations.history import CONCURRENT_TURNS, HistoryOperations
-from clawloop.operations.sessions import SessionOperations
-from db.erasure import PostgresErasureStore
-from db.judging.rejudging import PostgresRejudgeStore
 from tests.fakes.notifier import FakeNotifier
 from tests.judging.conftest import Bench, set_recipe, with_signal
 
@@ -40,10 +36,9 @@ HINTS_ONLY = Recipe.model_validate(
 @asynccontextmanager
 async def history(bench: Bench) -> AsyncIterator[tuple[HistoryOperations, FakeNotifier]]:
     notifier = FakeNotifier()
-    stores = PostgresRejudgeStore(bench.database), PostgresErasureStore(bench.database)
     settings = Settings(judge_url=bench.judge.url, judge_model="other")
-    sessions = SessionOperations(*stores, ArtifactFolder(settings.data / "artifacts").delete, notifier)
-    async with history_on(bench.database, settings, lambda: Directory((), ()), sessions) as operations:
+    all_operations = Operations(bench.database, settings, notifier, NoTemporal())
+    async with all_operations.history(lambda: Directory((), ())) as operations:
         yield operations, notifier
 
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from temporalio.client import Client, WorkflowHistory
 
-from clawloop.core.contracts.episodes import AgentRun, Ending, EpisodeEnd, NewGroup
+from clawloop.core.contracts.episodes import AgentRun, Ending, EpisodeEnd, EpisodeScore, NewGroup
 from clawloop.core.episodes.keys import KEY_LIFETIME
 from clawloop.core.errors import RecordUnusable, SandboxFailed
 from clawloop.core.ids import new_rollout_group_id
@@ -70,7 +70,7 @@ async def rollout_group_taken_up_again(
     await store.make_group(group)
     scored, ended, lost, _ = [await store.begin_episode(group.id, place, 1, KEY_LIFETIME) for place in range(4)]
     await store.end_episode(EpisodeEnd(scored.id, Ending.COMPLETED))
-    await store.score_episode(scored.id, 1.0, "")
+    await store.score_episode(EpisodeScore(scored.id, 1.0, ""))
     await store.end_episode(EpisodeEnd(ended.id, Ending.COMPLETED, artifact_sha256="left"))
     await store.end_episode(EpisodeEnd(lost.id, Ending.INFRASTRUCTURE))
     return await _group(client, store, runner, group)

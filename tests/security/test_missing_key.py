@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from activities.training.train_step import LOST_ATTEMPTS, TrainingActivities, TrainStep
-from clawloop.core.contracts.episodes import Ending, EpisodeEnd, GroupState
+from clawloop.core.contracts.episodes import Ending, EpisodeEnd, EpisodeScore, GroupState
 from clawloop.core.contracts.training import SampleState
 from clawloop.core.encryption.key_file import SETTING, add_key
 from clawloop.core.encryption.sealer import Sealer
@@ -89,7 +89,7 @@ async def test_a_group_is_not_settled_without_the_key(
         episode = await groups.begin_episode(group.id, place, 1, LIFETIME)
         await add_turns(ahead, episode, 1)
         await groups.end_episode(EpisodeEnd(episode.id, Ending.COMPLETED))
-        await groups.score_episode(episode.id, float(place), "")
+        await groups.score_episode(EpisodeScore(episode.id, float(place), ""))
     with pytest.raises(EncryptionKeyMissing, match=LACKS):
         await without.settle(group.id)
     shutil.copy(tmp_path / "keys", tmp_path / "copy")

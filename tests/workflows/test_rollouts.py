@@ -9,7 +9,15 @@ import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client
 
-from clawloop.core.contracts.episodes import AgentRun, Ending, EpisodeEnd, EpisodeState, GroupState, NewGroup
+from clawloop.core.contracts.episodes import (
+    AgentRun,
+    Ending,
+    EpisodeEnd,
+    EpisodeScore,
+    EpisodeState,
+    GroupState,
+    NewGroup,
+)
 from clawloop.core.episodes.keys import KEY_LIFETIME
 from clawloop.core.errors import EpisodeUnusable, SandboxFailed
 from clawloop.core.ids import new_rollout_group_id
@@ -89,7 +97,7 @@ async def test_a_workflow_that_begins_again_runs_no_episode_twice(client: Client
     await store.make_group(group)
     scored, ended, lost, _ = [await store.begin_episode(group.id, place, 1, KEY_LIFETIME) for place in range(4)]
     await store.end_episode(EpisodeEnd(scored.id, Ending.COMPLETED))
-    await store.score_episode(scored.id, 1.0, "")
+    await store.score_episode(EpisodeScore(scored.id, 1.0, ""))
     await store.end_episode(EpisodeEnd(ended.id, Ending.COMPLETED, artifact_sha256="left"))
     await store.end_episode(EpisodeEnd(lost.id, Ending.INFRASTRUCTURE))
     async with working(client, store, runner):

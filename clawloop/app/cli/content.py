@@ -12,7 +12,7 @@ from uuid import UUID
 
 import typer
 
-from clawloop.app.cli.operations import with_operations, with_reading
+from clawloop.app.cli.operations import with_operations
 from clawloop.app.cli.session import SESSION_HELP, TURN_HELP
 from clawloop.app.cli.terminal import AsJson, Data, fail, printable, settings_of, show_json, with_database
 
@@ -74,7 +74,7 @@ def export(
 
 
 def _find(data: Path | None, session: str) -> SessionId:
-    return with_reading(data, lambda reading: reading.references.session(session))
+    return with_operations(data, lambda operations: operations.reading.references.session(session))
 
 
 def _continue_after(out: Path) -> UUID | None:
@@ -117,7 +117,7 @@ def erase_command(
     """Erase content, for good. Ids, verdicts and hashes remain, and so does what steps have learned."""
     if (session is None) == (turn is None):
         raise typer.BadParameter("give one of --session and --turn", param_hint="--session")
-    of_session, of_turn = with_reading(data, lambda reading: _find_erased(reading, session, turn))
+    of_session, of_turn = with_operations(data, lambda operations: _find_erased(operations.reading, session, turn))
     session_id, turn_id = of_session.id, None if of_turn is None else of_turn.id
     what = f"session {session_id}" if turn_id is None else f"turn {turn_id} and what continues it"
     if of_session.title is not None:

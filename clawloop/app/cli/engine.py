@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawloop.app.cli.operations import with_engines
+from clawloop.app.cli.operations import with_operations
 from clawloop.app.cli.terminal import AsJson, Data, fail, settings_of, show_json, show_table
 from clawloop.core.errors import StateConflict
 
@@ -23,7 +23,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")
 @engine_app.command("list")
 def list_engines(data: Data = None, as_json: AsJson = False) -> None:
     """List the engines, and whether each answers."""
-    engines = with_engines(data, lambda operations: operations.list())
+    engines = with_operations(data, lambda operations: operations.engines.list())
     if as_json:
         show_json(engines)
         return
@@ -40,7 +40,7 @@ def add_engine(
     as_json: AsJson = False,
 ) -> None:
     """Add a vLLM server that gateways may send requests to."""
-    added = with_engines(data, lambda operations: operations.add(url, require_guard=require_guard))
+    added = with_operations(data, lambda operations: operations.engines.add(url, require_guard=require_guard))
     if as_json:
         show_json(added)
         return
@@ -90,7 +90,7 @@ def drain_engine(
             _confirm(error)
             return await operations.drain(engine_id, undo=undo, force=True)
 
-    engine = with_engines(data, drain)
+    engine = with_operations(data, lambda operations: drain(operations.engines))
     if as_json:
         show_json(engine)
         return
@@ -108,7 +108,7 @@ def remove_engine(engine_id: EngineId, yes: Yes = False, data: Data = None) -> N
             _confirm(error)
             return await operations.remove(engine_id, force=True)
 
-    typer.echo(f"{with_engines(data, remove)} is removed.")
+    typer.echo(f"{with_operations(data, lambda operations: remove(operations.engines))} is removed.")
 
 
 def _confirm(error: StateConflict) -> None:

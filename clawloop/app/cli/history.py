@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from clawloop.app.cli.operations import with_history
+from clawloop.app.cli.operations import Result, with_operations
 from clawloop.core.contracts.answers import Rejudged
 from clawloop.core.judging.agreement import Agreement
 from clawloop.core.judging.voting import signed
 from clawloop.core.recipes.recipe import Recipe, load_recipe
 from clawloop.operations.history import History, HistoryOperations
+
+if TYPE_CHECKING:
+    from clawloop.app.processes.operations import Operations
 
 # Each call is a little work, and progress is shown after it.
 _TURNS_A_CALL = 20
@@ -21,13 +26,21 @@ _TURNS_A_CALL = 20
 def compare(data: Path | None, path: Path | None, policy: str, turns: int | None) -> History:
     """The comparison with a recipe's file, or with the policy's own recipe; nothing changes."""
     recipe = None if path is None else load_recipe(path)
-    return with_history(data, lambda history: _all(history, policy, recipe, turns))
+    return with_operations(data, partial(_with_history, lambda history: _all(history, policy, recipe, turns)))
 
 
 def apply_verdicts(data: Path | None, path: Path | None, policy: str) -> list[Rejudged]:
     """Have the turns judged again on which the verdicts differ."""
     recipe = None if path is None else load_recipe(path)
-    return with_history(data, lambda history: history.apply(policy, recipe))
+    return with_operations(data, partial(_with_history, lambda history: history.apply(policy, recipe)))
+
+
+async def _with_history(
+    work: Callable[[HistoryOperations], Coroutine[Any, Any, Result]], operations: Operations
+) -> Result:
+    directory = await operations.directory()
+    async with operations.history(lambda: directory) as history:
+        return await work(history)
 
 
 async def _all(history: HistoryOperations, policy: str, recipe: Recipe | None, turns: int | None) -> History:

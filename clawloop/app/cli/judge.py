@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawloop.app.cli.operations import with_operations, with_reading
+from clawloop.app.cli.operations import with_operations
 from clawloop.app.cli.session import SESSION_HELP, TURN_HELP
 from clawloop.app.cli.terminal import AsJson, Data, fail, show_json, show_table, with_database
 from clawloop.core.errors import SetupError
@@ -15,10 +15,8 @@ from clawloop.core.errors import SetupError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from clawloop.app.processes.operations import Operations
     from clawloop.core.contracts.answers import Rejudged
-    from clawloop.core.ids import SessionId, TurnId
-    from clawloop.operations.reading import Reading
-    from clawloop.operations.sessions import SessionOperations
 
 judge_app = typer.Typer(no_args_is_help=True, help="Judging.")
 
@@ -39,8 +37,7 @@ def rejudge(
     """Have turns judged again: with the current recipe, without the earlier votes."""
     if [turn is not None, session is not None, unjudged].count(True) != 1:
         raise typer.BadParameter("give one of ID, --session and --unjudged", param_hint="ID")
-    found = with_reading(data, lambda reading: _find(reading, turn, session))
-    results = with_operations(data, lambda operations: _rejudge(operations.sessions, *found))
+    results = with_operations(data, lambda operations: _rejudge(operations, turn, session))
     if as_json:
         from clawloop.core.contracts.answers import RejudgeList
 
@@ -129,29 +126,21 @@ def _message(result: Rejudged) -> str:
     return f"is judged again, revision {result.revision}"
 
 
-async def _find(reading: Reading, turn: str | None, session: str | None) -> tuple[TurnId | None, SessionId | None]:
+async def _rejudge(operations: Operations, turn: str | None, session: str | None) -> Sequence[Rejudged]:
     """
     Raises:
-        NotFound, AmbiguousId, StoreUnavailable
-    """
-    references = reading.references
-    return (
-        None if turn is None else await references.turn(turn),
-        None if session is None else await references.session(session),
-    )
-
-
-async def _rejudge(operations: SessionOperations, turn: TurnId | None, session: SessionId | None) -> Sequence[Rejudged]:
-    """
-    Raises:
+        NotFound, AmbiguousId: there is no such turn or session, or there are several.
         SetupError: the one turn cannot be judged again.
         SignalFailed, StoreUnavailable
     """
+    references, sessions = operations.reading.references, operations.sessions
     if turn is not None:
-        result = await operations.rejudge_turn(turn)
+        result = await sessions.rejudge_turn(await references.turn(turn))
         if result is None:
             raise SetupError(f"turn {turn} belongs to an episode: only its rollout group decides its reward")
         if result.refused is not None:
             raise SetupError(f"turn {result.turn_id} cannot be judged again: {result.refused}")
         return [result]
-    return await (operations.rejudge_unjudged() if session is None else operations.rejudge_session(session))
+    if session is not None:
+        return await sessions.rejudge_session(await references.session(session))
+    return await sessions.rejudge_unjudged()

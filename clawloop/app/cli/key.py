@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from clawloop.app.cli.operations import with_keys
+from clawloop.app.cli.operations import with_operations
 from clawloop.app.cli.terminal import (
     AsJson,
     Data,
@@ -49,7 +49,7 @@ def create_key(
     except ValueError as error:
         raise typer.BadParameter(f"{error}: use chat, admin, read or worker", param_hint="--scope") from None
     may_choose = [ANY_POLICY] if any_policy else [named for part in policies.split(",") if (named := part.strip())]
-    created = with_keys(data, lambda keys: keys.create(policy, scopes, name, days, may_choose))
+    created = with_operations(data, lambda operations: operations.keys.create(policy, scopes, name, days, may_choose))
     if as_json:
         show_json(created)
     else:
@@ -59,7 +59,7 @@ def create_key(
 @key_app.command("list")
 def list_keys(data: Data = None, as_json: AsJson = False) -> None:
     """List the keys, without their secrets."""
-    keys = with_keys(data, lambda operations: operations.list())
+    keys = with_operations(data, lambda operations: operations.keys.list())
     if as_json:
         show_json(keys)
         return
@@ -117,7 +117,7 @@ def revoke_key(
     as_json: AsJson = False,
 ) -> None:
     """Revoke a key. Gateways refuse it within 30 s."""
-    revoked = with_keys(data, lambda keys: keys.revoke(prefix))
+    revoked = with_operations(data, lambda operations: operations.keys.revoke(prefix))
     if as_json:
         show_json(revoked)
     else:

@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from clawloop.core.contracts.notices import Notice, Notifier
     from clawloop.core.ids import RolloutGroupId
     from clawloop.core.settings import Settings
-    from clawloop.operations.engines import EngineOperations
-    from clawloop.operations.history import HistoryOperations
-    from clawloop.operations.keys import KeyOperations
-    from clawloop.operations.reading import Reading
     from clawloop.operations.workflow_links import WorkflowLinks
     from db.database import Database
 
@@ -32,29 +28,14 @@ TEMPORAL_CONNECT_SECONDS = 2.0
 
 
 def with_operations(data: Path | None, work: Callable[[Operations], Coroutine[Any, Any, Result]]) -> Result:
-    async def run(database: Database) -> Result:
-        return await work(operations_of(database, data))
-
-    return with_database(data, run)
-
-
-def operations_of(database: Database, data: Path | None) -> Operations:
-    """Operations that connect to Temporal when they need it."""
-    from clawloop.app.processes.operations import operations_on
-
-    settings = settings_of(data)
-    temporal = _TemporalOnDemand(settings)
-    return operations_on(database, settings, temporal, temporal)
-
-
-def with_reading(data: Path | None, work: Callable[[Reading], Coroutine[Any, Any, Result]]) -> Result:
-    """Run `work` on the sessions and turns in the database."""
+    """Run `work` with the operations on the database of the settings."""
 
     async def run(database: Database) -> Result:
-        from clawloop.operations.reading import Reading
-        from db.turns.sessions import PostgresSessionStore
+        from clawloop.app.processes.operations import Operations
 
-        return await work(Reading(PostgresSessionStore(database), links_of(data)))
+        settings = settings_of(data)
+        temporal = _TemporalOnDemand(settings)
+        return await work(Operations(database, settings, temporal, temporal))
 
     return with_database(data, run)
 
@@ -64,40 +45,6 @@ def links_of(data: Path | None) -> WorkflowLinks:
     from clawloop.app.processes.endpoints import workflow_links
 
     return workflow_links(settings_of(data))
-
-
-def with_engines(data: Path | None, work: Callable[[EngineOperations], Coroutine[Any, Any, Result]]) -> Result:
-    async def run(database: Database) -> Result:
-        from clawloop.app.processes.operations import engine_operations_on
-
-        return await work(engine_operations_on(database, settings_of(data)))
-
-    return with_database(data, run)
-
-
-def with_keys(data: Path | None, work: Callable[[KeyOperations], Coroutine[Any, Any, Result]]) -> Result:
-    async def run(database: Database) -> Result:
-        from clawloop.operations.keys import KeyOperations
-        from db.serving.keys import PostgresKeyStore
-
-        return await work(KeyOperations(PostgresKeyStore(database)))
-
-    return with_database(data, run)
-
-
-def with_history(data: Path | None, work: Callable[[HistoryOperations], Coroutine[Any, Any, Result]]) -> Result:
-    """Run `work` with the judge of the settings and the current engines."""
-
-    async def run(database: Database) -> Result:
-        from clawloop.app.processes.operations import history_on
-        from db.serving.directory import PostgresDirectoryStore
-
-        sessions = operations_of(database, data).sessions
-        directory = await PostgresDirectoryStore(database).read()
-        async with history_on(database, settings_of(data), lambda: directory, sessions) as history:
-            return await work(history)
-
-    return with_database(data, run)
 
 
 class _TemporalOnDemand:
@@ -110,9 +57,9 @@ class _TemporalOnDemand:
     async def notify(self, notice: Notice) -> None:
         if self._notifier is None:
             client = await self._client()
-            from clawloop.app.processes.notifier import notifier_on
+            from clawloop.app.temporal.notifier import TemporalNotifier
 
-            self._notifier = notifier_on(client, self._settings)
+            self._notifier = TemporalNotifier.of(client, self._settings)
         await self._notifier.notify(notice)
 
     async def asks_for_work(self, environment: str) -> bool:

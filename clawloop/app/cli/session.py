@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from clawloop.app.cli.operations import with_reading
+from clawloop.app.cli.operations import with_operations
 from clawloop.app.cli.terminal import AsJson, Data, age, show_facts, show_json, show_table, when
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def list_sessions(
             page = further.model_copy(update={"sessions": [*page.sessions, *further.sessions]})
         return page
 
-    _show_page(with_reading(data, read), as_json)
+    _show_page(with_operations(data, lambda operations: read(operations.reading)), as_json)
 
 
 def _show_page(page: SessionPage, as_json: bool) -> None:
@@ -111,7 +111,9 @@ def show_session(
     """Show a session as a conversation, with the outcome of each reply and its reason."""
     from clawloop.app.cli.conversation import conversation_lines
 
-    detail = with_reading(data, lambda reading: reading.session(session, limit=500 if more else limit, content=True))
+    detail = with_operations(
+        data, lambda operations: operations.reading.session(session, limit=500 if more else limit, content=True)
+    )
     if as_json:
         show_json(detail)
         return
@@ -136,7 +138,7 @@ def why_command(
 
         show_tokens(turn, data, as_json=as_json)
         return
-    view = with_reading(data, lambda reading: reading.turn(turn))
+    view = with_operations(data, lambda operations: operations.reading.turn(turn))
     if as_json:
         show_json(view)
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clawloop.app.cli.operations import TemporalProbe, connect_temporal, links_of, operations_of
+from clawloop.app.cli.operations import TemporalProbe, connect_temporal, with_operations
 from clawloop.app.cli.terminal import AsJson, Data, age, doing, printable, settings_of, show_json, with_database
 
 if TYPE_CHECKING:
@@ -33,19 +33,8 @@ _LINES = 10
 def status_command(data: Data = None, as_json: AsJson = False) -> None:
     """Show the status of every component: engines, versions, training, sessions, and current problems."""
 
-    async def read(database: Database) -> ServiceStatus:
-        from clawloop.app.processes.operations import engine_operations_on
-        from clawloop.operations.overview import Overview
-        from db.overview import PostgresOverviewStore
-        from db.training.operators import PostgresTrainingStore
-
-        engines = engine_operations_on(database, settings_of(data))
-        training = PostgresTrainingStore(database)
-        counts, temporal = PostgresOverviewStore(database).counts, TemporalProbe(settings_of(data)).problem
-        rollouts = operations_of(database, data).rollouts
-        return await Overview(counts, engines, training, temporal, rollouts, links_of(data)).status()
-
-    status = with_database(data, read)
+    temporal = TemporalProbe(settings_of(data))
+    status = with_operations(data, lambda operations: operations.overview(temporal.problem).status())
     if as_json:
         show_json(status)
         return
@@ -166,11 +155,11 @@ def recover_command(data: Data = None, as_json: AsJson = False) -> None:
         settings = settings_of(data)
         client = await connect_temporal(settings)
         from clawloop.app.processes.holding import take_database
-        from clawloop.app.processes.operations import recovery_on
+        from clawloop.app.processes.recovery import recovery_of
 
         # First: with a server other than the one before it marks what waits, and the sweep does the rest by itself.
         await take_database(database, client)
-        return await recovery_on(database, client, settings).recover(name_lost)
+        return await recovery_of(database, client, settings).recover(name_lost)
 
     recovered = with_database(data, recover)
     if as_json:

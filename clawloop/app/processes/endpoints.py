@@ -12,7 +12,6 @@ from clawloop.core.errors import SetupError
 from clawloop.core.settings import Settings
 from clawloop.operations.workflow_links import WorkflowLinks
 from clawloop.serving.engine_secret import Secret, SecretFile, no_secret
-from workflows.page_links import PageLinks
 
 
 def database_url(settings: Settings) -> str:
@@ -63,11 +62,6 @@ def workflow_links(settings: Settings) -> WorkflowLinks:
     # A Temporal that the operator names is not the one whose UI the file has.
     addresses = read_runtime_file(settings.data) if settings.temporal_address is None else None
     return WorkflowLinks(None if addresses is None else addresses.temporal_ui)
-
-
-def page_links(settings: Settings) -> PageLinks:
-    """Links from Temporal's UI to the page: to CLAWLOOP_PAGE, which `clawloop up` sets for its parts."""
-    return PageLinks(settings.page)
 
 
 def engine_secret(settings: Settings) -> Secret:

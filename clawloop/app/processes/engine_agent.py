@@ -16,8 +16,8 @@ from temporalio.worker import Worker
 from activities.serving.engines import EngineActivities, EngineControl
 from clawloop.app.processes.database import ready_database, require_database
 from clawloop.app.processes.endpoints import engine_secret, required_temporal_address
-from clawloop.app.processes.notifier import notifier_on
 from clawloop.app.processes.worker_process import GRACE, LOOPBACK, run_workers
+from clawloop.app.temporal.notifier import TemporalNotifier
 from clawloop.core.contracts.notices import EngineAdded, Notifier
 from clawloop.core.contracts.training import VersionRef
 from clawloop.core.errors import EngineUnavailable, SignalFailed
@@ -63,7 +63,7 @@ async def run_agent(
         vllm = await stack.enter_async_context(VllmControl(url, adapters, engine_secret(settings)))
         control = CountedControl(vllm, metrics)
         for background in (
-            _start_workflow(notifier_on(client, settings), engine_id),
+            _start_workflow(TemporalNotifier.of(client, settings), engine_id),
             _watch_health(vllm, metrics, restart_command),
         ):
             task = asyncio.create_task(background)

@@ -33,9 +33,9 @@ from clawloop.app.processes.database import compare_keys, open_database, require
 from clawloop.app.processes.draining_server import CUT_SECONDS, DrainingServer
 from clawloop.app.processes.endpoints import database_url, engine_secret, temporal_address, workflow_links
 from clawloop.app.processes.gateway_pages import GatewayPages
-from clawloop.app.processes.notifier import notifier_on
-from clawloop.app.processes.operations import DatabaseCheck, NoTemporal, engine_operations_on, history_on, operations_on
+from clawloop.app.processes.operations import DatabaseCheck, NoTemporal, Operations
 from clawloop.app.processes.runtime_file import installation_id
+from clawloop.app.temporal.notifier import TemporalNotifier
 from clawloop.app.temporal.plugin import connect
 from clawloop.app.temporal.server import TemporalEnvironmentWorkers, TemporalWatch
 from clawloop.core.contracts.serving import Engine
@@ -45,9 +45,6 @@ from clawloop.core.settings import Settings
 from clawloop.core.telemetry.metrics import GatewayMetrics
 from clawloop.core.telemetry.tracing import tracing
 from clawloop.operations.export import Exporter
-from clawloop.operations.keys import KeyOperations
-from clawloop.operations.overview import Overview
-from clawloop.operations.reading import Reading
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.directory import DirectoryCache
 from clawloop.serving.rotation import Rotation
@@ -57,7 +54,6 @@ from db.episodes.groups import PostgresEpisodeStore
 from db.export import PostgresExportStore
 from db.judging.feedback import PostgresFeedbackStore
 from db.judging.rejudging import PostgresVoteReader
-from db.overview import PostgresOverviewStore
 from db.schema import is_current, require_known_schema
 from db.serving.directory import PostgresDirectoryStore, PostgresListener
 from db.serving.engines import add_missing_engines
@@ -69,7 +65,6 @@ from db.training.status import PostgresTrainingBrowser
 from db.turns.files import PostgresFileStore
 from db.turns.insert import PostgresTurnStore
 from db.turns.read import ConversationCache
-from db.turns.sessions import PostgresSessionStore
 
 log = logging.getLogger(__name__)
 
@@ -257,19 +252,16 @@ async def gateway_services(
     feedback = PostgresFeedbackStore(background)
     client = await _temporal_client(settings)
     temporal = await stack.enter_async_context(TemporalWatch(client))
-    notifier = None if client is None else notifier_on(client, settings)
+    notifier = None if client is None else TemporalNotifier.of(client, settings)
     workers = NoTemporal() if client is None else TemporalEnvironmentWorkers(client)
-    operations = operations_on(background, settings, notifier or NoTemporal(), workers)
-    history = await stack.enter_async_context(
-        history_on(background, settings, lambda: directory.snapshot, operations.sessions)
-    )
+    operations = Operations(background, settings, notifier or NoTemporal(), workers)
+    history = await stack.enter_async_context(operations.history(lambda: directory.snapshot))
     notifications = await stack.enter_async_context(NotificationQueue(notifier, background_turns, feedback, metrics))
     recorder = await stack.enter_async_context(
         Recorder(turns, background_turns, spool, metrics, notifications, settings.when_storage_is_full)
     )
     stack.callback(crash_point, CrashPoint.GATEWAY_SHUTDOWN)
     key_store = PostgresKeyStore(database)
-    engine_operations = engine_operations_on(background, settings)
     keys, links = await stack.enter_async_context(KeyRing(key_store)), workflow_links(settings)
     key_uses = PostgresKeyStore(background)
     stored = await stack.enter_async_context(StoredBytes(key_uses, settings.key_stored_mib))
@@ -283,7 +275,7 @@ async def gateway_services(
         notifications=notifications,
         turns=background_turns,
         files=PostgresFileStore(background),
-        reading=Reading(PostgresSessionStore(background), links),
+        reading=operations.reading,
         feedback=feedback,
         training=PostgresTrainingStore(background),
         training_operations=operations.training,
@@ -294,16 +286,9 @@ async def gateway_services(
         key_of_episode=PostgresEpisodeStore(background).key_of,
         artifacts=open_artifacts(settings, sealer, stack, settings.min_free_disk_bytes),
         history=history,
-        engine_operations=engine_operations,
-        overview=Overview(
-            PostgresOverviewStore(background).counts,
-            engine_operations,
-            PostgresTrainingStore(background),
-            temporal.problem,
-            operations.rollouts,
-            links,
-        ),
-        key_operations=KeyOperations(key_uses),
+        engine_operations=operations.engines,
+        overview=operations.overview(temporal.problem),
+        key_operations=operations.keys,
         check_ledger=DatabaseCheck(background, settings.data / "adapters").report,
         logins=Logins(keys, key_store),
         key_maker=key_store,

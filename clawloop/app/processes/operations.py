@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import aiohttp
 
-from activities.judging.history_judge import StoredTurnJudge
-from api.recording.spool import StrandedTurns
 from clawloop.app.processes.database import sealer_of
-from clawloop.app.processes.endpoints import engine_secret
-from clawloop.app.processes.recovery import Recovery
-from clawloop.app.processes.workers import judge_client
-from clawloop.core.adapters.directory import AdapterFolder, check_version
+from clawloop.app.processes.endpoints import engine_secret, workflow_links
+from clawloop.core.adapters.directory import check_version
 from clawloop.core.contracts.answers import Broken, CheckReport
 from clawloop.core.contracts.notices import Notice, Notifier
 from clawloop.core.contracts.serving import Directory, Engine
@@ -30,6 +26,9 @@ from clawloop.core.settings import Settings
 from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.operations.engines import EngineOperations
 from clawloop.operations.history import HistoryOperations, NewVerdict
+from clawloop.operations.keys import KeyOperations
+from clawloop.operations.overview import Overview
+from clawloop.operations.reading import Reading
 from clawloop.operations.rollouts import EnvironmentWorkers, RolloutOperations
 from clawloop.operations.sessions import SessionOperations
 from clawloop.operations.training import TrainingOperations
@@ -41,14 +40,16 @@ from db.erasure import PostgresErasureStore
 from db.invariants import INVARIANTS, committed_versions, violations
 from db.judging.judgements import PostgresJudgementStore
 from db.judging.rejudging import PostgresHistoryStore, PostgresRejudgeStore
-from db.recovery import PostgresRecoveryStore
+from db.overview import PostgresOverviewStore
 from db.serving import engines
 from db.serving.directory import PostgresDirectoryStore
+from db.serving.keys import PostgresKeyStore
 from db.training.operators import PostgresTrainingStore
 from db.turns.files import PostgresFileStore
+from db.turns.sessions import PostgresSessionStore
 
 if TYPE_CHECKING:
-    from temporalio.client import Client
+    from activities.judging.history_judge import StoredTurnJudge
 
 
 # Engines and models ---------------------------------------------------------------------------------------------------
@@ -143,10 +144,6 @@ class HttpEngineProbe:
         return await engine_check.answers_strangers(engines.engine_of(url)[1])
 
 
-def engine_operations_on(database: Database, settings: Settings) -> EngineOperations:
-    return EngineOperations(PostgresEngineStore(database), HttpEngineProbe(database, settings))
-
-
 # The ledger -----------------------------------------------------------------------------------------------------------
 # Verifies a database's ledger and the adapters in a data folder.
 
@@ -232,32 +229,7 @@ class _NamedJudge:
         return NewVerdict(None, NOTHING_FOLLOWS) if found is None else NewVerdict(found.verdict, found.why)
 
 
-@asynccontextmanager
-async def history_on(
-    database: Database, settings: Settings, directory: Callable[[], Directory], sessions: SessionOperations
-) -> AsyncIterator[HistoryOperations]:
-    """
-    Args:
-        directory: the current policies and engines.
-
-    Raises:
-        SetupError: CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not.
-    """
-    name = BASE_MODEL if settings.judge_url is None else f"{settings.judge_model} at {settings.judge_url}"
-    async with judge_client(settings, directory, pictures=PostgresFileStore(database).of_turn) as client:
-        judge = _NamedJudge(name, StoredTurnJudge(PostgresJudgementStore(database), client))
-        yield HistoryOperations(PostgresHistoryStore(database), judge, PostgresTrainingStore(database), sessions)
-
-
 # All of them ----------------------------------------------------------------------------------------------------------
-# Operators' operations on PostgreSQL, for the gateway and the command line alike.
-
-
-@dataclass(frozen=True, slots=True)
-class Operations:
-    training: TrainingOperations
-    sessions: SessionOperations
-    rollouts: RolloutOperations
 
 
 class NoTemporal:
@@ -276,25 +248,83 @@ class NoTemporal:
         raise SignalFailed("no Temporal is configured: set TEMPORAL_ADDRESS")
 
 
-def operations_on(
-    database: Database, settings: Settings, notifier: Notifier, workers: EnvironmentWorkers
-) -> Operations:
-    artifacts = ArtifactFolder(settings.data / "artifacts", sealer_of(settings.encryption_key_file))
-    return Operations(
-        TrainingOperations(PostgresTrainingStore(database), notifier, settings.max_lora_rank),
-        SessionOperations(PostgresRejudgeStore(database), PostgresErasureStore(database), artifacts.delete, notifier),
-        RolloutOperations(PostgresRolloutStore(database), notifier, workers),
-    )
+class Operations:
+    """Operators' operations on one database, for the gateway and the command line; each is made when it is asked for.
 
+    Args:
+        settings: of the machine that they run on.
+    """
 
-def recovery_on(database: Database, client: Client, settings: Settings) -> Recovery:
-    from clawloop.app.processes.notifier import notifier_on
-    from clawloop.app.temporal.recovery import TemporalRecovery
+    def __init__(self, database: Database, settings: Settings, notifier: Notifier, workers: EnvironmentWorkers) -> None:
+        self._database = database
+        self._settings = settings
+        self._notifier = notifier
+        self._workers = workers
 
-    folder, spool = settings.data / "adapters", settings.data / "spool"
-    return Recovery(
-        PostgresRecoveryStore(database),
-        TemporalRecovery(client, notifier_on(client, settings)),
-        AdapterFolder(folder) if folder.is_dir() else None,
-        StrandedTurns(spool, sealer_of(settings.encryption_key_file)) if spool.is_dir() else None,
-    )
+    @cached_property
+    def reading(self) -> Reading:
+        return Reading(PostgresSessionStore(self._database), workflow_links(self._settings))
+
+    @cached_property
+    def keys(self) -> KeyOperations:
+        return KeyOperations(PostgresKeyStore(self._database))
+
+    @cached_property
+    def engines(self) -> EngineOperations:
+        return EngineOperations(PostgresEngineStore(self._database), HttpEngineProbe(self._database, self._settings))
+
+    @cached_property
+    def training(self) -> TrainingOperations:
+        return TrainingOperations(PostgresTrainingStore(self._database), self._notifier, self._settings.max_lora_rank)
+
+    @cached_property
+    def sessions(self) -> SessionOperations:
+        artifacts = ArtifactFolder(self._settings.data / "artifacts", sealer_of(self._settings.encryption_key_file))
+        rejudging, erasure = PostgresRejudgeStore(self._database), PostgresErasureStore(self._database)
+        return SessionOperations(rejudging, erasure, artifacts.delete, self._notifier)
+
+    @cached_property
+    def rollouts(self) -> RolloutOperations:
+        return RolloutOperations(PostgresRolloutStore(self._database), self._notifier, self._workers)
+
+    async def directory(self) -> Directory:
+        """The policies and engines now.
+
+        Raises:
+            StoreUnavailable
+        """
+        return await PostgresDirectoryStore(self._database).read()
+
+    def overview(self, temporal_problem: Callable[[], Awaitable[str | None]]) -> Overview:
+        """
+        Args:
+            temporal_problem: why Temporal does not answer; None: it does.
+        """
+        return Overview(
+            PostgresOverviewStore(self._database).counts,
+            self.engines,
+            PostgresTrainingStore(self._database),
+            temporal_problem,
+            self.rollouts,
+            workflow_links(self._settings),
+        )
+
+    @asynccontextmanager
+    async def history(self, directory: Callable[[], Directory]) -> AsyncIterator[HistoryOperations]:
+        """Comparing stored turns' verdicts with those of the settings' judge.
+
+        Args:
+            directory: the current policies and engines.
+
+        Raises:
+            SetupError: CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not.
+        """
+        from activities.judging.history_judge import StoredTurnJudge
+        from clawloop.app.processes.workers import judge_client
+
+        settings, database = self._settings, self._database
+        name = BASE_MODEL if settings.judge_url is None else f"{settings.judge_model} at {settings.judge_url}"
+        async with judge_client(settings, directory, pictures=PostgresFileStore(database).of_turn) as client:
+            judge = _NamedJudge(name, StoredTurnJudge(PostgresJudgementStore(database), client))
+            training = PostgresTrainingStore(database)
+            yield HistoryOperations(PostgresHistoryStore(database), judge, training, self.sessions)

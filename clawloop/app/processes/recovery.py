@@ -11,10 +11,17 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from temporalio.client import Client
+
 from api.recording.spool import StrandedTurns
+from clawloop.app.processes.database import sealer_of
+from clawloop.app.temporal.notifier import TemporalNotifier
+from clawloop.app.temporal.recovery import TemporalRecovery
 from clawloop.core.adapters.directory import AdapterFolder
 from clawloop.core.contracts.sessions import KeyOfTurns, RejudgeRequested, SessionFacts, ToldTurns, WaitingWork
 from clawloop.core.ids import SessionId, TurnId
+from clawloop.core.settings import Settings
+from db.database import Database
 from db.recovery import PostgresRecoveryStore
 
 # Ids in one query; more would make its text large for no gain.
@@ -195,3 +202,13 @@ def _lost_turns(session: SessionId, turns: Collection[TurnId]) -> str:
     names = ", ".join(map(str, oldest))
     more = f" and {len(turns) - len(oldest)} later ones" if len(turns) > len(oldest) else ""
     return f"session {session}: PostgreSQL lacks {len(turns)} of its turns: {names}{more}"
+
+
+def recovery_of(database: Database, client: Client, settings: Settings) -> Recovery:
+    folder, spool = settings.data / "adapters", settings.data / "spool"
+    return Recovery(
+        PostgresRecoveryStore(database),
+        TemporalRecovery(client, TemporalNotifier.of(client, settings)),
+        AdapterFolder(folder) if folder.is_dir() else None,
+        StrandedTurns(spool, sealer_of(settings.encryption_key_file)) if spool.is_dir() else None,
+    )

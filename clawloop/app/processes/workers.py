@@ -28,8 +28,8 @@ from activities.training.steps import StepActivities
 from clawloop.app.processes.database import ready_database, require_database
 from clawloop.app.processes.endpoints import engine_secret, required_temporal_address
 from clawloop.app.processes.holding import Holding
-from clawloop.app.processes.notifier import notifier_on
 from clawloop.app.processes.worker_process import GRACE, LOOPBACK, RETRY_SECONDS, run_workers
+from clawloop.app.temporal.notifier import TemporalNotifier
 from clawloop.app.temporal.replay import POLLS, replaying_few_at_once
 from clawloop.app.temporal.server import prepare_namespace
 from clawloop.core.adapters.directory import AdapterFolder
@@ -165,7 +165,7 @@ async def _hold(
 ) -> None:
     """Hold the database for the client's server, and have all that the orchestrators need there; also from now on."""
     directory = PostgresDirectoryStore(database)
-    notifier = notifier_on(client, settings)
+    notifier = TemporalNotifier.of(client, settings)
 
     async def prepare() -> None:
         await prepare_namespace(client)
@@ -191,7 +191,7 @@ def end_if_renewals_fail(broken: asyncio.Event, task: asyncio.Task[None]) -> Non
 def _orchestrator_workers(
     settings: Settings, database: Database, client: Client, metrics: WorkerMetrics
 ) -> list[Worker]:
-    notifier = notifier_on(client, settings)
+    notifier = TemporalNotifier.of(client, settings)
     work = TrainingNotifier(PostgresWorkStore(database), notifier)
     conversations = ConversationCache(settings.conversation_cache_bytes)
     step_store, publishing_store = PostgresStepStore(database, conversations), PostgresPublishingStore(database)
@@ -265,7 +265,7 @@ async def _judge_worker(
 
     judge = await stack.enter_async_context(judge_client(settings, now, metrics, PostgresFileStore(database).of_turn))
     renderer = await stack.enter_async_context(EngineRenderer(engine_endpoints(settings, now)))
-    work = TrainingNotifier(PostgresWorkStore(database), notifier_on(client, settings))
+    work = TrainingNotifier(PostgresWorkStore(database), TemporalNotifier.of(client, settings))
     conversations = ConversationCache(settings.conversation_cache_bytes)
     judgements = PostgresJudgementStore(database, conversations)
     judging = JudgingActivities(judgements, judge, renderer.render, work, metrics)

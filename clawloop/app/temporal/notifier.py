@@ -29,6 +29,7 @@ from clawloop.core.contracts.notices import (
 )
 from clawloop.core.contracts.sessions import FeedbackGiven, RejudgeRequested, TurnRecorded
 from clawloop.core.contracts.training import TrainingState
+from clawloop.core.settings import Settings
 from workflows import names
 from workflows.page_links import NO_PAGE, PageLinks
 from workflows.state import EngineState, PolicyRollouts, PolicyTraining, SessionState
@@ -67,6 +68,11 @@ class TemporalNotifier:
         idle: a session closes after this long without a turn.
         links: from Temporal's UI to the page.
     """
+
+    @classmethod
+    def of(cls, client: Client, settings: Settings) -> TemporalNotifier:
+        """The notifier of a process; CLAWLOOP_PAGE, which `clawloop up` sets, gives links to the page."""
+        return cls(client, timedelta(minutes=settings.session_idle_minutes), PageLinks(settings.page))
 
     def __init__(self, client: Client, idle: timedelta, links: PageLinks = NO_PAGE) -> None:
         self._client = client

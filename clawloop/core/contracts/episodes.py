@@ -120,25 +120,41 @@ class EpisodeBegun:
 
 
 @dataclass(frozen=True, slots=True)
+class EpisodeScore:
+    """
+    Args:
+        reward: None if the verifier gave none.
+        reason: for people, without text of the conversation.
+    """
+
+    episode: EpisodeId
+    reward: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class EpisodeEnd:
     """
     Args:
         reason: for people, without text of the conversation.
         artifact_sha256: digest in hex of what the agent left; None if nothing was kept.
+        score: where it came with the agent's end; None: the verifier gives it.
     """
 
     id: EpisodeId
     ending: Ending
     reason: str = ""
     artifact_sha256: str | None = None
+    score: EpisodeScore | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class GroupTask:
-    """The task of a group's episodes.
+class GroupBegun:
+    """A rollout group whose episodes begin.
 
     Args:
         judged: the policy's recipe adds votes on each turn to the outcome.
+        episodes: by place, its first attempt, or what has ended there; none if the group is not open.
     """
 
     policy: str
@@ -147,17 +163,7 @@ class GroupTask:
     size: int
     state: GroupState
     judged: bool
-
-
-@dataclass(frozen=True, slots=True)
-class GroupBegun:
-    """
-    Args:
-        episodes: by place, its first attempt, or what has ended there; none if the group is not open.
-    """
-
-    task: GroupTask
-    episodes: Sequence[EpisodeBegun]
+    episodes: Sequence[EpisodeBegun] = ()
 
 
 @dataclass(frozen=True, slots=True)

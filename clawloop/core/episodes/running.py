@@ -8,7 +8,7 @@ from typing import Protocol
 
 from temporalio import activity
 
-from clawloop.core.contracts.episodes import AgentRun, Ending
+from clawloop.core.contracts.episodes import AgentRun, EpisodeEnd, EpisodeScore
 from clawloop.core.contracts.notices import Message
 from clawloop.core.heartbeat import heartbeating
 from clawloop.core.ids import EpisodeId
@@ -26,40 +26,17 @@ def environment_queue(environment: str) -> str:
     return f"environment-{environment}"
 
 
-class RunEpisode(Message):
+class EpisodeWork(Message):
+    """An episode whose agent is to run, or whose verifier.
+
+    Args:
+        artifact_sha256: of what its agent left, for the verifier; None: the agent is to run.
+    """
+
     episode: EpisodeId
     environment: str
     task: str
-
-
-class VerifyEpisode(Message):
-    episode: EpisodeId
-    environment: str
-    task: str
-    artifact_sha256: str
-
-
-class EpisodeVerified(Message):
-    """
-    Args:
-        reward: None if the verifier gave none.
-    """
-
-    reward: float | None
-    reason: str = ""
-
-
-class EpisodeRan(Message):
-    """
-    Args:
-        artifact_sha256: of what the agent left.
-        verified: the verdict where it came with the agent's end; None: `verify_episode` gives it.
-    """
-
-    ending: Ending
-    reason: str
     artifact_sha256: str | None = None
-    verified: EpisodeVerified | None = None
 
 
 # Ports ----------------------------------------------------------------------------------------------------------------
@@ -127,27 +104,30 @@ class EnvironmentActivities:
         self._artifacts = artifacts
 
     @activity.defn
-    async def run_episode(self, request: RunEpisode) -> EpisodeRan:
+    async def run_episode(self, work: EpisodeWork) -> EpisodeEnd:
         """Run the agent in a new sandbox; what it left is kept by its digest."""
         async with heartbeating(lambda: "the agent runs"):
             # Before the key is used, so that an attempt whose check fails has had no agent.
-            await self._runner.require_usable(request.environment, request.task)
-            key = await self._key_of(request.episode)
-            run = await self._runner.run_agent(request.environment, request.task, request.episode, key)
+            await self._runner.require_usable(work.environment, work.task)
+            key = await self._key_of(work.episode)
+            run = await self._runner.run_agent(work.environment, work.task, work.episode, key)
             sha256 = await self._artifacts.store(run.artifact)
-        log.info("episode ran", extra={"episode": str(request.episode), "ending": run.ending, "why": run.reason})
-        verified = None if run.verdict is None else _verified(*run.verdict)
-        reason = run.reason[:REASON_LIMIT]
-        return EpisodeRan(ending=run.ending, reason=reason, artifact_sha256=sha256, verified=verified)
+        log.info("episode ran", extra={"episode": str(work.episode), "ending": run.ending, "why": run.reason})
+        score = None if run.verdict is None else _score(work.episode, *run.verdict)
+        return EpisodeEnd(work.episode, run.ending, run.reason[:REASON_LIMIT], sha256, score)
 
     @activity.defn
-    async def verify_episode(self, request: VerifyEpisode) -> EpisodeVerified:
-        """Run the verifier on what the agent left, in a new sandbox; the agent does not run again."""
+    async def verify_episode(self, work: EpisodeWork) -> EpisodeScore:
+        """Run the verifier on what the agent left, in a new sandbox; the agent does not run again.
+
+        Raises:
+            EpisodeUnusable: nothing that its agent left was kept.
+        """
         async with heartbeating(lambda: "the verifier runs"):
-            artifact = await self._artifacts.load(request.artifact_sha256)
-            reward, reason = await self._runner.verify(request.environment, request.task, request.episode, artifact)
-        return _verified(reward, reason)
+            artifact = await self._artifacts.load(work.artifact_sha256 or "")
+            reward, reason = await self._runner.verify(work.environment, work.task, work.episode, artifact)
+        return _score(work.episode, reward, reason)
 
 
-def _verified(reward: float | None, reason: str) -> EpisodeVerified:
-    return EpisodeVerified(reward=reward, reason=reason[:REASON_LIMIT])
+def _score(episode: EpisodeId, reward: float | None, reason: str) -> EpisodeScore:
+    return EpisodeScore(episode, reward, reason[:REASON_LIMIT])
