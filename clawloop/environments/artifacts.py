@@ -1,4 +1,4 @@
-"""What agents left, by its digest, in a folder."""
+"""A folder of artifacts, i.e. of files that agents left, by digest."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ArtifactFolder:
         return await asyncio.to_thread(self._prune, age)
 
     def digests(self) -> list[str]:
-        """Of all artifacts, plain and encrypted ones."""
+        """The digests of all artifacts, plain and encrypted ones."""
         return [path.stem for path in self._folder.glob("??/*.tar")]
 
     def reseal(self, digest: str) -> bool:
@@ -153,7 +153,7 @@ class ArtifactFolder:
 
 
 async def prune_hourly(artifacts: ArtifactFolder, age: timedelta) -> None:
-    """Delete artifacts that nobody needs any more, now and each hour."""
+    """Delete artifacts that are old enough, now and each hour."""
     while True:
         try:
             if removed := await artifacts.prune(age):

@@ -28,7 +28,7 @@ ENVIRONMENTS = (BrowserEnvironment.name, *WITHOUT_BROWSER)
 
 @dataclass(frozen=True, slots=True)
 class BrowserOptions:
-    """Of the environment `browser`, see `Chromium.find` and `BrowserEnvironment`.
+    """Options of the environment `browser`, see `Chromium.find` and `BrowserEnvironment`.
 
     Args:
         kinds: names of kinds of tasks; empty: all.

@@ -1,4 +1,4 @@
-"""What a worker without a database asks a gateway for: keys of episodes, and the place where artifacts are kept."""
+"""Requests of a worker without a database to a gateway: keys of episodes, and the place where artifacts are kept."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class SandboxRunner:
 
 
 def _ending(result: BoxResult) -> tuple[Ending, str]:
-    """How the agent ended and why; the reason has nothing of its output, which may quote the conversation."""
+    """The agent's ending and its reason; the reason has nothing of its output, which may quote the conversation."""
     problem = "" if result.problem is None else f"; {result.problem}"
     if result.exit_code is None:
         return Ending.TRUNCATED_TIME, f"stopped at its time limit{problem}"

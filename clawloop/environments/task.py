@@ -1,4 +1,4 @@
-"""What an environment gives: tasks, the program that plays the agent, and the verifier."""
+"""Environments: their tasks, the program that plays the agent, and the verifier."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class AgentLoop:
     answer: str | None
 
     def files(self, prompt: str) -> dict[str, bytes]:
-        """What `HARNESS` finds below /task."""
+        """Files for `HARNESS`, below /task."""
         return _files(prompt, {**asdict(self), "tools": [self.tool]})
 
 
@@ -67,7 +67,7 @@ class SessionLoop:
     max_tokens: int
 
     def files(self, prompt: str) -> dict[str, bytes]:
-        """What `HARNESS` finds below /task."""
+        """Files for `HARNESS`, below /task."""
         return _files(prompt, {**asdict(self), "answer": None})
 
 
@@ -112,7 +112,7 @@ class Split(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What is run in place of the agent where a task is checked.
+    """The program that runs in place of the agent where a task is checked.
 
     Args:
         files: below /solution.

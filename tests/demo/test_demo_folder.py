@@ -15,7 +15,7 @@ from rich.console import Console
 from clawloop.app.demo.demo_folder import Address, demo_folder, read_address, write_address
 from clawloop.app.demo.plan import plan
 from clawloop.app.demo.run import DemoOptions, DemoSetup, run
-from clawloop.app.demo.scoreboard import LineBoard
+from clawloop.app.demo.scoreboard import ScoreLines
 from clawloop.app.local.parts import Deployment
 from clawloop.core.errors import SetupError
 
@@ -102,5 +102,5 @@ async def test_a_full_disk_is_reported_before_anything_is_written(
         raise AssertionError
 
     with pytest.raises(SetupError, match=r"1024 MiB of free disk are needed in .*demo, 5 MiB are free"):
-        await run(options, LineBoard(Console(file=StringIO())), prepare)
+        await run(options, ScoreLines(Console(file=StringIO())), prepare)
     assert not (tmp_path / "demo").exists()

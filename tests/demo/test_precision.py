@@ -13,7 +13,7 @@ from rich.console import Console
 from clawloop.app.demo import practice
 from clawloop.app.demo import run as chat
 from clawloop.app.demo.plan import plan
-from clawloop.app.demo.scoreboard import LineBoard
+from clawloop.app.demo.scoreboard import ScoreLines
 from clawloop.app.demo.toys import TOYS
 from clawloop.app.layout.memory import Role
 from clawloop.app.local import model_layout
@@ -35,7 +35,7 @@ async def prepare(deployment: Deployment) -> dict[str, str]:
 
 def asked_of(name: str, folder: Path, environment: dict[str, str]) -> Coroutine[Any, Any, object]:
     """The demo of this name."""
-    board, setup = LineBoard(Console(file=StringIO())), chat.DemoSetup(folder, folder, environment)
+    board, setup = ScoreLines(Console(file=StringIO())), chat.DemoSetup(folder, folder, environment)
     if name == CHAT:
         chats = plan(None, None, "combined", 64, paced=True, batch=8)
         return chat.run(chat.DemoOptions(chats, setup), board, prepare)

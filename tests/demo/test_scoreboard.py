@@ -10,7 +10,7 @@ from rich.console import Console
 
 from clawloop.app.demo.plan import PlannedRun
 from clawloop.app.demo.recipes import Method
-from clawloop.app.demo.scoreboard import LineBoard, TableBoard
+from clawloop.app.demo.scoreboard import ScoreLines, ScoreTable
 from clawloop.app.local.supervision.supervisor import PartState, PartStatus
 from tests.demo.test_report import evaluated
 
@@ -24,7 +24,7 @@ def console() -> tuple[Console, StringIO]:
 
 def test_the_column_names_are_printed_once() -> None:
     on, output = console()
-    board = LineBoard(on)
+    board = ScoreLines(on)
     for row in evaluated(0.5, 0.95):
         board.add_evaluation(ONE, replace(row, reward=-0.25))
     head, first, second = output.getvalue().splitlines()
@@ -35,7 +35,7 @@ def test_the_column_names_are_printed_once() -> None:
 
 def test_the_table_shows_all_rows_of_the_current_run_and_the_last_of_others() -> None:
     on, output = console()
-    board = TableBoard(on)
+    board = ScoreTable(on)
     for run in (ONE, TWO):
         for row in evaluated(0.5, 0.7, 0.95):
             board.add_evaluation(run, row)
@@ -50,7 +50,7 @@ def test_the_table_shows_all_rows_of_the_current_run_and_the_last_of_others() ->
 
 def test_starting_parts_are_named_and_failures_stay() -> None:
     on, output = console()
-    board = TableBoard(on)
+    board = ScoreTable(on)
     now = datetime.now().astimezone()
     board.changed(PartStatus("vllm", PartState.STARTING, "", "loading weights", now, 0))
     board.changed(PartStatus("postgres", PartState.STARTING, "", "", now, 0))

@@ -21,12 +21,11 @@ from clawloop.environments.browser.environment import (
     BrowserEnvironment,
     expected,
     generated_task,
-    next_message,
-    reference,
 )
 from clawloop.environments.browser.kinds import HARDEST_LEVEL, KINDS, KINDS_BY_NAME, press, tab
 from clawloop.environments.choice import DEFAULT_ENVIRONMENTS, BrowserOptions, choose
 from clawloop.environments.task import CommandHarness, Split
+from tests.environments.browser_agent import next_message, reference
 
 SNAPSHOT = """
 - generic [ref=e2]:

@@ -19,7 +19,7 @@ from clawloop.core.episodes.kinds import ChosenKind
 from clawloop.core.errors import SetupError
 from clawloop.core.ids import new_episode_id
 from clawloop.environments.browser.chromium import Chromium, chromium_folder
-from clawloop.environments.browser.environment import LIMITS, BrowserEnvironment, call, generated_task, next_message
+from clawloop.environments.browser.environment import LIMITS, BrowserEnvironment, generated_task
 from clawloop.environments.browser.kinds import HARDEST_LEVEL, KINDS, Kind, search, steps
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import Split
@@ -27,6 +27,7 @@ from clawloop.sandboxes.boxes import BoxTask
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
 from tests.api.conftest import Gateway, gateway, shared_gateway
+from tests.environments.browser_agent import call, next_message
 from tests.environments.scripted_model import model
 from tests.fakes.replies import Reply as EngineReply
 

@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from clawloop.app.local.supervision.supervisor import PartState, PartStatus, describe, status_board
+from clawloop.app.local.supervision.supervisor import LineBoard, PartState, PartStatus, TableBoard, describe, open_board
 
 
 def status(state: PartState, detail: str = "", restarts: int = 0) -> PartStatus:
@@ -34,7 +34,7 @@ def test_a_status_as_one_line(part: PartStatus, line: str) -> None:
 
 def test_without_a_terminal_every_change_is_a_dated_line() -> None:
     output = StringIO()
-    with status_board(Console(file=output)) as board:
+    with open_board(Console(file=output), LineBoard, TableBoard) as board:
         board.changed(status(PartState.STARTING))
         board.say("gateway [bold]http://127.0.0.1:30000/v1[/bold] " + "x" * 200)
     first, second = output.getvalue().splitlines()
@@ -45,7 +45,7 @@ def test_without_a_terminal_every_change_is_a_dated_line() -> None:
 
 def test_a_terminal_shows_a_table_with_failures_above_it() -> None:
     output = StringIO()
-    with status_board(Console(file=output, force_terminal=True, width=120)) as board:
+    with open_board(Console(file=output, force_terminal=True, width=120), LineBoard, TableBoard) as board:
         board.changed(status(PartState.READY))
         board.changed(status(PartState.WAITING, "was ended by SIGKILL; restart in 0.5 s", restarts=1))
     text = output.getvalue()

@@ -19,12 +19,13 @@ from psycopg.rows import dict_row
 
 from clawloop.app.processes.bootstrap import prepare
 from clawloop.environments.browser.chromium import chromium_folder
-from clawloop.environments.browser.environment import generated_task, next_message
+from clawloop.environments.browser.environment import generated_task
 from clawloop.environments.task import Split
 from db.database import Database
 from db.invariants import violations
 from tests.contract.conftest import TEST_LIMIT
 from tests.e2e.gateway import running_gateway
+from tests.environments.browser_agent import next_message
 from tests.fakes.engine import fake_engine
 from tests.fakes.replies import Reply
 from tests.verbs import clawloop_process

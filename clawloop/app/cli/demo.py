@@ -101,7 +101,8 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
         from clawloop.app.demo.recipes import Method, demo_recipe
         from clawloop.app.demo.run import DemoOptions, DemoSetup
         from clawloop.app.demo.run import run as run_demo
-        from clawloop.app.demo.scoreboard import open_board
+        from clawloop.app.demo.scoreboard import ScoreLines, ScoreTable
+        from clawloop.app.local.supervision.supervisor import open_board
 
         try:
             setup = DemoSetup(
@@ -147,7 +148,7 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
                 keep=keep,
                 faults=faults,
             )
-            with open_board(Console(stderr=as_json or markdown)) as board:
+            with open_board(Console(stderr=as_json or markdown), ScoreLines, ScoreTable) as board:
                 results = asyncio.run(run_demo(options, board, load_prepare()))
         except SetupError as error:
             typer.echo(f"clawloop: {error}", err=True)
@@ -186,9 +187,9 @@ def run_practice(options: PracticeOptions, prepare: Prepare, *, as_json: bool) -
 
     from clawloop.app.demo import practice_report as reports
     from clawloop.app.demo.practice import practise
-    from clawloop.app.demo.scoreboard import LineBoard
+    from clawloop.app.demo.scoreboard import ScoreLines
 
-    finished = asyncio.run(practise(options, LineBoard(Console(stderr=as_json)), prepare))
+    finished = asyncio.run(practise(options, ScoreLines(Console(stderr=as_json)), prepare))
     for run in finished:
         for line in reports.lines(run):
             typer.echo(line, err=as_json)

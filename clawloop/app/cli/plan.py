@@ -95,6 +95,10 @@ JudgeModel = Annotated[
     str | None,
     typer.Option(metavar="MODEL", help="A model of a judge engine; by default the model judges itself."),
 ]
+JudgeModel = Annotated[
+    Path | None, typer.Option(help="A model folder of a judge engine; by default the model judges itself.")
+]
+Trains = Annotated[bool, typer.Option("--train/--no-train", help="With a trainer; or only record and judge.")]
 MICRO_BATCH_TOKENS = 8192
 
 
@@ -132,7 +136,7 @@ def plan_command(
     recipe: Annotated[
         Path | None, typer.Option(dir_okay=False, help="The recipe to train by; the default one otherwise.")
     ] = None,
-    train: Annotated[bool, typer.Option("--train/--no-train", help="Plan a trainer, or only engines.")] = True,
+    train: Trains = True,
     dtype: Dtype = None,
     max_model_len: MaxModelLen = None,
     max_sample_tokens: MaxSampleTokens = None,

@@ -29,6 +29,7 @@ from clawloop.app.cli.plan import (
     ReasoningParser,
     ServeModel,
     ToolCallParser,
+    Trains,
     indices,
     model_folder,
 )
@@ -82,9 +83,7 @@ def up_command(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Recipe to learn by from now on; deploy/recipes has some."),
     ] = None,
-    train: Annotated[
-        bool, typer.Option("--train/--no-train", help="Train; or only record and judge, with less memory.")
-    ] = True,
+    train: Trains = True,
     chat_template: ChatTemplate = None,
     tool_call_parser: ToolCallParser = None,
     reasoning_parser: ReasoningParser = None,
@@ -95,7 +94,7 @@ def up_command(
     from clawloop.app.local.machine import Device as MachineDevice
     from clawloop.app.local.model_layout import ModelOptions
     from clawloop.app.local.plan import UpOptions
-    from clawloop.app.local.supervision.supervisor import status_board
+    from clawloop.app.local.supervision.supervisor import LineBoard, TableBoard, open_board
     from clawloop.app.local.up import run
     from clawloop.core.families.chat_format import ChatOptions
     from clawloop.core.recipes.recipe import load_recipe
@@ -143,7 +142,7 @@ def up_command(
     )
     try:
         options = replace(options, recipe=None if recipe is None else load_recipe(recipe))
-        with status_board(Console()) as board:
+        with open_board(Console(), LineBoard, TableBoard) as board:
             asyncio.run(run(options, board, prepare_deployment))
     except (SetupError, RecipeRejected) as error:
         typer.echo(f"clawloop: {error}", err=True)

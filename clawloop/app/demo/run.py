@@ -49,7 +49,7 @@ _NOT_INHERITED = ("CLAWLOOP_", "DATABASE_URL", "TEMPORAL_ADDRESS")
 
 @dataclass(frozen=True, slots=True)
 class DemoSetup:
-    """Where a demo runs, and where its report goes.
+    """Folders, ports and environment of a demo.
 
     Args:
         data: the demo uses the subfolder `demo`.

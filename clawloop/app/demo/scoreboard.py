@@ -6,35 +6,18 @@ Satisfies `experiment.DemoBoard`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from clawloop.app.demo.experiment import DemoBoard
 from clawloop.app.demo.plan import PlannedRun
 from clawloop.app.demo.report import GOAL, Evaluation
-from clawloop.app.local.supervision.supervisor import PartState, PartStatus
+from clawloop.app.local.supervision.supervisor import LineBoard, PartState, PartStatus
 
 _COLUMNS = ("user", "method", "step", "version", "interactions", "reward", "match", "requests failed", "seconds")
 _TEXT_COLUMNS = ("user", "method")
-# A higher rate takes CPU time from training.
-_DRAWS_PER_SECOND = 2
 _BAR_WIDTH = 20
-
-
-@contextmanager
-def open_board(console: Console) -> Iterator[DemoBoard]:
-    """Open a table on a terminal, else a board that prints lines."""
-    if not console.is_terminal:
-        yield LineBoard(console)
-        return
-    board = TableBoard(console)
-    with Live(board, console=console, refresh_per_second=_DRAWS_PER_SECOND):
-        yield board
 
 
 def cells(run: PlannedRun, row: Evaluation) -> tuple[str, ...]:
@@ -52,11 +35,11 @@ def cells(run: PlannedRun, row: Evaluation) -> tuple[str, ...]:
     )
 
 
-class LineBoard:
-    """Prints a line for each event; does not show the current status."""
+class ScoreLines(LineBoard):
+    """Prints a line for each event, with the seconds since the demo began; does not show the current status."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        super().__init__(console)
         self._began = time.monotonic()
         self._has_header = False
 
@@ -76,15 +59,12 @@ class LineBoard:
     def status(self, run: PlannedRun, text: str) -> None:
         pass
 
-    def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-
-class TableBoard:
+class ScoreTable(ScoreLines):
     """A status line and a table of evaluations; failures are printed above the table and stay."""
 
     def __init__(self, console: Console) -> None:
-        self._lines = LineBoard(console)
+        super().__init__(console)
         self._parts: dict[str, PartStatus] = {}
         self._rows: list[tuple[PlannedRun, Evaluation]] = []
         self._status = "starting"
@@ -93,7 +73,7 @@ class TableBoard:
     def changed(self, status: PartStatus) -> None:
         self._parts[status.name] = status
         if status.state in (PartState.WAITING, PartState.FAILED):
-            self._lines.changed(status)
+            super().changed(status)
         starting = [part for part in self._parts.values() if part.state is PartState.STARTING]
         if all(part.state in (PartState.STOPPED, PartState.FAILED) for part in self._parts.values()):
             self._set_status("")
@@ -102,9 +82,6 @@ class TableBoard:
         elif starting and not self._rows:
             parts = ", ".join(f"{part.name} ({part.detail})" if part.detail else part.name for part in starting)
             self._status = f"starting {parts}"
-
-    def say(self, line: str) -> None:
-        self._lines.say(line)
 
     def add_evaluation(self, run: PlannedRun, row: Evaluation) -> None:
         self._rows.append((run, row))

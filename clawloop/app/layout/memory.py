@@ -484,15 +484,6 @@ def logits(model: ModelShape, needs: TrainingNeeds, positions: int, longest: int
     return model.vocab * (kept * in_chunk + passing * in_one)
 
 
-def passes_before(model: ModelShape, needs: TrainingNeeds, tokens: int, number_bytes: int) -> int:
-    """Teacher, reference and policy without gradient: one layer's intermediates, or the logits of one document.
-
-    The base model as reference is the same weights with the adapter off, so nothing is held a second time.
-    """
-    one = tokens * number_bytes * (4 * model.width + 3 * model.inner + 3 * model.query)
-    return max(one, logits(model, needs, tokens))
-
-
 def working_bytes(
     model: ModelShape,
     needs: TrainingNeeds,

@@ -162,7 +162,7 @@ async def replay_open_workflows(client: Client) -> AsyncIterator[Replay]:
 
 
 async def replay(history: WorkflowHistory) -> str | None:
-    """Why this code cannot continue the workflow of this history; None if it can."""
+    """The reason for which this code cannot continue the workflow of this history; None if it can."""
     replayer = Replayer(workflows=WORKFLOWS, plugins=[ClawloopPlugin(sandboxed=True)])
     result = await replayer.replay_workflow(history, raise_on_replay_failure=False)
     if result.replay_failure is None:

@@ -1,4 +1,4 @@
-"""What the gate's checks of a candidate compute: a step's numbers, a replay of held-out turns, probes."""
+"""Computes the gate's checks of a candidate: a step's numbers, a replay of held-out turns, probes."""
 
 from __future__ import annotations
 

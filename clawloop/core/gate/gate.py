@@ -84,12 +84,15 @@ _SHOWN = {check.name: check.shown for checks in (BY_TRAINER, BY_PROBES, BY_SESSI
 
 
 def found(checks: Sequence[Check[Evidence]], evidence: Evidence, gate: Gate) -> list[GateCheck]:
-    """What these checks find."""
+    """The results of these checks."""
     return [each for check in checks if (each := check.find(evidence, gate)) is not None]
 
 
 def decide(checks: Sequence[GateCheck]) -> str | None:
-    """Why a version is rejected; None: it is accepted. A check with too little to decide by rejects nothing."""
+    """The reason for which a version is rejected; None: it is accepted.
+
+    A check with too little to decide by rejects nothing.
+    """
     failed = [f"{check.name}: {check.reason}" for check in checks if check.result is CheckResult.FAILED]
     return "; ".join(failed) or None
 

@@ -115,14 +115,14 @@ def _unpack(source: Path, target: Path) -> None:
 # Finds headless Chromium and Playwright's program that drives it, and says how a sandbox sees them.
 
 PLAYWRIGHT = "/playwright"
-"""Where a sandbox finds Playwright's program."""
+"""Path of Playwright's program in a sandbox."""
 
 REMEDY = (
     "run `clawloop environment fetch-chromium`, install a package such as Debian's `chromium`, or name a program by"
     " --chromium"
 )
 FETCHED = Path(sys.prefix) / "browser"
-"""Where browsers are kept that were fetched, beside the virtual environment."""
+"""Folder of fetched browsers, beside the virtual environment."""
 
 _SYSTEMS = ("/usr/lib/chromium/chromium", "chromium", "chromium-browser", "google-chrome", "chrome")
 _PLACE = "/chromium"
@@ -165,13 +165,13 @@ class Chromium:
 
     @property
     def folders(self) -> dict[str, Path]:
-        """Of this machine, by where they are in the sandbox."""
+        """Folders of this machine that a sandbox sees, by their place in it."""
         own = {} if self._in_usr else {_PLACE: self.path.parent}
         return {PLAYWRIGHT: self.driver, **own}
 
     @property
     def config(self) -> dict[str, Any]:
-        """How `session.cjs` starts it."""
+        """Settings by which `session.cjs` starts it."""
         return {
             "playwright": PLAYWRIGHT,
             "program": str(self.path) if self._in_usr else f"{_PLACE}/{self.path.name}",
@@ -184,7 +184,7 @@ class Chromium:
         return self.path.is_relative_to("/usr")
 
     def _libraries(self) -> Mapping[str, str]:
-        """Of the npm package, which brings what a server's system lacks."""
+        """Variables for the libraries and fonts of the npm package, which a server's system lacks."""
         if not (self.path.parent / "fonts").is_dir():
             return {}
         return {

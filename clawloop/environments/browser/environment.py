@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib.resources
 import json
 import random
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from clawloop.core.episodes.kinds import ChosenKind
-from clawloop.core.errors import EpisodeUnusable, RecordUnusable, SandboxFailed, SetupError
+from clawloop.core.errors import EpisodeUnusable, SandboxFailed, SetupError
 from clawloop.environments.browser.chromium import PLAYWRIGHT, REMEDY, Chromium
-from clawloop.environments.browser.kinds import FIRST_LEVEL, KINDS, KINDS_BY_NAME, SENT, Kind, Scenario, Step
+from clawloop.environments.browser.kinds import FIRST_LEVEL, KINDS, KINDS_BY_NAME, SENT, Kind, Scenario
 from clawloop.environments.task import HARNESS, EnvironmentTask, SessionLoop, Split, parse_chosen_task_id, split_of
 from clawloop.sandboxes.boxes import BoxTask, Limits, Sandboxes
 
@@ -141,52 +140,6 @@ def generated_task(
 
 
 def expected(task: Scenario) -> dict[str, Any]:
-    """What the session must have recorded: exactly one right post, or none and the right page."""
+    """The requests that the session must have recorded: exactly one right post, or none and the right page."""
     posts = [] if task.fields is None else [{"path": task.at, "fields": [list(pair) for pair in task.fields]}]
     return {"sent": posts, "at": task.at}
-
-
-# A scripted agent -----------------------------------------------------------------------------------------------------
-# An agent without a model: it finds the elements of a task's solution in the newest snapshot. For checks.
-
-
-def next_message(solution: Sequence[Step], messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the agent answers to these messages: the solution's next call, then `done`.
-
-    Raises:
-        RecordUnusable: the page does not show the element.
-    """
-    number = sum(message["role"] == "assistant" for message in messages)
-    if number >= len(solution):
-        return call("done", {})
-    step = solution[number]
-    return call(step.tool, {"ref": reference(step.on, _newest_text(messages)), **step.given})
-
-
-def reference(element: str, snapshot: str) -> str:
-    """The reference of an element, given by role and name, in a snapshot.
-
-    Raises:
-        RecordUnusable: it is not there.
-    """
-    found = re.search(rf"^ *- {re.escape(element)}(?: \[[^\]]*\])*? \[ref=(\w+)\]", snapshot, re.MULTILINE)
-    if found is None:
-        raise RecordUnusable(f"the page shows no {element}")
-    return found[1]
-
-
-def call(tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A message that calls a tool."""
-    function = {"name": tool, "arguments": json.dumps(arguments)}
-    return {"content": None, "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
-
-
-def _newest_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Of the newest message that holds any: pictures have messages of their own."""
-    for message in reversed(messages):
-        if isinstance(content := message["content"], str):
-            return content
-        for part in content or ():
-            if part["type"] == "text":
-                return str(part["text"])
-    raise RecordUnusable("no message holds text")

@@ -42,7 +42,7 @@ def escaped(text: str) -> str:
 
 
 def form(path: str, body: str) -> str:
-    """What is in it is posted to this path."""
+    """A form that posts its fields to this path."""
     return f'<form method="post" action="{path}" autocomplete="off">{body}</form>'
 
 

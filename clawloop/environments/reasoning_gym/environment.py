@@ -69,7 +69,7 @@ class ReasoningGymEnvironment:
                 return self._as_task(task_id, generator, entry)
 
     def _options(self, chosen: ChosenKind) -> dict[str, Any]:
-        """Of a generator at a level; none where the package has no curriculum for it."""
+        """Options of a generator at a level; none where the package has no curriculum for it."""
         factory = self._library.factory
         if not factory.has_curriculum(chosen.kind):
             return {}

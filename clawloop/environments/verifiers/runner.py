@@ -166,7 +166,7 @@ def outcome_of(episode: Any, role: str, reward_range: RewardRange) -> AgentRun:
 
 
 def unanswered(seconds: float) -> AgentRun:
-    """Of an episode that hung."""
+    """The run of an episode that hung."""
     why = f"it did not end in {seconds:g} s"
     kept = packed({_RESULT_FILE: json.dumps({"why": why}).encode()})
     return _verified(Ending.TRUNCATED_TIME, why, kept, UNIT_RANGE)
@@ -335,7 +335,7 @@ class VerifiersRunner:
                 yield cls(loaded, relay, context, notes)
 
     async def require_usable(self, environment: str, task_id: str) -> None:
-        """What verifiers loads it answers for."""
+        """Accept every task: verifiers answers for what it loads."""
 
     async def run_agent(self, environment: str, task_id: str, episode: EpisodeId, key: str) -> AgentRun:
         [slot] = self._loaded.env.slots(self._task(task_id))

@@ -1,4 +1,9 @@
-"""The embedded PostgreSQL: a server from a wheel, and the unprivileged user that it runs as."""
+"""The embedded PostgreSQL: a server from a wheel, and the unprivileged user that it runs as.
+
+The wheel's own `get_server` is not used. It initialises with trust for all local users instead of a password, opens a
+socket that everybody may write to, changes permissions of the folders above the data when it runs as root, quotes
+conversations in its log, and starts the server with `pg_ctl`, which leaves it running when its parent is killed.
+"""
 
 from __future__ import annotations
 

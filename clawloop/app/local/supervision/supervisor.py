@@ -15,10 +15,10 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from io import FileIO
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import psutil
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -218,17 +218,6 @@ class Board(Protocol):
     def say(self, line: str) -> None: ...
 
 
-@contextmanager
-def status_board(console: Console) -> Iterator[Board]:
-    """A table on a terminal, else dated lines."""
-    if not console.is_terminal:
-        yield LineBoard(console)
-        return
-    table = TableBoard(console)
-    with Live(table, console=console, refresh_per_second=_DRAWS_PER_SECOND):
-        yield table
-
-
 class LineBoard:
     """Writes a dated line for every change."""
 
@@ -240,25 +229,25 @@ class LineBoard:
 
     def say(self, line: str) -> None:
         now = datetime.now().astimezone().isoformat(timespec="seconds")
-        self._console.print(f"{now} {line}", markup=False, highlight=False, soft_wrap=True)
+        self._print(f"{now} {line}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-class TableBoard:
+class TableBoard(LineBoard):
     """A table of all parts. Failures are also written above the table, where they stay."""
 
     def __init__(self, console: Console) -> None:
-        self._lines = LineBoard(console)
+        super().__init__(console)
         self._parts: dict[str, PartStatus] = {}
 
     def changed(self, status: PartStatus) -> None:
         self._parts[status.name] = status
         if status.state in (PartState.WAITING, PartState.FAILED):
-            self._lines.changed(status)
+            super().changed(status)
 
-    def say(self, line: str) -> None:
-        self._lines.say(line)
-
-    def __rich__(self) -> Table:
+    def __rich__(self) -> RenderableType:
         table = Table("part", "state", "address", "for", "restarts", "", box=None, pad_edge=False)
         now = datetime.now().astimezone()
         for status in self._parts.values():
@@ -271,6 +260,20 @@ class TableBoard:
                 Text(status.detail, overflow="ellipsis", no_wrap=True),
             )
         return table
+
+
+AnyBoard = TypeVar("AnyBoard", bound=LineBoard)
+
+
+@contextmanager
+def open_board(console: Console, lines: type[AnyBoard], table: type[AnyBoard]) -> Iterator[AnyBoard]:
+    """A table on a terminal, else lines."""
+    if not console.is_terminal:
+        yield lines(console)
+        return
+    board = table(console)
+    with Live(board, console=console, refresh_per_second=_DRAWS_PER_SECOND):  # type: ignore[arg-type]
+        yield board
 
 
 def describe(status: PartStatus) -> str:
