@@ -21,7 +21,6 @@ from activities.training.steps import REASON_LIMIT, StepStore
 from clawloop.core.contracts.notices import Message
 from clawloop.core.contracts.training import (
     Attempts,
-    GateCheck,
     Pace,
     StatusCallback,
     StepBatch,

@@ -95,9 +95,6 @@ JudgeModel = Annotated[
     str | None,
     typer.Option(metavar="MODEL", help="A model of a judge engine; by default the model judges itself."),
 ]
-JudgeModel = Annotated[
-    Path | None, typer.Option(help="A model folder of a judge engine; by default the model judges itself.")
-]
 Trains = Annotated[bool, typer.Option("--train/--no-train", help="With a trainer; or only record and judge.")]
 MICRO_BATCH_TOKENS = 8192
 
