@@ -232,7 +232,7 @@ async def compare_history(request: Request, policy: str = "default") -> Compared
     except RecipeRejected as error:
         raise RequestRejected(f"{error}.", code="invalid_recipe", field=error.field) from error
     applied = await services.history.apply(policy, recipe) if requested.apply else []
-    return ComparedHistory.of(found, applied)
+    return found.model_copy(update={"applied": applied})
 
 
 # Erasing --------------------------------------------------------------------------------------------------------------

@@ -114,32 +114,15 @@ class HistoryJudge(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class History:
-    """
-    Args:
-        judged: turns of this call.
-        left: turns that are not compared yet.
-        stopped: why this call ended early; None if it did not.
-        all: over all turns compared so far.
-        versions: likewise, by the version that answered.
-    """
-
-    judge: str
-    judged: int
-    left: int
-    stopped: str | None
-    all: Agreement
-    versions: dict[int, Agreement]
-
-
 class ComparedHistory(View):
     """A comparison as the API answers it and `--json` prints it.
 
     Args:
         judged: turns of this call.
         left: turns not compared yet: call again.
-        stopped: why this call ended early.
+        stopped: why this call ended early; None if it did not.
+        all: over all turns compared so far.
+        versions: likewise, by the version that answered.
         applied: what became of the turns on which the verdicts differ; the judge workers ask their own judge.
     """
 
@@ -150,18 +133,6 @@ class ComparedHistory(View):
     all: Agreement
     versions: dict[int, Agreement]
     applied: Sequence[Rejudged]
-
-    @classmethod
-    def of(cls, found: History, applied: Sequence[Rejudged]) -> ComparedHistory:
-        return cls(
-            judge=found.judge,
-            judged=found.judged,
-            left=found.left,
-            stopped=found.stopped,
-            all=found.all,
-            versions=found.versions,
-            applied=applied,
-        )
 
 
 def judged_by_workers(judge: str) -> str:
@@ -185,7 +156,7 @@ class HistoryOperations:
         self._training = training
         self._sessions = sessions
 
-    async def compare(self, policy: str, recipe: Recipe | None, turns: int) -> History:
+    async def compare(self, policy: str, recipe: Recipe | None, turns: int) -> ComparedHistory:
         """Judge further stored turns, at most `turns`, and compare all so far.
 
         Args:
@@ -217,7 +188,15 @@ class HistoryOperations:
         judged = sum(await asyncio.gather(*(compare_one(turn) for turn in waiting)))
         pairs = await self._store.pairs(key)
         left = await self._store.left(key)
-        return History(self._judge.name, judged, left, stopped, agreement(pairs), by_version(pairs))
+        return ComparedHistory(
+            judge=self._judge.name,
+            judged=judged,
+            left=left,
+            stopped=stopped,
+            all=agreement(pairs),
+            versions=by_version(pairs),
+            applied=(),
+        )
 
     async def apply(self, policy: str, recipe: Recipe | None) -> list[Rejudged]:
         """Have the turns judged again, by the judge workers, on which the verdicts differ.

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 
 from api.recording import spool as spool_module
 from api.recording.spool import Spool, SpoolFull
+from clawloop.core.batches import Batches
 from clawloop.core.contracts.turns import TurnRecord
 from clawloop.core.errors import RecordUnusable, StoreContended, StoreTimedOut, StoreUnavailable
 from clawloop.core.ids import new_turn_id
@@ -326,6 +327,12 @@ class Transactions:
                 raise self.fails[call]
         return [ALONE if call in self.needs_own and len(calls) > 1 else call.upper() for call in calls]
 
+    async def answer(self, calls: Sequence[str]) -> list[str | Exception]:
+        """As `together`, without ALONE."""
+        self.shared.append(list(calls))
+        await self.free.wait()
+        return [call.upper() for call in calls]
+
     @property
     def apart(self) -> list[str]:
         """The calls that got a transaction of their own."""
@@ -409,6 +416,32 @@ async def test_a_transaction_that_waits_does_not_hold_up_the_next() -> None:
         await asyncio.sleep(0.01)
     done.free.set()
     assert [await first, await second, await third] == ["A", "B", "C"]
+
+
+async def test_no_more_batches_run_at_once_than_may() -> None:
+    done = Transactions()
+    done.free.clear()
+    batches = Batches[str, str](done.answer, most=1, at_once=2)
+    calls = [asyncio.create_task(batches.run(call)) for call in "abc"]
+    while len(done.shared) < 2:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.02)
+    assert done.shared == [["a"], ["b"]]
+    done.free.set()
+    assert await asyncio.gather(*calls) == ["A", "B", "C"]
+
+
+async def test_the_callers_of_a_batch_that_is_stopped_get_an_error() -> None:
+    done = Transactions()
+    done.free.clear()
+    batches = Batches[str, str](done.answer, most=2)
+    calls = [asyncio.create_task(batches.run(call)) for call in "ab"]
+    while not done.shared:
+        await asyncio.sleep(0)
+    await batches.stop()
+    async with asyncio.timeout(10):
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [StoreUnavailable] * 2
 
 
 async def test_a_cancelled_caller_leaves_the_others_alone() -> None:

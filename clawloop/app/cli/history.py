@@ -14,7 +14,7 @@ from clawloop.core.contracts.answers import Rejudged
 from clawloop.core.judging.agreement import Agreement
 from clawloop.core.judging.voting import signed
 from clawloop.core.recipes.recipe import Recipe, load_recipe
-from clawloop.operations.history import History, HistoryOperations
+from clawloop.operations.history import ComparedHistory, HistoryOperations
 
 if TYPE_CHECKING:
     from clawloop.app.processes.operations import Operations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _TURNS_A_CALL = 20
 
 
-def compare(data: Path | None, path: Path | None, policy: str, turns: int | None) -> History:
+def compare(data: Path | None, path: Path | None, policy: str, turns: int | None) -> ComparedHistory:
     """The comparison with a recipe's file, or with the policy's own recipe; nothing changes."""
     recipe = None if path is None else load_recipe(path)
     return with_operations(data, partial(_with_history, lambda history: _all(history, policy, recipe, turns)))
@@ -43,7 +43,7 @@ async def _with_history(
         return await work(history)
 
 
-async def _all(history: HistoryOperations, policy: str, recipe: Recipe | None, turns: int | None) -> History:
+async def _all(history: HistoryOperations, policy: str, recipe: Recipe | None, turns: int | None) -> ComparedHistory:
     judged = 0
     while True:
         wanted = _TURNS_A_CALL if turns is None else min(_TURNS_A_CALL, turns - judged)
@@ -54,7 +54,7 @@ async def _all(history: HistoryOperations, policy: str, recipe: Recipe | None, t
             return found
 
 
-def shown(found: History) -> str:
+def shown(found: ComparedHistory) -> str:
     """The agreement as a table for people."""
     lines = [f"judge: {found.judge}", f"all turns: {_summary(found.all)}"]
     lines += [f"version {version}: {_summary(one)}" for version, one in found.versions.items()]

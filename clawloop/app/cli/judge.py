@@ -80,9 +80,7 @@ def compare_history(
         if not as_json:
             typer.echo("\n".join(applied_lines(applied)))
     if as_json:
-        from clawloop.operations.history import ComparedHistory
-
-        show_json(ComparedHistory.of(found, applied))
+        show_json(found.model_copy(update={"applied": applied}))
     if found.stopped is not None:
         fail(f"{found.stopped}; the same command goes on with the {found.left} turns that are left")
 
