@@ -39,7 +39,7 @@ async def judged(page: Page, session: str, verdict: Vote, hint: str | None = Non
 async def test_a_session_reads_as_a_chat_with_all_that_was_decided(page: Page) -> None:
     turn = await judged(page, "s1", -1, HINT)
     async with page.visitor() as visitor:
-        shown = html.html.unescape(await visitor.get(f"/ui/sessions/{await session_of(page, turn)}"))
+        shown = html.unescape(await visitor.get(f"/ui/sessions/{await session_of(page, turn)}"))
     for words in ("Explain s1", "A long answer. (1)", CHANGED, "▼ blamed", HINT, "It was too long.", "verdict -1"):
         assert words in shown, words
     assert "3 votes, 1 on a hint" in shown
@@ -79,7 +79,7 @@ async def test_sessions_are_found_by_what_was_said_and_decided(page: Page) -> No
         assert await found("outcome=sampled&verdict=praised&text=explain") == {"praised-one"}
         assert await found("state=closed") == set()
         refused = await visitor.client.get("/ui/sessions?outcome=nonsense")
-        assert (refused.status_code, "`outcome` cannot be" in html.html.unescape(refused.text)) == (400, True)
+        assert (refused.status_code, "`outcome` cannot be" in html.unescape(refused.text)) == (400, True)
 
 
 async def test_a_long_list_and_a_long_session_have_pages(page: Page) -> None:
@@ -89,7 +89,7 @@ async def test_a_long_list_and_a_long_session_have_pages(page: Page) -> None:
     async with page.visitor() as visitor:
         first = await visitor.get("/ui/sessions")
         assert first.count('class="cover"') == 50
-        older = html.html.unescape(first.split('<a href="/ui/sessions?')[-1].split('"')[0])
+        older = html.unescape(first.split('<a href="/ui/sessions?')[-1].split('"')[0])
         second = await visitor.get(f"/ui/sessions?{older}")
         assert second.count('class="cover"') == 3
         address = f"/ui/sessions/{await session_of(page, turns[0])}"
@@ -145,7 +145,7 @@ async def test_feedback_from_the_page_is_feedback_of_the_session(page: Page) -> 
         nothing = await visitor.post(f"/ui/turns/{turn}/feedback")
         assert (nothing.status_code, "Give a rating" in nothing.text) == (400, True)
         outcome = await visitor.post(f"/ui/sessions/{await session_of(page, turn)}/outcome", outcome="1")
-        assert FeedbackEffect.AMENDS.told(of_session=True) in html.unescape(outcome.text)
+        assert FeedbackEffect.RECORDED.told(of_session=True) in html.unescape(outcome.text)
     rows = await page.learning.rows("SELECT api_key_id, score, text FROM feedback ORDER BY id")
     assert [(row["api_key_id"], row["score"], row["text"]) for row in rows] == [
         (page.learning.key, 1.0, None),
@@ -182,11 +182,11 @@ async def test_a_version_shows_what_it_learned_from_and_its_gate(page: Page) -> 
     await publish(page.learning, 1, engine)
     await reject(page.learning, 2, reason="it moved too far")
     async with page.visitor() as visitor:
-        shown = html.html.unescape(await visitor.get("/ui/versions/1"))
+        shown = html.unescape(await visitor.get("/ui/versions/1"))
         meanings = ("size of the gradient before clipping", "<dt>Head</dt><dd>training goes on from it")
         for words in ("Explain first", "A long answer. (1)", HINT, f"#turn-{first}", "grad norm", *meanings):
             assert words in shown, words
-        rejected = html.html.unescape(await visitor.get("/ui/versions/2"))
+        rejected = html.unescape(await visitor.get("/ui/versions/2"))
         assert "it moved too far" in rejected
         assert "Release it" in rejected
         tree = await visitor.get("/ui/versions")
@@ -195,7 +195,7 @@ async def test_a_version_shows_what_it_learned_from_and_its_gate(page: Page) -> 
         assert "<b>active</b>: answers chats now" in await visitor.get("/ui")
         assert tree.index(">v2<") < tree.index(">v1<") < tree.index(">v0<")
         missing = await visitor.client.get("/ui/versions/77")
-        assert (missing.status_code, "has no version 77" in html.html.unescape(missing.text)) == (404, True)
+        assert (missing.status_code, "has no version 77" in html.unescape(missing.text)) == (404, True)
         released = await visitor.post("/ui/training/release", version="2")
         assert "Version 2 is accepted" in released.text
         # Temporal is away in this test: PostgreSQL holds the change, and the page says what that means.
@@ -204,7 +204,7 @@ async def test_a_version_shows_what_it_learned_from_and_its_gate(page: Page) -> 
         assert "goes on from version 1" in back.text
         pinned = await visitor.post("/ui/training/pin", version="0")
         assert "Unpin version 0" in pinned.text
-        assert "Version 0 of policy 'default' is pinned" in html.html.unescape(
+        assert "Version 0 of policy 'default' is pinned" in html.unescape(
             (await visitor.post("/ui/training/roll-back", version="1")).text
         )
         assert "Pin" in (await visitor.post("/ui/training/unpin")).text
@@ -241,7 +241,7 @@ async def test_the_first_visit_leads_to_a_key_and_a_recorded_chat(page: Page) ->
     async with page.visitor() as visitor:
         led = await visitor.client.get("/ui")
         assert led.headers["location"] == "/ui/start"
-        made = html.html.unescape((await visitor.post("/ui/keys", name="mine")).text)
+        made = html.unescape((await visitor.post("/ui/keys", name="mine")).text)
         secret = made.split("Bearer ")[1].split('"')[0]
         body = {"model": "policy", "messages": [{"role": "user", "content": "Hello"}]}
         async with httpx.AsyncClient(base_url=page.url, headers={"Authorization": f"Bearer {secret}"}) as client:
@@ -366,4 +366,4 @@ async def test_the_limits_of_a_key_hold_on_the_page_too(page: Page, monkeypatch:
         [engine] = await page.learning.rows("SELECT id FROM engines")
         await publish(page.learning, 1, engine["id"])
         compared = await visitor.post("/ui/compare", prompt="Hello", version="1")
-        assert "2 requests a minute" in html.html.unescape(compared.text)
+        assert "2 requests a minute" in html.unescape(compared.text)
