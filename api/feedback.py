@@ -9,7 +9,7 @@ import hashlib
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, computed_field
 
 from api.chat.models import chat_key
 from api.dependencies import Services, services_of
@@ -60,6 +60,11 @@ class FeedbackTaken(BaseModel):
     feedback_id: FeedbackId
     effect: FeedbackEffect
 
+    @computed_field
+    def message(self) -> str:
+        """The effect in words, for the person who gave the feedback."""
+        return self.effect.told()
+
 
 class OutcomeTaken(BaseModel):
     """
@@ -70,6 +75,11 @@ class OutcomeTaken(BaseModel):
     session_id: str
     outcome: int
     effect: FeedbackEffect
+
+    @computed_field
+    def message(self) -> str:
+        """The effect in words, for the person who gave the outcome."""
+        return self.effect.told(of_session=True)
 
 
 @router.get("/v1/feedback")

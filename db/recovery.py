@@ -102,8 +102,12 @@ class PostgresRecoveryStore(PostgresStore):
 
     @transaction
     async def known_steps(self, connection: AsyncConnection, policies: Collection[str]) -> frozenset[tuple[str, int]]:
-        """The steps of these policies, in any state."""
-        rows = await connection.execute(select(StepRow.policy, StepRow.n).where(StepRow.policy.in_(policies)))
+        """The steps of these policies, in any state, and the versions that no step made."""
+        steps = select(StepRow.policy, StepRow.n).where(StepRow.policy.in_(policies))
+        brought = select(VersionRow.policy, VersionRow.n).where(
+            VersionRow.policy.in_(policies), VersionRow.lora_rank.is_not(None)
+        )
+        rows = await connection.execute(steps.union(brought))
         return frozenset((row.policy, row.n) for row in rows)
 
     @transaction

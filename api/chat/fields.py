@@ -13,40 +13,146 @@ from clawloop.core.errors import RequestRejected
 from clawloop.core.samples.decision import sampling_problems
 
 # As meant -------------------------------------------------------------------------------------------------------------
-# Brings what clients send carelessly into the form that it means, so that no engine refuses it.
+# Brings what clients send carelessly, or in another API's form, into the form that it means, so that no engine refuses
+# it.
 
-_NO_TOOL = ("auto", "none")
+_WANTS_NONE = "a call is wanted and `tools` has none. Send tools, or leave it out"
+# A name for the schema of `response_format`, which says nothing to a model.
+_SCHEMA_NAME = "response"
+_WHOLE = ("max_tokens", "max_completion_tokens", "n", "top_k", "seed")
+# llama.cpp's and LM Studio's word for no limit.
+_NO_LIMIT = -1
 
 
 def take_as_meant(body: dict[str, Any]) -> None:
     """Change a chat request in place, before it is checked; what has another type than it should stays as it is.
 
     Raises:
-        RequestRejected: 400; a call is wanted and there are no tools.
+        RequestRejected: 400; a call is wanted and there are no tools, or what is wanted cannot be told.
     """
-    if not body.get("tools"):
-        _without_tools(body)
+    take_sampling_as_meant(body)
+    _response_format(body)
+    _tools(body)
+    _tool_choice(body)
     messages = body.get("messages")
     for message in messages if isinstance(messages, list) else ():
         if isinstance(message, dict):
             _message(message)
 
 
-def _without_tools(body: dict[str, Any]) -> None:
-    if body.get("tools") is None or body["tools"] == []:
-        body.pop("tools", None)
-        choice = body.get("tool_choice")
-        if choice in (*_NO_TOOL, None):
+def take_sampling_as_meant(body: dict[str, Any]) -> None:
+    """The same for what chats and plain completions share."""
+    for name in _WHOLE:
+        if isinstance(body.get(name), float) and body[name].is_integer():
+            body[name] = int(body[name])
+        if name.startswith("max_") and body.get(name) == _NO_LIMIT:
+            del body[name]
+    if not body.get("stream"):
+        body.pop("stream_options", None)
+    _stop(body)
+
+
+def _stop(body: dict[str, Any]) -> None:
+    """Leave out what stops nothing, and what is there twice: engines take four."""
+    stop = body.get("stop")
+    if isinstance(stop, list):
+        body["stop"] = stop = [each for index, each in enumerate(stop) if each not in (None, "", *stop[:index])]
+    if stop in (None, "", []):
+        body.pop("stop", None)
+
+
+def _response_format(body: dict[str, Any]) -> None:
+    match body.get("response_format"):
+        case None | {"type": "text" | "json_object"}:
+            pass
+        case dict(empty) if not empty:
+            del body["response_format"]
+        case {"type": "json_schema", "json_schema": {"schema": dict(), **others}}:
+            if not isinstance(others.get("name"), str):
+                body["response_format"]["json_schema"]["name"] = _SCHEMA_NAME
+        case {"type": "structural_tag"}:
+            pass
+        case _:
+            known = "it is text, json_object, or json_schema with `json_schema` and a `schema` in it"
+            raise _wrong("response_format", known)
+
+
+def _tools(body: dict[str, Any]) -> None:
+    """Functions as Responses and Messages write them, as chat requests do."""
+    tools = body.get("tools")
+    if not isinstance(tools, list):
+        return
+    for index, tool in enumerate(tools):
+        match tool:
+            case {"function": dict()}:
+                tool.setdefault("type", "function")
+            case {"name": str(name)} if tool.get("type") in (None, "function", "custom"):
+                function = {"name": name, "parameters": tool.get("parameters") or tool.get("input_schema") or {}}
+                function |= {key: tool[key] for key in ("description", "strict") if tool.get(key) is not None}
+                tools[index] = {"type": "function", "function": function}
+            case dict():
+                raise _wrong(f"tools.{index}", "it is no function: `type` is function, and `function` has a `name`")
+
+
+def _tool_choice(body: dict[str, Any]) -> None:
+    """The choice as chat requests write it, whichever API's form it has; none where there is nothing to choose."""
+    choice = body.get("tool_choice")
+    match choice:
+        case None | "" | "auto" | {"type": "auto"}:
+            meant: Any = "auto"
+        case dict(empty) if not empty:
+            meant = "auto"
+        case "none" | {"type": "none"}:
+            meant = "none"
+        case "required" | "any" | {"type": "required" | "any"}:
+            meant = "required"
+        case {"type": "allowed_tools", "allowed_tools": {"tools": list(allowed), **given}}:
+            meant = _only(body, allowed, given.get("mode"))
+        case {"type": "allowed_tools", "tools": list(allowed), **given}:
+            meant = _only(body, allowed, given.get("mode"))
+        case {"function": {"name": str(name)}} | {"type": "function" | "tool" | "custom", "name": str(name)}:
+            meant = {"type": "function", "function": {"name": name}}
+        case _:
+            raise _wrong("tool_choice", "it is auto, none, required, a function by its name, or allowed_tools")
+    if not body.get("tools"):
+        if body.get("tools") in (None, []):
+            body.pop("tools", None)
+            if meant not in ("auto", "none"):
+                raise _wrong("tool_choice", _WANTS_NONE)
             body.pop("tool_choice", None)
-        elif choice == "required" or isinstance(choice, dict):
-            message = "`tool_choice`: a call is wanted and `tools` has none. Send tools, or leave it out."
-            raise RequestRejected(message, code="invalid_value", field="tool_choice")
+    elif meant == "auto" and choice != "auto":
+        body.pop("tool_choice", None)  # as engines have it
+    else:
+        body["tool_choice"] = meant
+
+
+def _only(body: dict[str, Any], allowed: list[Any], mode: Any) -> str:
+    """Leave the other tools out."""
+    names = {_name_of(tool) for tool in allowed}
+    tools = body.get("tools")
+    kept = [tool for tool in tools if _name_of(tool) in names] if isinstance(tools, list) else []
+    if not kept:
+        raise _wrong("tool_choice", "none of the allowed tools is a function in `tools`")
+    body["tools"] = kept
+    return "required" if mode in ("required", "any") else "auto"
+
+
+def _name_of(tool: Any) -> Any:
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _wrong(field: str, message: str) -> RequestRejected:
+    return RequestRejected(f"`{field}`: {message}.", code="invalid_value", field=field)
 
 
 def _message(message: dict[str, Any]) -> None:
     calls = message.get("tool_calls")
     if "content" in message and message["content"] is None and not calls:
         message["content"] = ""
+    if message.get("role") == "tool" and isinstance(message.get("content"), dict | int | float):
+        message["content"] = orjson.dumps(message["content"]).decode()  # a result that was not written as text
     if not calls:
         message.pop("tool_calls", None)
     for call in calls if isinstance(calls, list) else ():
@@ -56,7 +162,7 @@ def _message(message: dict[str, Any]) -> None:
         arguments = function.get("arguments")
         if arguments is None or arguments == "":
             function["arguments"] = "{}"
-        elif isinstance(arguments, dict):
+        elif not isinstance(arguments, str):
             function["arguments"] = orjson.dumps(arguments).decode()
 
 

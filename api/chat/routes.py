@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
 from api.chat.bounds import check_bounds, check_counted, forced_forms
-from api.chat.fields import NAMED_LIMIT, refuse_internal, sort_fields, tools_for_engine
+from api.chat.fields import NAMED_LIMIT, refuse_internal, sort_fields, take_sampling_as_meant, tools_for_engine
 from api.chat.models import chat_key, resolve_model
 from api.chat.request import INSTRUCTIONS, ORIGINS, PreparedChat, cache_salt, prepare
 from api.chat.schemas import ChatRequest, StreamOptions
@@ -202,6 +202,7 @@ async def _prepare(services: Services, key: ApiKey, headers: Headers, body: dict
         StoreUnavailable: the directory lacks the key's policy or cannot be refreshed.
     """
     services.recorder.require_room()
+    take_sampling_as_meant(body)
     parse(CompletionRequest, body)
     messages: list[Message] = [{"role": "user", "content": _text(body["prompt"])}]
     shared = {name: value for name, value in body.items() if name not in (*_CHAT_FIELDS, "logprobs")}

@@ -29,7 +29,7 @@ from api.ui.page import (
 )
 from api.ui.wording import OUTCOMES
 from clawloop.core.contracts.serving import RouteKey
-from clawloop.core.contracts.sessions import FeedbackEffect, SessionState
+from clawloop.core.contracts.sessions import SessionState
 from clawloop.core.contracts.turns import TurnKind, TurnOutcome
 from clawloop.core.contracts.views import SessionDetail, SessionFilter, Tokens
 from clawloop.core.errors import EngineAnswerUnusable, EngineBroke, EngineRejected, EngineUnavailable, RequestRejected
@@ -138,8 +138,7 @@ async def give_outcome(request: Request, session_id: SessionId) -> Response:
     effect = await services.feedback.give_outcome(session.key_id, session.policy, str(session_id), int(form["outcome"]))
     if effect is None:
         raise RequestRejected(f"There is no session {session_id}.", status=404, code="not_found")
-    told = "succeeded" if form["outcome"] == "1" else "failed"
-    return render(request, "_note.html", note=f"Recorded: its task {told} ({effect.value.replace('_', ' ')}).")
+    return render(request, "_note.html", note=effect.told(of_session=True))
 
 
 @router.post("/ui/sessions/{session_id}/erase")
@@ -169,11 +168,6 @@ def _one_of(choices: type[Choice], value: str, field: str) -> Choice | None:
 
 _COMMENT_CHARACTERS = 20_000
 _RATINGS = {"up": 1.0, "down": -1.0}
-_EFFECTS = {
-    FeedbackEffect.AMENDS: "Recorded; the reply is judged with it.",
-    FeedbackEffect.NEW_SAMPLE: "Recorded; the reply was trained already, and becomes another sample.",
-    FeedbackEffect.RECORDED: "Recorded; this reply cannot be trained.",
-}
 
 
 @router.get("/ui/turns/{turn}")
@@ -200,7 +194,7 @@ async def give_feedback(request: Request, turn: TurnId) -> Response:
     if stored is None:
         raise _missing(turn)
     services.notifications.add_feedback(stored)
-    return await _turn(request, login, turn, _EFFECTS[stored.effect])
+    return await _turn(request, login, turn, stored.effect.told())
 
 
 @router.post("/ui/turns/{turn}/judge")

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 
 from api.errors import Problem
 from api.json_bounds import Objects, Texts
-from api.wire.reading import PASSED_ON, Translated, kept, named, objects, parse, text, unused, wrong
+from api.wire.reading import PASSED_ON, Translated, blocks, kept, named, objects, parse, text, unused, wrong
 from api.wire.reply import Chunk, TokenCounts, event, require_ended, usage_of
 from clawloop.core.contracts.turns import Message
 from clawloop.core.errors import EngineAnswerUnusable, RequestRejected
@@ -60,7 +60,7 @@ class CountTokensRequest(BaseModel):
     messages: Annotated[Objects, Field(min_length=1, examples=[[{"role": "user", "content": "Hello"}]])]
     system: str | Objects | None = None
     tools: Objects | None = None
-    tool_choice: dict[str, Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
 
@@ -73,7 +73,7 @@ class MessagesRequest(CountTokensRequest):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
-    stop_sequences: Texts | None = None
+    stop_sequences: str | Texts | None = None
     metadata: dict[str, Any] | None = None
 
 
@@ -107,7 +107,8 @@ def translate_messages(
     loaded = _Loaded()
     chat["messages"] = [*_system(body.get("system"), loaded), *_messages(body["messages"], ignored, loaded)]
     if body.get("stop_sequences"):
-        chat["stop"] = body["stop_sequences"]
+        stop = body["stop_sequences"]
+        chat["stop"] = [stop] if isinstance(stop, str) else stop
     _add_tools(chat, body, ignored, loaded)
     _add_thinking(chat, body.get("thinking") or {}, ignored)
     _add_output_config(chat, body.get("output_config") or {}, ignored)
@@ -148,7 +149,7 @@ def _system(system: Any, loaded: _Loaded) -> list[Message]:
     if isinstance(system, str):
         texts = [system]
     else:
-        texts = [_system_text(block, place, loaded) for block, place in objects(system, "system")]
+        texts = [_system_text(block, place, loaded) for block, place in blocks(system, "system")]
     texts = [part for part in texts if part and not part.startswith(_BILLING)]
     return [{"role": "system", "content": "\n".join(texts)}] if texts else []
 
@@ -199,22 +200,18 @@ def _messages(messages: list[Any], ignored: list[str], loaded: _Loaded) -> list[
             case "assistant":
                 translated.append(_assistant(content, f"{place}.content", calls, loaded))
             case "system":
-                blocks = _blocks(content, f"{place}.content")
-                texts = [_system_text(block, at, loaded) for block, at in blocks]
+                parts = blocks(content, f"{place}.content")
+                texts = [_system_text(block, at, loaded) for block, at in parts]
                 translated.append({"role": "system", "content": "\n".join(texts)})
             case role:
                 raise wrong(f"{place}.role", f"{str(role)[:40]!r} is not one of user, assistant, system")
     return translated
 
 
-def _blocks(content: Any, place: str) -> list[tuple[dict[str, Any], str]]:
-    return [({"type": "text", "text": content}, place)] if isinstance(content, str) else list(objects(content, place))
-
-
 def _user(content: Any, place: str, calls: set[str], ignored: list[str], loaded: _Loaded) -> list[Message]:
     """A user message: the results of tools as messages of their own, in order."""
-    if isinstance(content, str):
-        return [{"role": "user", "content": content}]
+    if content is None or isinstance(content, str):
+        return [{"role": "user", "content": content or ""}]
     translated: list[Message] = []
     parts: list[Any] = []
 
@@ -223,7 +220,7 @@ def _user(content: Any, place: str, calls: set[str], ignored: list[str], loaded:
             translated.append({"role": "user", "content": _plain(parts)})
             parts.clear()
 
-    for block, at in _blocks(content, place):
+    for block, at in blocks(content, place):
         if block.get("type") == "tool_result":
             close_message()
             translated.append(_tool_result(block, at, calls, loaded))
@@ -257,7 +254,7 @@ def _document(block: dict[str, Any], place: str, loaded: _Loaded) -> list[dict[s
         case {"type": "text", **said}:
             return [*parts, {"type": "text", "text": text(said.get("data"), f"{place}.source.data")}]
         case {"type": "content", "content": given}:
-            for inner, at in _blocks(given, f"{place}.source.content"):
+            for inner, at in blocks(given, f"{place}.source.content"):
                 if inner.get("type") == "document":
                     raise wrong(f"{at}.type", "a document holds text and images, no document")
                 parts += _user_parts(inner, at, loaded)
@@ -288,7 +285,11 @@ def _tool_result(block: dict[str, Any], place: str, calls: set[str], loaded: _Lo
     content = block.get("content")
     if content is None or isinstance(content, str):
         return {"role": "tool", "tool_call_id": call, "content": content or ""}
-    parts = [part for inner, at in objects(content, f"{place}.content") for part in _user_parts(inner, at, loaded)]
+    if isinstance(content, int | float) or (isinstance(content, dict) and "type" not in content):
+        # A result that was not written as text.
+        return {"role": "tool", "tool_call_id": call, "content": orjson.dumps(content).decode()}
+    given = [content] if isinstance(content, dict) else content
+    parts = [part for inner, at in blocks(given, f"{place}.content") for part in _user_parts(inner, at, loaded)]
     return {"role": "tool", "tool_call_id": call, "content": _plain(parts) if parts else ""}
 
 
@@ -300,7 +301,7 @@ def _assistant(content: Any, place: str, calls: set[str], loaded: _Loaded) -> Me
     texts: list[str] = []
     thinking: list[str] = []
     tool_calls: list[Any] = []
-    for block, at in _blocks(content or "", place):
+    for block, at in blocks(content, place):
         match block.get("type"):
             case "text":
                 texts.append(text(block.get("text"), f"{at}.text"))
@@ -343,13 +344,14 @@ def _add_tools(chat: dict[str, Any], body: dict[str, Any], ignored: list[str], l
             ignored.append(f"{place}.{tool['type']}")
             searched_elsewhere |= str(tool["type"]).startswith("tool_search_tool")
             continue
-        function = {"name": text(tool.get("name"), f"{place}.name")}
-        if not isinstance(tool.get("input_schema"), dict):
+        function: dict[str, Any] = {"name": text(tool.get("name"), f"{place}.name")}
+        schema = tool.get("input_schema")
+        if schema is not None and not isinstance(schema, dict):
             raise wrong(f"{place}.input_schema", "input should be an object")
-        function |= {"parameters": tool["input_schema"]}
+        function |= {"parameters": schema or {"type": "object", "properties": {}}}
         function |= {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
         (deferred if tool.get("defer_loading") else shown)[function["name"]] = function
-    choice = body.get("tool_choice") or {}
+    choice = _choice(body.get("tool_choice"))
     if searched_elsewhere:
         # Without that server's search none of them could ever be found.
         shown |= deferred
@@ -360,6 +362,18 @@ def _add_tools(chat: dict[str, Any], body: dict[str, Any], ignored: list[str], l
         chat["tools"] = tools
     if choice:
         _add_tool_choice(chat, choice)
+
+
+def _choice(given: Any) -> dict[str, Any]:
+    """Anthropic's form of a choice, for one in OpenAI's."""
+    match given:
+        case None | "":
+            return {}
+        case str():
+            return {"type": {"required": "any"}.get(given, given)}
+        case {"type": "function", "function": {"name": name}} | {"type": "function", "name": name}:
+            return {"type": "tool", "name": name}
+    return dict(given)
 
 
 def _add_tool_choice(chat: dict[str, Any], choice: dict[str, Any]) -> None:

@@ -78,6 +78,33 @@ def objects(value: Any, place: str) -> Iterator[tuple[dict[str, Any], str]]:
         yield entry, f"{place}.{index}"
 
 
+def blocks(content: Any, place: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """The parts of a message's content, each with its place.
+
+    A string is one of text, wherever it stands; so is an object with text and no type. Null says nothing.
+    """
+    if content is None or isinstance(content, str):
+        yield {"type": "text", "text": content or ""}, place
+        return
+    if not isinstance(content, list):
+        raise wrong(place, "input should be a list of objects")
+    for index, entry in enumerate(content):
+        at = f"{place}.{index}"
+        match entry:
+            case None:
+                continue
+            case str():
+                yield {"type": "text", "text": entry}, at
+            case {"text": str()} if entry.get("type") is None:
+                yield {**entry, "type": "text"}, at
+            case {"type": "text" | "input_text" | "output_text"} if entry.get("text") is None:
+                yield {**entry, "text": ""}, at
+            case dict():
+                yield entry, at
+            case _:
+                raise wrong(at, "input should be an object")
+
+
 def unused(value: Mapping[str, Any], used: Collection[str], within: str = "") -> list[str]:
     """The names of what is set in an object and not used."""
     prefix = f"{within}." if within else ""

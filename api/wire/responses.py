@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.errors import CONTEXT_OVERFLOW, Problem
 from api.json_bounds import Objects, Texts
-from api.wire.reading import PASSED_ON, Translated, kept, named, objects, parse, text, unused, wrong
+from api.wire.reading import PASSED_ON, Translated, blocks, kept, named, objects, parse, text, unused, wrong
 from api.wire.reply import Chunk, TokenCounts, event, usage_of
 from api.wire.responses_tools import INPUT, SEARCH, Origin, ResponsesTools, arguments_of, given_again, input_of
 from clawloop.core.contracts.turns import Message
@@ -141,7 +141,7 @@ def _message(item: dict[str, Any], place: str) -> Message:
     if not isinstance(role, str) or role not in _ROLES:
         raise wrong(f"{place}.role", f"{str(role)[:40]!r} is not one of {', '.join(_ROLES)}")
     content = item.get("content")
-    if isinstance(content, str) or (content is None and role == "assistant"):
+    if content is None or isinstance(content, str):
         return {"role": _ROLES[role], "content": content or ""}
     parts = _parts(content, f"{place}.content")
     if all(part["type"] == "text" for part in parts):
@@ -152,7 +152,7 @@ def _message(item: dict[str, Any], place: str) -> Message:
 
 def _parts(content: Any, place: str) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
-    for part, at in objects(content, place):
+    for part, at in blocks(content, place):
         match part:
             case {"type": "input_text" | "output_text" | "text", "text": str(said)}:
                 parts.append({"type": "text", "text": said})
@@ -212,8 +212,10 @@ def _call(item: dict[str, Any], kind: str, place: str, tools: ResponsesTools) ->
     if kind == "custom_tool_call":
         arguments = orjson.dumps({INPUT: text(item.get("input"), f"{place}.input")}).decode()
     else:
-        has_none = "arguments" in item and item["arguments"] is None
-        arguments = "{}" if has_none else text(item.get("arguments"), f"{place}.arguments")
+        given = item.get("arguments")
+        if given is None and "arguments" in item:
+            given = {}
+        arguments = orjson.dumps(given).decode() if isinstance(given, dict) else text(given, f"{place}.arguments")
     return _function_call(text(item.get("call_id"), f"{place}.call_id"), name, arguments)
 
 
@@ -299,6 +301,8 @@ def _output_content(output: Any, kind: str, place: str) -> Any:
         return output or ""
     if kind == "shell_call_output":  # a list of outputs and exit codes
         return orjson.dumps(output).decode()
+    if isinstance(output, int | float) or (isinstance(output, dict) and "type" not in output):
+        return orjson.dumps(output).decode()  # a result that was not written as text
     parts = _parts([output] if isinstance(output, dict) else output, f"{place}.output")
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
@@ -466,8 +470,22 @@ def _calls_of(messages: Iterable[Message]) -> set[str]:
     return found
 
 
+def _choice(given: Any) -> Any:
+    """The form of Responses, for a choice in that of chat requests or of Messages."""
+    match given:
+        case "" | {"type": "auto"}:
+            return None
+        case {"type": "none"}:
+            return "none"
+        case "any" | {"type": "any" | "required"}:
+            return "required"
+        case {"type": "function", "function": {"name": name}}:
+            return {"type": "function", "name": name}
+    return given or None
+
+
 def _add_tools(chat: dict[str, Any], tools: ResponsesTools, choice: Any) -> None:
-    match choice:
+    match _choice(choice):
         case None:
             pass
         case "auto" | "none" | "required":
@@ -476,7 +494,10 @@ def _add_tools(chat: dict[str, Any], tools: ResponsesTools, choice: Any) -> None
             elif choice == "required":
                 raise wrong("tool_choice", "`required` needs `tools` of the type function")
         case {"type": "function" | "custom", "name": str(name)}:
-            chat["tool_choice"] = {"type": "function", "function": {"name": _required(tools, choice, name)}}
+            chat["tool_choice"] = {
+                "type": "function",
+                "function": {"name": _required(tools, choice.get("namespace"), name)},
+            }
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:
             names = [
                 tools.named(text(tool.get("name"), f"{place}.name"), tool.get("namespace"))
@@ -492,8 +513,8 @@ def _add_tools(chat: dict[str, Any], tools: ResponsesTools, choice: Any) -> None
         chat["tools"] = functions
 
 
-def _required(tools: ResponsesTools, choice: dict[str, Any], name: str) -> str:
-    if (function := tools.named(name, choice.get("namespace"))) is None:
+def _required(tools: ResponsesTools, namespace: Any, name: str) -> str:
+    if (function := tools.named(name, namespace)) is None:
         raise wrong("tool_choice.name", f"`tools` has no function {name[:64]!r}")
     return function
 
@@ -503,6 +524,10 @@ def _add_text(chat: dict[str, Any], config: dict[str, Any], ignored: list[str]) 
     match config.get("format"):
         case None | {"type": "text"}:
             pass
+        case dict(empty) if not empty:
+            pass
+        case {"type": "json_schema", "json_schema": {"schema": dict()}} as in_a_chat:
+            chat["response_format"] = {"type": "json_schema", "json_schema": in_a_chat["json_schema"]}
         case {"type": "json_object"}:
             chat["response_format"] = {"type": "json_object"}
         case {"type": "json_schema", "name": str(name), "schema": dict(schema)} as wanted:

@@ -130,19 +130,16 @@ async def _rendered(
     Raises:
         ConnectionError: it cannot answer now.
     """
-    for attempt in range(_ASKED_AGAIN + 1):
-        if attempt:
-            status, tokens = await _tokenize(session, url, headers, asking.model, asking.plain)
-            if status != 200:
-                break
-        status, tokens = await _tokenize(session, url, headers, asking.model, probe)
-        if status == 200 or status in _REFUSED:
-            return tokens
+    status, tokens = await _tokenize(session, url, headers, asking.model, probe)
+    for _ in range(_ASKED_AGAIN):
         if status != 500:
             break
-    else:
-        if probe is not asking.plain:
-            return None
+        status, _none = await _tokenize(session, url, headers, asking.model, asking.plain)
+        if status != 200:
+            raise ConnectionError(f"the engine answered {status}")
+        status, tokens = await _tokenize(session, url, headers, asking.model, probe)
+    if status == 200 or status in _REFUSED or (status == 500 and probe is not asking.plain):
+        return tokens
     raise ConnectionError(f"the engine answered {status}")
 
 

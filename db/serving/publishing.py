@@ -122,8 +122,9 @@ _KEPT = text(f"""
 """)
 _LEFTOVER = text("""
     SELECT d.path FROM unnest(CAST(:policies AS text[]), CAST(:ns AS int[]), CAST(:paths AS text[])) d (policy, n, path)
-        JOIN steps s ON s.policy = d.policy AND s.n = d.n
-    WHERE s.state <> 'claimed'
+        LEFT JOIN steps s ON s.policy = d.policy AND s.n = d.n
+    WHERE (s.state <> 'claimed'
+            OR EXISTS (SELECT FROM versions v WHERE v.path = d.path AND v.lora_rank IS NOT NULL))
         AND NOT EXISTS (SELECT FROM versions v WHERE v.path = d.path AND v.removed_at IS NULL)
 """)
 

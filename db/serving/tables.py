@@ -43,7 +43,7 @@ class PolicyRow(Base):
 
 
 class VersionRow(Base):
-    """An adapter that a step made; version 0 is the base model itself.
+    """An adapter that a step made, or that was brought along; version 0 is the base model itself.
 
     A policy that begins from another policy's version has that version's files as its version 1.
     """
@@ -54,6 +54,7 @@ class VersionRow(Base):
         ForeignKeyConstraint(["origin_policy", "origin_n"], ["versions.policy", "versions.n"]),
         CheckConstraint("(n = 0) = (parent IS NULL) AND (n = 0) = (path IS NULL)", name="base"),
         CheckConstraint("(origin_policy IS NULL) = (origin_n IS NULL)", name="origin"),
+        CheckConstraint("(lora_rank IS NULL) = (lora_alpha IS NULL)", name="lora"),
     )
 
     policy: Mapped[str] = mapped_column(ForeignKey("policies.id"), primary_key=True)
@@ -67,9 +68,12 @@ class VersionRow(Base):
     removed_at: Mapped[datetime | None]  # its files are gone
     held_out_scores: Mapped[Any | None] = mapped_column(ExactJson)  # by sample, see `StepBatch.parent_scores`
     wanted_until: Mapped[datetime | None]  # engines keep it loaded until then, because a caller will ask it
-    # The version of another policy whose step made these files; None: a step of this policy made them.
+    # The version of another policy whose files these are; None: a step of this policy made them, or none did.
     origin_policy: Mapped[str | None]
     origin_n: Mapped[int | None]
+    # The shape of an adapter that was brought along; None: it is that of the recipe of the step that made it.
+    lora_rank: Mapped[int | None]
+    lora_alpha: Mapped[float | None]
 
 
 class TemporalServerRow(Base):

@@ -60,7 +60,8 @@ async def read_closed(connection: AsyncConnection, policy: str, recipe: Recipe) 
     if schedule.versions_a_day:
         today = VersionRow.created_at >= day_begin(schedule, now)
         # The version that a policy began from does not count as made by it.
-        own = (VersionRow.policy == policy, VersionRow.n > 0, VersionRow.origin_policy.is_(None))
+        begun = (VersionRow.origin_policy.is_(None), VersionRow.lora_rank.is_(None))
+        own = (VersionRow.policy == policy, VersionRow.n > 0, *begun)
         count = select(func.count()).where(*own, today)
         made = (await connection.execute(count)).scalar_one()
     if schedule.chat_seconds:

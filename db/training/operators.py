@@ -420,7 +420,9 @@ async def _begin_from(connection: AsyncConnection, name: str, like: PolicyRow, v
 async def _begin_with(connection: AsyncConnection, name: str, brought: BroughtAdapter) -> None:
     """Make an adapter's files the new policy's version 1 and head; no step and no other policy made them."""
     sha256 = bytes.fromhex(brought.sha256)
-    await connection.execute(insert(VersionRow).values(policy=name, n=1, parent=0, path=brought.path, sha256=sha256))
+    shape = {"lora_rank": brought.rank, "lora_alpha": brought.alpha}
+    first = {"policy": name, "n": 1, "parent": 0, "path": brought.path, "sha256": sha256}
+    await connection.execute(insert(VersionRow).values(first | shape))
     await connection.execute(update(PolicyRow).where(PolicyRow.id == name).values(head=1))
     learns = await lora_of_policy(connection, name)
     if learns is not None and (brought.rank, brought.alpha) != (learns.rank, learns.alpha):

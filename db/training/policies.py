@@ -68,10 +68,12 @@ async def insert_event(connection: AsyncConnection, policy: str, kind: str, **de
 
 _OF_OTHER_SHAPE = text("""
     SELECT v.n FROM versions v
-        JOIN steps s ON s.policy = coalesce(v.origin_policy, v.policy) AND s.n = coalesce(v.origin_n, v.n)
-        JOIN recipes r ON r.hash = s.recipe_hash
-    WHERE v.policy = :policy AND s.state = 'committed' AND (
-        CAST(r.content->'train'->'lora'->>'rank' AS int), CAST(r.content->'train'->'lora'->>'alpha' AS float8)
+        JOIN versions o ON o.policy = coalesce(v.origin_policy, v.policy) AND o.n = coalesce(v.origin_n, v.n)
+        LEFT JOIN steps s ON s.policy = o.policy AND s.n = o.n
+        LEFT JOIN recipes r ON r.hash = s.recipe_hash
+    WHERE v.policy = :policy AND (s.state = 'committed' OR o.lora_rank IS NOT NULL) AND (
+        coalesce(o.lora_rank, CAST(r.content->'train'->'lora'->>'rank' AS int)),
+        coalesce(o.lora_alpha, CAST(r.content->'train'->'lora'->>'alpha' AS float8))
     ) <> (CAST(:rank AS int), CAST(:alpha AS float8))
 """)
 

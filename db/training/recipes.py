@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import aliased
 
 from clawloop.core.errors import RecipeRejected, RecordUnusable
 from clawloop.core.recipes.recipe import Lora, Recipe, parse_stored_recipe
@@ -82,18 +83,26 @@ async def _require_shape(connection: AsyncConnection, policy: PolicyRow, lora: L
 
 
 async def lora_of_version(connection: AsyncConnection, policy: str, n: int) -> Lora | None:
-    """The shape of a version's adapter, by the recipe of the step that made it; None: no step did, as of version 0."""
-    made_by = (
-        select(RecipeRow.content)
-        .join(StepRow, StepRow.recipe_hash == RecipeRow.hash)
+    """The shape of a version's adapter, by the recipe of the step that made it, or as it was brought along.
+
+    None: no step made it, as version 0.
+    """
+    first = aliased(VersionRow)
+    query = (
+        select(first.lora_rank, first.lora_alpha, RecipeRow.content)
+        .select_from(VersionRow)
         .join(
-            VersionRow,
-            (StepRow.policy == func.coalesce(VersionRow.origin_policy, VersionRow.policy))
-            & (StepRow.n == func.coalesce(VersionRow.origin_n, VersionRow.n)),
+            first,
+            (first.policy == func.coalesce(VersionRow.origin_policy, VersionRow.policy))
+            & (first.n == func.coalesce(VersionRow.origin_n, VersionRow.n)),
         )
+        .outerjoin(StepRow, (StepRow.policy == first.policy) & (StepRow.n == first.n))
+        .outerjoin(RecipeRow, RecipeRow.hash == StepRow.recipe_hash)
     )
-    content = await connection.scalar(made_by.where(VersionRow.policy == policy, VersionRow.n == n))
-    return None if content is None else _lora_of(content)
+    made = (await connection.execute(query.where(VersionRow.policy == policy, VersionRow.n == n))).one_or_none()
+    if made is None or made.lora_rank is None:
+        return None if made is None or made.content is None else _lora_of(made.content)
+    return Lora(rank=made.lora_rank, alpha=made.lora_alpha)
 
 
 async def lora_of_policy(connection: AsyncConnection, policy: str) -> Lora | None:

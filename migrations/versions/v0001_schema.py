@@ -59,9 +59,12 @@ CREATE TABLE versions (
     wanted_until timestamptz,
     origin_policy text,
     origin_n integer,
+    lora_rank integer,
+    lora_alpha double precision,
     PRIMARY KEY (policy, n),
     FOREIGN KEY (origin_policy, origin_n) REFERENCES versions,
     FOREIGN KEY (policy, parent) REFERENCES versions,
+    CONSTRAINT versions_lora_check CHECK ((lora_rank IS NULL) = (lora_alpha IS NULL)),
     CONSTRAINT versions_origin_check CHECK ((origin_policy IS NULL) = (origin_n IS NULL)),
     CONSTRAINT versions_base_check CHECK ((n = 0) = (parent IS NULL) AND (n = 0) = (path IS NULL))
 );

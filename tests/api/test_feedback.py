@@ -109,7 +109,8 @@ async def test_the_command_says_how_a_task_ended(gateway: Gateway) -> None:
 async def test_the_outcome_of_a_sessions_task(gateway: Gateway) -> None:
     await chat(gateway, session_id="mine")
     status, answer = await give(gateway, {"session_id": "mine", "outcome": -1})
-    assert (status, answer) == (202, {"session_id": "mine", "outcome": -1, "effect": "amends"})
+    told = "Saved; it changes the session's rewards before training."
+    assert (status, answer) == (202, {"session_id": "mine", "outcome": -1, "effect": "amends", "message": told})
     assert gateway.sessions.outcomes == [("mine", -1)]
     assert (await give(gateway, {"session_id": "other", "outcome": 1}))[0] == 404
 

@@ -187,7 +187,7 @@ async def test_a_reply_that_may_wait_on_a_disk_is_asked_for_again(gateway: Gatew
         ({"input": 7}, "input.str"),
         ({"input": [{"type": "hologram"}]}, "input.0.type"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input.0.role"),
-        ({"input": [{"role": "user", "content": None}]}, "input.0.content"),
+        ({"input": [{"role": "user", "content": 7}]}, "input.0.content"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input.0.content.0.type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}, "image_url"),
         ({"input": [{"type": "function_call_output", "call_id": "c9", "output": "x"}]}, "input.0.call_id"),

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from clawloop.core.contracts.serving import KeyLimits
+from clawloop.core.contracts.sessions import FeedbackEffect
 from clawloop.core.contracts.training import Pace, StepState
 from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind
 from clawloop.core.ids import ApiKeyId, TurnId
@@ -137,14 +138,14 @@ async def test_feedback_from_the_page_is_feedback_of_the_session(page: Page) -> 
     turn = await judged(page, "s1", -1)
     async with page.visitor() as visitor:
         answer = await visitor.post(f"/ui/turns/{turn}/feedback", rating="up")
-        assert "Recorded" in answer.text
+        assert FeedbackEffect.AMENDS.told() in html.unescape(answer.text)
         assert "rated 1" in answer.text
         commented = await visitor.post(f"/ui/turns/{turn}/feedback", text="<b>shorter</b>")
         assert "&lt;b&gt;shorter&lt;/b&gt;" in commented.text
         nothing = await visitor.post(f"/ui/turns/{turn}/feedback")
         assert (nothing.status_code, "Give a rating" in nothing.text) == (400, True)
         outcome = await visitor.post(f"/ui/sessions/{await session_of(page, turn)}/outcome", outcome="1")
-        assert "its task succeeded" in outcome.text
+        assert FeedbackEffect.RECORDED.told(of_session=True) in html.unescape(outcome.text)
     rows = await page.learning.rows("SELECT api_key_id, score, text FROM feedback ORDER BY id")
     assert [(row["api_key_id"], row["score"], row["text"]) for row in rows] == [
         (page.learning.key, 1.0, None),

@@ -10,9 +10,16 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
-from temporalio.client import Client
+from temporalio.client import (
+    Client,
+    Interceptor,
+    OutboundInterceptor,
+    StartWorkflowInput,
+    WorkflowExecutionStatus,
+)
 from temporalio.worker import Worker
 from typer.testing import CliRunner
 
@@ -24,7 +31,8 @@ from activities.training.train_step import TrainingActivities
 from clawloop.app.cli.main import app
 from clawloop.app.processes.recovery import Recovery
 from clawloop.app.temporal.notifier import TemporalNotifier
-from clawloop.core.contracts.notices import SessionNotice
+from clawloop.app.temporal.recovery import TemporalRecovery
+from clawloop.core.contracts.notices import BatchWaits, SessionNotice
 from clawloop.core.contracts.sessions import (
     FeedbackGiven,
     RejudgeRequested,
@@ -273,6 +281,41 @@ async def test_a_recovery_that_ends_half_way_is_run_again_and_nothing_is_missing
 
 
 LOST_VERSION = "version 7 of policy default answered; PostgreSQL's newest version is 0"
+
+
+class Breaks(Interceptor):
+    """Ends as a killed process does, before a workflow is started."""
+
+    def intercept_client(self, next: OutboundInterceptor) -> OutboundInterceptor:
+        class Outbound(OutboundInterceptor):
+            async def start_workflow(self, input: StartWorkflowInput) -> Any:
+                raise KeyboardInterrupt
+
+        return Outbound(next)
+
+
+async def test_a_recovery_that_is_killed_while_it_restarts_training_leaves_it_running(client: Client) -> None:
+    """A policy with few samples: nothing but the recovery would start its workflow again."""
+    policy = f"p{uuid4().hex}"
+    notifier = TemporalNotifier(client, IDLE)
+    await notifier.notify(BatchWaits(policy))
+    handle = client.get_workflow_handle(names.training_workflow_id(policy))
+    first = await handle.describe()
+    broken = Client(**client.config() | {"interceptors": [Breaks()]})
+    with pytest.raises(KeyboardInterrupt):
+        await TemporalRecovery(broken, TemporalNotifier(broken, IDLE)).restart_training(policy)
+    still = await handle.describe()
+    assert (still.status, still.run_id) == (WorkflowExecutionStatus.RUNNING, first.run_id)
+    await TemporalRecovery(client, notifier).restart_training(policy)
+    second = await handle.describe()
+    assert (second.status, second.run_id != first.run_id) == (WorkflowExecutionStatus.RUNNING, True)
+    ended = await client.get_workflow_handle(handle.id, run_id=first.run_id).describe()
+    assert ended.status is WorkflowExecutionStatus.TERMINATED
+    await handle.terminate()
+    # Also where none runs any more.
+    await TemporalRecovery(client, notifier).restart_training(policy)
+    assert (await handle.describe()).status is WorkflowExecutionStatus.RUNNING
+    await handle.terminate()
 
 
 class Scripted:

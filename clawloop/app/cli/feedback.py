@@ -13,12 +13,6 @@ from clawloop.app.cli.terminal import AsJson, Data
 # The gateway stores the feedback before it answers: half a second, or a few on a busy machine.
 _SECONDS = 30.0
 _OUTCOMES = {"succeeded": 1, "failed": -1}
-_EFFECTS = {
-    "amends": "it changes this reply's verdict before training",
-    "new_sample": "it makes a new sample of this reply, since a step used the old one",
-    "recorded": "nothing is learned from it",
-}
-_EFFECTS_OF_OUTCOME = _EFFECTS | {"amends": "it changes the session's rewards before training"}
 
 Key = Annotated[str | None, typer.Option(help="The chat key; by default the one that `up` made in the data folder.")]
 
@@ -48,8 +42,7 @@ def feedback(
         body = {"turn": turn or "last"} | ({} if session is None else {"session_id": session})
         body |= {"rating": said} if said in ("up", "down") else {"text": said}
     taken = post(gateway_address(url, data), "/v1/feedback", body, key or kept_key(data, "chat"), _SECONDS)
-    effects = _EFFECTS if outcome is None else _EFFECTS_OF_OUTCOME
-    typer.echo(json.dumps(taken) if as_json else f"Saved; {effects[taken['effect']]}.")
+    typer.echo(json.dumps(taken) if as_json else taken["message"])
 
 
 def _of_session(said: str | None, session: str | None, turn: int | None, outcome: str) -> dict[str, int | str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +26,7 @@ from clawloop.app.cli.terminal import (
     with_database,
     wrapped,
 )
-from clawloop.core.errors import SetupError
+from clawloop.core.errors import PermanentError, SetupError
 
 if TYPE_CHECKING:
     from clawloop.core.contracts.answers import Comparison, PolicyEvent, TrainedReply, TrainingStatus, VersionDetail
@@ -151,17 +152,23 @@ def create_policy(
     learned_by = None if recipe is None else load_recipe(recipe)
     if adapter is not None and version:
         raise SetupError("--adapter and --version: a policy begins from one of them")
-    brought = None if adapter is None else _bring(adapter, model, name, data)
+    brought, written = (None, None) if adapter is None else _bring(adapter, model, name, data)
 
     async def create(training: TrainingOperations) -> Applied[TrainingView]:
         checked = None if learned_by is None else training.check_recipe(learned_by)
         return await training.create_policy(name, base_policy, checked, version, brought)
 
-    _show(_apply(data, create), data, as_json)
+    try:
+        view = _apply(data, create)
+    except PermanentError:  # no policy begins from these files
+        if written is not None:
+            shutil.rmtree(written)
+        raise
+    _show(view, data, as_json)
 
 
-def _bring(adapter: Path, model: str | None, policy: str, data: Path | None) -> BroughtAdapter:
-    """The adapter as the first version of a policy, in the data folder."""
+def _bring(adapter: Path, model: str | None, policy: str, data: Path | None) -> tuple[BroughtAdapter, Path | None]:
+    """The adapter as the first version of a policy, in the data folder; its directory, unless it was there before."""
     from clawloop.operations.training import check_policy_name
     from clawloop.training.adapters.brought import bring_adapter
 
@@ -170,9 +177,11 @@ def _bring(adapter: Path, model: str | None, policy: str, data: Path | None) -> 
     if base_model is None:
         raise SetupError("--adapter: give --model MODEL, the base model, or set CLAWLOOP_MODEL")
     base = model_folder(base_model, settings.data / "models")
-    return bring_adapter(
-        adapter, base.resolve(), base.name, (settings.data / "adapters").resolve(), check_policy_name(policy)
-    )
+    adapters, name = (settings.data / "adapters").resolve(), check_policy_name(policy)
+    before = set((adapters / name).glob("*"))
+    brought = bring_adapter(adapter, base.resolve(), base.name, adapters, name)
+    written = adapters / brought.path
+    return brought, None if written in before else written
 
 
 @policy_app.command("retire")

@@ -108,6 +108,14 @@ class TemporalNotifier:
             case _:
                 assert_never(notice)
 
+    async def restart_training(self, policy: str) -> None:
+        """End the policy's training workflow, if it runs, and start it again, in one call: nothing can end between.
+
+        Raises:
+            SignalFailed
+        """
+        await self._start(self._training(policy), None, in_place_of_running=True)
+
     async def running_engines(self) -> frozenset[str]:
         """Engines with a running workflow, as indexed by Temporal, at most seconds late.
 
@@ -119,7 +127,10 @@ class TemporalNotifier:
             executions = self._client.list_workflows(query)
             return frozenset([names.engine_of_workflow(execution.id) async for execution in executions])
 
-    async def _start(self, start: _Start, signal: str | None, *message: object) -> None:
+    async def _start(
+        self, start: _Start, signal: str | None, *message: object, in_place_of_running: bool = False
+    ) -> None:
+        conflict = WorkflowIDConflictPolicy
         async with temporal_deadline():
             await self._client.start_workflow(
                 start.workflow,
@@ -131,7 +142,7 @@ class TemporalNotifier:
                 # A closed session, or an engine that was removed, starts again under the same id.
                 id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
                 # Without a signal the server would refuse to start one that runs already.
-                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+                id_conflict_policy=conflict.TERMINATE_EXISTING if in_place_of_running else conflict.USE_EXISTING,
                 search_attributes=TypedSearchAttributes(start.search_attributes),
                 static_details=start.details,
                 static_summary=start.summary,

@@ -14,7 +14,7 @@ from temporalio.service import RPCError
 
 from clawloop.app.temporal.notifier import TemporalNotifier
 from clawloop.app.temporal.server import PREPARE_LIMIT, prepare_namespace, temporal_deadline
-from clawloop.core.contracts.notices import BatchWaits, SessionNotice
+from clawloop.core.contracts.notices import SessionNotice
 from clawloop.core.contracts.sessions import RejudgeRequested, SessionFacts, ToldTurns, TurnRecorded
 from clawloop.core.errors import SignalFailed
 from clawloop.core.ids import SessionId, TurnId
@@ -50,10 +50,7 @@ class TemporalRecovery:
         return None
 
     async def restart_training(self, policy: str) -> None:
-        handle = self._client.get_workflow_handle(names.training_workflow_id(policy))
-        async with temporal_deadline(may_be_gone=True):
-            await handle.terminate("clawloop recover: a new run reads PostgreSQL")
-        await self._notifier.notify(BatchWaits(policy))
+        await self._notifier.restart_training(policy)
 
     async def end_sessions(self) -> None:
         running = f"WorkflowType = '{names.SESSION_WORKFLOW}' AND ExecutionStatus = 'Running'"

@@ -135,6 +135,18 @@ class FeedbackEffect(StrEnum):
     NEW_SAMPLE = "new_sample"  # makes another sample, as a step has used the old one
     RECORDED = "recorded"  # is stored only, as the turn cannot be trained
 
+    def told(self, *, of_session: bool = False) -> str:
+        """One line for whoever gave the feedback, on a reply or on a whole session."""
+        return f"Saved; {_OF_SESSION[self] if of_session else _OF_REPLY[self]}."
+
+
+_OF_REPLY = {
+    FeedbackEffect.AMENDS: "it changes this reply's verdict before training",
+    FeedbackEffect.NEW_SAMPLE: "it makes a new sample of this reply, since a step used the old one",
+    FeedbackEffect.RECORDED: "nothing is learned from it",
+}
+_OF_SESSION = _OF_REPLY | {FeedbackEffect.AMENDS: "it changes the session's rewards before training"}
+
 
 @dataclass(frozen=True, slots=True)
 class StoredFeedback:

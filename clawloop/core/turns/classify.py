@@ -101,7 +101,10 @@ SIDE_PATTERNS = (
     SidePattern("compaction", "user", "First, reason in your scratchpad. Then, generate the <state_snapshot>"),
     SidePattern("compaction", "user", "You are the component that summarizes a conversation when its context window"),
     SidePattern(
-        "summary", "user", "Please analyze the conversation history above and generate", ("project summary in markdown",)
+        "summary",
+        "user",
+        "Please analyze the conversation history above and generate",
+        ("project summary in markdown",),
     ),
     SidePattern("memory", "user", "Managed memory has TWO directories.", ("managed memory",)),
     SidePattern("memory", "agent", "You are now acting as the managed memory extraction subagent"),
@@ -238,9 +241,7 @@ def is_side_prompt(message: Message) -> bool:
     """True if a message in a history is a client's own, whether its reply is there or not: no reaction of a person."""
     if message.get("role") != "user":
         return False
-    return (
-        is_aside(message) or _match_user(message) is not None or _match("note", _user_text(message)) is not None
-    )
+    return is_aside(message) or _match_user(message) is not None or _match("note", _user_text(message)) is not None
 
 
 def begins_as_chore(messages: Sequence[Message]) -> bool:

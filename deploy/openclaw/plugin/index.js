@@ -4,11 +4,6 @@
 const USAGE = "Say /rate up, /rate down, or /rate and what should have been different.";
 // The gateway stores the feedback before it answers: half a second, or a few on a busy machine.
 const SECONDS = 30;
-const EFFECTS = {
-  amends: "it changes this reply's verdict before training",
-  new_sample: "it makes a new sample of this reply, since a step used the old one",
-  recorded: "nothing is learned from it",
-};
 
 export async function rate(ctx) {
   const said = (ctx.args ?? "").trim();
@@ -30,7 +25,7 @@ export async function rate(ctx) {
     return { text: `Clawloop does not answer: ${error.message}`, isError: true };
   }
   const body = await answer.json().catch(() => ({}));
-  if (answer.ok) return { text: `Saved; ${EFFECTS[body.effect]}.` };
+  if (answer.ok) return { text: body.message };
   return { text: body.error?.message ?? `Clawloop answered ${answer.status}.`, isError: true };
 }
 
