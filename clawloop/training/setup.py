@@ -57,7 +57,7 @@ class TrainerSetup(BaseModel):
     def check(self, nproc: int = 1) -> None:
         """Raise SetupError if this machine cannot train with these settings, by so many ranks."""
         try:
-            read_family(self.model, self.backend)
+            read_family(self.model, self.backend, self.max_tokens)
             BaseWeights(self.model)
         except ModelUnsupported as error:
             raise SetupError(f"--model: {error}") from error

@@ -24,6 +24,7 @@ from clawloop.app.layout.memory import (
     Serving,
     gibibytes,
     is_measured,
+    is_packed,
     version_bytes,
 )
 from clawloop.app.layout.model_folder import require_trainable_weights
@@ -639,10 +640,11 @@ def _notes(request: Request) -> Iterator[str]:
             'engines and trainer compute with different weights: the recipe needs train.loss.correction = "decoupled", '
             "as deploy/recipes/quantised.toml has it"
         )
-    if request.training is not None and not is_measured(model):
+    if request.training is not None and not is_packed(model, request.limits.max_sample_tokens):
         yield (
-            f"{model.architecture} is trained by the transformers backend, whose activations were measured for Llama, "
-            "Mistral and Gemma 3 alone"
+            f"{model.architecture} is trained by transformers and PEFT, a sample at a time: what samples share is computed "
+            "for each of them"
+            + ("" if is_measured(model) else ", and memory was measured for Llama, Mistral and Gemma 3 alone")
         )
     if request.gpus is not None:
         yield "CUDA graphs and buffers between GPUs are estimates; the rest was compared on an H200, for a 4B Qwen3"
