@@ -1,7 +1,7 @@
 """A second reading of SmolLM2's GGUF file, from the format's description alone: numpy, float64, GGUF's own layout.
 
-It shares nothing with `clawloop.app.models.gguf`: weights are read a block at a time, neighbours are rotated as llama.cpp
-does, and text is cut into tokens by merging pairs one after another.
+It shares nothing with `clawloop.app.models.gguf`: weights are read a row at a time, neighbours are rotated as
+llama.cpp does, and text is cut into tokens by merging pairs one after another.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -130,7 +131,7 @@ class IndependentReading:
         for word in _WORDS.findall(text):
             parts = [_CHARACTERS[byte] for byte in word.encode()]
             while len(parts) > 1:
-                pairs = [self.ranks.get(f"{a} {b}", len(self.ranks)) for a, b in zip(parts, parts[1:], strict=False)]
+                pairs = [self.ranks.get(f"{a} {b}", len(self.ranks)) for a, b in pairwise(parts)]
                 best = min(range(len(pairs)), key=lambda index: pairs[index])
                 if pairs[best] == len(self.ranks):
                     break

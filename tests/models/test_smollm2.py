@@ -1,4 +1,4 @@
-"""SmolLM2 as it is made from its package: tokens and log-probs of a second reading, and a step that learns its batch."""
+"""SmolLM2 as it is made from its package: tokens and log-probs of a second reading, and a step on it."""
 
 from __future__ import annotations
 

@@ -642,9 +642,9 @@ def _notes(request: Request) -> Iterator[str]:
         )
     if request.training is not None and not is_packed(model, request.limits.max_sample_tokens):
         yield (
-            f"{model.architecture} is trained by transformers and PEFT, a sample at a time: what samples share is computed "
-            "for each of them"
-            + ("" if is_measured(model) else ", and memory was measured for Llama, Mistral and Gemma 3 alone")
+            f"{model.architecture} is trained by transformers and PEFT, a sample at a time: what samples share is "
+            "computed for each of them"
+            + ("" if is_measured(model) else "; its memory was measured for Llama, Mistral and Gemma 3 alone")
         )
     if request.gpus is not None:
         yield "CUDA graphs and buffers between GPUs are estimates; the rest was compared on an H200, for a 4B Qwen3"
