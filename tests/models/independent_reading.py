@@ -76,7 +76,8 @@ class IndependentReading:
         if kind == 8:
             blocks = np.frombuffer(raw, np.uint8).reshape(-1, 34)
             scale = blocks[:, :2].copy().view("<f2").astype(float)
-            return (scale * blocks[:, 2:].view(np.int8)).ravel()
+            scaled: Array = scale * blocks[:, 2:].view(np.int8)
+            return scaled.ravel()
         blocks = np.frombuffer(raw, np.uint8).reshape(-1, 20)
         scale, least = blocks[:, :2].copy().view("<f2").astype(float), blocks[:, 2:4].copy().view("<f2").astype(float)
         out = np.empty((len(blocks), 32))

@@ -243,6 +243,8 @@ class HeadNormProjection(nn.Module):
 class Rope(Qwen2RotaryPositionalEmbeddings):  # type: ignore[misc]  # torchtune is untyped
     """RoPE of an architecture, a feature rotated with the one half a head away, for so many positions."""
 
+    theta: Tensor
+
     def __init__(self, architecture: Architecture, max_tokens: int):
         self._scaling = architecture.llama3_rope
         super().__init__(dim=architecture.head_dim, max_seq_len=max_tokens, base=architecture.rope_theta)

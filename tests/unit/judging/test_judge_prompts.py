@@ -40,8 +40,8 @@ from clawloop.core.judging.evidence import (
 )
 from clawloop.core.judging.hints import with_hint
 from clawloop.core.judging.prompts import (
-    HINT_LIMIT,
     HINT_INSTRUCTION,
+    HINT_LIMIT,
     VOTE_INSTRUCTION,
     AnswerForm,
     hint_prompt,
