@@ -1,4 +1,4 @@
-"""Cost of a training step, compared with PEFT + transformers (Qwen3) and torchtune's LoRA recipe (Qwen2.5).
+"""Cost of a training step, compared with PEFT + transformers (Qwen3, Llama) and torchtune's LoRA recipe (Qwen2.5).
 
 Also the cost by the samples of a batch, which should be linear, with and without sharing prefixes over the turns of one
 session, and the tokens saved by scoring hinted prompts together with the plain ones.
@@ -34,12 +34,22 @@ from benchmarks.train_figures import Comparison, Cost, Found, result_of
 from benchmarks.train_tokens import tokens_of_session
 from clawloop.core.errors import SetupError
 
-OURS, OURS_APART = "clawloop", "clawloop, not sharing"
+OURS, OURS_APART, OURS_ALONE = "clawloop", "clawloop, not sharing", "clawloop, by transformers"
 COMPARISONS = {
     "qwen3": Comparison("qwen3", "Qwen3 shape, nothing shared", (OURS, OURS_APART, "peft"), has_sizes=True),
     "qwen2": Comparison("qwen2", "Qwen2.5 shape, nothing shared", (OURS, "torchtune")),
     "session": Comparison("qwen3", "Qwen3 shape, turns of one session", (OURS, OURS_APART), is_session=True),
+    "smollm2": Comparison("llama", "SmolLM2-135M's shape, nothing shared", (OURS, OURS_ALONE, "peft")),
 }
+SMOLLM2_SHAPE = Shape(
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_hidden_layers=30,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    head_dim=64,
+)
 # Qwen3-4B, and Qwen2.5-3B: torchtune's builder cannot make heads whose sizes do not add up to the model's width.
 GPU_SHAPES: dict[Family, Shape] = {
     "qwen3": Shape(
@@ -135,7 +145,7 @@ def _width(given: str) -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", action="store_true", help="Qwen3-4B and Qwen2.5-3B shapes in bfloat16, 2k tokens")
-    parser.add_argument("--comparisons", nargs="+", choices=list(COMPARISONS), default=list(COMPARISONS))
+    parser.add_argument("--comparisons", nargs="+", choices=list(COMPARISONS), default=["qwen3", "qwen2", "session"])
     parser.add_argument("--samples", type=sizes, default=None, help="of a batch; default: 4,8,16; 2,4 with --quick")
     parser.add_argument("--turns", type=int, default=20, help="of the session")
     parser.add_argument("--tokens", type=int, help="of a sample, about; 128, with --gpu 2048")
@@ -292,6 +302,12 @@ def _peak_flops(tflops_option: float | None) -> float | None:
     return next((tflops * 1e12 for known, tflops in PEAK_TFLOPS.items() if known in name), None)
 
 
+def _shape(comparison: Comparison, options: argparse.Namespace, small: Shape) -> Shape:
+    if comparison.family == "llama":
+        return SMOLLM2_SHAPE
+    return GPU_SHAPES[comparison.family] if options.gpu else small
+
+
 def _case(comparison: Comparison, ids: Sequence[Ids], options: argparse.Namespace) -> Case:
     small = Shape(
         vocab_size=options.vocab,
@@ -304,7 +320,7 @@ def _case(comparison: Comparison, ids: Sequence[Ids], options: argparse.Namespac
     )
     return Case(
         family=comparison.family,
-        shape=GPU_SHAPES[comparison.family] if options.gpu else small,
+        shape=_shape(comparison, options, small),
         dtype=options.dtype,
         device="cuda" if options.gpu else "cpu",
         rank=options.rank,

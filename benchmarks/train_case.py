@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 from uuid import UUID
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+import transformers
 
 from clawloop.core.contracts.training import BatchSample
 from clawloop.core.ids import SampleId
@@ -24,7 +24,7 @@ from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape, PolicyModel, adapter_tensors
 from clawloop.training.packing import Limits, TokenSequence, collate, plan_micro_batches
 
-Family = Literal["qwen3", "qwen2"]
+Family = Literal["qwen3", "qwen2", "llama"]
 Ids: TypeAlias = tuple[list[int], list[int]]
 """Prompt and response."""
 # Shares of `tokens` in a session's turn: the block that later requests drop, and a hint.
@@ -60,7 +60,7 @@ class Case:
     """One comparison.
 
     Args:
-        family: qwen3, or qwen2 for Qwen2.5.
+        family: qwen3, llama, or qwen2 for Qwen2.5.
         dtype: of weights and arithmetic.
         device: `cpu` or `cuda`.
         rank: of LoRA.
@@ -202,10 +202,9 @@ def _write_checkpoint(path: Path, case: Case) -> None:
     torch.set_default_dtype(case.torch_dtype)
     try:
         with torch.device(case.device):
-            if case.family == "qwen3":
-                Qwen3ForCausalLM(Qwen3Config(**shape, **shared)).save_pretrained(path)
-            else:
-                Qwen2ForCausalLM(Qwen2Config(**shape, **shared)).save_pretrained(path)
+            name = case.family.capitalize()
+            config = getattr(transformers, f"{name}Config")(**shape, **shared)
+            getattr(transformers, f"{name}ForCausalLM")(config).save_pretrained(path)
     finally:
         torch.set_default_dtype(before)
 

@@ -31,6 +31,7 @@ from benchmarks.train_case import Case, Paths
 from clawloop.core.contracts.training import BatchSample
 from clawloop.core.recipes.recipe import Train, load_recipe
 from clawloop.training.batch import plain_sequence
+from clawloop.training.model.checkpoint import Backend
 
 Step = Callable[[], float]
 """Computes a step and returns its loss."""
@@ -42,7 +43,9 @@ _RECIPE = Path(__file__).resolve().parents[1] / "deploy" / "recipes" / "binary.t
 _OUTPUT_CHUNKS = 8
 
 
-def our_step(paths: Paths, case: Case, recipe: Train, *, share_prefixes: bool = True) -> Step:
+def our_step(
+    paths: Paths, case: Case, recipe: Train, *, share_prefixes: bool = True, backend: Backend | None = None
+) -> Step:
     """Our trainer's step; without `share_prefixes` a shared prefix is computed for each sample."""
     from clawloop.training.adapters.files import read_adapter
     from clawloop.training.model.loading import load_model
@@ -50,7 +53,14 @@ def our_step(paths: Paths, case: Case, recipe: Train, *, share_prefixes: bool = 
     from clawloop.training.step import make_optimizer, train_step
 
     device = torch.device(case.device)
-    model = load_model(paths.checkpoint, case.lora, dtype=case.torch_dtype, device=device, max_tokens=case.max_tokens)
+    model = load_model(
+        paths.checkpoint,
+        case.lora,
+        dtype=case.torch_dtype,
+        device=device,
+        max_tokens=case.max_tokens,
+        backend=backend,
+    )
     set_adapter(model, read_adapter(paths.adapter).tensors)
     optimizer = make_optimizer(model, recipe.optimiser)
     samples = paths.samples()
@@ -144,6 +154,7 @@ def torchtune_step(paths: Paths, case: Case, recipe: Train) -> Step:
 CONTENDERS: dict[str, Callable[[Paths, Case, Train], Step]] = {
     "clawloop": our_step,
     "clawloop, not sharing": partial(our_step, share_prefixes=False),
+    "clawloop, by transformers": partial(our_step, share_prefixes=False, backend="transformers"),
     "peft": peft_step,
     "torchtune": torchtune_step,
 }

@@ -64,6 +64,8 @@ _PLAIN_ERROR = re.compile(
     r"[\s|+]*(?:torch\.(?:\w+\.)*OutOfMemoryError|vllm\.v1\.engine\.exceptions\.EngineDeadError|MemoryError"
     r"|(?:RuntimeError|torch\.AcceleratorError): (?:CUDA|NCCL|HIP|CUBLAS|cuDNN)\b)(?::.*|.*)"
 )
+# The pattern stands behind it.
+_REGEX_LIMIT = re.compile(r"[\s|+]*(?P<said>ValueError: Regex compilation timed out after \d+s\.).*")
 
 
 class LogFilter:
@@ -106,6 +108,8 @@ class LogFilter:
         self._in_frame = False
         if _CHAIN.fullmatch(text) or _PLAIN_ERROR.fullmatch(text):
             return text
+        if limit := _REGEX_LIMIT.fullmatch(text):
+            return limit["said"]
         if (error := _ERROR.fullmatch(text)) and (record is None or record["head"] != "INFO"):
             return str(error["kind"])
         if record is None:

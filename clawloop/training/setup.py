@@ -33,7 +33,7 @@ class TrainerSetup(BaseModel):
         quantise: the base model's projections to 4 bits once it is loaded; the recipe has to be decoupled then.
         engines_quantised: engines serve a quantised copy of the model; the recipe has to be decoupled then too.
         backend: which library computes the model; None: by its family, see `read_family`.
-        threads: of torch on the CPU; None: half the cores, since engine and gateway may share them.
+        threads: of torch on the CPU; None: one for each core, of which a step takes what others leave idle.
         kept_free_bytes: a step is not begun if less would be free on the disk of `adapters` after it.
         ranks: of several, `replicated` ranks hold the base model whole each, `sharded` ones a share of it (FSDP).
     """
@@ -57,7 +57,7 @@ class TrainerSetup(BaseModel):
     def check(self, nproc: int = 1) -> None:
         """Raise SetupError if this machine cannot train with these settings, by so many ranks."""
         try:
-            read_family(self.model, self.backend)
+            read_family(self.model, self.backend, self.max_tokens)
             BaseWeights(self.model)
         except ModelUnsupported as error:
             raise SetupError(f"--model: {error}") from error
@@ -125,7 +125,7 @@ class TrainerSetup(BaseModel):
 
     def bound_threads(self) -> None:
         """Sets torch's number of threads; the order of sums, and so an adapter's hash, depends on it."""
-        torch.set_num_threads(self.threads or max(1, (os.cpu_count() or 2) // 2))
+        torch.set_num_threads(self.threads or os.cpu_count() or 1)
 
 
 def _is_model_file(path: Path) -> bool:

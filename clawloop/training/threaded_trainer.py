@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +28,18 @@ PING_INTERVAL = timedelta(minutes=1)
 # A micro-batch of a large model on a slow CPU takes minutes, and so does loading it.
 STALL_LIMIT = timedelta(minutes=30)
 _POLL_SECONDS = 1.0
+_NICENESS = 10
+
+
+def _yield_to_others() -> None:
+    """On a CPU a step takes what others leave idle: this thread's niceness, which the threads it starts have too.
+
+    Heartbeats are sent by another thread, so they stay punctual.
+    """
+    if sys.platform == "linux":  # elsewhere niceness is the whole process's
+        thread = threading.get_native_id()
+        niceness = os.getpriority(os.PRIO_PROCESS, thread)
+        os.setpriority(os.PRIO_PROCESS, thread, max(niceness, _NICENESS))
 
 
 class ThreadedTrainer:
@@ -43,7 +57,7 @@ class ThreadedTrainer:
         self._runner = runner
         self._ping_interval = ping_interval
         self._stall_limit = stall_limit
-        self._thread = ThreadPoolExecutor(1, "torch")
+        self._thread = ThreadPoolExecutor(1, "torch", initializer=_yield_to_others)
         self._busy = asyncio.Lock()
         self.broken = asyncio.Event()
         """Set when this process must be restarted: a rank is gone, the thread hangs or the GPU failed."""

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from clawloop.app.local.tiny_model import ensure_tiny_model
+
 # The tiny model's engine takes 50 s on two idle cores; ten times that has been seen where others took them.
 START_SECONDS = 900
 FREE_PORTS = [f"--{part}port=0" for part in ("", "temporal-", "temporal-ui-", "engine-", "postgres-")]
@@ -39,9 +41,11 @@ class Up:
 def up(data: Path, output: Path, *options: str, settings: Mapping[str, str] | None = None) -> Iterator[Up]:
     """
     Args:
-        options: of the command, beside the folder and the ports.
+        options: of the command, beside the folder and the ports; without `--model` it gets the tiny model.
         settings: environment variables.
     """
+    if not any(option.startswith("--model") for option in options):
+        options = (*options, "--model", str(ensure_tiny_model(data / "models")))
     with output.open("wb") as written:
         process = subprocess.Popen(
             [sys.executable, "-m", "clawloop.app.cli.main", "up", "--data", str(data), *FREE_PORTS, *options],

@@ -23,6 +23,7 @@ import psycopg
 import pytest
 
 from clawloop.app.local.services.postgres import running_postgres
+from clawloop.app.local.tiny_model import ensure_tiny_model
 from db.schema import migrate
 from tests.conftest import execute
 from tests.fakes.model_server import model_server
@@ -37,6 +38,8 @@ class Running:
     """A `clawloop up` process and its output so far."""
 
     def __init__(self, data: Path, *options: str, program: str = PROGRAM, **environment: str) -> None:
+        if not any(option.startswith("--model") for option in options) and "CLAWLOOP_ENGINES" not in environment:
+            options = (*options, "--model", str(ensure_tiny_model(data.parent / "models")))
         command = [sys.executable, program, "up", "--data", str(data), *FREE_PORTS, *options]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ) | environment
@@ -199,7 +202,11 @@ def test_after_kill_9_no_process_is_left_and_it_starts_again(tmp_path: Path, eng
 @pytest.mark.parametrize(
     ("options", "environment", "expected"),
     [
-        (["--model", "/no/such/model"], {}, "there is no model folder /no/such/model: give the folder"),
+        (
+            ["--model", "/no/such/model"],
+            {},
+            "there is no model folder /no/such/model: give one in Hugging Face's layout, ",
+        ),
         (["--host", "192.0.2.9", "--port", "30000"], {}, "cannot listen on 192.0.2.9:30000 for the gateway"),
         ([], {"DATABASE_URL": "postgresql://me@127.0.0.1:1/x"}, "DATABASE_URL: connection failed"),
         ([], {"TEMPORAL_ADDRESS": "127.0.0.1:1"}, "TEMPORAL_ADDRESS: no Temporal"),

@@ -194,11 +194,15 @@ def test_log_probs_and_gradients_of_both_backends_agree(qwen3: Path) -> None:
 def test_the_backend_follows_the_family_unless_it_is_set(qwen3: Path, tmp_path: Path) -> None:
     assert read_family(qwen3).backend == "torchtune"
     assert read_family(qwen3, "transformers").backend == "transformers"
-    llama = save_family(tmp_path / "llama", "llama")
-    assert read_family(llama).backend == "transformers"
-    with pytest.raises(ModelUnsupported, match="LlamaForCausalLM"):
-        read_family(llama, "torchtune")
-    # A long context is RoPE scaling, which torchtune's decoder does not have.
+    assert read_family(save_family(tmp_path / "llama", "llama")).backend == "torchtune"
+    gemma = save_family(tmp_path / "gemma", "gemma3_text")
+    assert read_family(gemma).backend == "transformers"
+    with pytest.raises(ModelUnsupported, match="Gemma3ForCausalLM"):
+        read_family(gemma, "torchtune")
+    mistral = save_family(tmp_path / "mistral", "mistral")
+    assert read_family(mistral).backend == "transformers"
+    assert read_family(mistral, max_tokens=16).backend == "torchtune"
+    # A long context is RoPE scaling, of which the packed decoder has Llama 3's alone.
     yarn = save_checkpoint(tmp_path / "yarn")
     config = json.loads((yarn / "config.json").read_text())
     config["rope_parameters"] = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}

@@ -12,9 +12,11 @@ from clawloop.core.errors import ModelUnsupported
 from clawloop.training.model import token_scores
 from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.decoder import TorchtuneModel, load_torchtune_model
+from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape
 from clawloop.training.packing import TokenSequence, collate
 from tests.training.tiny import (
+    LLAMA3_ROPE,
     VOCAB,
     Family,
     all_logits,
@@ -32,7 +34,7 @@ def load(path: Path, dtype: torch.dtype = torch.float32) -> TorchtuneModel:
     return load_torchtune_model(path, LoraShape(rank=4, alpha=8.0), dtype=dtype, device=CPU)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "mistral"])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("shard_size", ["1GB", "100KB"])
 def test_logits_in_float32_are_those_of_transformers(
@@ -48,7 +50,41 @@ def test_logits_in_float32_are_those_of_transformers(
     assert difference < 1e-4
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+def test_llama_3s_frequencies_are_those_of_transformers(tmp_path: Path) -> None:
+    scaled = save_checkpoint(tmp_path / "llama3", "llama", rope_scaling=LLAMA3_ROPE)
+    plain = save_checkpoint(tmp_path / "llama", "llama")
+    ids = random_ids(200)
+    with torch.no_grad():
+        expected = reference_model(scaled)(torch.tensor([ids])).logits[0]
+    found = all_logits(load(scaled), ids)
+    assert (found - expected).abs().max() < 1e-4
+    assert (found - all_logits(load(plain), ids)).abs().max() > 0.1
+
+
+def test_documents_longer_than_a_sliding_window_are_not_packed(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, "mistral", sliding_window=48)
+    with pytest.raises(ModelUnsupported, match=r"sliding-window attention \(48 tokens\)"):
+        load(path)
+    within = load_torchtune_model(path, LoraShape(), dtype=torch.float32, device=CPU, max_tokens=48)
+    ids = random_ids(48)
+    with torch.no_grad():
+        expected = reference_model(path)(torch.tensor([ids])).logits[0]
+    assert (all_logits(within, ids) - expected).abs().max() < 1e-4
+    # The other backend attends to the window alone.
+    by_window = load_model(path, LoraShape(), dtype=torch.float32, device=CPU)
+    assert not by_window.packs_documents
+    sequence = TokenSequence("long", random_ids(120)[:80], random_ids(120)[80:], 1.0)
+    with torch.no_grad():
+        logits = reference_model(path)(torch.tensor([random_ids(120)])).logits[0, 79:-1]
+        found = by_window(collate([sequence], [0], share_prefixes=False)).logprobs_N
+    expected = logits.log_softmax(-1).gather(-1, torch.tensor(sequence.response_ids)[:, None])[:, 0]
+    assert (found - expected).abs().max() < 1e-4
+    unwindowed = load(save_checkpoint(tmp_path / "without", "mistral"))
+    with torch.no_grad():
+        assert (unwindowed(collate([sequence], [0])).logprobs_N - expected).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
 def test_logits_in_bfloat16_are_as_near_to_float32_as_those_of_transformers(tmp_path: Path, family: Family) -> None:
     path = save_checkpoint(tmp_path, family, dtype=torch.bfloat16)
     ids = random_ids(120)
@@ -71,9 +107,9 @@ def test_rope_and_norms_stay_float32_in_a_bfloat16_model(qwen3: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("checkpoint", ["qwen3", "qwen2"])
-def test_packed_documents_are_scored_as_single_ones(checkpoint: str, request: pytest.FixtureRequest) -> None:
-    model = load(request.getfixturevalue(checkpoint))
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "mistral"])
+def test_packed_documents_are_scored_as_single_ones(family: Family, tmp_path: Path) -> None:
+    model = load(save_checkpoint(tmp_path, family))
     shake_adapter(model)
     sequences = random_sequences([(9, 5), (3, 17), (1, 1), (30, 2)])
     packed = collate(sequences, range(len(sequences)))
@@ -144,14 +180,16 @@ def edit_config(path: Path, **changes: object) -> None:
     ("changes", "message"),
     [
         (
-            {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
-            "LlamaForCausalLM.*Qwen3ForCausalLM",
+            {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"},
+            "Gemma3ForCausalLM.*packed for Qwen3",
         ),
         ({"architectures": ["Qwen2ForSequenceClassification"]}, "Qwen2ForSequenceClassification"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "RoPE scaling.*yarn"),
         ({"use_sliding_window": True, "sliding_window": 32}, "sliding-window"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantised"),
         ({"attention_bias": True}, "attention biases"),
+        ({"mlp_bias": True}, "biases of the MLP"),
+        ({"partial_rotary_factor": 0.5}, "a rotation of some of each head"),
         ({"vocab_size": None}, "vocab_size"),
         ({"intermediate_size": 96}, r"w1|w2|w3"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -63,6 +64,24 @@ class HangingRunner(StepRunner):
         report("step 1: begins")
         self.go_on.wait(20)
         raise TrainerUnavailable("it went on")
+
+
+class NicenessRunner(StepRunner):
+    def train(self, step: StepBatch, report: StatusCallback, should_stop: Callable[[], bool]) -> TrainedStep | None:
+        raise TrainerUnavailable(f"computes at {os.getpriority(os.PRIO_PROCESS, threading.get_native_id())}")
+
+
+async def test_on_a_cpu_a_step_takes_what_others_leave_idle_and_heartbeats_stay_punctual(
+    qwen3: Path, samples: list[BatchSample], tmp_path: Path
+) -> None:
+    def own() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before, trainer = own(), ThreadedTrainer(NicenessRunner(setup_of(qwen3, tmp_path)))
+    with pytest.raises(TrainerUnavailable, match=f"computes at {max(10, before)}"):
+        await trainer.train(step_of(samples, 1), ignore_status)
+    assert own() == before
+    await trainer.close()
 
 
 async def test_a_hanging_step_is_abandoned_and_marks_the_trainer_broken(

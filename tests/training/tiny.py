@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from clawloop.core.contracts.training import BatchSample
 from clawloop.core.ids import SampleId
@@ -18,7 +20,15 @@ from clawloop.training.model.port import PolicyModel
 from clawloop.training.packing import TokenSequence, collate
 
 VOCAB = 199
-Family = Literal["qwen2", "qwen3"]
+Family = Literal["qwen2", "qwen3", "llama", "mistral"]
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+"""Llama 3.1's, for a context of 64 tokens: of six frequencies some stay, some are slower, one is between."""
 
 
 def save_checkpoint(
@@ -31,10 +41,15 @@ def save_checkpoint(
     seed: int = 0,
     vocab: int = VOCAB,
     positions: int = 256,
+    **further: Any,
 ) -> Path:
-    """A checkpoint of about 100,000 parameters, as transformers writes it."""
+    """A checkpoint of about 100,000 parameters, as transformers writes it.
+
+    Args:
+        further: of its config.
+    """
     torch.manual_seed(seed)
-    shape = {
+    shape: dict[str, Any] = {
         "vocab_size": vocab,
         "hidden_size": 48,
         "intermediate_size": 80,
@@ -44,11 +59,12 @@ def save_checkpoint(
         "max_position_embeddings": positions,
         "tie_word_embeddings": tied,
         "rope_theta": 10000.0,
+        **({"head_dim": 16} if family == "qwen3" else {}),
+        **({"sliding_window": None} if family == "mistral" else {}),
+        **further,
     }
-    if family == "qwen3":
-        model = Qwen3ForCausalLM(Qwen3Config(**shape, head_dim=16))
-    else:
-        model = Qwen2ForCausalLM(Qwen2Config(**shape))
+    name = family.capitalize()
+    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**shape))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
@@ -63,9 +79,9 @@ def save_checkpoint(
 
 def reference_model(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The same checkpoint in transformers."""
-    config = Qwen3Config if "qwen3" in (path / "config.json").read_text() else Qwen2Config
-    made = Qwen3ForCausalLM if config is Qwen3Config else Qwen2ForCausalLM
-    return made.from_pretrained(path, dtype=dtype).eval()
+    [architecture] = json.loads((path / "config.json").read_text())["architectures"]
+    found: PreTrainedModel = getattr(transformers, architecture).from_pretrained(path, dtype=dtype)
+    return found.eval()
 
 
 def random_sequences(lengths: list[tuple[int, int]], seed: int = 1) -> list[TokenSequence]:

@@ -218,6 +218,7 @@ def filtered(*lines: str) -> list[str]:
         "INFO:     SECRET",
         "RuntimeError: SECRET",
         "vllm.exceptions.VLLMValidationError: SECRET",
+        "ValueError: Regex compilation timed out after 5s. The pattern may be too complex. Pattern: SECRET",
         'INFO:     127.0.0.1:1 - "GET /health?SECRET HTTP/1.1" 200 OK',
         '{"message": "SECRET"}',
     ],
@@ -240,6 +241,11 @@ def test_what_may_quote_a_request_is_withheld(line: str) -> None:
 )
 def test_what_an_operator_needs_stays(line: str) -> None:
     assert filtered(line) == [line]
+
+
+def test_the_reason_stays_that_a_pattern_took_too_long() -> None:
+    said = "ValueError: Regex compilation timed out after 5s."
+    assert filtered(f"{said} The pattern may be too complex. Pattern: SECRET") == [said]
 
 
 def test_of_a_traceback_the_places_and_the_kind_stay() -> None:

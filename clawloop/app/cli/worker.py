@@ -102,7 +102,7 @@ def trainer(
             "--engines-quantised", help="Engines serve a quantised copy; the recipe needs a decoupled correction."
         ),
     ] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="Of torch on the CPU; default: half the cores.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of torch on the CPU; default: a core each.")] = None,
     health_port: HealthPort = 0,
     health_host: HealthHost = LOOPBACK,
     data: Data = None,

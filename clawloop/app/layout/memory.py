@@ -354,15 +354,17 @@ def parts_beside_cache(request: Request, serving: Serving, gpus: int, *, with_lo
 # Mistral and Gemma 3, in eighteen shapes, and are compared with it in `tests/training/test_planned_peft_memory.py`.
 
 _MEASURED = ("LlamaForCausalLM", "MistralForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+"""Of Llama and Mistral, those whose documents are not packed."""
 
 
-def is_by_peft(model: ModelShape) -> bool:
-    """True if the trainer has no modules of its own for this architecture."""
-    return model.architecture not in SUPPORTED
+def is_packed(model: ModelShape, longest: int) -> bool:
+    """True if the trainer packs samples of at most `longest` tokens, by modules of its own: see `packs_documents`."""
+    return model.architecture in SUPPORTED and model.packs and not 0 < model.kv.window < longest
 
 
 def is_measured(model: ModelShape) -> bool:
-    return not is_by_peft(model) or model.architecture in _MEASURED
+    """True if the memory of its steps was measured with transformers and PEFT, too."""
+    return model.architecture in _MEASURED
 
 
 def one_peft_layer(model: ModelShape, needs: TrainingNeeds, tokens: int, number_bytes: int) -> int:
@@ -493,6 +495,7 @@ def working_bytes(
     responses: int,
     longest: int | None = None,
     joined: int = 0,
+    packed: bool = True,
 ) -> tuple[int, int]:
     """Activations of the pass with gradient, and what logits take beyond them: they come before any layer's.
 
@@ -500,12 +503,13 @@ def working_bytes(
         tokens: of the micro-batch.
         responses, longest: positions whose logits are computed, see `logits`.
         joined: see `one_layer`.
+        packed: see `is_packed`.
     """
     inputs = layer_inputs(model, tokens, number_bytes)
-    if is_by_peft(model):
-        layer = one_peft_layer(model, needs, tokens, number_bytes)
-    else:
+    if packed:
         layer = one_layer(model, needs, tokens, number_bytes, joined)
+    else:
+        layer = one_peft_layer(model, needs, tokens, number_bytes)
     # The last layer's output, its norm's input in float32, and the gradients of both.
     ends = tokens * model.width * (8 + 2 * number_bytes)
     chunk = logits(model, needs, responses, longest) + ends
@@ -521,12 +525,14 @@ def rank_parts(request: Request, ranks: int, *, sharded: bool) -> tuple[Part, ..
     """
     model, limits, needs, b = request.model, request.limits, request.training, request.number_bytes
     assert needs is not None
-    # transformers reads each document alone.
-    tokens = limits.max_sample_tokens if is_by_peft(model) else limits.micro_batch
+    packed = is_packed(model, limits.max_sample_tokens)
+    tokens = limits.micro_batch if packed else limits.max_sample_tokens
     quantised = request.quantise is not None
     base = base_bytes(model, b, limits.max_sample_tokens, quantised=quantised)
     adapter = adapter_bytes(model, needs)
-    inner, beyond = working_bytes(model, needs, b, tokens=tokens, responses=tokens, joined=limits.max_sample_tokens)
+    inner, beyond = working_bytes(
+        model, needs, b, tokens=tokens, responses=tokens, joined=limits.max_sample_tokens, packed=packed
+    )
     share = ranks if sharded else 1
     kept = f"4 bits and {request.dtype}" if quantised else request.dtype
     divided = f" / {ranks} ranks" if sharded else ""
@@ -541,7 +547,7 @@ def rank_parts(request: Request, ranks: int, *, sharded: bool) -> tuple[Part, ..
             PartName.ACTIVATIONS,
             inner,
             f"{tokens:,} tokens: a sample of {limits.max_sample_tokens:,}"
-            + ("" if is_by_peft(model) else " and what shares its beginning"),
+            + (" and what shares its beginning" if packed else ", alone"),
         ),
         Part(
             PartName.LOGITS,

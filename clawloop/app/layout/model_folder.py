@@ -13,6 +13,7 @@ from typing import Literal
 from clawloop.core.errors import SetupError
 from clawloop.core.families.chat_format import ChatFormat, ChatOptions, read_chat_format
 from clawloop.core.families.template import Thinking, read_template
+from clawloop.training.model.checkpoint import packs_documents
 
 # Shapes ---------------------------------------------------------------------------------------------------------------
 # The facts about a model that decide how much memory it takes: its tensors' shapes, and a few fields of its config.
@@ -87,6 +88,7 @@ class ModelShape:
         tied: the vocabulary's matrix reads tokens and predicts them.
         head_norm: queries and keys are normalised by head.
         experts: routed experts of a layer; 0 where there are none.
+        packs: its config has nothing with which the trainer cannot pack samples, but maybe a window.
         chat: its template, and when it thinks.
     """
 
@@ -110,6 +112,7 @@ class ModelShape:
     lora: LoraShape
     kv: KvShape
     experts: int = 0
+    packs: bool = True
     stored_bytes: int | None = None
     quantised: str | None = None
     chat: ChatFormat = _PLAIN
@@ -366,6 +369,7 @@ def _shape(
         lora=_lora(adapted),
         kv=_kv(text, projections),
         experts=_experts(text),
+        packs=packs_documents(folder, max_tokens=1),  # no window is shorter
         chat=chat,
     )
 

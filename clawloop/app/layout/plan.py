@@ -24,6 +24,7 @@ from clawloop.app.layout.memory import (
     Serving,
     gibibytes,
     is_measured,
+    is_packed,
     version_bytes,
 )
 from clawloop.app.layout.model_folder import require_trainable_weights
@@ -629,6 +630,11 @@ def _needed_rank(request: Request) -> int:
 def _notes(request: Request) -> Iterator[str]:
     model = request.model
     yield f"the model {model.chat}"
+    if model.chat.tool_parser is None:
+        yield (
+            "tools of requests are left out, and named in X-Clawloop-Ignored: agents need a model whose template has "
+            "tools, e.g. Qwen/Qwen3-1.7B, Qwen/Qwen3-4B or Qwen/Qwen3-8B, which learn on one GPU of 24, 40 or 64 GiB"
+        )
     if model.experts:
         yield (
             f"{model.experts} routed experts a layer get no adapters: attention, and shared experts if there are, "
@@ -639,10 +645,11 @@ def _notes(request: Request) -> Iterator[str]:
             'engines and trainer compute with different weights: the recipe needs train.loss.correction = "decoupled", '
             "as deploy/recipes/quantised.toml has it"
         )
-    if request.training is not None and not is_measured(model):
+    if request.training is not None and not is_packed(model, request.limits.max_sample_tokens):
         yield (
-            f"{model.architecture} is trained by the transformers backend, whose activations were measured for Llama, "
-            "Mistral and Gemma 3 alone"
+            f"{model.architecture} is trained by transformers and PEFT, a sample at a time: what samples share is "
+            "computed for each of them"
+            + ("" if is_measured(model) else "; its memory was measured for Llama, Mistral and Gemma 3 alone")
         )
     if request.gpus is not None:
         yield "CUDA graphs and buffers between GPUs are estimates; the rest was compared on an H200, for a 4B Qwen3"

@@ -93,7 +93,7 @@ def run_trainer(process: TrainerProcess, settings: Settings) -> None:
 
 def _run_ranks(process: TrainerProcess) -> None:
     """Runs torchrun's agent in this process: it starts the ranks, and restarts them all when one dies."""
-    threads = process.setup.threads or max(1, (os.cpu_count() or 2) // 2 // process.nproc)
+    threads = process.setup.threads or max(1, (os.cpu_count() or 1) // process.nproc)
     rank_process = process.model_copy(update={"setup": process.setup.model_copy(update={"threads": threads})})
     launched = LaunchConfig(
         min_nodes=1,

@@ -15,13 +15,29 @@ from clawloop.core.errors import FamilyUnknown, ModelUnsupported
 # Architecture ---------------------------------------------------------------------------------------------------------
 # The decoder architecture in a Hugging Face checkpoint's `config.json`, and the names of its tensors.
 #
-# Only what the trainer computes exactly is accepted: a config with anything else (RoPE scaling, sliding windows,
-# quantised weights) raises instead of being trained slightly wrong.
+# Only what the packed decoder computes exactly is accepted: a config with anything else (RoPE scaling but Llama 3's,
+# documents longer than a sliding window, quantised weights) raises instead of being trained slightly wrong.
 
-SUPPORTED = {"Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+SUPPORTED = {
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+}
 """Architecture name in `config.json` → model type. Qwen2.5 checkpoints are named Qwen2ForCausalLM."""
 
-_SUPPORTED_TEXT = "the trainer loads Qwen3ForCausalLM and Qwen2ForCausalLM (Qwen2.5)"
+_SUPPORTED_TEXT = "documents are packed for Qwen3, Qwen2 (and 2.5), Llama and Mistral"
+
+
+class Llama3Rope(BaseModel):
+    """The scaling of RoPE's frequencies in Llama 3.1 to 3.3, with the field names of Hugging Face's config."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    factor: PositiveFloat
+    low_freq_factor: PositiveFloat
+    high_freq_factor: PositiveFloat
+    original_max_position_embeddings: PositiveInt
 
 
 class Architecture(BaseModel):
@@ -29,7 +45,7 @@ class Architecture(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    model_type: Literal["qwen2", "qwen3"]
+    model_type: Literal["qwen2", "qwen3", "llama", "mistral"]
     vocab_size: PositiveInt
     hidden_size: PositiveInt
     intermediate_size: PositiveInt
@@ -40,16 +56,25 @@ class Architecture(BaseModel):
     max_position_embeddings: PositiveInt
     rms_norm_eps: PositiveFloat
     rope_theta: PositiveFloat
+    llama3_rope: Llama3Rope | None = None
     tie_word_embeddings: bool = False
 
     @property
     def has_head_norm(self) -> bool:
-        """True for Qwen3, which normalises each query and key head; Qwen2 has biases on q, k and v instead."""
+        """True for Qwen3, which normalises each query and key head."""
         return self.model_type == "qwen3"
 
+    @property
+    def has_qkv_bias(self) -> bool:
+        """True for Qwen2, whose q, k and v have biases."""
+        return self.model_type == "qwen2"
 
-def read_architecture(checkpoint: Path) -> Architecture:
+
+def read_architecture(checkpoint: Path, max_tokens: int | None = None) -> Architecture:
     """The architecture of the checkpoint in this directory.
+
+    Args:
+        max_tokens: of the longest document; None: all positions of the checkpoint.
 
     Raises:
         ModelUnsupported: there is no readable config, or it has something the trainer does not support.
@@ -62,34 +87,50 @@ def read_architecture(checkpoint: Path) -> Architecture:
     names = config.get("architectures") or []
     if len(names) != 1 or SUPPORTED.get(names[0]) != config.get("model_type"):
         raise ModelUnsupported(f"{checkpoint} is {' + '.join(names) or config.get('model_type')}; {_SUPPORTED_TEXT}")
-    for what, found in _unsupported_features(config).items():
-        raise ModelUnsupported(f"{checkpoint} uses {what} ({found}), which the trainer does not support")
-    rope = config.get("rope_parameters") or {}
+    for what, found in _unsupported_features(config, max_tokens).items():
+        raise ModelUnsupported(f"{checkpoint} uses {what} ({found}), with which documents are not packed")
+    rope = _rope(config)
     fields = {**config, "rope_theta": config.get("rope_theta") or rope.get("rope_theta")}
-    if fields.get("head_dim") is None and config["model_type"] == "qwen2":
-        fields["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
+    fields["llama3_rope"] = rope if _rope_type(rope) == "llama3" else None
     try:
+        if fields.get("head_dim") is None and config["model_type"] != "qwen3":
+            fields["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
         return Architecture.model_validate(fields)
-    except ValidationError as error:
+    except (ValidationError, LookupError, TypeError) as error:
         raise ModelUnsupported(f"{path} is incomplete: {error}") from error
 
 
-def _unsupported_features(config: Mapping[str, object]) -> dict[str, object]:
+def _rope(config: Mapping[str, object]) -> Mapping[str, object]:
     # transformers 4 writes `rope_scaling`, transformers 5 `rope_parameters`.
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     assert isinstance(rope, dict)
-    rope_type = rope.get("rope_type") or rope.get("type") or "default"
+    return rope
+
+
+def _rope_type(rope: Mapping[str, object]) -> object:
+    return rope.get("rope_type") or rope.get("type") or "default"
+
+
+def _unsupported_features(config: Mapping[str, object], max_tokens: int | None) -> dict[str, object]:
+    rope, model_type = _rope(config), config.get("model_type")
     found: dict[str, object] = {}
-    if rope_type != "default":
-        found["RoPE scaling"] = rope_type
-    if config.get("use_sliding_window"):
-        found["sliding-window attention"] = config.get("sliding_window")
+    if _rope_type(rope) not in ("default", "llama3"):
+        found["RoPE scaling"] = _rope_type(rope)
+    if rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
+        found["a rotation of some of each head"] = rope
+    # Qwen2 and Qwen3 name a window that they do not use.
+    window = config.get("sliding_window") if config.get("use_sliding_window", model_type == "mistral") else None
+    longest = [tokens for tokens in (max_tokens, config.get("max_position_embeddings")) if isinstance(tokens, int)]
+    if isinstance(window, int) and window < min(longest, default=window + 1):
+        found["sliding-window attention"] = f"{window} tokens"
     if config.get("hidden_act", "silu") != "silu":
         found["another activation"] = config.get("hidden_act")
     if config.get("quantization_config"):
         found["quantised weights"] = config.get("quantization_config")
-    if config.get("model_type") == "qwen3" and config.get("attention_bias"):
-        found["attention biases in Qwen3"] = True
+    if model_type != "qwen2" and config.get("attention_bias"):
+        found["attention biases"] = True
+    if config.get("mlp_bias"):
+        found["biases of the MLP"] = True
     return found
 
 
@@ -105,7 +146,7 @@ def base_names(architecture: Architecture) -> dict[str, str]:
         for our_module, their_module in projection_names(architecture, layer).items():
             names[f"{our_module}.weight"] = f"{their_module}.weight"
             projection = their_module.rsplit(".", 1)[-1]
-            if architecture.model_type == "qwen2" and projection in ("q_proj", "k_proj", "v_proj"):
+            if architecture.has_qkv_bias and projection in ("q_proj", "k_proj", "v_proj"):
                 names[f"{our_module}.bias"] = f"{their_module}.bias"
         if architecture.has_head_norm:
             for head in ("q", "k"):
@@ -198,11 +239,12 @@ class Family:
         return tuple(names)
 
 
-def read_family(checkpoint: Path, backend: Backend | None = None) -> Family:
+def read_family(checkpoint: Path, backend: Backend | None = None, max_tokens: int | None = None) -> Family:
     """The family of the checkpoint in this directory.
 
     Args:
         backend: which shall compute it; None: torchtune for what it supports, else transformers.
+        max_tokens: of the longest document; None: all positions of the checkpoint.
 
     Raises:
         ModelUnsupported: no readable config, an unknown family, quantised weights, or a backend that cannot compute it.
@@ -227,9 +269,9 @@ def read_family(checkpoint: Path, backend: Backend | None = None) -> Family:
             "(`--quantise nf4` keeps it in 4 bits), and this one to `--serve-model`"
         )
     if backend is None:
-        backend = "torchtune" if _is_torchtunes(checkpoint) else "transformers"
+        backend = "torchtune" if packs_documents(checkpoint, max_tokens) else "transformers"
     elif backend == "torchtune":
-        read_architecture(checkpoint)
+        read_architecture(checkpoint, max_tokens)
     return Family(model_type, backend, DECODER_PREFIX[model_type])
 
 
@@ -240,9 +282,10 @@ def _normalised(name: str) -> str:
     return name.replace("_", "").lower()
 
 
-def _is_torchtunes(checkpoint: Path) -> bool:
+def packs_documents(checkpoint: Path, max_tokens: int | None = None) -> bool:
+    """True if the trainer packs this checkpoint's documents, and computes shared prefixes once: `read_architecture`."""
     try:
-        read_architecture(checkpoint)
+        read_architecture(checkpoint, max_tokens)
     except ModelUnsupported:
         return False
     return True

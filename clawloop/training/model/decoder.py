@@ -1,4 +1,4 @@
-"""Qwen3 and Qwen2.5 decoders with LoRA, composed from torchtune's modules, and filled from a checkpoint."""
+"""Decoders of Qwen3, Qwen2.5, Llama and Mistral with LoRA, of torchtune's modules, and filled from a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ from torchao.dtypes.nf4tensor import to_nf4
 
 from clawloop.core.errors import ModelUnsupported
 from clawloop.training.model.base_weights import BaseWeights
-from clawloop.training.model.checkpoint import Architecture, Quantisation, adapter_names, base_names, read_architecture
+from clawloop.training.model.checkpoint import (
+    Architecture,
+    Llama3Rope,
+    Quantisation,
+    adapter_names,
+    base_names,
+    read_architecture,
+)
 from clawloop.training.model.port import LoraShape, reset_adapter, shard_like
 from clawloop.training.model.token_scores import TokenScores, score_responses
 from clawloop.training.packing import AttentionLayout, MicroBatch
@@ -233,6 +240,34 @@ class HeadNormProjection(nn.Module):
         return heads.flatten(-2)
 
 
+class Rope(Qwen2RotaryPositionalEmbeddings):  # type: ignore[misc]  # torchtune is untyped
+    """RoPE of an architecture, a feature rotated with the one half a head away, for so many positions."""
+
+    theta: Tensor
+
+    def __init__(self, architecture: Architecture, max_tokens: int):
+        self._scaling = architecture.llama3_rope
+        super().__init__(dim=architecture.head_dim, max_seq_len=max_tokens, base=architecture.rope_theta)
+
+    def rope_init(self) -> None:
+        super().rope_init()
+        if self._scaling is not None:
+            self.theta = llama3_frequencies(self.theta, self._scaling)
+            self.build_rope_cache(self.max_seq_len)
+
+
+def llama3_frequencies(theta: Tensor, scaling: Llama3Rope) -> Tensor:
+    """Slower frequencies for a longer context (Llama 3.1, arXiv 2407.21783; the formula is that of Meta's release).
+
+    Waves that turn often in the original context stay, those that turn less than once are `factor` times as long, and
+    between them the factor is interpolated.
+    """
+    turns = theta * scaling.original_max_position_embeddings / (2 * math.pi)
+    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    kept = kept.clamp(0, 1)
+    return theta * (kept + (1 - kept) / scaling.factor)
+
+
 def build_layer(
     architecture: Architecture, lora: LoraShape, rope: nn.Module, max_tokens: int
 ) -> TransformerSelfAttentionLayer:
@@ -240,7 +275,7 @@ def build_layer(
     width, inner = architecture.hidden_size, architecture.intermediate_size
     heads, kv_heads = architecture.num_attention_heads, architecture.num_key_value_heads
     head_dim, eps = architecture.head_dim, architecture.rms_norm_eps
-    qkv_bias = architecture.model_type == "qwen2"
+    qkv_bias = architecture.has_qkv_bias
 
     def linear(name: str, size_in: int, size_out: int, bias: bool = False) -> nn.Module:
         if name not in lora.targets:
@@ -279,7 +314,7 @@ def build_layer(
 
 
 # The decoder ----------------------------------------------------------------------------------------------------------
-# A Qwen3 or Qwen2.5 decoder with LoRA, composed from torchtune's modules.
+# A decoder with LoRA, composed from torchtune's modules.
 #
 # Base weights and arithmetic are in `dtype`. Norm scales and LoRA weights are always float32: torch has a fused kernel
 # for float32 norms, and AdamW's small updates of LoRA vanish in bfloat16.
@@ -317,9 +352,7 @@ class TorchtuneModel(nn.Module):
         self.gradient_checkpointing = gradient_checkpointing
         width, vocab = architecture.hidden_size, architecture.vocab_size
         self.tok_embeddings = nn.Embedding(vocab, width)
-        rope = Qwen2RotaryPositionalEmbeddings(
-            dim=architecture.head_dim, max_seq_len=max_tokens, base=architecture.rope_theta
-        )
+        rope = Rope(architecture, max_tokens)
         self.layers = nn.ModuleList(
             build_layer(architecture, lora, rope, max_tokens) for _ in range(architecture.num_hidden_layers)
         )
@@ -355,7 +388,7 @@ class TorchtuneModel(nn.Module):
         """Computes RoPE's table, in float32, on this device. Needed after building on `meta`."""
         with device:
             for module in self.modules():
-                if isinstance(module, Qwen2RotaryPositionalEmbeddings):
+                if isinstance(module, Rope):
                     module.rope_init()
 
     @contextmanager
@@ -442,7 +475,7 @@ def build_model(
     Raises:
         ModelUnsupported: an architecture or feature that the trainer does not support.
     """
-    architecture = read_architecture(checkpoint)
+    architecture = read_architecture(checkpoint, max_tokens)
     positions = architecture.max_position_embeddings
     with torch.device("meta"):
         return TorchtuneModel(

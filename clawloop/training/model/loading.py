@@ -40,7 +40,7 @@ def load_sharded_model(
     if quantisation is not None:
         raise ModelUnsupported("--quantise needs the base model whole on each rank: --ranks replicated")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    family = read_family(checkpoint, backend)
+    family = read_family(checkpoint, backend, max_tokens)
     if family.backend == "transformers":
         # Takes seconds to import, and most trainers need no model of it.
         from clawloop.training.model.transformers_model import load_transformers_model
@@ -101,7 +101,7 @@ def load_model(
     Raises:
         ModelUnsupported: an architecture, feature or file that no backend supports.
     """
-    family = read_family(checkpoint, backend)
+    family = read_family(checkpoint, backend, max_tokens)
     if family.backend == "torchtune":
         return load_torchtune_model(
             checkpoint,

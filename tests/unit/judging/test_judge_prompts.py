@@ -41,6 +41,7 @@ from clawloop.core.judging.evidence import (
 from clawloop.core.judging.hints import with_hint
 from clawloop.core.judging.prompts import (
     HINT_INSTRUCTION,
+    HINT_LIMIT,
     VOTE_INSTRUCTION,
     AnswerForm,
     hint_prompt,
@@ -110,6 +111,8 @@ def test_a_constrained_hint_matches_its_grammar() -> None:
     assert re.fullmatch(grammar, f"hint {prompt.mark}: Use Python.")
     assert re.fullmatch(grammar, f"no hint {prompt.mark}")
     assert not re.fullmatch(grammar, f"hint {prompt.mark}: Use\nPython.")
+    fits = {length: bool(re.fullmatch(grammar, f"hint {prompt.mark}: {'x' * length}")) for length in range(700)}
+    assert [length for length, taken in fits.items() if taken] == list(range(1, HINT_LIMIT + 1))
 
 
 @pytest.mark.parametrize("form", AnswerForm)

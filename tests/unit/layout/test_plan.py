@@ -173,10 +173,13 @@ def test_a_model_larger_than_a_gpu_is_cut_and_divided() -> None:
     assert engine.arguments[engine.arguments.index("--tensor-parallel-size") + 1] == "4"
     assert trainer.gpus == (4, 5, 6, 7)
     assert found.ranks == "sharded"
-    assert not any("transformers backend" in note for note in found.notes)  # measured
+    assert not any("by transformers" in note for note in found.notes)
     mixture = replace(LLAMA_70B, architecture="MixtralForCausalLM")
     notes = plan(request(mixture, (80,) * 8, limits=SHORT)).notes
-    assert any("MixtralForCausalLM is trained by the transformers backend" in note for note in notes)
+    assert any(
+        "MixtralForCausalLM is trained by transformers and PEFT" in note and "memory was measured" in note
+        for note in notes
+    )
 
 
 def test_a_judge_has_its_gpus_and_no_adapters() -> None:

