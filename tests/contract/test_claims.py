@@ -1,31 +1,38 @@
-"""Concurrent claims, killed connections, damaged rows and re-judged samples, in PostgreSQL only."""
+"""Claims of batches: concurrent, killed, by group, by schedule."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import time
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.core.contracts.training import Claim, SampleState, StepState
+from clawloop.core.contracts.training import Claim, SampleState, StepState, TrainingState
 from clawloop.core.contracts.turns import SessionEvidence, SessionSource, TurnOutcome
 from clawloop.core.errors import RecordUnusable, StoreUnavailable
 from clawloop.core.ids import FeedbackId, SampleId, new_feedback_id
-from clawloop.core.judging.hints import HintChoice
-from clawloop.core.judging.records import FinalizedJudgement
-from clawloop.core.judging.voting import Verdict
+from clawloop.core.judging.hints import NOT_ASKED, HintChoice
+from clawloop.core.judging.records import FinalizedJudgement, Relation
+from clawloop.core.judging.voting import Verdict, rated
+from clawloop.core.recipes.recipe import Recipe
+from db.content import bytes_to_logprobs
 from db.database import Database
+from db.training import samples
+from db.training.recipes import set_recipe
 from db.training.steps import PostgresStepStore
 from db.training.work_flag import PostgresWorkStore
 from db.turns.sessions import PostgresSessionStore
 from tests.conftest import execute
 from tests.contract.conftest import TEST_LIMIT
-from tests.contract.learning import POLICY, RECIPE, PostgresLearning, commit, recipe, step, trained
+from tests.contract.learning import POLICY, RECIPE, Learning, PostgresLearning, commit, recipe, step, trained
 from tests.records import turn_record
+
+# Concurrent claims, killed connections, damaged rows and re-judged samples, in PostgreSQL only.
 
 KILL = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
     WHERE application_name = 'clawloop' AND state <> 'idle' AND pid <> pg_backend_pid() AND datname = 'migrated'"""
@@ -330,3 +337,242 @@ async def test_a_turn_shows_the_step_it_was_trained_in(postgres_learning: Postgr
     (turn,) = await PostgresSessionStore(postgres_learning.database).turns(row["session_id"])
     assert (turn.outcome, turn.why, turn.step) == (TurnOutcome.TRAINED, "trained in step 2", 2)
     assert turn.sample is SampleState.TRAINED
+
+
+# Claims of a recipe that compares groups, and after an operator has set another recipe.
+
+
+def grouped(batch_samples: int) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "name": "grouped",
+            "signal": {"hints": False, "reward": "group"},
+            "train": {"batch_samples": batch_samples, "advantage": {"teacher_weight": 0.0}},
+        }
+    )
+
+
+async def add_group(learning: PostgresLearning, name: str, *rewards: float) -> list[SampleId]:
+    """The samples of the responses to one prompt."""
+    evidence = SessionEvidence(SessionSource.HEADER, name)
+    turns = [turn_record(name, api_key_id=learning.key, evidence=evidence, choice=n) for n in range(len(rewards))]
+    turns = [replace(turn, group_id=turns[0].turn_id) for turn in turns]
+    for turn in turns:
+        await learning.turns.insert(turn)
+    for turn, reward in zip(turns, rewards, strict=True):
+        opened = await learning.judgements.open(turn.turn_id, None, b"e", "hint")
+        finalized = FinalizedJudgement(
+            rated(reward), NOT_ASKED, None, reward, None, TurnOutcome.SAMPLED, "rated", Relation.GROUP
+        )
+        await learning.judgements.finalize(opened.id, finalized, [])
+    query = "SELECT s.id FROM samples s JOIN turns t ON t.id = s.turn_id WHERE t.group_id = %s ORDER BY s.id"
+    return [SampleId(row["id"]) for row in await learning.rows(query, turns[0].turn_id)]
+
+
+async def test_a_group_is_claimed_as_a_whole(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    await learning.set_recipe(grouped(4))
+    first = await add_group(learning, "a", 1, -1, 1)
+    second = await add_group(learning, "b", -1, 1, 1)
+    third = await add_group(learning, "c", 1, -1)
+    assert (await learning.steps.claim(POLICY, 1)).samples == 6
+    batch = await learning.steps.batch(POLICY, 1)
+    assert [sample.sample_id for sample in batch.samples] == [*first, *second]
+    assert [round(sample.reward or 0, 2) for sample in batch.samples] == [0.71, -1.41, 0.71, -1.41, 0.71, 0.71]
+    assert [(await learning.sample_result(sample))[0] for sample in third] == [SampleState.FRESH] * 2
+
+
+async def test_a_group_with_a_locked_turn_waits_as_a_whole(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    await learning.set_recipe(grouped(2))
+    (_, locked, _) = await add_group(learning, "a", 1, -1, 1)
+    other = await add_group(learning, "b", 1, -1)
+    async with await psycopg.AsyncConnection.connect(learning.url) as connection:
+        lock = "SELECT 1 FROM turns t JOIN samples s ON s.turn_id = t.id WHERE s.id = %s FOR UPDATE OF t"
+        await connection.execute(lock, [locked])
+        assert (await learning.steps.claim(POLICY, 1)).state is None
+        await connection.rollback()
+    assert (await learning.steps.claim(POLICY, 1)).samples == 3
+    assert [(await learning.sample_result(sample))[0] for sample in other] == [SampleState.FRESH] * 2
+
+
+async def test_an_operators_recipe_keeps_samples_of_the_same_signal_and_lets_the_others_expire(
+    postgres_learning: PostgresLearning,
+) -> None:
+    learning = postgres_learning
+    samples = await learning.add_samples(4)
+    await set_recipe(learning.database, POLICY, recipe(batch_samples=4, drift=0.5))
+    claim = await learning.steps.claim(POLICY, 1)
+    assert (claim.state, claim.samples) == (StepState.CLAIMED, 4)
+    await learning.steps.abandon(POLICY, 1, "the trainer is gone")
+    await set_recipe(learning.database, POLICY, Recipe.model_validate({"name": "small", "signal": {"votes": "direct"}}))
+    assert (await learning.steps.claim(POLICY, 2)).state is None
+    changed = (SampleState.EXPIRED, TurnOutcome.EXPIRED, "recipe changed")
+    assert [await learning.sample_result(sample) for sample in samples] == [changed] * 4
+
+
+# A recipe's schedule keeps batches from being claimed, and says until when.
+
+
+def scheduled(**keys: object) -> Recipe:
+    return recipe(schedule=keys)
+
+
+def hours_from_now(begin: int, end: int) -> str:
+    now = datetime.now(UTC)
+    first, last = ((now + timedelta(hours=hours)).strftime("%H:00") for hours in (begin, end))
+    return f"{first}-{last}"
+
+
+async def test_outside_of_its_hours_a_full_batch_waits(learning: Learning) -> None:
+    await learning.operators.set_recipe(POLICY, scheduled(hours=hours_from_now(3, 6)))
+    await learning.add_samples(4)
+    claim = await learning.steps.claim(POLICY, 1)
+    assert (claim.state, claim.reason[:20]) == (None, "outside of its hours")
+    view = await learning.steps.status(POLICY)
+    assert view.state is TrainingState.WAITING
+    assert view.reason == f"{claim.reason}; 4 of 4 samples"
+    assert view.closed_seconds is not None
+    assert 2 * 3600 - 60 < view.closed_seconds <= 3 * 3600
+    assert await learning.work_waiting()
+
+
+async def test_within_its_hours_it_is_claimed(learning: Learning) -> None:
+    await learning.operators.set_recipe(POLICY, scheduled(hours=hours_from_now(-3, 3)))
+    await learning.add_samples(4)
+    assert (await learning.steps.claim(POLICY, 1)).state is StepState.CLAIMED
+    assert (await learning.steps.status(POLICY)).closed_seconds is None
+
+
+async def test_no_more_versions_a_day_than_the_schedule_has(learning: Learning) -> None:
+    # Where it is noon now: a day does not end while the test runs.
+    zone = f"Etc/GMT{datetime.now(UTC).hour - 12:+d}"
+    await learning.operators.set_recipe(POLICY, scheduled(versions_a_day=1, time_zone=zone))
+    await step(learning, 1)
+    await learning.add_samples(4, version=1)
+    refused = await learning.steps.claim(POLICY, 2)
+    assert refused == Claim(POLICY, 2, None, 0, refused.reason)
+    assert refused.reason.startswith(f"1 version was made today ({zone}), 1 at most, until ")
+    await learning.age(timedelta(days=1))
+    assert (await learning.steps.claim(POLICY, 2)).state is StepState.CLAIMED
+
+
+async def test_what_a_policy_began_from_was_not_made_today(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    zone = f"Etc/GMT{datetime.now(UTC).hour - 12:+d}"
+    await step(learning, 1)
+    await learning.operators.create_policy("anna", POLICY, scheduled(versions_a_day=1, time_zone=zone), 1)
+    assert (await learning.steps.status("anna")).closed_seconds is None
+    await learning.operators.set_recipe(POLICY, scheduled(versions_a_day=1, time_zone=zone))
+    assert (await learning.steps.status(POLICY)).closed_seconds is not None
+
+
+async def test_while_replies_are_slow_no_batch_is_claimed(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    await learning.operators.set_recipe(POLICY, scheduled(chat_seconds=2.0))
+    await learning.add_samples(4)
+    slow = "UPDATE turns SET finished_at = now(), started_at = now() - %s"
+    await learning.execute(slow, timedelta(seconds=9))
+    claim = await learning.steps.claim(POLICY, 1)
+    assert (claim.state, claim.reason) == (None, "replies take 9.0 s (p95 of 5 minutes), 2 s at most")
+    assert (await learning.steps.status(POLICY)).closed_seconds == 60
+    await learning.execute(slow, timedelta(seconds=1))
+    assert (await learning.steps.claim(POLICY, 1)).state is StepState.CLAIMED
+
+
+async def test_slow_agents_of_episodes_and_side_turns_hold_up_no_training(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    await learning.operators.set_recipe(POLICY, scheduled(chat_seconds=2.0))
+    await learning.add_samples(4)
+    await learning.execute("UPDATE turns SET kind = 'side', finished_at = now(), started_at = now() - interval '9 s'")
+    assert (await learning.steps.claim(POLICY, 1)).state is StepState.CLAIMED
+
+
+async def test_replies_of_a_while_ago_do_not_count(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    await learning.operators.set_recipe(POLICY, scheduled(chat_seconds=2.0))
+    await learning.add_samples(4)
+    await learning.execute(
+        "UPDATE turns SET finished_at = now() - interval '6 min', started_at = now() - interval '1 h'"
+    )
+    assert (await learning.steps.claim(POLICY, 1)).state is StepState.CLAIMED
+
+
+# Samples that cannot be trained expire or are dropped; the others of their batch are trained.
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        ("UPDATE turns SET logprobs = NULL", "log-probs are unknown"),
+        ("UPDATE turns SET response_ids = NULL, logprobs = NULL", "0 response ids"),
+        ("UPDATE turns SET prompt_ids = NULL, prompt_shared = NULL", "0 prompt and"),
+        ("""UPDATE turns SET sampling = '{"top_p": 1}'""", "temperature None"),
+        ("UPDATE turns SET outcome = 'erased'", "its turn was erased"),
+    ],
+)
+async def test_an_unusable_sample_expires_and_the_claim_continues(
+    postgres_learning: PostgresLearning, damage: str, fault: str
+) -> None:
+    bad, *_ = await postgres_learning.add_samples(5)
+    turn = (await postgres_learning.rows("SELECT turn_id FROM samples WHERE id = %s", bad))[0]["turn_id"]
+    await postgres_learning.execute(f"{damage} WHERE id = %s", turn)
+    claim = await PostgresStepStore(postgres_learning.database).claim(POLICY, 1)
+    assert (claim.state, claim.samples) == (StepState.CLAIMED, 4)
+    state, outcome, _ = await postgres_learning.sample_result(bad)
+    reason = (await postgres_learning.rows("SELECT reason FROM samples WHERE id = %s", bad))[0]["reason"]
+    assert state is SampleState.EXPIRED
+    assert outcome is (TurnOutcome.ERASED if "erased" in fault else TurnOutcome.EXPIRED)
+    assert fault in reason
+    assert "erased" in fault or str(turn) in reason
+
+
+async def test_a_sample_erased_after_the_claim_is_dropped(postgres_learning: PostgresLearning) -> None:
+    erased, *_ = await postgres_learning.add_samples(4)
+    store = postgres_learning.steps
+    await store.claim(POLICY, 1)
+    await postgres_learning.execute(
+        "UPDATE turns SET outcome = 'erased', outcome_detail = 'asked for' WHERE id ="
+        " (SELECT turn_id FROM samples WHERE id = %s)",
+        erased,
+    )
+    batch = await store.batch(POLICY, 1)
+    assert len(batch.samples) == 3
+    assert await commit(postgres_learning, batch, trained(batch)) is StepState.COMMITTED
+    assert await postgres_learning.sample_result(erased) == (SampleState.EXPIRED, TurnOutcome.ERASED, "asked for")
+
+
+async def test_a_sample_damaged_after_the_claim_is_dropped_and_the_others_are_trained(
+    postgres_learning: PostgresLearning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CHECK refuses log-probs of a wrong length, so only damage on disk can make them; so decoding fails here."""
+    damaged, *_ = await postgres_learning.add_samples(4)
+    await postgres_learning.steps.claim(POLICY, 1)
+    faults = iter([RecordUnusable("3 bytes of log-probs for 2 tokens")])
+
+    def decode(stored: bytes, count: int) -> list[float]:
+        if (fault := next(faults, None)) is not None:
+            raise fault
+        return bytes_to_logprobs(stored, count)
+
+    monkeypatch.setattr(samples, "bytes_to_logprobs", decode)
+    batch = await postgres_learning.steps.batch(POLICY, 1)
+    assert len(batch.samples) == 3
+    assert damaged not in {sample.sample_id for sample in batch.samples}
+    assert await commit(postgres_learning, batch, trained(batch)) is StepState.COMMITTED
+
+
+async def test_a_prompt_whose_parent_lost_tokens_is_detected(postgres_learning: PostgresLearning) -> None:
+    (sample, *_) = await postgres_learning.add_samples(5)
+    await postgres_learning.execute(
+        "UPDATE turns SET prompt_shared = 9, parent_turn_id = (SELECT min(id::text)::uuid FROM turns) WHERE id ="
+        " (SELECT turn_id FROM samples ORDER BY id DESC LIMIT 1)"
+    )
+    await PostgresStepStore(postgres_learning.database).claim(POLICY, 1)
+    assert (await postgres_learning.sample_result(sample))[0] is SampleState.CLAIMED
+    await postgres_learning.steps.abandon(POLICY, 1, "to claim the last one")
+    await postgres_learning.set_recipe(recipe(batch_samples=5))
+    claim = await PostgresStepStore(postgres_learning.database).claim(POLICY, 2)
+    assert claim.state is None
+    (row,) = await postgres_learning.rows("SELECT reason FROM samples WHERE state = 'expired'")
+    assert "its prompt is 9 tokens of its parent's and 3 more, but 8 are there" in row["reason"]

@@ -29,7 +29,7 @@ from clawloop.core.contracts.turns import SessionEvidence, SessionSource, TurnRe
 from clawloop.core.errors import RecordUnusable, StoreUnavailable
 from clawloop.core.ids import ApiKeyId, new_api_key_id
 from db import database as database_module
-from db.database import Database
+from db.database import CHAT_LIMIT, Database
 from db.schema import migrate
 from db.serving.directory import PostgresDirectoryStore, ensure_policy
 from db.serving.keys import PostgresKeyStore
@@ -38,8 +38,9 @@ from tests.chaos.proxy import Proxy
 from tests.contract.conftest import TEST_LIMIT, Stores
 from tests.records import turn_record
 
-pytestmark = pytest.mark.slow
+# PostgreSQL down, unresponsive or killed, and statements that fail.
 
+pytestmark = pytest.mark.slow
 LIMIT = timedelta(milliseconds=500)
 
 
@@ -390,3 +391,52 @@ async def never_ends(connection):
 
 asyncio.run(Database(sys.argv[1], timedelta(seconds=2)).run(never_ends))
 """
+
+
+# What a lost network costs the pool of a gateway, whose limit is shorter than a connection's time to answer.
+
+POOLED = 3
+POOL_LIMIT = 4 * CHAT_LIMIT
+
+
+def test_a_gateways_limit_is_shorter_than_a_connections_time_to_answer() -> None:
+    assert CHAT_LIMIT < POOL_LIMIT < timedelta(seconds=database_module._ANSWER_SECONDS)
+
+
+async def test_each_silent_connection_of_a_gateways_pool_costs_one_transaction_its_limit(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "_IDLE_SECONDS", 0.0)  # they lay in the pool for long enough
+    address = urlsplit(postgres_url)
+    assert address.port is not None
+    port = choose_port("a proxy", "127.0.0.1", 0, "")
+    proxied = address._replace(netloc=address.netloc.replace(f":{address.port}", f":{port}")).geturl()
+    together = asyncio.Barrier(POOLED)
+
+    async def meet(connection: AsyncConnection) -> None:
+        await together.wait()
+        await connection.execute(text("SELECT 1"))
+
+    async def answered() -> bool:
+        try:
+            await database.run(_select)
+        except StoreUnavailable:
+            return False
+        return True
+
+    # A gateway's is a quarter of it; here the first connections must not fail on a busy machine.
+    database = Database(proxied, POOL_LIMIT)
+    try:
+        async with Proxy(address.port, port) as proxy:
+            await asyncio.gather(*(database.run(meet) for _ in range(POOLED)))
+            proxy.silence()
+            assert [await answered() for _ in range(POOLED)] == [False] * POOLED
+            async with asyncio.timeout(60):
+                while not await answered():  # at once, but on a busy machine
+                    pass
+    finally:
+        await database.close()
+
+
+async def _select(connection: AsyncConnection) -> None:
+    await connection.execute(text("SELECT 1"))

@@ -1,20 +1,38 @@
-"""Replies that come back in other words are found by their place, in memory and in PostgreSQL."""
+"""Replies that come back are found, among many and in other words; what a key stores is counted."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import psycopg
 import pytest
 from pydantic import JsonValue
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.contracts.turns import MatchedBy, Message, SessionEvidence, SessionSource, StoredTurn, TurnRecord
-from clawloop.core.ids import TurnId
+from clawloop.core.ids import ApiKeyId, TurnId
 from clawloop.core.turns.canonical import History
+from clawloop.core.turns.identify import named_session_id
+from clawloop.core.turns.parents import Candidate
 from clawloop.core.turns.places import AskedTurn, Placed, find_places
+from db.content import PLAIN
+from db.database import Database, raw_connection
+from db.erasure import PostgresErasureStore
+from db.judging.feedback import PostgresFeedbackStore
+from db.serving.keys import PostgresKeyStore
+from db.sweep import PostgresSweepStore
 from db.turns.insert import PostgresTurnStore
+from db.turns.prepared_turn import Request
+from db.turns.session_lookup import candidates_of_many
+from db.turns.stored_bytes import ROW_BYTES
 from tests.contract.conftest import Stores
+from tests.pictures import asks_about, png
 from tests.records import turn_record
+
+# Replies that come back in other words are found by their place, in memory and in PostgreSQL.
 
 NAMED = SessionEvidence(SessionSource.HEADER, "chat-1")
 BY_MESSAGES = SessionEvidence(SessionSource.CONVERSATION, None)
@@ -124,3 +142,141 @@ async def test_replies_are_read_only_where_one_may_stand_in_its_place(
     renamed = await inserted(stores, [*ASKED, calling("x"), told("x")], calling("c"), evidence=NAMED)
     assert parent(renamed) == (first.record.turn_id, MatchedBy.PLACE)
     assert read == ([0, 2] if isinstance(stores.turns, PostgresTurnStore) else [])
+
+
+# A session in which one reply was given many times: the right turn is found, and few are read for it.
+
+SAME_SESSION = SessionEvidence(SessionSource.HEADER, "heartbeats")
+DONE: Message = {"role": "assistant", "content": "done"}
+CHATS = 20  # more than are read of one reply
+
+
+def asked(number: int) -> list[Message]:
+    return [{"role": "user", "content": f"task {number}"}]
+
+
+def turn(stores: Stores, messages: list[Message]) -> TurnRecord:
+    return turn_record(api_key_id=stores.key, evidence=SAME_SESSION, messages=messages, response=DONE)
+
+
+async def chats_that_end_alike(stores: Stores) -> list[TurnRecord]:
+    records = [turn(stores, asked(number)) for number in range(CHATS)]
+    for record in records:
+        await stores.turns.insert(record)
+    return records
+
+
+async def test_a_reply_in_its_context_is_found_however_often_it_was_given(stores: Stores) -> None:
+    records = await chats_that_end_alike(stores)
+    for number in (0, CHATS // 2, CHATS - 1):
+        later = turn(stores, [*asked(number), DONE, {"role": "user", "content": "go on"}])
+        assert (await stores.turns.insert(later)).parent_turn_id == records[number].turn_id
+
+
+async def test_a_reply_in_a_rewritten_context_is_the_newest(stores: Stores) -> None:
+    records = await chats_that_end_alike(stores)
+    rewritten = turn(stores, [{"role": "user", "content": "a summary"}, DONE, {"role": "user", "content": "go on"}])
+    assert (await stores.turns.insert(rewritten)).parent_turn_id == records[-1].turn_id
+
+
+@pytest.mark.parametrize(("beginning", "read"), [(asked(0), 1), ([{"role": "user", "content": "a summary"}], 16)])
+async def test_few_turns_are_read_for_a_reply_given_many_times(
+    postgres_stores: Stores, database: Database, beginning: list[Message], read: int
+) -> None:
+    await chats_that_end_alike(postgres_stores)
+    request = Request(postgres_stores.key, SAME_SESSION, [*beginning, DONE])
+    session = named_session_id(request.key, SAME_SESSION)
+
+    async def find(connection: AsyncConnection) -> list[list[Candidate]]:
+        return await candidates_of_many(await raw_connection(connection), PLAIN, [(session, request)])
+
+    (candidates,) = await database.run(find)
+    assert len(candidates) == read
+
+
+# What each key stores is counted as turns are inserted, commented on and erased.
+
+
+def kept(key: ApiKeyId, session: str, words: str, tools: list[str] | None = None) -> TurnRecord:
+    return turn_record(
+        api_key_id=key,
+        evidence=SessionEvidence(SessionSource.HEADER, session),
+        messages=[{"role": "user", "content": words}],
+        tools=None if tools is None else [{"type": "function", "function": {"name": name}} for name in tools],
+    )
+
+
+async def stored(database: Database, *keys: ApiKeyId) -> list[int]:
+    found = await PostgresKeyStore(database).stored_bytes(keys)
+    return [found.get(key, 0) for key in keys]
+
+
+async def test_each_keys_turns_are_counted_by_all_gateways(postgres_stores: Stores, database: Database) -> None:
+    mine, other = postgres_stores.key, postgres_stores.other_key
+    gateways = PostgresTurnStore(database), PostgresTurnStore(database)
+    words = "é" * 10_000
+    await gateways[0].insert_many([kept(mine, "a", words), kept(other, "b", "short"), kept(mine, "c", words)])
+    await asyncio.gather(*(gateway.insert(kept(mine, f"d{n}", words)) for n, gateway in enumerate(gateways)))
+    of_mine, of_other = await stored(database, mine, other)
+    assert 4 * (ROW_BYTES + 20_000) < of_mine < 4 * (ROW_BYTES + 21_000)
+    assert ROW_BYTES < of_other < ROW_BYTES + 1000
+
+
+async def test_a_turn_that_is_inserted_twice_counts_once(postgres_stores: Stores, database: Database) -> None:
+    record = kept(postgres_stores.key, "a", "hello")
+    await postgres_stores.turns.insert(record)
+    once = await stored(database, postgres_stores.key)
+    await postgres_stores.turns.insert(record)
+    assert await stored(database, postgres_stores.key) == once
+
+
+async def test_a_tool_list_counts_where_it_is_stored_first(postgres_stores: Stores, database: Database) -> None:
+    mine, other, tools = postgres_stores.key, postgres_stores.other_key, [f"tool_{n}" for n in range(1000)]
+    await postgres_stores.turns.insert_many([kept(mine, "a", "x", tools), kept(mine, "b", "x", ["another"])])
+    await postgres_stores.turns.insert(kept(other, "c", "x", tools))
+    of_mine, of_other = await stored(database, mine, other)
+    assert of_mine > 2 * ROW_BYTES + 30_000
+    assert of_other < ROW_BYTES + 1000
+
+
+async def test_files_count_with_each_turn_that_adds_them(postgres_stores: Stores, database: Database) -> None:
+    key, picture = postgres_stores.key, png(pixels=b"p" * 10_000)
+    first, second = (replace(kept(key, session, ""), messages=[asks_about(picture)]) for session in ("a", "b"))
+    await postgres_stores.turns.insert_many([first, second])
+    (both,) = await stored(database, key)
+    assert 2 * (ROW_BYTES + 10_000) < both < 2 * (ROW_BYTES + 11_000)
+    for record in (first, second):
+        await PostgresErasureStore(database).erase_turn(record.turn_id)
+    assert await stored(database, key) == [0]
+
+
+async def test_what_is_erased_gives_its_room_back(postgres_stores: Stores, database: Database) -> None:
+    key, erasures = postgres_stores.key, PostgresErasureStore(database)
+    first, second = kept(key, "a", "x" * 5000), kept(key, "b", "y" * 5000, ["tool"])
+    await postgres_stores.turns.insert_many([first, second])
+    (before,) = await stored(database, key)
+    feedback = PostgresFeedbackStore(database)
+    assert await feedback.give(key, first.turn_id, None, "z" * 3000) is not None
+    (commented,) = await stored(database, key)
+    assert commented == before + ROW_BYTES + 3000
+    assert await erasures.erase_turn(first.turn_id) is not None
+    (left,) = await stored(database, key)
+    assert ROW_BYTES + 5000 < left < ROW_BYTES + 6000
+    assert await erasures.erase_turn(first.turn_id) is not None  # erased already
+    assert await erasures.erase_turn(second.turn_id) is not None
+    assert await stored(database, key) == [0]
+
+
+async def test_the_sweep_merges_the_counts(postgres_stores: Stores, database: Database, postgres_url: str) -> None:
+    mine, other = postgres_stores.key, postgres_stores.other_key
+    for n in range(3):
+        await postgres_stores.turns.insert(kept(mine, f"m{n}", "x"))
+    await postgres_stores.turns.insert(kept(other, "o", "x"))
+    before = await stored(database, mine, other)
+    sweep = PostgresSweepStore(database)
+    await asyncio.gather(*(sweep.merge_stored_bytes() for _ in range(4)))
+    with psycopg.connect(postgres_url) as connection:
+        rows = connection.execute("SELECT count(*) FROM stored_bytes GROUP BY api_key_id").fetchall()
+    assert rows == [(1,), (1,)]
+    assert await stored(database, mine, other) == before
+    assert await sweep.merge_stored_bytes() == 0

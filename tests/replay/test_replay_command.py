@@ -18,7 +18,7 @@ from clawloop.app.cli.main import app
 from clawloop.app.temporal.replay import replay
 from tests.replay.record import HISTORIES
 from tests.workflows.conftest import Conversation, ScriptedActivities, end_all, scripted, until
-from tests.workflows.test_temporal_away import Server
+from tests.workflows.test_whole import Server
 from workflows import names
 from workflows.state import SessionState
 

@@ -1,26 +1,43 @@
-"""What the page shows of sessions, replies and versions, and what its buttons do."""
+"""The page: what it shows of sessions, versions and rollouts."""
 
 from __future__ import annotations
 
 import asyncio
 import html
+import json
+import re
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
+from fastapi.routing import APIRoute
 
+from api.app import create_app
+from api.ui.now import probes_of
+from clawloop.app.processes.operations import NoTemporal
 from clawloop.core.contracts.serving import KeyLimits
 from clawloop.core.contracts.sessions import FeedbackEffect
-from clawloop.core.contracts.training import Pace, StepState
+from clawloop.core.contracts.training import CheckResult, GateCheck, Pace, StepState, VersionView
 from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, TurnKind
 from clawloop.core.ids import ApiKeyId, TurnId
 from clawloop.core.judging.voting import Vote
 from clawloop.core.recipes.recipe import Gate
 from clawloop.operations.workflow_links import WorkflowLinks
+from db.training.policies import PostgresMeasurements
 from tests.contract.episodes import run_group
-from tests.contract.learning import POLICY, RECIPE, publish, reject, step
+from tests.contract.learning import POLICY, RECIPE, commit, publish, recipe, reject, step, trained
+from tests.pictures import asks_about, image_part, png
+from tests.records import turn_record
 from tests.ui.conftest import Page
 from tests.ui.recorded import CHANGED, HINT
+from tests.verbs import clawloop, refusal
+
+# What the page shows of sessions, replies and versions, and what its buttons do.
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\" ' </div> {{7777*7777}} \u202e\0"
 
@@ -367,3 +384,519 @@ async def test_the_limits_of_a_key_hold_on_the_page_too(page: Page, monkeypatch:
         await publish(page.learning, 1, engine["id"])
         compared = await visitor.post("/ui/compare", prompt="Hello", version="1")
         assert "2 requests a minute" in html.unescape(compared.text)
+
+
+# What commands list fits the terminal: six columns at most, and what names a row is whole.
+
+MOST_COLUMNS = 6
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+async def test_lists_fit_and_name_their_rows(page: Page, columns: int) -> None:
+    first, _ = await page.recorder.chat("first", "Explain " + "the tides and all that moves them " * 5, CHANGED)
+    await page.recorder.judge(first, -1, HINT)
+    await step(page.learning, 1, count=3)
+    [engine] = await page.learning.rows("SELECT id FROM engines")
+    await publish(page.learning, 1, engine["id"])
+    await reject(page.learning, 2, reason="it moved too far, and further than anything that was ever seen before")
+    result, [good, _] = await run_group(page.learning, [1.0, 0.0], turns=2)
+    [key] = await page.learning.rows("SELECT prefix FROM api_keys WHERE name = 'admin'")
+    named = {
+        ("session", "list", "--all"): "[0-9a-f]{8}",
+        ("policy", "list"): "default",
+        ("policy", "versions"): "2",
+        ("policy", "events"): "",
+        ("engine", "list"): re.escape(engine["id"]),
+        ("key", "list"): key["prefix"],
+        ("rollouts", "groups"): str(result.id)[:8],
+        ("episode", "list"): str(good.id)[:8],
+    }
+    settings = {"DATABASE_URL": page.database_url, "COLUMNS": str(columns)}
+    for made in ("soon", "gone"):
+        await asyncio.to_thread(clawloop, "key", "create", "--name", made, "--days", "30", **settings)
+    await asyncio.to_thread(clawloop, "key", "revoke", "gone", **settings)
+    for verb, name in named.items():
+        lines = (await asyncio.to_thread(clawloop, *verb, **settings)).stdout.splitlines()
+        assert max(map(len, lines)) <= columns, verb
+        # Two blanks stand between columns, and one within the names of some.
+        assert 1 < len(re.split(r" {2,}", lines[0])) <= MOST_COLUMNS, verb
+        assert any(re.match(name, line) for line in lines[1:]), verb
+    keys = (await asyncio.to_thread(clawloop, "key", "list", **settings)).stdout
+    assert re.search(r"  \d{4}-\d\d-\d\d +soon$", keys, re.MULTILINE)
+    assert re.search(r"  revoked \d+ \w+ ago +gone$", keys, re.MULTILINE)
+
+
+# A session with pictures on the page.
+
+SCRIPT = b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'/>"
+
+
+async def test_a_picture_is_shown_and_what_is_none_is_a_download(page: Page) -> None:
+    asked: Message = asks_about(png())
+    asked["content"].append(image_part(SCRIPT, "image/svg+xml"))  # type: ignore[union-attr]
+    record = turn_record(messages=[asked], api_key_id=page.learning.key)
+    session = (await page.learning.turns.insert(record)).session_id
+    picture, script = (f"/ui/files/{sha256(content).hexdigest()}" for content in (png(), SCRIPT))
+    async with page.visitor(page.read_key) as visitor:
+        shown = await visitor.get(f"/ui/sessions/{session}")
+        assert f'<img src="{picture}" alt="image/png, 30 bytes, 640x480, sha256 ' in shown
+        assert f'<a href="{script}" hx-boost="false" download>' in shown
+        assert f'<img src="{script}"' not in shown
+        assert "base64" not in shown
+        answer = await visitor.client.get(picture)
+        assert (answer.status_code, answer.content, answer.headers["content-type"]) == (200, png(), "image/png")
+        assert answer.headers["content-security-policy"] == "default-src 'none'; sandbox"
+        answer = await visitor.client.get(script)
+        assert answer.headers["content-type"] == "application/octet-stream"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert (await visitor.client.get("/ui/files/abc")).status_code == 400
+    async with httpx.AsyncClient(base_url=page.url) as stranger:
+        assert (await stranger.get(picture)).status_code != 200
+
+
+# A trained reply's tokens, by the advantage that its step gave each.
+
+
+async def test_a_trained_reply_shows_its_tokens_by_their_advantage(page: Page) -> None:
+    turn, _ = await page.recorder.chat("s1", "Explain the tides", CHANGED)
+    await page.recorder.judge(turn, -1, HINT)
+    await page.learning.set_recipe(recipe(batch_samples=1))
+    steps = page.learning.steps
+    assert (await steps.claim(POLICY, 1)).state is StepState.CLAIMED
+    batch = await steps.batch(POLICY, 1)
+    [sample] = batch.samples
+    count = len(sample.response_ids)
+    advantages = {sample.sample_id: [0.5, -2.0, None, *[0.0] * count][:count]}
+    moves = {sample.sample_id: [0.25, -0.125, None, *[0.0] * count][:count]}
+    async with page.visitor() as visitor:
+        path = f"/ui/turns/{turn}/tokens"
+        assert (await visitor.client.get(path)).status_code == 404
+        assert (
+            await commit(page.learning, batch, trained(batch, advantages=advantages, moves=moves))
+            is StepState.COMMITTED
+        )
+        [row] = await page.learning.rows("SELECT session_id FROM turns WHERE id = %s", turn)
+        assert f'hx-get="{path}"' in await visitor.get(f"/ui/sessions/{row['session_id']}")
+        shown = html.unescape(await visitor.get(path))
+        first, second = sample.response_ids[:2]
+        assert f'<span class="token up-1" title="advantage +0.500, moved +0.250"><{first}></span>' in shown
+        assert f'<span class="token down-3" title="advantage -2.000, moved -0.125"><{second}></span>' in shown
+        assert "<td>-2.000</td><td>-0.125</td>" in shown
+        assert "which the gate needs anyway, took 0.5 s of the step" in shown
+        stored = (await page.services[0].reading.detail(str(turn), tokens=True)).tokens
+        assert stored is not None
+        assert (stored.step, stored.moves_seconds, list(stored.moves or ())) == (1, 0.5, moves[sample.sample_id])
+        assert shown.count('<span class="token') == count + 2  # the legend has two
+        page.engine.healthy = False
+        while page.services[0].engines.healthy():
+            await asyncio.sleep(0.05)
+        assert "No engine gave the texts" in await visitor.get(path)
+        await visitor.post(f"/ui/turns/{turn}/erase")
+        assert (await visitor.client.get(path)).status_code == 404
+    assert await page.learning.rows("SELECT FROM step_samples WHERE advantages IS NOT NULL OR moves IS NOT NULL") == []
+
+
+# What a policy practises, on the page and by commands: groups, episodes, and each episode as a conversation.
+
+
+async def test_rollouts_are_started_and_paused(page: Page) -> None:
+    plan = {"environment": "terminal", "size": "4", "groups": "1", "barren": "9"}
+    async with page.visitor() as visitor:
+        assert "Never started" in await visitor.get("/ui/rollouts")
+        assert "Started." in (await visitor.post("/ui/rollouts/start", **plan)).text
+        assert (await visitor.post("/ui/rollouts/start", **plan | {"size": "1"})).status_code == 400
+        assert "too dear" in (await visitor.post("/ui/rollouts/pause", reason="too dear")).text
+    status = await page.services[0].rollout_operations.status(POLICY)
+    assert status.plan is not None
+    assert (status.state.value, status.plan.size, status.plan.barren_limit) == ("paused", 4, 9)
+
+
+async def test_an_environment_without_a_worker_is_said_on_the_page(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no(self: NoTemporal, asked: object) -> bool:
+        return False
+
+    async with page.visitor() as visitor:
+        await visitor.post("/ui/rollouts/start", environment="terminal", size="4", groups="1", barren="9")
+        missing = "no worker serves the environment &#39;terminal&#39;"
+        assert missing not in await visitor.get("/ui/rollouts")  # without Temporal nobody can say
+        for question in ("asks_for_work", "has_work"):
+            monkeypatch.setattr(NoTemporal, question, no)
+        assert missing in await visitor.get("/ui/rollouts")
+
+
+async def test_a_curriculum_is_shown_by_kind_and_is_off_unless_chosen(page: Page) -> None:
+    plan = {"environment": "tool-call", "size": "4", "groups": "1", "barren": "9"}
+    settings = {"DATABASE_URL": page.database_url, "COLUMNS": "100"}
+    async with page.visitor() as visitor:
+        assert "Table of kinds of tasks" not in (await visitor.post("/ui/rollouts/start", **plan)).text
+        shown = (await visitor.post("/ui/rollouts/start", **plan, curriculum="on")).text
+        assert re.search(r'<th scope="row">times</th><td>2 of 6</td>', shown)
+        refused = await visitor.post("/ui/rollouts/start", **plan | {"environment": "tasks"}, curriculum="on")
+        assert (refused.status_code, "kinds of tasks" in refused.text) == (400, True)
+    by_command = (await asyncio.to_thread(clawloop, "rollouts", "status", **settings)).stdout
+    assert re.search(r"^curriculum +3 kinds of tasks$", by_command, re.MULTILINE)
+    assert re.search(r"^times +2 of 6 +1 +0 of 32", by_command, re.MULTILINE)
+
+
+async def test_a_reason_that_is_too_long_or_missing_is_refused_and_never_cut(page: Page) -> None:
+    plan = {"environment": "terminal", "size": "4", "groups": "1", "barren": "9"}
+    async with page.visitor() as visitor:
+        await visitor.post("/ui/rollouts/start", **plan)
+        for place in ("rollouts", "training"):
+            for reason in ("x" * 501, "  "):
+                refused = await visitor.post(f"/ui/{place}/pause", reason=reason)
+                assert (refused.status_code, "1 to 500 characters" in refused.text) == (400, True), place
+            assert "x" * 500 in (await visitor.post(f"/ui/{place}/pause", reason="x" * 500)).text
+    refused_by_command = await asyncio.to_thread(
+        clawloop, "training", "pause", "x" * 501, DATABASE_URL=page.database_url
+    )
+    assert refused_by_command.returncode == 2
+
+
+async def test_groups_and_episodes_are_listed_and_an_episode_reads_as_a_chat(page: Page) -> None:
+    result, [good, lost] = await run_group(page.learning, [1.0, None], turns=2)
+    other, _ = await run_group(page.learning, [0.5, 0.25])
+    async with page.visitor() as visitor:
+        listed = await visitor.get("/ui/rollouts")
+        assert listed.count("?policy=default&amp;group=") == 2
+        assert listed.count('href="/ui/episodes/') == 4
+        assert "the verifier hung" in listed
+        of_one = await visitor.get(f"/ui/rollouts?group={result.id}")
+        assert of_one.count('href="/ui/episodes/') == 2
+        assert f"/ui/rollouts?group={result.id}" in of_one  # it loads the same anew
+        missing = await visitor.client.get(f"/ui/rollouts?group={uuid4()}")
+        assert (missing.status_code, "there is no group" in html.unescape(missing.text)) == (404, True)
+        shown = await visitor.get(f"/ui/episodes/{good.id}")
+        for words in ("reward 1", "completed", "Turn 1", f"rollout-group/{result.id}"):
+            assert words in shown, words
+        assert shown.count("<article") == 1  # of its two sessions the first
+        assert shown.count('href="/ui/sessions/') >= 2
+        assert "rate turn" not in shown
+        assert "no reward" in await visitor.get(f"/ui/episodes/{lost.id!s}")
+        [row] = await page.learning.rows("SELECT session_id FROM turns WHERE episode_id = %s LIMIT 1", good.id)
+        assert f'href="/ui/episodes/{good.id}"' in await visitor.get(f"/ui/sessions/{row['session_id']}")
+        assert (await visitor.client.get(f"/ui/episodes/{uuid4()}")).status_code == 404
+    assert other.mean_reward == 0.375
+
+
+async def test_commands_list_groups_and_show_an_episode_as_a_conversation(page: Page) -> None:
+    result, [good, _] = await run_group(page.learning, [1.0, 0.0], turns=2)
+    for columns in (80, 120):
+        settings = {"DATABASE_URL": page.database_url, "COLUMNS": str(columns)}
+        groups = (await asyncio.to_thread(clawloop, "rollouts", "groups", **settings)).stdout
+        assert str(result.id)[:8] in groups
+        assert "2 of 2" in groups
+        shown = (await asyncio.to_thread(clawloop, "episode", "show", str(good.id), **settings)).stdout
+        assert re.search(r"^reward +1$", shown, re.MULTILINE)
+        assert shown.count("Session ") == 2
+        assert "assistant: " in shown
+        for line in (groups + shown).splitlines():
+            assert len(line) <= columns or str(result.id) in line or str(good.id) in line, line
+
+
+# A version beside its parent, what happened to a policy, and the chart: on the page, by commands and over REST.
+
+
+async def taught(page: Page) -> None:
+    """A reply that the next step learns from."""
+    first, _ = await page.recorder.chat("first", "Explain first", CHANGED)
+    await page.recorder.judge(first, -1, HINT)
+
+
+async def test_a_version_and_its_parent_answer_the_same_prompt_as_side_turns(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.chat.comparison.LOAD_SECONDS", 0.1)
+    await taught(page)
+    await step(page.learning, 1, count=3)
+    [engine] = await page.learning.rows("SELECT id FROM engines")
+    async with page.visitor() as visitor:
+        missing = await visitor.post("/ui/compare", version="1", prompt="Hello")
+        assert "No engine has loaded it within 0.1 s" in missing.text
+        # The engine's agent, which does not run here, was asked to.
+        assert [ref.n for ref in await page.learning.publishing.wanted(engine["id"])] == [1]
+        await publish(page.learning, 1, engine["id"])
+        shown = (await visitor.post("/ui/compare", version="1", prompt="Hello")).text
+        assert shown.count("Hello there, friend.") == 2
+        assert shown.index("version 0, its parent") < shown.index(">version 1<")
+        assert "Both answered the same, word for word." in shown
+        assert "Both answered the same" not in missing.text
+        assert (await visitor.post("/ui/compare", version="0", prompt="Hello")).status_code == 404
+        assert (await visitor.post("/ui/compare", version="1", prompt=" ")).status_code == 400
+    asked = [request["model"] for request in page.engine.requests]
+    assert sorted(asked) == ["default-v1", "tiny", "tiny"]
+    async with asyncio.timeout(60):
+        while len(sides := await page.learning.rows("SELECT version FROM turns WHERE kind = 'side'")) < 3:
+            await asyncio.sleep(0.05)
+    assert sorted(row["version"] for row in sides) == [0, 0, 1]
+
+
+async def test_a_version_is_compared_with_its_parent_over_rest_and_by_a_command(page: Page) -> None:
+    await taught(page)
+    await step(page.learning, 1, count=3)
+    [engine] = await page.learning.rows("SELECT id FROM engines")
+    await publish(page.learning, 1, engine["id"])
+    path = "/admin/v1/policies/default/versions/{}/compare"
+    headers = {"Authorization": f"Bearer {page.admin_key}"}
+    async with httpx.AsyncClient(base_url=page.url, headers=headers, timeout=60) as client:
+        found = (await client.post(path.format(1))).json()
+        assert (found["version"], found["parent"]) == (1, 0)
+        # Without prompts: what was asked in the replies it was trained on.
+        assert "Explain first" in [compared["prompt"] for compared in found["prompts"]]
+        assert [answer["version"] for answer in found["prompts"][0]["answers"]] == [0, 1]
+        given = (await client.post(path.format(1), json={"prompts": ["One?", "Two?"]})).json()
+        assert [compared["prompt"] for compared in given["prompts"]] == ["One?", "Two?"]
+        for number, body, status in (
+            (0, {}, 404),
+            (7, {}, 404),
+            (1, {"prompts": []}, 400),
+            (1, {"prompts": [" "]}, 400),
+        ):
+            assert (await client.post(path.format(number), json=body)).status_code == status, (number, body)
+        await page.services[0].training_operations.create_policy("anna", "default", None)
+        foreign = await client.post("/admin/v1/policies/anna/versions/1/compare")
+        assert (foreign.status_code, foreign.json()["code"]) == (409, "other_policy")
+    asked = ("policy", "compare", "1", "--prompt", "Hello", "--url", page.url, "--key", page.admin_key)
+    for columns in (80, 120):
+        printed = (await asyncio.to_thread(clawloop, *asked, COLUMNS=str(columns))).stdout
+        assert printed.count("Hello there, friend.") == 2
+        assert printed.index("-- version 0, its parent") < printed.index("-- version 1\n")
+        assert printed.splitlines()[-1] == "-- both answered the same, word for word"
+        assert max(map(len, printed.splitlines())) <= columns
+
+
+async def test_what_happened_to_a_policy_is_told_everywhere(page: Page) -> None:
+    headers = {"Authorization": f"Bearer {page.admin_key}"}
+    async with httpx.AsyncClient(base_url=page.url, headers=headers, timeout=60) as client:
+        await client.post("/admin/v1/training/pause", json={"reason": "a holiday"})
+        [event] = (await client.get("/admin/v1/policies/default/events")).json()["events"]
+        assert (event["kind"], event["detail"]["reason"]) == ("paused", "a holiday")
+        assert (await client.get("/admin/v1/policies/nobody/events")).status_code == 404
+    settings = {"DATABASE_URL": page.database_url, "COLUMNS": "80"}
+    assert "reason a holiday" in (await asyncio.to_thread(clawloop, "policy", "events", **settings)).stdout
+    async with page.visitor() as visitor:
+        assert "a holiday" in await visitor.get("/ui/now")
+
+
+async def test_the_chart_has_a_mean_and_a_mark_for_each_version(page: Page) -> None:
+    await page.recorder.chat("s1", "one", "two", version=0)
+    turns = await page.recorder.chat("s2", "three", "four", version=1)
+    await page.recorder.judge(turns[0], 1)
+    async with page.visitor() as visitor:
+        chart = (await visitor.client.get("/ui/chart")).json()
+    assert chart["praise"] == [None, None, 1.0, 1.0]
+    assert chart["length"] == [2.0] * 4
+    assert chart["versions"] == [[0, 0], [2, 1]]
+    assert chart["probes"] == chart["match"] == [None] * 4
+
+
+def test_the_chart_has_the_match_of_probes_of_each_version() -> None:
+    def version(n: int, parent: int | None, **figures: float | None) -> VersionView:
+        gate = [GateCheck("probes", CheckResult.PASSED, "", figures)] if figures else []
+        return VersionView(
+            n=n,
+            parent=parent,
+            state="",
+            active=False,
+            pinned=False,
+            engines=(),
+            metrics=None,
+            created_at=datetime.now(UTC),
+            gate=gate,
+        )
+
+    measured = [version(0, None), version(1, 0, right=0.5, parent_right=0.25), version(2, 1, right=None)]
+    assert probes_of(measured) == {0: 0.25, 1: 0.5}
+
+
+async def test_what_an_evaluation_measured_is_told_everywhere(page: Page) -> None:
+    await taught(page)
+    await step(page.learning, 1, count=3)
+    await page.recorder.chat("later", "Explain second", version=1)
+    found = PostgresMeasurements(page.learning.database)
+    for version, match in ((0, 0.25), (1, 0.5), (1, 0.75)):  # the newest of several counts
+        await found.record(POLICY, version, match, 60)
+    async with page.visitor() as visitor:
+        chart = (await visitor.client.get("/ui/chart")).json()
+        assert chart["match"] == [{0: 0.25, 1: 0.75}[reply] for reply in (0,) * (len(chart["match"]) - 1) + (1,)]
+        assert chart["probes"] == [None] * len(chart["match"])
+        assert "match 75%" in await visitor.get("/ui/now")
+        assert "version measured" not in await visitor.get("/ui/now")
+        assert "75% of an evaluation" in await visitor.get("/ui/versions/1")
+    headers = {"Authorization": f"Bearer {page.admin_key}"}
+    async with httpx.AsyncClient(base_url=page.url, headers=headers, timeout=60) as client:
+        versions = (await client.get("/admin/v1/policies/default/versions")).json()["versions"]
+        assert [version["match"] for version in versions] == [0.25, 0.75]
+    settings = {"DATABASE_URL": page.database_url, "COLUMNS": "200"}
+    for command in (("policy", "versions"), ("policy", "version", "1")):
+        assert "match 75%" in (await asyncio.to_thread(clawloop, *command, **settings)).stdout, command
+    assert "match 0.75, of 60" in (await asyncio.to_thread(clawloop, "policy", "events", **settings)).stdout
+
+
+# What keeps a policy from learning is told by the command, over REST and on the page alike.
+
+
+async def told(page: Page, command: list[str], rest: str, shown: str) -> dict[str, str]:
+    """What the three say, without line breaks.
+
+    Args:
+        command: of the command line; rest: a path of the admin API; shown: one of the page.
+    """
+    printed = await asyncio.to_thread(clawloop, *command, DATABASE_URL=page.database_url, COLUMNS="1000")
+    assert printed.returncode == 0, printed.stderr
+    async with httpx.AsyncClient(
+        base_url=page.url, headers={"Authorization": f"Bearer {page.admin_key}"}, timeout=60
+    ) as client:
+        answered = (await client.get(f"/admin/v1/{rest}")).text
+    async with page.visitor() as visitor:
+        seen = html.unescape(await visitor.get(shown))
+    texts = {"command": printed.stdout, "REST": answered, "page": seen}
+    return {where: " ".join(text.split()) for where, text in texts.items()}
+
+
+async def status(page: Page) -> dict[str, str]:
+    return await told(page, ["training", "status"], "training", "/ui/now")
+
+
+async def test_a_canary_with_no_traffic_is_told(page: Page) -> None:
+    await page.learning.set_recipe(RECIPE.model_copy(update={"gate": Gate(canary_share=0.25)}))
+    await step(page.learning, 1)
+    lacking = "no traffic: 0 judged sessions of the canary and 0 of the version before, 8 of each are needed"
+    for where, text in (await status(page)).items():
+        assert f"version 1 is a canary, and its verdicts have not decided yet: {lacking}" in text, where
+
+
+async def test_a_held_out_share_that_leaves_no_batch_is_told(page: Page) -> None:
+    learning = page.learning
+    await step(learning, 1)
+    await learning.add_samples(4)
+    await learning.execute("UPDATE samples SET state = 'held_out' WHERE state = 'fresh'")
+    said = "0 of 4 samples; 4 since the last step are held out with their sessions: lower gate.held_out"
+    for where, text in (await status(page)).items():
+        assert said in text, where
+
+
+async def test_a_gate_that_no_version_can_pass_is_told(page: Page) -> None:
+    for n in (1, 2, 3):
+        await reject(
+            page.learning, n, reason="numbers: distance to the parent 0.02, limit 1e-06 (gate.parent_distance)"
+        )
+    said = (
+        "paused: 3 steps in a row without an accepted version, the last one step 3: rejected: numbers: distance to the "
+        "parent 0.02, limit 1e-06 (gate.parent_distance); see `clawloop policy versions`"
+    )
+    for where, text in (await status(page)).items():
+        assert said in text, where
+
+
+async def test_how_long_a_gate_took_is_told(page: Page) -> None:
+    learning = page.learning
+    await learning.add_samples(4)
+    assert (await learning.steps.claim(POLICY, 1)).state is StepState.CLAIMED
+    batch = await learning.steps.batch(POLICY, 1)
+    numbers = GateCheck("numbers", CheckResult.PASSED, "within limits", {}).timed(0.25)
+    replay = GateCheck("replay", CheckResult.PASSED, "no change", {}).timed(1.5)
+    await learning.steps.commit(batch, trained(batch), [numbers, replay])
+    made = await told(page, ["policy", "versions"], f"policies/{POLICY}/versions", "/ui/versions/1")
+    command, rest, shown = made.values()
+    assert "replay passed: no change; its gate took 1.75 s" in command
+    assert '"gate_seconds":1.75' in rest.replace(": ", ":")
+    assert '"seconds":1.5' in rest.replace(": ", ":")
+    assert "Its checks took 1.75 s." in shown
+    assert "<dt>seconds</dt><dd>0.25</dd>" in shown
+
+
+# A policy that does not exist is an error that names it, wherever one is asked for: not an empty list.
+
+
+def paths(prefix: str) -> list[str]:
+    """What is read of one policy, with a policy that does not exist."""
+    application = create_app(lambda: pytest.fail("no service is needed to list routes"))
+    found: list[str] = []
+    for route in application.routes:
+        if not isinstance(route, APIRoute) or "GET" not in route.methods or not route.path.startswith(prefix):
+            continue
+        by_query = {field.name for field in route.dependant.query_params}
+        if "policy" in by_query or "{policy}" in route.path:
+            found.append(f"{route.path.format(policy='nobody', version=0)}?policy=nobody&records=turns")
+    return found
+
+
+async def test_on_the_page(page: Page) -> None:
+    found = paths("/ui")
+    assert len(found) > 8
+    async with page.visitor() as visitor:
+        for path in found:
+            answer = await visitor.client.get(path)
+            assert (answer.status_code, "no policy 'nobody'" in html.unescape(answer.text)) == (404, True), path
+
+
+async def test_over_rest(page: Page) -> None:
+    found = paths("/admin")
+    assert len(found) > 8
+    async with httpx.AsyncClient(
+        base_url=page.url, headers={"Authorization": f"Bearer {page.admin_key}"}, timeout=60
+    ) as client:
+        for path in [*found, "/admin/v1/sessions?policy=nobody&text=words"]:
+            answer = await client.get(path)
+            assert (answer.status_code, answer.json()["code"]) == (404, "policy_not_found"), path
+            assert "'nobody'" in answer.json()["detail"], path
+
+
+async def test_by_a_command(page: Page, tmp_path: Path) -> None:
+    commands = (
+        "session list",
+        "session list --text words",
+        f"export --out {tmp_path / 'turns.jsonl'}",
+        "rollouts groups",
+        "rollouts status",
+        "episode list",
+        "probe list",
+        "recipe show",
+        "training status",
+        "policy events",
+    )
+    for command in commands:
+        asked = [*command.split(), "--policy", "nobody"]
+        done = await asyncio.to_thread(clawloop, *asked, DATABASE_URL=page.database_url)
+        assert "'nobody'" in refusal(done), command
+
+
+# What a command prints with `--json` is what its route answers.
+
+SAME = {
+    ("session", "list", "--all"): "sessions",
+    ("session", "show", "first"): "sessions/first?content=true",
+    ("why", "first:1"): "turns/first:1/why",
+    ("policy", "list"): "policies",
+    ("policy", "versions"): "policies/default/versions",
+    ("policy", "events"): "policies/default/events",
+    ("engine", "list"): "engines",
+    ("key", "list"): "keys",
+    ("status",): "status",
+    ("training", "status"): "training",
+}
+# Problems are those of the process that is asked: the gateway here has no Temporal.
+OF_THE_PROCESS = {"problems"}
+
+
+def _comparable(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {name: _comparable(value) for name, value in found.items() if name not in OF_THE_PROCESS}
+    return [_comparable(one) for one in found] if isinstance(found, list) else found
+
+
+@pytest.mark.parametrize("command", SAME, ids=" ".join)
+async def test_a_command_prints_what_its_route_answers(page: Page, command: tuple[str, ...]) -> None:
+    first, _ = await page.recorder.chat("first", "Explain the tides", CHANGED)
+    await page.recorder.judge(first, -1, HINT)
+    await step(page.learning, 1, count=3)
+    [engine] = await page.learning.rows("SELECT id FROM engines")
+    await publish(page.learning, 1, engine["id"])
+    settings = {"DATABASE_URL": page.database_url}
+    printed = json.loads((await asyncio.to_thread(clawloop, *command, "--json", **settings)).stdout)
+    headers = {"Authorization": f"Bearer {page.admin_key}"}
+    async with httpx.AsyncClient(base_url=page.url, headers=headers, timeout=60) as client:
+        answer = await client.get(f"/admin/v1/{SAME[command]}")
+    assert answer.status_code == 200, answer.text
+    assert _comparable(printed) == _comparable(answer.json())

@@ -1,22 +1,36 @@
-"""What can be set on the page: recipe, probes, keys, policies, rollouts, engines; and its upkeep."""
+"""Changes on the page, who may make them, and what stays right while it is open."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import html
 import re
+from collections.abc import AsyncIterator
+from pathlib import Path
 from uuid import uuid4
 
 import httpx
 import orjson
+import pytest
+from fastapi.routing import APIRoute
 
-from clawloop.core.contracts.serving import KeyLimits
+import api.ui.logins as logins
+from api.ui.changes import Changes
+from api.ui.logins import COOKIE
+from api.ui.routes import ROUTERS
+from clawloop.core.contracts.serving import KeyLimits, Scope
+from clawloop.core.errors import RequestRejected
 from clawloop.core.judging.agreement import VotedTurn
+from db.serving.keys import PostgresKeyStore
 from tests.contract.learning import POLICY, RECIPE, step
+from tests.fakes.away_browser import AwayBrowser
 from tests.fakes.vote_reader import FakeVoteReader
 from tests.ui.conftest import Page, Visitor
 from tests.ui.recorded import CHANGED, HINT
 from tests.verbs import clawloop
+
+# What can be set on the page: recipe, probes, keys, policies, rollouts, engines; and its upkeep.
 
 
 async def shown(visitor: Visitor) -> str:
@@ -279,3 +293,289 @@ async def test_stored_turns_are_judged_by_another_recipe_and_nothing_changes_una
         assert "0 turns are judged again, by the judge workers' own judge" in asked
     [kept] = await page.learning.rows("SELECT count(*) AS n FROM judgements")
     assert kept["n"] == 1
+
+
+# Who may see the page, and who may change something on it.
+
+ASSETS = Path(logins.__file__).parent / "assets"
+
+
+async def test_without_a_login_everything_leads_to_the_form(page: Page) -> None:
+    async with httpx.AsyncClient(base_url=page.url) as client:
+        for path in ("/ui", "/ui/sessions", "/ui/versions", "/ui/engines", "/ui/start", "/ui/chart", "/ui/events"):
+            answer = await client.get(path)
+            assert (answer.status_code, answer.headers["location"]) == (303, "/ui/login"), path
+        part = await client.get("/ui/now", headers={"HX-Request": "true"})
+        assert (part.status_code, part.headers["hx-redirect"]) == (401, "/ui/login")
+        # A strict cookie stays behind when another site led here: the page asks itself once more.
+        led_here = await client.get("/ui", headers={"Sec-Fetch-Site": "cross-site"})
+        assert 'http-equiv="refresh"' in led_here.text
+
+
+async def test_the_cookie_is_for_this_page_alone(page: Page) -> None:
+    async with httpx.AsyncClient(base_url=page.url) as client:
+        cookie = (await Visitor(client).log_in(page.admin_key)).headers["set-cookie"]
+    found = next(line for line in cookie.split(", ") if COOKIE in line)
+    assert {"HttpOnly", "SameSite=strict", "Path=/ui"} <= {part.strip() for part in found.split(";")}
+    assert page.admin_key not in cookie
+
+
+async def test_another_gateway_takes_the_same_cookie(page: Page) -> None:
+    """Nothing of a login is kept: what signs the cookie is in PostgreSQL."""
+    async with page.visitor() as visitor:
+        cookie = visitor.client.cookies[COOKIE]
+    services = page.services[0]
+    other = logins.Logins(services.keys, PostgresKeyStore(page.learning.database))
+    login = await other.find(cookie)
+    assert login is not None
+    assert (login.may_write, login.csrf) == (True, visitor.csrf)
+
+
+async def test_a_forged_or_expired_cookie_is_no_login(page: Page) -> None:
+    async with page.visitor() as visitor:
+        cookie = visitor.client.cookies[COOKIE]
+    prefix, expires, nonce, signature = cookie.split(".")
+    found = page.services[0].logins
+    assert await found.find(cookie) is not None
+    for forged in (
+        f"{prefix}.{int(expires) + 1}.{nonce}.{signature}",
+        f"{prefix}.1.{nonce}.{signature}",
+        f"{prefix}.{expires}.{nonce}.{'0' * 64}",
+        f"cl-00000000.{expires}.{nonce}.{signature}",
+        "nonsense",
+        "",
+    ):
+        assert await found.find(forged) is None, forged
+
+
+async def test_a_revoked_key_ends_its_logins(page: Page) -> None:
+    async with page.visitor() as visitor:
+        cookie = visitor.client.cookies[COOKIE]
+    store = PostgresKeyStore(page.learning.database)
+    await store.revoke("-".join(page.admin_key.split("-")[:2]))
+    assert await logins.Logins(page.services[0].keys, store).find(cookie) is None
+
+
+async def test_a_chat_key_is_refused_and_too_many_tries_are_stopped(page: Page) -> None:
+    store = PostgresKeyStore(page.learning.database)
+    _, chat = await store.create_key(POLICY, {Scope.CHAT}, "chat")
+    async with httpx.AsyncClient(base_url=page.url) as client:
+        visitor = Visitor(client)
+        assert (await visitor.log_in(chat)).status_code == 401
+        for _ in range(logins.FAILURES_PER_MINUTE - 1):
+            assert (await visitor.log_in("cl-00000000-wrong")).status_code == 401
+        stopped = await visitor.log_in(page.admin_key)
+        assert stopped.status_code == 429
+        assert int(stopped.headers["retry-after"]) > 0
+
+
+async def test_a_form_without_its_token_changes_nothing(page: Page) -> None:
+    async with page.visitor() as visitor:
+        csrf, visitor.csrf = visitor.csrf, "0" * 64
+        refused = await visitor.post("/ui/training/pause", reason="x")
+        assert (refused.status_code, "Load the page again" in refused.text) == (403, True)
+        assert (await page.learning.operators.status(POLICY)).state == "waiting"
+        visitor.csrf = csrf
+        assert (await visitor.post("/ui/training/pause", reason="x")).status_code == 200
+        assert (await page.learning.operators.status(POLICY)).state == "paused"
+
+
+async def test_a_login_form_without_its_token_is_refused(page: Page) -> None:
+    async with httpx.AsyncClient(base_url=page.url) as client:
+        answer = await client.post("/ui/login", data={"key": page.admin_key})
+        assert answer.status_code == 403
+        assert COOKIE not in client.cookies
+
+
+async def test_a_key_that_only_reads_sees_all_and_changes_nothing(page: Page) -> None:
+    [turn] = await page.recorder.chat("s1", "Hello")
+    async with page.visitor(page.read_key) as visitor:
+        paths = ("/ui", "/ui/sessions", "/ui/versions", "/ui/versions/0", "/ui/engines", "/ui/settings", "/ui/start")
+        for path in (*paths, "/ui/rollouts"):
+            shown = await visitor.get(path)
+            assert "hx-post" not in shown.replace('hx-post="/ui/logout"', ""), path
+        for path in ("/ui/training/pause", f"/ui/turns/{turn}/erase", "/ui/keys"):
+            refused = await visitor.post(path, reason="x")
+            assert (refused.status_code, "can look and change nothing" in refused.text) == (403, True), path
+        assert (await visitor.post("/ui/chat")).status_code == 403
+        assert (await visitor.post("/ui/logout")).headers["hx-redirect"] == "/ui/login"
+
+
+async def test_every_page_allows_nothing_from_elsewhere_and_nothing_inline(page: Page) -> None:
+    await page.recorder.chat("s1", "Hello")
+    async with page.visitor() as visitor:
+        for path in ("/ui", "/ui/sessions", "/ui/versions", "/ui/engines", "/ui/start", "/ui/login"):
+            answer = await visitor.client.get(path)
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert answer.headers["cache-control"] == "no-store"
+            assert " style=" not in answer.text
+            assert " onclick=" not in answer.text
+            assert "<script>" not in answer.text
+            assert "http://" not in answer.text.replace(page.url, "").replace(page.engine.url, ""), path
+            assert "https://" not in answer.text, path
+
+
+async def test_the_assets_are_those_that_were_taken(page: Page) -> None:
+    for line in (ASSETS / "SHA256SUMS").read_text().splitlines():
+        digest, name = line.split()
+        assert hashlib.sha256((ASSETS / name).read_bytes()).hexdigest() == digest, name
+    async with httpx.AsyncClient(base_url=page.url) as client:
+        script = await client.get("/ui/assets/htmx.min.js")
+        assert script.content == (ASSETS / "htmx.min.js").read_bytes()
+        assert "immutable" in script.headers["cache-control"]
+        assert (await client.get("/ui/assets/README.md")).status_code == 404
+        assert (await client.get("/ui/assets/..%2Flogins.py")).status_code == 404
+
+
+async def test_many_tries_at_once_are_stopped_as_well(page: Page) -> None:
+    found = page.services[0].logins
+    lookups = [found.open(f"cl-{number:08x}-wrong", "10.0.0.9") for number in range(3 * logins.FAILURES_PER_MINUTE)]
+    refused = await asyncio.gather(*lookups, return_exceptions=True)
+    statuses = [error.status for error in refused if isinstance(error, RequestRejected)]
+    assert sorted(statuses) == [401] * logins.FAILURES_PER_MINUTE + [429] * 2 * logins.FAILURES_PER_MINUTE
+    assert await found.open(page.admin_key, "10.0.0.8")
+    for _ in range(2 * logins.FAILURES_PER_MINUTE):  # what is not refused does not count
+        await found.open(page.admin_key, "10.0.0.8")
+
+
+async def test_refused_keys_count_for_the_client_behind_a_proxy(page: Page) -> None:
+    async with httpx.AsyncClient(base_url=page.url) as client:  # from 127.0.0.1, which is trusted
+        visitor = Visitor(client)
+        client.headers.update({"X-Forwarded-For": "203.0.113.5"})
+        for _ in range(logins.FAILURES_PER_MINUTE):
+            assert (await visitor.log_in("cl-00000000-wrong")).status_code == 401
+        assert (await visitor.log_in("cl-00000000-wrong")).status_code == 429
+        client.headers.update({"X-Forwarded-For": "203.0.113.6"})
+        assert (await visitor.log_in("cl-00000000-wrong")).status_code == 401
+        for scheme in ("http", "https"):
+            answer = await client.get("/ui/login", headers={"X-Forwarded-Proto": scheme})
+            assert ("Secure" in answer.headers["set-cookie"]) == (scheme == "https")
+
+
+# Every route of the page that changes something wants the login's token and the scope `admin`; a new one, too.
+
+# Whoever may look may log in and out.
+_OF_VIEWERS = {"/ui/login", "/ui/logout"}
+
+
+def changes() -> list[str]:
+    routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
+    paths = {route.path for route in routes if route.methods - {"GET", "HEAD"}} - _OF_VIEWERS
+    return sorted(re.sub(r"\{\w+\}", str(uuid4()), path) for path in paths)
+
+
+async def test_without_the_token_of_the_login_nothing_is_changed(page: Page) -> None:
+    async with page.visitor() as visitor:
+        visitor.csrf = "0" * 64
+        refused = {path: (await visitor.post(path)).status_code for path in changes()}
+    assert len(refused) > 15
+    assert {path: status for path, status in refused.items() if status != 403} == {}
+
+
+async def test_with_the_scope_read_nothing_is_changed(page: Page) -> None:
+    async with page.visitor(page.read_key) as visitor:
+        refused = {path: (await visitor.post(path)).status_code for path in changes()}
+    assert {path: status for path, status in refused.items() if status != 403} == {}
+
+
+# A page that is open for long, or while something is away, says what is so.
+
+
+class Standing(AwayBrowser):
+    """A database in which nothing changes."""
+
+    async def mark(self) -> str:
+        return "same"
+
+
+async def events_of(lines: AsyncIterator[str], count: int) -> list[str]:
+    found: list[str] = []
+    async for line in lines:
+        if line.startswith("event: "):
+            found.append(line.removeprefix("event: "))
+        if len(found) == count:
+            break
+    return found
+
+
+async def test_what_is_shown_is_looked_at_again_although_nothing_changes(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.ui.events.AGING_SECONDS", 0.0)
+    async with page.visitor() as visitor, visitor.client.stream("GET", "/ui/events") as events, asyncio.timeout(60):
+        assert await events_of(events.aiter_lines(), 3) == ["changed"] * 3
+
+
+async def test_what_a_gateway_alone_knows_is_a_change_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.ui.changes.CHECK_SECONDS", 0.0)
+    healthy = ["e0"]
+    changes = Changes(Standing(), lambda: healthy)
+    first = await changes.mark()
+    assert await changes.mark() == first
+    healthy.clear()
+    assert await changes.mark() != first
+
+
+async def test_without_temporal_the_page_says_so(page: Page) -> None:
+    async with page.visitor() as visitor:
+        for path in ("/ui?policy=default", "/ui/engines"):
+            assert "No Temporal is configured: turns are recorded and not judged" in await visitor.get(path), path
+        now = await visitor.get("/ui?policy=default")
+        assert '<div class="card tile warn">\n    <h2>Not learning</h2>' in now
+        # The remedy is not one for a Temporal that died; what is to be typed stands as code.
+        remedies = await visitor.get("/ui/engines")
+        assert "restarts its own" not in remedies
+        assert "<code>clawloop up</code> brings one along" in remedies
+        assert "`" not in remedies.split("<main")[1]
+
+
+async def test_the_first_visit_tells_what_is_not_ready_and_now_can_be_looked_at(page: Page) -> None:
+    async with page.visitor() as visitor:
+        ready = await visitor.get("/ui/start")
+        assert "Not ready" not in ready
+        assert "No Temporal is configured" in ready
+        assert "<h2>Serving</h2>" in await visitor.get(_address_of(ready, "Now"))
+        page.draining.append(True)
+        assert "<b>Not ready:</b> this gateway is being stopped." in await visitor.get("/ui/start")
+        assert "<b>This gateway is being stopped.</b>" in await visitor.get("/ui/engines")
+
+
+def _address_of(shown: str, link: str) -> str:
+    found = re.search(rf'<a href="([^"]+)"[^>]*>{link}</a>', shown)
+    assert found is not None, shown
+    return html.unescape(found[1])
+
+
+async def test_an_engine_that_is_away_is_named_once(page: Page) -> None:
+    async with page.visitor() as visitor:
+        assert "<td>base</td>" in await visitor.get("/ui/engines")
+    page.engine.healthy = False
+    [row] = await page.learning.rows("UPDATE engines SET problem = 'does not answer' WHERE true RETURNING id")
+    async with asyncio.timeout(60):
+        while page.services[0].engines.healthy():
+            await asyncio.sleep(0.05)
+    async with page.visitor() as visitor:
+        away = await visitor.get("/ui/engines")
+        assert "<td>base" not in away
+        assert "not known while it is away" in away
+    headers = {"Authorization": f"Bearer {page.admin_key}"}
+    async with httpx.AsyncClient(base_url=page.url, headers=headers, timeout=60) as client:
+        problems = (await client.get("/admin/v1/status")).json()["problems"]
+    assert [problem for problem in problems if problem.startswith("engine ")] == [
+        f"engine {row['id']}: does not answer"
+    ]
+
+
+async def test_a_session_is_found_as_elsewhere_and_by_its_own_id_first(page: Page) -> None:
+    [turn] = await page.recorder.chat("first", "Words of the first")
+    [row] = await page.learning.rows("SELECT session_id FROM turns WHERE id = %s", turn)
+    # A client may give its session any name, and so the id of another one.
+    await page.recorder.chat(str(row["session_id"]), "Words of the second")
+    async with page.visitor() as visitor:
+        for reference in ("first", row["session_id"], f"chatcmpl-{turn.hex}"):
+            assert "Words of the first" in await visitor.get(f"/ui/sessions/{reference}"), reference
+        assert "Words of the second" in await visitor.get("/ui/sessions/last")
+        missing = await visitor.client.get("/ui/sessions/nobody")
+        assert (missing.status_code, "There is no session" in html.unescape(missing.text)) == (404, True)

@@ -1,4 +1,4 @@
-"""A program for test_killed_environment_worker.py: clawloop, whose orchestrator hears sooner that a worker is dead."""
+"""A program for test_rollouts_whole.py: clawloop, whose orchestrator hears sooner that a worker is dead."""
 
 from __future__ import annotations
 

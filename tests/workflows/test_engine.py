@@ -1,16 +1,19 @@
-"""An engine's workflow: its activities, and what the Temporal UI shows."""
+"""An engine's workflow, and the sweep's schedule."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
 
 import pytest
-from temporalio.client import Client
+from temporalio.client import Client, ScheduleHandle, ScheduleIntervalSpec
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
 from activities.serving.engines import EngineReconciler
 from clawloop.app.temporal.notifier import TemporalNotifier
+from clawloop.app.temporal.server import SWEEP_CATCH_UP, SWEEP_EVERY, begin_sweeping
 from clawloop.core.contracts.notices import EngineRemoved, VersionToLoad
 from clawloop.core.contracts.serving import Engine
 from tests.fakes.ledger import FakeLedger
@@ -20,6 +23,8 @@ from tests.workflows.engine_agent import ScriptedAgent, at_work, details
 from workflows import names
 from workflows.engine import EngineWorkflow
 from workflows.state import EngineState
+
+# An engine's workflow: its activities, and what the Temporal UI shows.
 
 
 async def test_many_signals_during_a_load_lead_to_one_more_load(client: Client) -> None:
@@ -185,3 +190,30 @@ async def test_a_workflow_that_waits_to_roll_over_ends_when_its_engine_is_remove
             await asyncio.sleep(0.1)
         await workflows.notify(EngineRemoved(engine_id))
         await handle.result()
+
+
+# The schedule that starts the sweep, on a real Temporal server.
+
+
+@pytest.fixture
+async def sweep_schedule(client: Client) -> AsyncIterator[ScheduleHandle]:
+    handle = client.get_schedule_handle(names.SWEEP_ID)
+    yield handle
+    await handle.delete()
+
+
+async def test_a_server_that_was_off_catches_up_with_the_newest_sweep_only(
+    client: Client, sweep_schedule: ScheduleHandle
+) -> None:
+    await begin_sweeping(client)
+    schedule = (await sweep_schedule.describe()).schedule
+    assert schedule.spec.intervals == [ScheduleIntervalSpec(every=SWEEP_EVERY)]
+    assert schedule.policy.catchup_window == SWEEP_CATCH_UP == timedelta(minutes=2)
+
+
+async def test_a_paused_schedule_stays_paused(client: Client, sweep_schedule: ScheduleHandle) -> None:
+    await begin_sweeping(client)
+    await sweep_schedule.pause(note="maintenance")
+    await begin_sweeping(client)
+    state = (await sweep_schedule.describe()).schedule.state
+    assert (state.paused, state.note) == (True, "maintenance")

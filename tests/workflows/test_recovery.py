@@ -53,8 +53,7 @@ from db.training.steps import PostgresStepStore
 from tests.fakes.trainer import FakeTrainer
 from tests.judging.conftest import BINARY, Bench, bench, binary_bench, judge, set_recipe
 from tests.workflows.conftest import IDLE, end_all
-from tests.workflows.test_temporal_away import Server
-from tests.workflows.test_whole import end, tell
+from tests.workflows.test_whole import Server, end, tell
 from workflows import names
 from workflows.registered import WORKFLOWS
 from workflows.state import SessionState

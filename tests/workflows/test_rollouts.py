@@ -1,14 +1,24 @@
-"""Rollout groups on Temporal's real development server, with a scripted runner in place of sandboxes."""
+"""Rollout groups on a real Temporal server, with a scripted runner in place of sandboxes."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from pathlib import Path
+from uuid import uuid4
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client
+from temporalio.worker import Worker
 
+from clawloop.app.processes.bootstrap import prepare
+from clawloop.app.temporal.server import TemporalEnvironmentWorkers
 from clawloop.core.contracts.episodes import (
     AgentRun,
     Ending,
@@ -19,15 +29,38 @@ from clawloop.core.contracts.episodes import (
     NewGroup,
 )
 from clawloop.core.episodes.keys import KEY_LIFETIME
+from clawloop.core.episodes.running import EnvironmentActivities, EpisodeRunner, KeyOfEpisode, environment_queue
 from clawloop.core.errors import EpisodeUnusable, SandboxFailed
-from clawloop.core.ids import new_rollout_group_id
+from clawloop.core.ids import EpisodeId, new_rollout_group_id
+from clawloop.environments.gateway import WorkerGateway
+from clawloop.environments.harbor import HarborEnvironment, HarborTask
+from clawloop.environments.runner import SandboxRunner
+from clawloop.sandboxes.bubblewrap import Bubblewrap
+from clawloop.sandboxes.containers import Containers, SandboxesByImage
+from clawloop.sandboxes.folders import BoxFolders
 from tests.fakes.episode_store import FakeEpisodeStore
-from tests.workflows.conftest import SHORT_PAUSES
-from tests.workflows.scripted_rollouts import ScriptedRunner, run_group, run_group_with_timers, working
+from tests.sandboxes.test_bubblewrap import open_folder
+from tests.sandboxes.test_containers import stand_in
+from tests.verbs import clawloop
+from tests.workflows.conftest import SHORT_PAUSES, end_all
+from tests.workflows.scripted_rollouts import (
+    Artifacts,
+    ScriptedRunner,
+    environment_worker,
+    orchestrating,
+    run_group,
+    run_group_with_timers,
+    working,
+)
 from workflows import names
 from workflows.activity_options import EPISODE_ATTEMPTS, LOCAL_STORE, ActivityOptions, run_in, verify_in
 from workflows.rollouts import RolloutGroupWorkflow, RolloutsWorkflow
 from workflows.state import PolicyRollouts
+
+__all__ = ["open_folder"]
+
+
+# Rollout groups on Temporal's real development server, with a scripted runner in place of sandboxes.
 
 
 async def test_each_episode_is_run_once_and_verified(client: Client) -> None:
@@ -279,3 +312,172 @@ async def test_a_call_that_fails_where_the_workflow_runs_waits_on_its_queue(
     scheduled = [event.activity_task_scheduled_event_attributes.activity_type.name for event in events]
     assert scheduled.count("end_episode") >= 1  # whichever met the failures
     assert "begin_group" not in scheduled
+
+
+# Rollouts of an environment that no worker serves: they wait, say so, and lose nothing. On a real Temporal.
+
+
+def environment_of_its_own() -> ScriptedRunner:
+    """Temporal remembers for minutes who asked for work, e.g. in another test."""
+    runner = ScriptedRunner(FakeEpisodeStore())
+    runner.environment = f"tasks-{uuid4().hex[:8]}"
+    return runner
+
+
+async def until(true: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(60):
+        while not await true():
+            await asyncio.sleep(0.05)
+
+
+async def test_episodes_wait_for_a_worker_that_comes_later_and_none_is_lost(client: Client) -> None:
+    runner, workers = environment_of_its_own(), TemporalEnvironmentWorkers(client)
+    group = NewGroup(new_rollout_group_id(), "default", runner.environment, "train-0", 2)
+    await runner.store.make_group(group)
+    runner.may_run.clear()
+    async with orchestrating(client, runner.store, runner):
+        handle = await client.start_workflow(
+            RolloutGroupWorkflow.run,
+            group.id,
+            id=names.rollout_group_workflow_id(group.id),
+            task_queue=names.WORKFLOW_QUEUE,
+        )
+
+        async def wait() -> bool:
+            return len((await handle.describe()).raw_description.pending_activities) == 2
+
+        await until(wait)
+        assert not await workers.asks_for_work(runner.environment)
+        assert not await workers.has_work([new_rollout_group_id(), group.id])  # of the first there is no workflow
+        async with environment_worker(client, runner.store, runner):
+            await until(lambda: workers.asks_for_work(runner.environment))
+            await until(lambda: workers.has_work([new_rollout_group_id(), group.id]))
+            runner.may_run.set()
+            result = await handle.result()
+    assert (result.state, result.scored) == (GroupState.SETTLED, 2)
+    assert sorted(runner.ran) == [(0, 1), (1, 1)]
+    assert not await workers.has_work([group.id])
+
+
+async def test_commands_say_that_no_worker_serves_the_environment_until_one_does(
+    client: Client, postgres_url: str, temporal_address: str, tmp_path: Path
+) -> None:
+    runner = environment_of_its_own()
+    await prepare(postgres_url, "tiny", [], ["http://127.0.0.1:9"], {})
+    settings = {"DATABASE_URL": postgres_url, "TEMPORAL_ADDRESS": temporal_address, "CLAWLOOP_DATA": str(tmp_path)}
+    line = f"problem     no worker serves the environment '{runner.environment}', and its episodes wait: "
+    line += f"`clawloop worker environment --tasks {runner.environment}` starts one"
+    try:
+        start = ("rollouts", "start", "--environment", runner.environment)
+        started = await asyncio.to_thread(clawloop, *start, **settings)
+        assert (started.returncode, started.stderr) == (0, "")
+        assert line in started.stdout
+        all_stands = (await asyncio.to_thread(clawloop, "status", **settings)).stdout
+        assert line.replace("problem     no", "problem    no") in all_stands
+        assert line in (await asyncio.to_thread(clawloop, "rollouts", "pause", "lunch", **settings)).stdout
+        assert line in (await asyncio.to_thread(clawloop, "rollouts", "status", **settings)).stdout
+        async with environment_worker(client, runner.store, runner):
+            await until(lambda: TemporalEnvironmentWorkers(client).asks_for_work(runner.environment))
+            shown = await asyncio.to_thread(clawloop, "rollouts", "status", "--json", **settings)
+        assert json.loads(shown.stdout)["no_worker"] == ""
+    finally:
+        await end_all(client)
+
+
+# Why an episode failed reaches the ledger in words that help, and no conversation does; on a real Temporal.
+
+NOT_ENOUGH = "0 of 2 episodes have a reward, 2 are needed; for example: "
+
+
+async def reasons_of(
+    client: Client, environment: str, runner: EpisodeRunner | None = None, key_of: KeyOfEpisode | None = None
+) -> tuple[set[str], str]:
+    """Those of the episodes of a group, each once, and the group's."""
+    store = FakeEpisodeStore()
+    scripted = ScriptedRunner(store)
+    group = NewGroup(new_rollout_group_id(), "default", environment, "train-0", 2)
+    await store.make_group(group)
+    activities = EnvironmentActivities(key_of or store.key_of, runner or scripted, Artifacts())
+    queue = environment_queue(environment)
+    async with (
+        orchestrating(client, store, scripted),
+        Worker(client, task_queue=queue, activities=[activities.run_episode, activities.verify_episode]),
+    ):
+        result = await client.execute_workflow(
+            RolloutGroupWorkflow.run,
+            group.id,
+            id=names.rollout_group_workflow_id(group.id),
+            task_queue=names.WORKFLOW_QUEUE,
+        )
+    assert result.state is GroupState.DROPPED
+    return {episode.reason for episode in store.by_id.values()}, result.reason
+
+
+def with_image() -> HarborEnvironment:
+    """Tasks with an image."""
+    tasks = [HarborTask(f"task {number}", {}, {}, {}, image="debian:12") for number in range(8)]
+    return HarborEnvironment("with-image", tasks)
+
+
+async def test_an_image_that_cannot_be_pulled_is_told_where_episodes_are_shown(
+    client: Client,
+    tmp_path: Path,
+    open_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stand_in(tmp_path, monkeypatch, "docker").write("image", "")
+    folders = BoxFolders(open_folder)
+    sandboxes = SandboxesByImage(Bubblewrap(Path("/bwrap"), folders, "python3"), Containers.find(folders), folders)
+    runner = SandboxRunner(sandboxes, {"with-image": with_image()}, ("127.0.0.1", 9))
+    why = "the image debian:12 cannot be pulled: denied: requested access"
+    with caplog.at_level(logging.WARNING):
+        assert await reasons_of(client, "with-image", runner) == ({why}, f"{NOT_ENOUGH}{why}")
+    assert {vars(record)["why"] for record in caplog.records if record.message == "activity failed"} == {why}
+
+
+async def test_a_worker_without_the_environment_says_so(client: Client) -> None:
+    runner = SandboxRunner(Bubblewrap(Path("/bwrap"), BoxFolders(Path("/tmp")), "python3"), {}, ("127.0.0.1", 9))
+    reasons, _ = await reasons_of(client, "tasks-elsewhere", runner)
+    assert reasons == {"this worker has no environment 'tasks-elsewhere'"}
+
+
+async def test_a_refused_key_of_a_worker_is_told_with_its_remedy(client: Client) -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        return web.Response(status=401, text="the key ck_secret is not known")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", refuse)
+    async with TestServer(app) as server:
+        url = str(server.make_url("")).rstrip("/")
+        async with WorkerGateway.open(url, "ck_secret", patience_seconds=0) as gateway:
+            [reason], _ = await reasons_of(client, "tool-call", key_of=gateway.key_of)
+    assert reason == (
+        f"the gateway at {url}/admin/v1/worker refuses the key (401): make one by"
+        " `clawloop key create --scope worker`, and set CLAWLOOP_WORKER_KEY"
+    )
+
+
+class Quoting:
+    """Satisfies `EpisodeRunner`; its error quotes the agent."""
+
+    async def require_usable(self, environment: str, task_id: str) -> None:
+        pass
+
+    async def run_agent(self, environment: str, task_id: str, episode: EpisodeId, key: str) -> AgentRun:
+        raise ValueError("the agent said: my password is 1234")
+
+    async def verify(
+        self, environment: str, task_id: str, episode: EpisodeId, artifact: bytes
+    ) -> tuple[float | None, str]:
+        raise NotImplementedError
+
+
+async def test_the_text_of_any_other_error_stays_with_the_worker(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        reasons, of_group = await reasons_of(client, "tool-call", Quoting())
+    assert (reasons, of_group) == ({"ValueError"}, f"{NOT_ENOUGH}ValueError")
+    assert "1234" not in caplog.text
+    assert {vars(record)["why"] for record in caplog.records if record.message == "activity failed"} == {None}
