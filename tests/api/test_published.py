@@ -77,6 +77,19 @@ def test_its_error_codes_are_documented() -> None:
     assert {code for codes in CODES.values() for code in codes} <= documented
 
 
+async def test_every_operators_route_needs_an_operators_key(described: dict[str, Any], gateway: Gateway) -> None:
+    forms = {"version": "1", "episode_id": "00000000-0000-7000-8000-000000000000"}
+    refused: dict[str, tuple[int, int]] = {}
+    async with httpx.AsyncClient(base_url=gateway.url) as stranger, gateway.client() as chat:
+        for path, operations in described["paths"].items():
+            for method in operations if path.startswith("/admin") else ():
+                asked = re.sub(r"\{(\w+)\}", lambda name: forms.get(name[1], "0" * 64), path)
+                answers = [await client.request(method, asked) for client in (stranger, chat)]
+                refused[f"{method} {path}"] = (answers[0].status_code, answers[1].status_code)
+    assert len(refused) > 40
+    assert {route: statuses for route, statuses in refused.items() if statuses != (401, 403)} == {}
+
+
 async def test_chats_are_answered_as_described(gateway: Gateway) -> None:
     body = {"model": "policy", "messages": [{"role": "user", "content": "Hello"}]}
     async with gateway.client() as client:

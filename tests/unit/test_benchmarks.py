@@ -28,7 +28,7 @@ from benchmarks import gateway, report, soak
 from benchmarks.__main__ import PRINTING, PROGRAMS, RATIOS, SLACK, is_much_worse, main
 from benchmarks.chaos import as_json, late
 from benchmarks.gateway import DIRECT, LITELLM, NOTIFYING, PARSING, RECORDING, Case, _ratios, _row
-from benchmarks.load import Chats, Load, answer_text, closed_loop, percentile, prompt
+from benchmarks.load import Chats, Load, answer_text, closed_loop
 from benchmarks.options import sizes
 from benchmarks.processes import cpu_by_part
 from benchmarks.report import Ratio, Result, write_result
@@ -59,16 +59,6 @@ def test_the_cpu_time_of_a_part_holds_that_of_its_children_that_have_ended() -> 
         assert cpu_by_part({"part": "another-part"}) == {"part": 0.0}
     finally:
         parent.communicate(b"\n")
-
-
-def test_percentiles_are_of_the_sorted_values() -> None:
-    values = [float(number) for number in range(100, 0, -1)]
-    assert [percentile(values, share) for share in (0.0, 0.5, 0.99, 1.0)] == [1, 51, 100, 100]
-
-
-def test_prompts_have_their_size_and_no_common_beginning() -> None:
-    assert 0.9 < len(prompt(1000, 7)) / 4000 < 1.1
-    assert prompt(1000, 7)[:8] != prompt(1000, 8)[:8]
 
 
 @pytest.mark.parametrize(
@@ -117,12 +107,6 @@ def test_medians_of_several_runs_are_committed(monkeypatch: pytest.MonkeyPatch, 
     assert committed["judging"] == {"y": {"value": 2.0, "better": "lower"}}
 
 
-def test_goals_are_reached_from_their_better_side() -> None:
-    assert [Ratio(1.0, "lower", 2.0).reached, Ratio(3.0, "lower", 2.0).reached] == [True, False]
-    assert [Ratio(1.0, "higher", 2.0).reached, Ratio(3.0, "higher", 2.0).reached] == [False, True]
-    assert Ratio(1.0, "higher").reached is None
-
-
 def test_a_stream_s_text_is_read_without_parsing_its_events() -> None:
     events = [
         {"delta": {"role": "assistant", "content": ""}, "logprobs": None},
@@ -169,12 +153,6 @@ def _gateway_options(*arguments: str) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true")
     gateway.add_options(parser)
     return parser.parse_args(arguments)
-
-
-def test_a_quick_run_has_the_cases_of_the_goals() -> None:
-    cases = gateway._cases(_gateway_options("--quick"))
-    assert {Case(64, 1000, 0), Case(64, 1000, 20)} <= set(cases)
-    assert {case.streams for case in gateway._cases(_gateway_options())} == {1, 16, 64, 256}
 
 
 @pytest.mark.parametrize("case", [Case(1, 1000, 0), Case(64, 1000, 0), Case(64, 1000, 20), Case(16, 32_000, 0)])
@@ -232,18 +210,6 @@ def test_a_result_names_machine_versions_and_options(tmp_path: Path, monkeypatch
     assert {"python", "aiohttp", "uvicorn"} <= content["versions"].keys()
     assert content["raw"] == {"seconds": [0.123457]}
     assert content["ratios"]["x"]["goal"] == 0.5
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_seed_is_an_option_exactly_where_something_is_random(name: str) -> None:
-    source = (RATIOS.parent / f"{name.replace('-', '_')}.py").read_text(encoding="utf-8")
-    assert ('"--seed"' in source) == ("options.seed" in source)
-
-
-def test_what_is_not_random_takes_no_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["feedback", "--seed", "1"])
-    assert "unrecognized arguments: --seed 1" in capsys.readouterr().err
 
 
 def test_what_cannot_be_evaluated_is_refused_before_it_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
