@@ -352,6 +352,46 @@ async def test_a_namespaces_tools_are_functions_and_come_back(gateway: Gateway, 
     assert call["function"] == {"name": "mcp__clock__now", "arguments": "{}"}
 
 
+async def test_a_recorded_response_has_the_tools_that_its_client_knows(gateway: Gateway) -> None:
+    patch = {"type": "custom", "name": "apply_patch", "description": "patches"}
+    search = {"type": "tool_search", "execution": "client", "description": "finds"}
+    plain = {"type": "function", "name": "plain", "description": "p", "parameters": {"type": "object"}}
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("mcp__clock__now", {}),
+        ("apply_patch", {"input": "***"}),
+        ("plain", {}),
+    ]
+    gateway.engine.script = lambda body: Reply(calls=calls)
+    given = {"input": "x", "tools": [CLOCK, patch, plain, search], "instructions": "Be brief."}
+    answered = (await post(gateway, RESPONSES, given)).json()
+    async with gateway.client() as client:
+        stored = (await client.get(f"{RESPONSES}/{answered['id']}")).json()
+        bare = (await post(gateway, RESPONSES, {"input": "x", "tools": [plain]})).json()
+        stored_bare = (await client.get(f"{RESPONSES}/{bare['id']}")).json()
+    assert [item["type"] for item in stored["output"]] == ["function_call", "custom_tool_call", "function_call"]
+    for mine, theirs in zip(stored["output"], answered["output"], strict=True):
+        assert (mine["name"], mine.get("namespace")) == (theirs["name"], theirs.get("namespace"))
+    assert stored["output"][0]["namespace"] == "mcp__clock"
+    space, custom, function, finds = stored["tools"]
+    assert (space["type"], space["name"], [tool["name"] for tool in space["tools"]]) == (
+        *("namespace", "mcp__clock"),
+        ["now"],
+    )
+    assert (custom["type"], custom["name"], function["name"], finds["type"]) == (
+        *("custom", "apply_patch"),
+        *("plain", "tool_search"),
+    )
+    assert [item["name"] for item in stored_bare["output"]][-1] == "plain"
+    recorded, without = await gateway.recorded(2)
+    assert "tool_origins" not in gateway.engine.requests[0]
+    assert recorded.sampling["tool_origins"] == {
+        "mcp__clock__now": ["function", "now", "mcp__clock"],
+        "apply_patch": ["custom", "apply_patch", None],
+        "tool_search": ["search", "tool_search", None],
+    }
+    assert "tool_origins" not in without.sampling
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_custom_tools_and_searches_come_back_as_such(gateway: Gateway, stream: bool) -> None:
     patch = {"type": "custom", "name": "apply_patch", "description": "patches"}

@@ -29,6 +29,12 @@ CLAUDE_CODE = NpmPackage(
 CODEX = NpmPackage(
     "@openai/codex", "0.169.0-linux-x64", "89801b4b97faba562eb80fe0a833159ac79399be674022f4b1a0ccab1d153faa"
 )
+OPENCODE = NpmPackage(
+    "opencode-linux-x64", "1.18.33", "149a676b59224b196626abda2fdbd34c8329ac326b57c4891ba3de446f3ca3c1"
+)
+QWEN_CODE = NpmPackage(
+    "@qwen-code/qwen-code", "0.24.4", "7840ff5c70010be9bd7c903d1ec0893893f5429fde5b4e8a189f61450269d8f4"
+)
 # What they depend on is taken as it was on this day, whatever is published later.
 NPM_DAY = "2026-11-20"
 
@@ -66,15 +72,30 @@ def claude_code() -> list[str]:
     return [str(_npm_program(CLAUDE_CODE) / "node_modules" / ".bin" / "claude")]
 
 
+def qwen_code() -> list[str]:
+    """Command that runs Qwen Code."""
+    return [str(NODE), str(_npm_program(QWEN_CODE) / "node_modules" / "@qwen-code" / "qwen-code" / "cli.js")]
+
+
 def codex() -> Path:
     """The program of OpenAI's Codex."""
-    folder = _FOLDER / f"codex-{CODEX.version}"
+    [program] = _npm_binary(CODEX, "codex").glob("vendor/*/bin/codex")
+    return program
+
+
+def opencode() -> Path:
+    """The program of OpenCode."""
+    return _npm_binary(OPENCODE, "opencode") / "bin" / "opencode"
+
+
+def _npm_binary(package: NpmPackage, name: str) -> Path:
+    """The folder of a package that is one program."""
+    folder = _FOLDER / f"{name}-{package.version}"
     if not folder.is_dir():
         _FOLDER.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=_FOLDER) as scratch:
-            CODEX.fetch(Path(scratch)).rename(folder)
-    [program] = folder.glob("vendor/*/bin/codex")
-    return program
+            package.fetch(Path(scratch)).rename(folder)
+    return folder
 
 
 def _npm_program(package: NpmPackage) -> Path:

@@ -1,6 +1,7 @@
-"""What Codex 0.169 and Claude Code 2.1.328 sent, sent again: which of it are chores, and of which session it is.
+"""What real clients sent, sent again: which of it are chores, of which session it is, and what follows each reply.
 
-The captures are their requests, with long texts and lists of tools shortened.
+The captures are requests of Codex 0.169, Claude Code 2.1.328, OpenCode 1.18.33, Qwen Code 0.24.4 and Hermes 0.19, with
+long texts and lists of tools shortened. docs/clients.md has what was recorded of them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from uuid import uuid4
 import pytest
 
 from clawloop.core.contracts.turns import MatchedBy, SessionSource, StoredTurn, TurnKind
+from clawloop.core.ids import SessionId, TurnId
+from clawloop.core.turns.canonical import text_parts, without_asides
 from clawloop.core.turns.next_state import next_states
 from clawloop.core.turns.parents import Candidate
 from db.turns.prepared_turn import PreparedTurn
@@ -23,13 +26,40 @@ from tests.fakes.replies import Reply
 
 __all__ = ["gateway", "shared_gateway"]
 
-_IDS = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_IDS = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|ses_[0-9A-Za-z]{26}")
 CAPTURES = Path(__file__).parent / "captures"
 CHORES = {
     "codex_compaction": "mmsmm",
     "codex_review": "s",
     "claude_code_compact": "mssmm",
     "claude_code_agent": "mmsmmm",
+}
+# Of each request: main or side, its session, and what followed its reply.
+RECORDED: dict[str, tuple[str, str, dict[int, str]]] = {
+    "opencode": (
+        "smmmmmsmmsmmm",
+        "aaaaaabaaaaaa",
+        {
+            **{1: "result", 2: "No, that was wrong.", 3: "result", 4: "Delegate.", 5: "result", 7: "Big one."},
+            **{10: "Thank you.", 11: "Bye."},
+        },
+    ),
+    "qwen_code": (
+        "mmmmmmsmmsmsssms",
+        "aaaaaabaacadaefg",
+        {
+            **{0: "result", 1: "No, that was wrong.", 2: "result", 3: "Delegate.", 4: "result", 7: "Big one."},
+            **{8: "Thank you."},
+        },
+    ),
+    "hermes": (
+        "mmsmmsmmsmsmsmsmsm",
+        "aabaaaaacaaaaaaada",
+        {
+            **{0: "result", 1: "No, that was wrong.", 3: "result", 4: "Delegate.", 6: "result", 9: "More."},
+            **{11: "Big one.", 13: "Thank you.", 15: "Bye."},
+        },
+    ),
 }
 
 
@@ -50,7 +80,7 @@ async def send_again(gateway: Gateway, requests: list[dict[str, Any]]) -> list[S
     """The turns of all requests, each answered as the client was answered then."""
     said: list[Reply] = []
     for request in requests:
-        said.append(reply_to(request, requests))
+        said.append(Reply(*request["reply"]) if "reply" in request else reply_to(request, requests))
     gateway.engine.script = lambda body: said[len(gateway.engine.requests) - 1]
     gateway.engine.requests.clear()
     async with gateway.client() as client:
@@ -91,6 +121,38 @@ def plain(items: list[dict[str, Any]]) -> Any:
         if isinstance(item.get("content"), str):
             item["content"] = [{"type": "text", "text": item["content"]}]
     return copied
+
+
+async def reactions(gateway: Gateway, turns: list[StoredTurn]) -> dict[int, str]:
+    """What people said after each reply, by the reply's place; and `result` for what tools did."""
+    candidates: list[tuple[Candidate, SessionId]] = []
+    found: dict[TurnId, str] = {}
+    for turn in turns:
+        prepared = PreparedTurn(turn.record)
+        request = prepared.request
+        if turn.record.kind is TurnKind.MAIN:
+            placed = gateway.turns.placed(turn.session_id, request).replies
+            known = [candidate for candidate, session in candidates if session == turn.session_id]
+            for answered, state in next_states(request.seed, turn.record.messages, known, placed).items():
+                people = ["".join(text_parts(without_asides(each))) for each in state if each["role"] == "user"]
+                found.setdefault(answered, people[-1] if people else "result")
+        assert prepared.response_digest is not None
+        assert prepared.reply_digest is not None
+        kind = turn.record.kind
+        candidate = Candidate(turn.record.turn_id, kind, prepared.response_digest, prepared.reply_digest)
+        candidates.append((candidate, turn.session_id))
+    return {place: found[turn.record.turn_id] for place, turn in enumerate(turns) if turn.record.turn_id in found}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+async def test_what_a_client_does_on_its_own_is_no_reaction(gateway: Gateway, name: str) -> None:
+    kinds, sessions, followed = RECORDED[name]
+    turns = await send_again(gateway, captured(name))
+    assert "".join(turn.record.kind.value[0] for turn in turns) == kinds
+    order = list(dict.fromkeys(turn.session_id for turn in turns))
+    assert "".join("abcdefgh"[order.index(turn.session_id)] for turn in turns) == sessions
+    said = {place: text.strip('" \n').partition(" {{")[0] for place, text in (await reactions(gateway, turns)).items()}
+    assert said == followed
 
 
 @pytest.mark.parametrize("name", CHORES)

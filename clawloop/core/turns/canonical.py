@@ -28,9 +28,14 @@ _FORM = "clawloop 1"
 # Where text follows the end mark, a person wrote it, and the message is not volatile.
 VOLATILE_FRAMES = (("<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>", "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"),)
 
-# (begin, end) of text that clients put beside what a person wrote, and renew, move or leave out when they send the message
-# again: Claude Code and Qwen Code.
-ASIDES = (("<system-reminder>", "</system-reminder>"), ("<task-notification>", "</task-notification>"))
+# Tags of text that clients put beside what a person wrote, and renew, move or leave out when they send it again. Those
+# behind the first line are Claude Code's alone, of commands that it ran itself.
+_ASIDES = (
+    *("system-reminder", "task-notification"),
+    *("local-command-caveat", "local-command-stdout", "local-command-stderr", "command-name", "command-message"),
+    "command-args",
+)
+_FRAMES = tuple((f"<{tag}>", f"</{tag}>") for tag in _ASIDES)
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
@@ -193,18 +198,40 @@ def _digest(data: bytes) -> bytes:
 
 
 def _own_text(text: str) -> str:
-    """The text without the asides at its beginning and at its end."""
-    if not any(begin in text for begin, _ in ASIDES):
-        return text
-    own, before = text.strip(), None
-    while own != before:
-        before = own
-        for begin, end in ASIDES:
-            if own.startswith(begin) and end in own:
-                own = own.partition(end)[2].lstrip()
-            if own.endswith(end) and (start := own.rfind(begin)) >= 0 and own.find(end, start) == len(own) - len(end):
-                own = own[:start].rstrip()
-    return own if own != text.strip() else text
+    """The text without the asides at its beginning and at its end; linear in the text."""
+    start, stop = _trimmed(text, 0, len(text))
+    whole = start, stop
+    while (end := _frame_end(text, start, stop)) is not None:
+        start, stop = _trimmed(text, end, stop)
+    while (begin := _frame_begin(text, start, stop)) is not None:
+        start, stop = _trimmed(text, start, begin)
+    return text if (start, stop) == whole else text[start:stop]
+
+
+def _frame_end(text: str, start: int, stop: int) -> int | None:
+    """Where the aside ends that begins here; None if none does."""
+    for begin, end in _FRAMES:
+        if text.startswith(begin, start, stop):
+            found = text.find(end, start, stop)
+            return None if found < 0 else found + len(end)
+    return None
+
+
+def _frame_begin(text: str, start: int, stop: int) -> int | None:
+    """Where the aside begins that ends here; None if none does."""
+    for begin, end in _FRAMES:
+        if text.endswith(end, start, stop):
+            found = text.rfind(begin, start, stop)
+            return None if found < 0 or text.find(end, found, stop) != stop - len(end) else found
+    return None
+
+
+def _trimmed(text: str, start: int, stop: int) -> tuple[int, int]:
+    while start < stop and text[start].isspace():
+        start += 1
+    while start < stop and text[stop - 1].isspace():
+        stop -= 1
+    return start, stop
 
 
 def _text_of(part: JsonValue) -> str | None:

@@ -227,7 +227,7 @@ def last_said(messages: Sequence[Message]) -> Message | None:
 def looks_like_chore(messages: Sequence[Message]) -> bool:
     """True if the last message may be a client's request for a summary, a title or the like, or a person's."""
     last = last_said(messages)
-    if last is None or last.get("role") != "user":
+    if last is None or last.get("role") != "user" or _is_note(last):
         return False
     text = _user_text(last)
     if len(text) > 2 * _LOOKED_AT:
@@ -241,7 +241,12 @@ def is_side_prompt(message: Message) -> bool:
     """True if a message in a history is a client's own, whether its reply is there or not: no reaction of a person."""
     if message.get("role") != "user":
         return False
-    return is_aside(message) or _match_user(message) is not None or _match("note", _user_text(message)) is not None
+    return _is_note(message) or _match_user(message) is not None
+
+
+def _is_note(message: Message) -> bool:
+    """True if a client wrote a user message on its own, and a person reads the reply."""
+    return is_aside(message) or _match("note", _user_text(message)) is not None
 
 
 def begins_as_chore(messages: Sequence[Message]) -> bool:

@@ -10,8 +10,8 @@ from clawloop.core.ids import SessionId, TurnId
 from clawloop.core.turns.canonical import History
 from clawloop.core.turns.places import is_said
 
-# Of the turns that were asked the same, those that are looked at, the newest. SDKs send a request three times until it is
-# answered, and two replies with an end are enough to know that they cannot be told apart.
+# Of the turns that were asked the same, the newest ones are looked at, this many. SDKs send a request three times until
+# it is answered, and two replies with an end are enough to know that they cannot be told apart.
 ASKED_ALIKE = 4
 
 

@@ -47,8 +47,10 @@ def next_states(
     may_be_prompt = False  # the last message of `following` may turn out to prompt a side turn
     answering: TurnId | None = None  # of whose reply `following` comes after
     for message, speaker in zip(messages, find_speakers(History(seed, messages), turns, placed), strict=True):
-        if is_volatile(message) or (speaker is not None and speaker.turn_id == answering):
-            continue  # the latter is a further piece of one reply
+        if is_volatile(message) or message.get("role") in ("system", "developer"):
+            continue  # a client's, which some add behind each message of a person
+        if speaker is not None and speaker.turn_id == answering:
+            continue  # a further piece of one reply
         if speaker is not None and speaker.kind is TurnKind.SIDE:
             answering = speaker.turn_id
             if may_be_prompt:

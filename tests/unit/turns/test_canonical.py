@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from clawloop.core.turns.canonical import (
     EMPTY_RESPONSE,
     canonical,
     extend_digest,
+    is_aside,
     is_volatile,
     prefix_digests,
     response_digest,
@@ -224,3 +227,73 @@ def test_a_prefix_has_the_digest_it_had_when_it_was_whole(messages: list[Message
     for place in range(len(messages)):
         assert prefix_digests(SEED, messages[: place + 1])[-1] == digests[place]
     assert extend_digest(digests[-1], user("more")) == prefix_digests(SEED, [*messages, user("more")])[-1]
+
+
+REMINDER = "<system-reminder>\nThe date is Friday.\n</system-reminder>"
+NOTE = "<task-notification><status>completed</status></task-notification>"
+COMMAND = "<command-name>/compact</command-name>\n      <command-message>compact</command-message>\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [{"type": "text", "text": REMINDER}, {"type": "text", "text": "Hello."}],
+        [{"type": "text", "text": NOTE}, {"type": "text", "text": REMINDER}, {"type": "text", "text": "Hello."}],
+        [REMINDER, "Hello."],
+        [{"type": "text", "text": "Hello."}, {"type": "text", "text": REMINDER}],
+        f"{REMINDER}\n{COMMAND}\n\nHello.",
+        f"Hello.\n{REMINDER}\n{REMINDER}\n",
+        f"{NOTE}Hello.{NOTE}",
+    ],
+)
+def test_what_a_client_puts_beside_a_persons_words_is_no_part_of_the_message(content: JsonValue) -> None:
+    message: Message = {"role": "user", "content": content}
+    assert canonical(message) == {"role": "user", "content": "Hello."}
+    assert not is_aside(message)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        f"{REMINDER}{REMINDER}",
+        [{"type": "text", "text": NOTE}, {"type": "text", "text": REMINDER}],
+        COMMAND,
+    ],
+)
+def test_a_message_of_asides_alone_is_kept_and_is_the_clients(content: JsonValue) -> None:
+    message: Message = {"role": "user", "content": content}
+    assert canonical(message)["content"]
+    assert is_aside(message)
+    assert not is_aside(message | {"role": "assistant"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<system-reminder>Hello.",
+        "Hello.</system-reminder>",
+        "What is a <system-reminder>x</system-reminder> for?",
+        "<system-reminders>x</system-reminders>",
+        f"{{{REMINDER}}}",
+        "",
+    ],
+)
+def test_what_only_looks_like_an_aside_stays(text: str) -> None:
+    assert canonical({"role": "user", "content": text}) == {"role": "user", "content": text}
+    assert not is_aside({"role": "user", "content": text})
+
+
+def test_a_picture_beside_a_reminder_is_a_persons() -> None:
+    picture: JsonValue = {"type": "image_url", "image_url": {"url": "x"}}
+    message: Message = {"role": "user", "content": [{"type": "text", "text": REMINDER}, picture]}
+    assert canonical(message)["content"] == [picture]
+    assert not is_aside(message)
+    assert canonical({"role": "assistant", "content": REMINDER})["content"] == REMINDER
+
+
+def test_thousands_of_asides_take_no_time() -> None:
+    many = "<system-reminder>x</system-reminder>" * 30_000
+    began = time.process_time()
+    for text in (f"{many}Hello.", f"Hello.{many}", many.replace("</system-reminder>", ""), many + "<system-reminder>"):
+        canonical({"role": "user", "content": text})
+    assert time.process_time() - began < 2

@@ -157,6 +157,7 @@ TALK = [user("What time is it?"), assistant("Ten.")]
         ({"x-claude-code-agent-id": "ad2c"}, "sub-agent of Claude Code"),
         ({"x-claude-code-request-class": "auxiliary"}, "header x-claude-code-request-class: auxiliary"),
         ({"x-claude-code-compaction": "auto"}, "header x-claude-code-compaction: auto"),
+        ({"x-parent-session-id": "ses_1"}, "header x-parent-session-id: sub-agent of OpenCode"),
     ],
 )
 def test_a_client_says_what_its_chores_are(headers: dict[str, str], reason: str) -> None:
@@ -238,6 +239,46 @@ def test_a_persons_turn_in_such_a_client_is_main(headers: dict[str, str]) -> Non
             {"messages": [system("Briefly summarize this partial conversation about programming. Give"), user("x")]},
             "compaction",
         ),
+        (
+            {
+                "messages": [
+                    system("You are a context summarization agent."),
+                    user("Here is the conversation so far:\n\n<conversation>\n[User]: x\n</conversation>\n<template>"),
+                ]
+            },
+            "compaction",
+        ),
+        (
+            {"messages": [*TALK, user("Managed memory has TWO directories. Read managed memory.")], "tools": TOOLS},
+            "memory",
+        ),
+        (
+            {"messages": [system("You are a general-purpose subagent working for a parent agent. Do"), user("Look.")]},
+            "sub-agent",
+        ),
+        (
+            {
+                "messages": [
+                    system("You are Hermes.\nYou are a focused subagent working on a specific delegated task.\nDo it."),
+                    user("Look."),
+                ],
+                "tools": TOOLS,
+            },
+            "sub-agent",
+        ),
+        ({"messages": [*TALK, user("Review the conversation above and update the skill library. Be")]}, "skills"),
+        (
+            {
+                "messages": [
+                    *TALK,
+                    in_parts(
+                        "<system-reminder>x</system-reminder>",
+                        "Create a structured handoff summary for a later assistant",
+                    ),
+                ]
+            },
+            "compaction",
+        ),
         ({"messages": [system("You name chat sessions. Given the user's opening message, write"), user("x")]}, "title"),
         (
             {
@@ -278,6 +319,9 @@ def test_what_people_ask_is_no_probe(body: dict[str, JsonValue]) -> None:
         ("Compress the history into a handoff note.", True),
         ("Suggest three follow-up questions for this conversation.", True),
         ("Create a checkpoint of this session for the next agent.", True),
+        ("Review the conversation above and store what is worth remembering.", True),
+        ("Look over our transcript: is there anything for the wiki?", True),
+        ("Review the parser and the session module.", False),
         ("The checkpoint above is wrong, you deleted my file.", False),
         ("No! The context manager is wrong, make the class compact.", False),
         ("No, that was wrong.", False),
@@ -293,6 +337,40 @@ def test_a_request_may_look_like_a_chore_and_stays_main(text: str, looks: bool) 
     assert looks_like_chore([*TALK, user(text), VOLATILE]) is looks
     assert looks_like_chore([*TALK, user(text), {"role": "system", "content": "# Environment"}]) is looks
     assert not looks_like_chore([*TALK, user(text), calls("exec"), tool("exec", "x")])
+
+
+SUMMARISER = system("You are a helpful AI assistant tasked with summarizing conversations. Be kind.")
+TITLER = system("Generate a concise, sentence-case title (3-7 words) for what is said.")
+
+
+def test_an_application_may_have_the_system_prompt_of_a_chore() -> None:
+    """What its people say is main, and is taken for feedback once it is held with its reply."""
+    doubtful = "looks like a summary request: no feedback unless a later request holds it with its reply"
+    first = classify({}, {"messages": [SUMMARISER, user("Sum up: Ann met Bob.")]}, side_alias=False)
+    assert (first.kind, first.reason) == (MAIN, doubtful)
+    for opening in (SUMMARISER, TITLER):
+        after = classify({}, {"messages": [opening, *TALK, user("Shorter, please.")]}, side_alias=False)
+        assert (after.kind, after.reason) == (MAIN, doubtful)
+    assert classify({}, {"messages": [TITLER, user("x")]}, side_alias=False).kind is SIDE
+    compacting = [SUMMARISER, *TALK, user("Provide a detailed prompt for continuing our conversation above.")]
+    assert classify({}, {"messages": compacting}, side_alias=False).kind is SIDE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<task-notification>\n<status>completed</status>\n<summary>The conversation.</summary>\n</task-notification>",
+        "[ASYNC DELEGATION BATCH COMPLETE — deleg_1]\nA summary of the conversation.",
+        "Continue if you have next steps, or stop and ask for clarification if you are unsure how to proceed.",
+        "[System: Your previous response was truncated by the output limit.]",
+        "<command-name>/compact</command-name>\n<command-message>compact</command-message>",
+    ],
+)
+def test_a_clients_note_is_no_reaction_and_no_chore(text: str) -> None:
+    decision = classify({}, {"messages": [*TALK, user(text)], "tools": TOOLS}, side_alias=False)
+    assert (decision.kind, decision.reason) == (MAIN, "no sign of a side turn")
+    assert is_side_prompt(user(text))
+    assert is_side_prompt(in_parts(text, "No, that was wrong.")) is not text.startswith("<")
 
 
 @given(json_values)

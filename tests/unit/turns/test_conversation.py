@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from clawloop.core.contracts.turns import Message
 from clawloop.core.ids import SessionId
 from clawloop.core.turns.canonical import History, extend_digest, prefix_digests, seed_digest
-from clawloop.core.turns.conversation import KnownPrefix, choose_session
+from clawloop.core.turns.conversation import KnownPrefix, choose_session, choose_session_by_place
 from clawloop.core.turns.identify import conversation_session_id
 from tests.chats import (
     KEY,
@@ -189,3 +189,13 @@ def test_another_key_or_narrowing_finds_nothing(messages: list[Message]) -> None
     session = ledger.insert(messages, assistant("x"))
     for seed in (seed_digest(OTHER_KEY, ()), seed_digest(KEY, ("user=ann",))):
         assert ledger.insert([*messages, assistant("x"), user("y")], assistant("z"), seed=seed) != session
+
+
+def test_a_request_that_was_cut_off_and_sent_again_is_of_one_session() -> None:
+    asked = [user("The time?")]
+    session, other = (conversation_session_id(turn(n)) for n in (1, 2))
+    again = History(SEED, [*asked, assistant("It  is ten."), user("Thanks.")])
+    told = {again.asked[0]: [(session, assistant("It is"), False), (session, assistant("It is ten."), True)]}
+    assert choose_session_by_place(again, told) == session
+    told[again.asked[0]].append((other, assistant("It is ten."), True))
+    assert choose_session_by_place(again, told) is None

@@ -56,7 +56,7 @@ def test_the_users_next_message_is_the_next_state() -> None:
         ),
         ([tool("read", "1"), VOLATILE, tool("exec", "2")], [tool("read", "1"), tool("exec", "2")]),
         ([tool("read", "1"), assistant("foreign"), user("x")], [tool("read", "1")]),
-        ([user("x"), system("be brief")], [user("x"), system("be brief")]),
+        ([user("x"), system("be brief")], [user("x")]),
         ([VOLATILE], None),
         ([], None),
         ([assistant("foreign"), user("x")], None),
@@ -250,3 +250,13 @@ def test_an_exchange_is_held_where_somebody_says_more_after_it() -> None:
     with_result = [*chore, calls("remember"), tool("remember", "saved")]
     assert not holds_exchange(SEED, with_result, record.turns, [], chore, second)
     assert holds_exchange(SEED, [*with_result, assistant("Done."), user("Thanks.")], record.turns, [], chore, second)
+
+
+def test_a_system_message_in_the_middle_is_no_reaction() -> None:
+    record = Recorder()
+    asked = [user("The time?")]
+    first = record.record(asked, assistant("Ten."))
+    added: Message = {"role": "system", "content": "The following tools are now available."}
+    assert first not in next_states(SEED, [*asked, assistant("Ten."), added], record.turns)
+    after = [*asked, assistant("Ten."), user("No."), added, {"role": "developer", "content": "Be brief."}]
+    assert next_states(SEED, after, record.turns)[first] == [user("No.")]

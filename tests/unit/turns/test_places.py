@@ -14,13 +14,17 @@ from pydantic import JsonValue
 
 from clawloop.core.contracts.turns import MatchedBy, Message, TurnKind
 from clawloop.core.ids import TurnId
-from clawloop.core.turns.canonical import History, extend_digest, response_digest
+from clawloop.core.turns.canonical import History, extend_digest, response_digest, without_asides
 from clawloop.core.turns.next_state import next_states
 from clawloop.core.turns.parents import Candidate, find_parent
 from clawloop.core.turns.places import AskedTurn, Placed, find_places
 from tests.chats import SEED, assistant, system, turn, user
 
 CAPTURES = Path(__file__).parent / "captures"
+# Whole requests, of clients that speak chat completions.
+REQUESTS = Path(__file__).parents[2] / "clients" / "captures"
+CHAT_CLIENTS = ("hermes", "opencode", "qwen_code")
+REMINDER = "<system-reminder>\nToday is Friday.\n</system-reminder>"
 
 
 def called(*calls: tuple[str, str, str], text: str | None = None) -> Message:
@@ -42,10 +46,12 @@ class Ledger:
         self.asked: list[AskedTurn] = []
         self.candidates: list[Candidate] = []
 
-    def record(self, messages: Sequence[Message], response: Message, kind: TurnKind = TurnKind.MAIN) -> TurnId:
+    def record(
+        self, messages: Sequence[Message], response: Message, kind: TurnKind = TurnKind.MAIN, *, ended: bool = True
+    ) -> TurnId:
         history, placed = History(SEED, messages), self.placed(messages)
         turn_id = turn(len(self.asked) + 1)
-        self.asked.append(AskedTurn(turn_id, kind, placed.whole, response))
+        self.asked.append(AskedTurn(turn_id, kind, placed.whole, response, ended))
         reply = extend_digest(history.whole, response)
         self.candidates.append(Candidate(turn_id, kind, response_digest(response), reply))
         return turn_id
@@ -172,6 +178,24 @@ def test_two_agents_with_one_opening_are_told_apart_by_equal_replies_alone() -> 
     assert ledger.parent([*ASKED, equal, result("b", "/")]) == (second, MatchedBy.CONTEXT)
 
 
+def test_a_request_that_was_cut_off_and_sent_again_makes_no_reply_ambiguous() -> None:
+    ledger = Ledger()
+    ledger.record(ASKED, assistant("I lo"), ended=False)
+    ledger.record(ASKED, called(("a", "time", OSLO), text="I look."), ended=False)
+    third = ledger.record(ASKED, called(("b", "time", OSLO), text="I look."))
+    renamed = called(("x", "time", OSLO))
+    assert ledger.parent([*ASKED, renamed, result("x", "ten")]) == (third, MatchedBy.PLACE)
+    assert ledger.parent([*ASKED, assistant("I  lo"), user("Why?")]) is None
+    ledger.record(ASKED, called(("c", "time", OSLO)))
+    assert ledger.parent([*ASKED, renamed, result("x", "ten")]) is None
+
+
+def test_the_reply_that_a_person_stopped_is_found_where_no_other_was_given() -> None:
+    ledger = Ledger()
+    stopped = ledger.record(ASKED, assistant("I  look"), ended=False)
+    assert ledger.parent([*ASKED, assistant("I look"), user("Stop.")]) == (stopped, MatchedBy.PLACE)
+
+
 def test_a_reply_is_not_found_elsewhere() -> None:
     ledger = Ledger()
     ledger.record(ASKED, called(("a", "time", OSLO)))
@@ -182,7 +206,12 @@ def test_a_reply_is_not_found_elsewhere() -> None:
 
 def histories() -> list[list[Message]]:
     """Conversations of real clients, whose last message is theirs."""
-    return [json.loads(file.read_text()) for file in sorted(CAPTURES.glob("*.json"))]
+    told = [json.loads(file.read_text()) for file in sorted(CAPTURES.glob("*.json"))]
+    for name in CHAT_CLIENTS:
+        requests = json.loads((REQUESTS / f"{name}.json").read_text())
+        asked = [request["body"]["messages"] for request in requests]
+        told += [messages for messages in asked if any(message["role"] == "assistant" for message in messages)]
+    return told
 
 
 def rename_ids(messages: list[Message], rng: random.Random) -> None:
@@ -228,6 +257,16 @@ def write_arguments_anew(messages: list[Message], rng: random.Random) -> None:
             function["arguments"] = json.dumps(json.loads(function["arguments"]), indent=rng.choice([None, 2]))
 
 
+def move_asides(messages: list[Message], rng: random.Random) -> None:
+    for message in messages:
+        if message["role"] == "user":
+            own = without_asides(message)
+            aside: JsonValue = {"type": "text", "text": REMINDER}
+            said: Any = own["content"]
+            parts = said if isinstance(said, list) else [{"type": "text", "text": said}]
+            message["content"] = rng.choice([own["content"], [aside, *parts], [*parts, aside]])
+
+
 EDITS: tuple[Callable[[list[Message], random.Random], None], ...] = (
     rename_ids,
     reorder_calls,
@@ -235,6 +274,7 @@ EDITS: tuple[Callable[[list[Message], random.Random], None], ...] = (
     drop_text,
     change_space,
     write_arguments_anew,
+    move_asides,
 )
 
 
