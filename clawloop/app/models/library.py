@@ -75,7 +75,9 @@ def kept_models(models: Path) -> list[KeptModel]:
     for folder in sorted(folders):
         note = _read_note(folder)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        kept.append(KeptModel(folder.relative_to(models).as_posix(), None if note is None else note.revision, folder, size))
+        kept.append(
+            KeptModel(folder.relative_to(models).as_posix(), None if note is None else note.revision, folder, size)
+        )
     return kept
 
 
