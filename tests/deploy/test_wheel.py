@@ -40,6 +40,7 @@ def test_the_wheel_is_complete(built: Path) -> None:
     expected = {
         f"{package}/{name}" for package in ("clawloop", *TOP_LEVEL_NAMES) for name in files_below(ROOT / package)
     }
+    expected.add("clawloop/app/models/models.txt")  # requirements/models.txt
     for kind, folder in SHARED.items():
         expected |= {f"{home}.data/data/share/clawloop/{kind}/{name}" for name in files_below(folder)}
     assert {name for name in names if not name.startswith(f"{home}.dist-info/")} == expected

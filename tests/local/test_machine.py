@@ -110,7 +110,7 @@ def remove(*names: str) -> Callable[[Path], None]:
         (lambda m: (m / "config.json").write_text("[]"), "{0}/config.json does not describe a language model: give"),
         (rewrite_config(architectures=[]), "{0}/config.json does not describe a language model: give"),
         (rewrite_config(hidden_size="x"), "{0}/config.json does not describe a language model: give"),
-        (rewrite_config(architectures=["BertModel"]), "{0} is a BertModel, which is not supported: choose"),
+        (rewrite_config(architectures=["BertModel"]), "{0} is a BertModel, which writes no text: choose"),
         (remove("model.safetensors"), "{0} has no weights (*.safetensors): download the model again"),
         (remove("tokenizer.json"), "{0} has no tokenizer (tokenizer.json): download the model again"),
         (remove("chat_template.jinja"), "{0} has no chat template, so it cannot chat: choose"),

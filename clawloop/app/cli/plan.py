@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -155,6 +156,7 @@ def plan_command(
     from clawloop.app.layout.table import as_data, table
     from clawloop.app.local.checks import require_model
     from clawloop.app.local.machine import memory_bytes
+    from clawloop.app.local.model_layout import why_untrained
     from clawloop.core.families.chat_format import ChatOptions
 
     models = settings_of(data).data / "models"
@@ -163,7 +165,8 @@ def plan_command(
     require_model(folder, chat)
     shape = read_model_shape(folder, chat)
     quantised = quantise is not None or serve_model is not None
-    needs = _needs(recipe, quantised=quantised) if train else None
+    untrained = why_untrained(folder) if train else None
+    needs = _needs(recipe, quantised=quantised) if train and untrained is None else None
     limits = limits_for(
         shape,
         needs,
@@ -201,6 +204,8 @@ def plan_command(
             quantise=None if quantise is None else "nf4",
         )
     )
+    if untrained is not None:
+        layout = replace(layout, notes=(*layout.notes, untrained))
     typer.echo(json.dumps(as_data(layout), indent=1) if as_json else table(layout))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -101,47 +100,47 @@ def up_command(
 
     settings = settings_of(data)
     chat = ChatOptions(chat_template, tool_call_parser, reasoning_parser)
-    models = settings.data.absolute() / "models"
-    options = UpOptions(
-        data=settings.data.absolute(),
-        environment=dict(os.environ),
-        host=host,
-        port=port,
-        gateways=gateways,
-        allowed_hosts=tuple(allowed_host or ()),
-        temporal_port=temporal_port,
-        temporal_ui_port=temporal_ui_port,
-        engine_port=engine_port,
-        postgres_port=postgres_port,
-        # A model may take minutes to fetch: before anything is started, where Ctrl-C ends the program at once.
-        model=None if settings.engines else model_folder(model, models, chat),
-        aliases=tuple(alias or ()),
-        models=ModelOptions(
-            device=None if device is None else MachineDevice(device.value),
-            serve_gpus=indices("--serve-gpus", serve_gpus),
-            judge_gpus=indices("--judge-gpus", judge_gpus),
-            train_gpus=indices("--train-gpus", train_gpus),
-            serve_model=None if serve_model is None else model_folder(serve_model, models, chat),
-            judge_model=None if judge_model is None else model_folder(judge_model, models),
-            engine_arguments=tuple(word for argument in engine_arg or () for word in shlex.split(argument)),
-            dtype=dtype,
-            max_model_len=max_model_len,
-            max_sample_tokens=max_sample_tokens,
-            micro_batch_tokens=micro_batch_tokens,
-            quantise=None if quantise is None else "nf4",
-            max_loras=max_loras,
-            policies=policies,
-            max_lora_rank=settings.max_lora_rank,
-            memory=None if memory is None else int(memory * 2**30),
-            train=train,
-            chat=chat,
-        ),
-        database_url=settings.database_url,
-        temporal_address=settings.temporal_address,
-        engines=settings.engines,
-    )
     try:
-        options = replace(options, recipe=None if recipe is None else load_recipe(recipe))
+        models = settings.data.absolute() / "models"
+        options = UpOptions(
+            data=settings.data.absolute(),
+            environment=dict(os.environ),
+            host=host,
+            port=port,
+            gateways=gateways,
+            allowed_hosts=tuple(allowed_host or ()),
+            temporal_port=temporal_port,
+            temporal_ui_port=temporal_ui_port,
+            engine_port=engine_port,
+            postgres_port=postgres_port,
+            # A model may take minutes to fetch: before anything is started, where Ctrl-C ends the program at once.
+            model=None if settings.engines else model_folder(model, models, chat),
+            aliases=tuple(alias or ()),
+            models=ModelOptions(
+                device=None if device is None else MachineDevice(device.value),
+                serve_gpus=indices("--serve-gpus", serve_gpus),
+                judge_gpus=indices("--judge-gpus", judge_gpus),
+                train_gpus=indices("--train-gpus", train_gpus),
+                serve_model=None if serve_model is None else model_folder(serve_model, models, chat),
+                judge_model=None if judge_model is None else model_folder(judge_model, models),
+                engine_arguments=tuple(word for argument in engine_arg or () for word in shlex.split(argument)),
+                dtype=dtype,
+                max_model_len=max_model_len,
+                max_sample_tokens=max_sample_tokens,
+                micro_batch_tokens=micro_batch_tokens,
+                quantise=None if quantise is None else "nf4",
+                max_loras=max_loras,
+                policies=policies,
+                max_lora_rank=settings.max_lora_rank,
+                memory=None if memory is None else int(memory * 2**30),
+                train=train,
+                chat=chat,
+            ),
+            database_url=settings.database_url,
+            temporal_address=settings.temporal_address,
+            engines=settings.engines,
+            recipe=None if recipe is None else load_recipe(recipe),
+        )
         with open_board(Console(), LineBoard, TableBoard) as board:
             asyncio.run(run(options, board, prepare_deployment))
     except (SetupError, RecipeRejected) as error:

@@ -233,7 +233,9 @@ def plan_models(
     Raises:
         SetupError: a model is unusable or does not fit, a port is taken, or options contradict each other.
     """
-    wanted, notes = _trained(wanted, model.path)
+    untrained = why_untrained(model.path) if wanted.train else None
+    if untrained is not None:
+        wanted = replace(wanted, train=False)
     # Under the name of what is trained: versions belong to that.
     served = model if wanted.serve_model is None else replace(model, path=wanted.serve_model)
     judging = served if wanted.judge_model is None else model_in(wanted.judge_model)
@@ -241,7 +243,8 @@ def plan_models(
         option = "--judge-model" if wanted.judge_model else "--judge-gpus"
         raise SetupError(f"{option} and CLAWLOOP_JUDGE_URL name two judges: leave one out")
     layout = lay_out(wanted, model.path, recipe, environment)
-    layout = replace(layout, notes=(*layout.notes, *notes))
+    if untrained is not None:
+        layout = replace(layout, notes=(*layout.notes, untrained))
     serving = [process for process in layout.processes if process.role in (Role.ENGINE, Role.JUDGE)]
     guards, adapters = _guards(environment, data), (data / "adapters").resolve()
     # The secret changes with each start: its clients are started here too, and get it in their environment.
@@ -300,20 +303,16 @@ def model_in(folder: Path, chat: ChatOptions | None = None) -> ModelFacts:
     return read_model(folder, chat)
 
 
-def _trained(wanted: ModelOptions, model: Path) -> tuple[ModelOptions, tuple[str, ...]]:
-    """The options, without training where the trainer does not know the model's family, and a note that says so.
+def why_untrained(model: Path) -> str | None:
+    """The note that a model is served and not trained, if the trainer knows no model of its family; else None.
 
     Raises:
         SetupError: the trainer knows the family, and not this model of it.
     """
-    if not wanted.train:
-        return wanted, ()
     try:
         read_family(model)
     except FamilyUnknown as error:
-        return replace(wanted, train=False), (
-            f"{error}: it is served and its turns are recorded, and nothing is trained",
-        )
+        return f"{error}: it is served and its turns are recorded, and nothing is trained"
     except ModelUnsupported as error:
         raise SetupError(f"--model: {error}; to serve and record it without training: --no-train") from error
-    return wanted, ()
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -177,6 +178,7 @@ def _fetched(name: str, revision: str | None, models: Path, chat: ChatOptions | 
             )
         return folder
     require_folder(models)
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when the Hub's client is imported
     with _hub_errors(name, folder), _no_room(name, models):
         _fetch(name, revision, folder, chat)
     return folder

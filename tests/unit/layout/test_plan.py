@@ -378,10 +378,14 @@ def test_a_recipe_decides_rank_and_logits(model: str, tmp_path: Path) -> None:
     assert adapter["bytes"] == 16 * 64 * 2 * 152
 
 
-def test_a_family_that_up_refuses_is_not_planned(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "Phi", {**QWEN3, "model_type": "phi3", "architectures": ["Phi3ForCausalLM"]})
-    said = refusal(clawloop("plan", "--model", str(folder)))
-    assert "is a Phi3ForCausalLM, which is not supported: choose a model of one of the families gemma3" in said
+def test_a_family_that_the_trainer_does_not_know_is_served_alone(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "Olmo", {**QWEN3, "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]})
+    done = clawloop("plan", "--model", str(folder), "--json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert "trainer" not in [process["name"] for process in data["processes"]]
+    [note] = [note for note in data["notes"] if "nothing is trained" in note]
+    assert "is of the family 'olmo2'; the trainer knows gemma3" in note
 
 
 def test_what_cannot_fit_is_one_line(model: str) -> None:
