@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from clawloop.app.cli.main import app
 from clawloop.app.cli.openclaw_config import configuration, merged
-from clawloop.app.processes.runtime_file import RuntimeAddresses, write_runtime_file
+from clawloop.app.processes.endpoints import RuntimeAddresses, write_runtime_file
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "openclaw"
 GATEWAY = "http://127.0.0.1:30000"

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from clawloop.app.processes.runtime_file import RuntimeAddresses, installation_id, read_runtime_file, write_runtime_file
+from clawloop.app.processes.endpoints import RuntimeAddresses, installation_id, read_runtime_file, write_runtime_file
 from clawloop.core.errors import SetupError
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from clawloop.app.local import parts
 from clawloop.app.local.parts import Deployment
-from clawloop.app.processes.endpoints import workflow_links
-from clawloop.app.processes.runtime_file import RuntimeAddresses, read_runtime_file, write_runtime_file
+from clawloop.app.processes.endpoints import RuntimeAddresses, read_runtime_file, workflow_links, write_runtime_file
 from clawloop.core.errors import SetupError
 from clawloop.core.settings import Settings, read_settings
 from clawloop.operations.workflow_links import NO_LINKS, WorkflowLinks
