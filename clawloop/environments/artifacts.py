@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import time
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
@@ -16,6 +16,7 @@ from uuid import uuid4
 from clawloop.core.encryption.key_file import SETTING
 from clawloop.core.encryption.sealer import KEYED_BYTES, Sealer
 from clawloop.core.errors import DiskFull, EpisodeUnusable, SetupError
+from clawloop.core.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -181,3 +182,17 @@ def _checked(stored: bytes, digest: str) -> bytes:
 
 def _place(digest: str) -> str:
     return f"artifact {digest}"
+
+
+def open_artifacts(
+    settings: Settings, sealer: Sealer | None, stack: AsyncExitStack, min_free_bytes: int = 0
+) -> ArtifactFolder:
+    """The folder; until the stack is closed, what is older than the settings say is deleted.
+
+    Args:
+        min_free_bytes: left free on its disk.
+    """
+    artifacts = ArtifactFolder(settings.data / "artifacts", sealer, min_free_bytes)
+    pruning = asyncio.create_task(prune_hourly(artifacts, timedelta(days=settings.artifact_days)))
+    stack.callback(pruning.cancel)
+    return artifacts

@@ -26,7 +26,7 @@ from api.recording.recorder import Recorder
 from api.recording.spool import Spool
 from api.ui.changes import Changes
 from api.ui.logins import Logins
-from clawloop.app.processes.gateway_pages import GatewayPages
+from clawloop.app.processes.gateway import GatewayPages
 from clawloop.core.contracts.serving import ApiKey, Directory, Engine, Policy, Scope
 from clawloop.core.contracts.turns import TurnRecord
 from clawloop.core.recipes.recipe import Recipe

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from clawloop.app.demo.significance import corrected, p_value, smallest_p_value
+from clawloop.app.demo.comparison import corrected, p_value, smallest_p_value
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from openai import APIError, OpenAI, Stream
 from openai.types.chat import ChatCompletionChunk
 
 from clawloop.app.local.services.postgres import running_postgres
-from clawloop.app.processes.runtime_file import read_runtime_file
+from clawloop.app.processes.endpoints import read_runtime_file
 from clawloop.core.ids import turn_id_of
 from tests.e2e.up import Up, up
 from tests.processes import alive, by_name

@@ -29,8 +29,7 @@ from clawloop.app.cli.openclaw_config import configuration, merged
 from clawloop.app.local import parts
 from clawloop.app.local.parts import Deployment, JudgeEngine
 from clawloop.app.processes.bootstrap import DEFAULT_RECIPE, create_default_policy, prepare
-from clawloop.app.processes.endpoints import workflow_links
-from clawloop.app.processes.runtime_file import RuntimeAddresses, read_runtime_file, write_runtime_file
+from clawloop.app.processes.endpoints import RuntimeAddresses, read_runtime_file, workflow_links, write_runtime_file
 from clawloop.core.contracts.serving import Scope
 from clawloop.core.contracts.turns import SessionEvidence, SessionSource, TurnKind, TurnRecord, TurnStatus
 from clawloop.core.errors import RecipeRejected, SetupError

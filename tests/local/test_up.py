@@ -43,7 +43,7 @@ from clawloop.app.local.services.vllm import (
 )
 from clawloop.app.local.supervision.supervisor import Launch, Part
 from clawloop.app.local.tiny_model import ensure_tiny_model
-from clawloop.app.processes.runtime_file import RuntimeAddresses, installation_id, read_runtime_file, write_runtime_file
+from clawloop.app.processes.endpoints import RuntimeAddresses, installation_id, read_runtime_file, write_runtime_file
 from clawloop.core.errors import SetupError
 from clawloop.core.families.chat_format import ChatFormat
 from clawloop.core.families.template import Thinking

@@ -21,7 +21,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from clawloop.app.processes.database import codec_of
-from clawloop.app.processes.runtime_file import read_runtime_file
+from clawloop.app.processes.endpoints import read_runtime_file
 from clawloop.core.encryption.key_file import SETTING, make_keys
 from clawloop.core.encryption.sealer import LOOK_SECONDS, Sealer
 from clawloop.core.episodes.keys import verify

@@ -49,7 +49,7 @@ def openclaw_config(
 
 
 def _context_of(data: Data) -> int:
-    from clawloop.app.processes.runtime_file import read_runtime_file
+    from clawloop.app.processes.endpoints import read_runtime_file
 
     try:
         addresses = read_runtime_file(settings_of(data).data)

@@ -152,7 +152,7 @@ async def prepare_deployment(deployment: Deployment) -> dict[str, str]:
     """Write the runtime file and prepare the database; satisfies `clawloop.app.local.up.Prepare`."""
     from clawloop.app.processes.bootstrap import prepare
     from clawloop.app.processes.database import codec_of
-    from clawloop.app.processes.runtime_file import RuntimeAddresses, installation_id, write_runtime_file
+    from clawloop.app.processes.endpoints import RuntimeAddresses, installation_id, write_runtime_file
 
     addresses = RuntimeAddresses(
         deployment.database_url,

@@ -10,7 +10,6 @@ from pathlib import Path
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from clawloop.app.processes.artifacts import open_artifacts
 from clawloop.app.processes.database import ready_database, require_database, sealer_of
 from clawloop.app.processes.endpoints import required_temporal_address
 from clawloop.app.processes.environment_queue import CountedRunner, environment_worker, sweep_left_behind
@@ -18,6 +17,7 @@ from clawloop.app.processes.worker_process import run_workers
 from clawloop.core.episodes.running import EnvironmentActivities
 from clawloop.core.settings import Settings
 from clawloop.core.telemetry.metrics import EnvironmentMetrics
+from clawloop.environments.artifacts import open_artifacts
 from clawloop.environments.choice import (
     BrowserOptions,
     allowed_variables,

@@ -12,7 +12,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+import aiohttp
 import uvicorn
+from prometheus_client import CollectorRegistry, generate_latest
 from starlette.types import ASGIApp
 from temporalio.client import Client
 
@@ -28,13 +30,16 @@ from api.recording.recorder import Recorder
 from api.recording.spool import Spool
 from api.ui.changes import Changes
 from api.ui.logins import Logins
-from clawloop.app.processes.artifacts import open_artifacts
 from clawloop.app.processes.database import compare_keys, open_database, require_marked_keys, sealer_of, write_mark
 from clawloop.app.processes.draining_server import CUT_SECONDS, DrainingServer
-from clawloop.app.processes.endpoints import database_url, engine_secret, temporal_address, workflow_links
-from clawloop.app.processes.gateway_pages import GatewayPages
+from clawloop.app.processes.endpoints import (
+    database_url,
+    engine_secret,
+    installation_id,
+    temporal_address,
+    workflow_links,
+)
 from clawloop.app.processes.operations import DatabaseCheck, NoTemporal, Operations
-from clawloop.app.processes.runtime_file import installation_id
 from clawloop.app.temporal.notifier import TemporalNotifier
 from clawloop.app.temporal.plugin import connect
 from clawloop.app.temporal.server import TemporalEnvironmentWorkers, TemporalWatch
@@ -42,8 +47,9 @@ from clawloop.core.contracts.serving import Engine
 from clawloop.core.crash_points import CrashPoint, arm_crash_points, crash_point
 from clawloop.core.errors import SetupError, StoreUnavailable
 from clawloop.core.settings import Settings
-from clawloop.core.telemetry.metrics import GatewayMetrics
+from clawloop.core.telemetry.metrics import GatewayMetrics, LabelledRegistry, merge_pages, page_of
 from clawloop.core.telemetry.tracing import tracing
+from clawloop.environments.artifacts import open_artifacts
 from clawloop.operations.export import Exporter
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.directory import DirectoryCache
@@ -368,3 +374,51 @@ async def _require_key_beyond_loopback(settings: Settings, listener: socket.sock
             )
     finally:
         await database.close()
+
+
+# Metrics --------------------------------------------------------------------------------------------------------------
+# The `/metrics` page of a gateway, with the series of the gateways that share its socket.
+
+# A gateway on this machine answers in milliseconds; one that hangs must not fail the others' page.
+_PEER_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
+
+
+class GatewayPages:
+    """Prometheus' text of this gateway and those on the same socket.
+
+    Args:
+        name: labels each series; None: no label.
+        health_port: on it the page is of this process alone; 0: it has none.
+        peers: health ports of the gateways on the same socket.
+    """
+
+    def __init__(self, registry: CollectorRegistry, name: str | None, health_port: int, peers: Sequence[int]) -> None:
+        self._registry = registry
+        self._name = name
+        self._health_port = health_port
+        self._peers = peers
+
+    async def page(self, port: int | None) -> bytes:
+        """Prometheus' text format, for a request that came to this port of the gateway."""
+        own = self._own_page()
+        if not self._peers or port == self._health_port:
+            return own
+        async with aiohttp.ClientSession(timeout=_PEER_TIMEOUT) as client:
+            others = await asyncio.gather(*(_page_of_peer(client, peer) for peer in self._peers))
+        return merge_pages([own, *(page for page in others if page is not None)])
+
+    def _own_page(self) -> bytes:
+        if self._name is None:
+            return generate_latest(self._registry)
+        return page_of(LabelledRegistry(self._registry, "gateway", self._name))
+
+
+async def _page_of_peer(client: aiohttp.ClientSession, port: int) -> bytes | None:
+    """The metrics of another gateway; None while it does not answer, as during its restart."""
+    try:
+        async with client.get(f"http://127.0.0.1:{port}/metrics") as answer:
+            answer.raise_for_status()
+            return await answer.read()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        log.info("a gateway's metrics are missing", extra={"port": port, "why": str(error)})
+        return None

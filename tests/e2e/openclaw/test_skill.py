@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from clawloop.app.processes.runtime_file import RuntimeAddresses, write_runtime_file
+from clawloop.app.processes.endpoints import RuntimeAddresses, write_runtime_file
 from tests.e2e.openclaw.configurations import ROOT, configuration
 from tests.e2e.openclaw.recorded import Session, by_conversation, read_back
 from tests.e2e.openclaw.resident import running_openclaw
