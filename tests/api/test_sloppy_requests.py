@@ -95,7 +95,8 @@ async def test_a_call_of_anthropics_form_is_wanted_in_a_chat(gateway: Gateway) -
 @pytest.mark.parametrize("path", BARE)
 @pytest.mark.parametrize("choice", ["auto", "none", {"type": "auto"}, {"type": "none"}, None, {}])
 async def test_a_choice_without_tools_says_nothing(gateway: Gateway, path: str, choice: Any) -> None:
-    for more in ({}, {"tools": []}, {"tools": None}):
+    given: list[dict[str, Any]] = [{}, {"tools": []}, {"tools": None}]
+    for more in given:
         found = await sent(gateway, path, BARE[path] | {"tool_choice": choice} | more)
         assert "tool_choice" not in found
         assert "tools" not in found

@@ -26,6 +26,7 @@ from clawloop.core.contracts.training import (
 )
 from clawloop.core.contracts.turns import TurnOutcome
 from clawloop.core.errors import NotFound, RecipeRejected, RecordUnusable, SetupError, StateConflict
+from clawloop.core.gate.checks import NUMBERS
 from clawloop.core.ids import SessionId
 from clawloop.core.recipes.recipe import Lora, Recipe
 from db.erasure import PostgresErasureStore
@@ -696,7 +697,7 @@ async def test_a_rejected_first_step_leaves_the_adapter_that_was_brought(postgre
     await mine.steps.claim("mine", 2)
     batch = await mine.steps.batch("mine", 2)
     assert await mine.steps.commit(batch, trained(batch)) is StepState.CANDIDATE
-    failed = GateCheck("numbers", CheckResult.FAILED, "too far", {"parent_distance": 4.5})
+    failed = GateCheck(NUMBERS, CheckResult.FAILED, "too far", {"parent_distance": 4.5})
     await mine.gate.record("mine", 2, failed)
     assert (await mine.gate.reject("mine", 2, "too far"))[0] is StepState.REJECTED
     assert (await mine.operators.status("mine")).head == 1
@@ -718,7 +719,7 @@ async def test_the_adapter_that_was_brought_keeps_its_shape(postgres_learning: P
         return await mine.database.run(lambda it: versions_of_other_shape(it, policy, lora))
 
     for policy in ("mine", "yours"):
-        assert (await others(policy, Lora(rank=8)), await others(policy, Lora())) == ({1}, frozenset())
+        assert (await others(policy, Lora(rank=8)), await others(policy, Lora())) == (frozenset({1}), frozenset())
     await mine.operators.roll_back("mine", 0)
     assert (await mine.operators.set_recipe("mine", other)).head == 0
     assert await violations(mine.database) == []

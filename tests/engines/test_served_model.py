@@ -20,6 +20,7 @@ from starlette.routing import Route
 from clawloop.app.evaluation.clients import ModelClient
 from clawloop.core.contracts.serving import Directory, Engine, Policy, ServedModel
 from clawloop.core.contracts.training import ProbeContent
+from clawloop.core.contracts.turns import Message
 from clawloop.core.families.orders import Rule
 from clawloop.core.ids import new_turn_id
 from clawloop.core.judging.evidence import gather
@@ -175,15 +176,15 @@ async def test_an_engine_that_may_have_restarted_is_asked_anew() -> None:
 
 # Whoever asks an engine -----------------------------------------------------------------------------------------------
 
-LATE = [
+LATE: list[Message] = [
     {"role": "system", "content": "first-words"},
     {"role": "developer", "content": "second-words"},
     {"role": "user", "content": "third-words"},
     {"role": "system", "content": "fourth-words"},
 ]
-TASK = [{"role": "user", "content": "task-words"}]
-REPLY = {"role": "assistant", "content": "reply-words"}
-NEXT = [{"role": "user", "content": "next-words"}]
+TASK: list[Message] = [{"role": "user", "content": "task-words"}]
+REPLY: Message = {"role": "assistant", "content": "reply-words"}
+NEXT: list[Message] = [{"role": "user", "content": "next-words"}]
 
 
 @pytest.fixture
@@ -224,7 +225,7 @@ async def test_a_probe_is_sent_as_a_gateway_sends_it(engine: FakeEngine, name: s
 async def test_the_models_of_an_evaluation_are_asked_in_an_order_that_they_take(engine: FakeEngine, name: str) -> None:
     engine.template = template(name)
     async with ModelClient("the persona", engine.url, "tiny", None) as persona:
-        await persona.ask([{"role": "system", "content": "s"}, {"role": "system", "content": "be a user"}])  # type: ignore[list-item]
+        await persona.ask([{"role": "system", "content": "s"}, {"role": "system", "content": "be a user"}])
     assert "be a user" in engine.prompts[-1]
 
 
