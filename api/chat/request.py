@@ -72,7 +72,7 @@ class PreparedChat:
 
     def sampling(self, sent: Sent) -> dict[str, JsonValue]:
         """Every setting that shaped the tokens, as sent to the engine; `asked` has what a client asked for instead."""
-        settings = sent.sampling | self.beside
+        settings = sent.sampling | dict(self.beside)
         return settings | {"asked": self.asked} if self.asked else settings
 
     def route(self, version: int) -> RouteKey:
