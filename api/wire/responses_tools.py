@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
-from pydantic import JsonValue
 
 from api.wire.reading import objects, text
 
@@ -136,12 +135,13 @@ class ResponsesTools:
         return name
 
 
-def origins_of(recorded: JsonValue) -> dict[str, Origin]:
-    """The tools that functions stand for, by the function's name, as they were recorded: kind, name, namespace."""
-    return {
-        function: Origin(kind, name, namespace if isinstance(namespace, str) else None)
-        for function, (kind, name, namespace) in (recorded if isinstance(recorded, dict) else {}).items()  # type: ignore[misc]
-    }
+def origins_of(recorded: Any) -> dict[str, Origin]:
+    """The tools that functions stand for, by the function's name.
+
+    Args:
+        recorded: for each function the kind, name and namespace of its tool, as JSON; None: all are plain functions.
+    """
+    return {function: Origin(*origin) for function, origin in (recorded or {}).items()}
 
 
 def given_again(functions: list[dict[str, Any]], origins: Mapping[str, Origin]) -> list[dict[str, Any]]:

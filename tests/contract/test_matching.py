@@ -12,7 +12,15 @@ import pytest
 from pydantic import JsonValue
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.core.contracts.turns import MatchedBy, Message, SessionEvidence, SessionSource, StoredTurn, TurnRecord
+from clawloop.core.contracts.turns import (
+    MatchedBy,
+    Message,
+    SessionEvidence,
+    SessionSource,
+    StoredTurn,
+    TurnRecord,
+    TurnStatus,
+)
 from clawloop.core.ids import ApiKeyId, TurnId
 from clawloop.core.turns.canonical import History
 from clawloop.core.turns.identify import named_session_id
@@ -105,6 +113,20 @@ async def test_what_cannot_be_told_apart_is_not_found(stores: Stores, evidence: 
     assert parent(later) == (None, None)
     if evidence is BY_MESSAGES:
         assert later.session_id not in (one.session_id, two.session_id)
+
+
+@pytest.mark.parametrize("evidence", [NAMED, BY_MESSAGES])
+async def test_a_request_that_was_cut_off_and_sent_again_is_no_other_one(
+    stores: Stores, evidence: SessionEvidence
+) -> None:
+    cut = {"evidence": evidence, "status": TurnStatus.ABORTED}
+    one = await inserted(stores, ASKED, {"role": "assistant", "content": "I lo"}, **cut)
+    two = await inserted(stores, ASKED, calling("a"), **cut)
+    whole = await inserted(stores, ASKED, calling("b"), evidence=evidence)
+    assert {one.session_id, two.session_id} == {whole.session_id}
+    later = await inserted(stores, [*ASKED, calling("x"), told("x")], calling("c"), evidence=evidence)
+    assert later.session_id == whole.session_id
+    assert parent(later) == (whole.record.turn_id, MatchedBy.PLACE)
 
 
 async def test_other_arguments_are_another_call(stores: Stores) -> None:

@@ -352,7 +352,11 @@ def test_an_application_may_have_the_system_prompt_of_a_chore() -> None:
         after = classify({}, {"messages": [opening, *TALK, user("Shorter, please.")]}, side_alias=False)
         assert (after.kind, after.reason) == (MAIN, doubtful)
     assert classify({}, {"messages": [TITLER, user("x")]}, side_alias=False).kind is SIDE
-    compacting = [SUMMARISER, *TALK, user("Provide a detailed prompt for continuing our conversation above.")]
+    compacting: list[JsonValue] = [
+        SUMMARISER,
+        *TALK,
+        user("Provide a detailed prompt for continuing our conversation above."),
+    ]
     assert classify({}, {"messages": compacting}, side_alias=False).kind is SIDE
 
 

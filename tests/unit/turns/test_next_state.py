@@ -258,5 +258,5 @@ def test_a_system_message_in_the_middle_is_no_reaction() -> None:
     first = record.record(asked, assistant("Ten."))
     added: Message = {"role": "system", "content": "The following tools are now available."}
     assert first not in next_states(SEED, [*asked, assistant("Ten."), added], record.turns)
-    after = [*asked, assistant("Ten."), user("No."), added, {"role": "developer", "content": "Be brief."}]
+    after: list[Message] = [*asked, assistant("Ten."), user("No."), added, {"role": "developer", "content": "Brief."}]
     assert next_states(SEED, after, record.turns)[first] == [user("No.")]
