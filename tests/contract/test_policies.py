@@ -16,7 +16,6 @@ from clawloop.core.contracts.adapter_directory import AdapterDirectory
 from clawloop.core.contracts.serving import Scope
 from clawloop.core.contracts.training import (
     BroughtAdapter,
-    CheckName,
     CheckResult,
     GateCheck,
     SampleState,
@@ -27,6 +26,7 @@ from clawloop.core.contracts.training import (
 )
 from clawloop.core.contracts.turns import TurnOutcome
 from clawloop.core.errors import NotFound, RecipeRejected, RecordUnusable, SetupError, StateConflict
+from clawloop.core.gate.checks import NUMBERS
 from clawloop.core.ids import SessionId
 from clawloop.core.recipes.recipe import Lora, Recipe
 from db.erasure import PostgresErasureStore
@@ -697,7 +697,7 @@ async def test_a_rejected_first_step_leaves_the_adapter_that_was_brought(postgre
     await mine.steps.claim("mine", 2)
     batch = await mine.steps.batch("mine", 2)
     assert await mine.steps.commit(batch, trained(batch)) is StepState.CANDIDATE
-    failed = GateCheck(CheckName.NUMBERS, CheckResult.FAILED, "too far", {"parent_distance": 4.5})
+    failed = GateCheck(NUMBERS, CheckResult.FAILED, "too far", {"parent_distance": 4.5})
     await mine.gate.record("mine", 2, failed)
     assert (await mine.gate.reject("mine", 2, "too far"))[0] is StepState.REJECTED
     assert (await mine.operators.status("mine")).head == 1
