@@ -719,7 +719,8 @@ async def test_the_adapter_that_was_brought_keeps_its_shape(postgres_learning: P
         return await mine.database.run(lambda it: versions_of_other_shape(it, policy, lora))
 
     for policy in ("mine", "yours"):
-        assert (await others(policy, Lora(rank=8)), await others(policy, Lora())) == (frozenset({1}), frozenset())
+        assert list(await others(policy, Lora(rank=8))) == [1]
+        assert not await others(policy, Lora())
     await mine.operators.roll_back("mine", 0)
     assert (await mine.operators.set_recipe("mine", other)).head == 0
     assert await violations(mine.database) == []
