@@ -21,7 +21,9 @@ class Hub:
     Attributes:
         models: name → folder.
         gated: names of models whose licence nobody accepted.
-        cut_after: bytes of an answer to a request for weights after which the connection is cut; None: never.
+        cut_after: bytes of an answer to a request for weights after which the connection is cut, and the hub is out of
+            order; None: never.
+        out_of_order: it answers 500.
         requests: methods, paths and ranges.
     """
 
@@ -29,6 +31,7 @@ class Hub:
     models: dict[str, Path] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
     cut_after: int | None = None
+    out_of_order: bool = False
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
 
     def read(self, file: str) -> list[str | None]:
@@ -57,7 +60,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         self.server.hub.requests.append((self.command, self.path, self.headers.get("Range")))
-        if listed := re.fullmatch(r"/api/models/([^/?]+/[^/?]+)(?:/revision/([^/?]+))?(?:\?.*)?", self.path):
+        if self.server.hub.out_of_order:
+            self._send(500, b"{}")
+        elif listed := re.fullmatch(r"/api/models/([^/?]+/[^/?]+)(?:/revision/([^/?]+))?(?:\?.*)?", self.path):
             self._list(listed[1], listed[2])
         elif asked := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/([^/]+)", self.path):
             self._file(asked[1], asked[2])
@@ -101,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self.wfile.write(body if cut_after is None else body[:cut_after])
         if cut_after is not None:
-            self.close_connection = True
+            self.close_connection = self.server.hub.out_of_order = True
 
 
 @contextmanager

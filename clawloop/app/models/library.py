@@ -194,22 +194,33 @@ def _fetch(name: str, revision: str | None, folder: Path, chat: ChatOptions | No
     files = {file.rfilename: file for file in info.siblings or () if "/" not in file.rfilename}
     _require_safetensors(name, list(files))
     description = [file for file in files if _DESCRIPTION.fullmatch(file)]
-    _download(name, commit, description, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in description:
+        _download(name, commit, file, files[file].size, folder)
     require_description(folder, chat)  # before gigabytes are fetched
     weights = [files[file] for file in _weights(folder, list(files)) if file in files]
     missing = sum(file.size or 0 for file in weights if not (folder / file.rfilename).is_file())
     require_disk(folder, missing)
     _say(f"fetching {name} at {commit[:12]}: {missing / 1e9:.1f} GB")
-    _download(name, commit, [file.rfilename for file in weights], folder)
+    for file in weights:
+        _download(name, commit, file.rfilename, file.size, folder)
     _write_note(folder, _Note(name, commit))
 
 
-def _download(name: str, commit: str, files: Sequence[str], folder: Path) -> None:
-    """A file that was begun goes on where it ended."""
-    from huggingface_hub import hf_hub_download
+def _download(name: str, commit: str, file: str, size: int | None, folder: Path) -> None:
+    """A file that was begun goes on where it ended: `hf_hub_download` would begin it anew in each process."""
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
 
-    for file in files:
-        hf_hub_download(name, file, revision=commit, local_dir=folder, library_name="clawloop")
+    if (folder / file).is_file():
+        return
+    partial = folder / f"{file}.{commit[:12]}.incomplete"
+    with partial.open("ab") as opened:
+        headers = build_hf_headers(library_name="clawloop") | {"Accept-Encoding": "identity"}
+        url = hf_hub_url(name, file, revision=commit)
+        http_get(url, opened, resume_size=opened.tell(), headers=headers, expected_size=size, displayed_filename=file)
+    partial.rename(folder / file)
 
 
 def _require_safetensors(name: str, files: Sequence[str]) -> None:
