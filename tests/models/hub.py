@@ -20,6 +20,7 @@ class Hub:
     """
     Attributes:
         models: name → folder.
+        commit: of all models.
         gated: names of models whose licence nobody accepted.
         cut_after: bytes of an answer to a request for weights after which the connection is cut, and the hub is out of
             order; None: never.
@@ -30,6 +31,7 @@ class Hub:
     url: str = ""
     models: dict[str, Path] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
+    commit: str = COMMIT
     cut_after: int | None = None
     out_of_order: bool = False
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
@@ -72,14 +74,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _list(self, name: str, revision: str | None) -> None:
         if name not in self.server.hub.models:
             self._send(404, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"})
-        elif revision not in (None, "main", COMMIT):
+        elif revision not in (None, "main", self.server.hub.commit):
             self._send(404, b'{"error": "Invalid rev id"}', {"X-Error-Code": "RevisionNotFound"})
         else:
             files = [
                 {"rfilename": path.name, "size": path.stat().st_size}
                 for path in sorted(self.server.hub.models[name].iterdir())
             ]
-            self._send(200, json.dumps({"id": name, "sha": COMMIT, "siblings": files, "tags": []}).encode())
+            self._send(
+                200, json.dumps({"id": name, "sha": self.server.hub.commit, "siblings": files, "tags": []}).encode()
+            )
 
     def _file(self, name: str, file: str) -> None:
         if name in self.server.hub.gated:
@@ -87,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         content = (self.server.hub.models[name] / file).read_bytes()
         etag = hashlib.sha256(content).hexdigest()
-        described = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        described = {"ETag": f'"{etag}"', "X-Repo-Commit": self.server.hub.commit, "Accept-Ranges": "bytes"}
         first = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
         if first:
             described["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"

@@ -61,12 +61,14 @@ def test_a_model_of_the_hub_is_fetched_once_listed_and_removed(hub: Hub, tmp_pat
     assert hub.requests == []
     [listed] = json.loads(clawloop(hub, data, "model", "list", "--json").stdout)
     assert (listed["name"], listed["revision"]) == (NAME, COMMIT)
+    assert clawloop(hub, data, "model", "fetch", f"{NAME}@{COMMIT[:7]}").returncode == 0
     other = refusal(clawloop(hub, data, "model", "fetch", f"{NAME}@ffff"))
     assert "not at ffff: `clawloop model remove Owner/Tiny` first" in other
     assert clawloop(hub, data, "model", "remove", NAME).stdout.startswith(f"{NAME} is removed")
     assert not folder.exists()
     assert "has no model Owner/Tiny" in refusal(clawloop(hub, data, "model", "remove", NAME))
-    assert clawloop(hub, data, "model", "fetch", f"{NAME}@{COMMIT}").returncode == 0
+    for _ in range(2):
+        assert clawloop(hub, data, "model", "fetch", f"{NAME}@main").returncode == 0
 
 
 def test_a_download_that_was_cut_goes_on_where_it_ended(hub: Hub, tmp_path: Path) -> None:
@@ -79,6 +81,8 @@ def test_a_download_that_was_cut_goes_on_where_it_ended(hub: Hub, tmp_path: Path
     hub.cut_after, hub.out_of_order = None, False
     hub.requests.clear()
     assert clawloop(hub, data, "model", "fetch", NAME).returncode == 0
+    # Of the commit at which it began, whatever the branch has by now.
+    assert any(path.startswith(f"/api/models/{NAME}/revision/{COMMIT}") for _, path, _ in hub.requests)
     [span] = hub.read("model.safetensors")
     assert span is not None
     assert int(span.removeprefix("bytes=").removesuffix("-")) >= 10 * 2**20

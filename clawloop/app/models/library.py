@@ -13,7 +13,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from clawloop.app.local.checks import require_description, require_disk, require_folder
@@ -76,9 +76,8 @@ def kept_models(models: Path) -> list[KeptModel]:
     for folder in sorted(folders):
         note = _read_note(folder)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        kept.append(
-            KeptModel(folder.relative_to(models).as_posix(), None if note is None else note.revision, folder, size)
-        )
+        revision = note.revision if note is not None and note.complete else None
+        kept.append(KeptModel(folder.relative_to(models).as_posix(), revision, folder, size))
     return kept
 
 
@@ -97,10 +96,22 @@ def remove_model(name: str, models: Path) -> KeptModel:
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """The file that says that a folder is complete."""
+    """The file that says what is in a folder.
+
+    Args:
+        revision: a commit, or a package.
+        asked: the branch, tag or commit that was asked for; None: the default branch.
+        complete: it was fetched to its end.
+    """
 
     name: str
     revision: str
+    asked: str | None = None
+    complete: bool = True
+
+    def is_of(self, revision: str | None) -> bool:
+        """True if someone who asks for this revision means what is there, whatever became of a branch meanwhile."""
+        return revision is None or revision == self.asked or self.revision.startswith(revision)
 
 
 def _read_note(folder: Path) -> _Note | None:
@@ -171,23 +182,25 @@ def _downloaded(folder: Path) -> Path:
 def _fetched(name: str, revision: str | None, models: Path, chat: ChatOptions | None) -> Path:
     folder = models / name
     note = _read_note(folder)
-    if note is not None:
-        if revision is not None and not note.revision.startswith(revision):
-            raise SetupError(
-                f"{folder} has {name} at {note.revision[:12]}, not at {revision}: `clawloop model remove {name}` first"
-            )
+    if note is not None and not note.is_of(revision):
+        raise SetupError(
+            f"{folder} has {name} at {note.revision[:12]}, not at {revision}: `clawloop model remove {name}` first"
+        )
+    if note is not None and note.complete:
         return folder
     require_folder(models)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when the Hub's client is imported
     with _hub_errors(name, folder), _no_room(name, models):
-        _fetch(name, revision, folder, chat)
+        _fetch(name, revision, folder, chat, note)
     return folder
 
 
-def _fetch(name: str, revision: str | None, folder: Path, chat: ChatOptions | None) -> None:
+def _fetch(name: str, revision: str | None, folder: Path, chat: ChatOptions | None, begun: _Note | None) -> None:
     from huggingface_hub import HfApi
 
-    info = HfApi(library_name="clawloop").model_info(name, revision=revision, files_metadata=True)
+    info = HfApi(library_name="clawloop").model_info(
+        name, revision=revision if begun is None else begun.revision, files_metadata=True
+    )
     commit = info.sha
     if commit is None:
         raise SetupError(f"the Hub does not say at which commit {name} is: try again")
@@ -195,6 +208,8 @@ def _fetch(name: str, revision: str | None, folder: Path, chat: ChatOptions | No
     _require_safetensors(name, list(files))
     description = [file for file in files if _DESCRIPTION.fullmatch(file)]
     folder.mkdir(parents=True, exist_ok=True)
+    note = begun or _Note(name, commit, revision, complete=False)
+    _write_note(folder, note)  # what goes on goes on at this commit
     for file in description:
         _download(name, commit, file, files[file].size, folder)
     require_description(folder, chat)  # before gigabytes are fetched
@@ -204,7 +219,7 @@ def _fetch(name: str, revision: str | None, folder: Path, chat: ChatOptions | No
     _say(f"fetching {name} at {commit[:12]}: {missing / 1e9:.1f} GB")
     for file in weights:
         _download(name, commit, file.rfilename, file.size, folder)
-    _write_note(folder, _Note(name, commit))
+    _write_note(folder, replace(note, complete=True))
 
 
 def _download(name: str, commit: str, file: str, size: int | None, folder: Path) -> None:
