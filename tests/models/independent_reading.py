@@ -84,7 +84,8 @@ class IndependentReading:
         for place in range(16):
             out[:, place] = blocks[:, 4 + place] % 16
             out[:, place + 16] = blocks[:, 4 + place] // 16
-        return (scale * out + least).ravel()
+        found: Array = scale * out + least
+        return found.ravel()
 
     def logprobs(self, ids: Sequence[int]) -> Array:
         """[len(ids), vocabulary]: log-probs of what follows each token."""

@@ -217,22 +217,22 @@ def _fetch(name: str, revision: str | None, folder: Path, chat: ChatOptions | No
     missing = sum(file.size or 0 for file in weights if not (folder / file.rfilename).is_file())
     require_disk(folder, missing)
     _say(f"fetching {name} at {commit[:12]}: {missing / 1e9:.1f} GB")
-    for file in weights:
-        _download(name, commit, file.rfilename, file.size, folder)
+    for one in weights:
+        _download(name, commit, one.rfilename, one.size, folder)
     _write_note(folder, replace(note, complete=True))
 
 
 def _download(name: str, commit: str, file: str, size: int | None, folder: Path) -> None:
     """A file that was begun goes on where it ended: `hf_hub_download` would begin it anew in each process."""
-    from huggingface_hub import hf_hub_url
+    from huggingface_hub import get_token, hf_hub_url
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
 
     if (folder / file).is_file():
         return
     partial = folder / f"{file}.{commit[:12]}.incomplete"
     with partial.open("ab") as opened:
-        headers = build_hf_headers(library_name="clawloop") | {"Accept-Encoding": "identity"}
+        token = get_token()
+        headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
         url = hf_hub_url(name, file, revision=commit)
         http_get(url, opened, resume_size=opened.tell(), headers=headers, expected_size=size, displayed_filename=file)
     partial.rename(folder / file)
