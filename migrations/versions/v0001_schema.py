@@ -405,6 +405,13 @@ CREATE TABLE feedback_requests (
 );
 CREATE INDEX feedback_requests_received_at_idx ON feedback_requests (received_at);
 
+CREATE TABLE judge_trials (
+    digest bytea PRIMARY KEY,
+    judge text NOT NULL,
+    found json NOT NULL,
+    tried_at timestamptz NOT NULL DEFAULT now()
+);
+
 CREATE TABLE comparisons (
     turn_id uuid REFERENCES turns,
     signal_hash text,

@@ -50,6 +50,8 @@ from db.turns.sessions import PostgresSessionStore
 
 if TYPE_CHECKING:
     from activities.judging.history_judge import StoredTurnJudge
+    from clawloop.core.judging.phrases import Phrase
+    from clawloop.core.judging.quality import JudgeTrial
 
 
 # Engines and models ---------------------------------------------------------------------------------------------------
@@ -308,6 +310,27 @@ class Operations:
             self.rollouts,
             workflow_links(self._settings),
         )
+
+    async def try_judge(
+        self, policy: str, own: Sequence[Phrase] | None = None, report: Callable[[str], None] = lambda line: None
+    ) -> JudgeTrial:
+        """Try the settings' judge on labelled phrases, and keep the result for the judge workers; on an operator's own
+        phrases it is not kept.
+
+        Raises:
+            SetupError: CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not.
+            JudgeUnavailable, JudgeRefused: the judge answers nothing.
+        """
+        from clawloop.app.processes.workers import judge_client
+        from clawloop.operations.judge_trial import try_judge
+        from db.judging.trials import PostgresTrialStore
+
+        directory = await self.directory()
+        async with judge_client(self._settings, lambda: directory) as judge:
+            trial = await try_judge(judge, policy, own, report)
+        if own is None:
+            await PostgresTrialStore(self._database).keep(trial)
+        return trial
 
     @asynccontextmanager
     async def history(self, directory: Callable[[], Directory]) -> AsyncIterator[HistoryOperations]:

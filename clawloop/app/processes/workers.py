@@ -41,7 +41,7 @@ from clawloop.core.settings import Settings
 from clawloop.core.telemetry.metrics import WorkerMetrics
 from clawloop.serving.directory import DirectoryCache
 from clawloop.serving.endpoints import Endpoint, Endpoints
-from clawloop.serving.judge import JudgeClient, ReadPictures
+from clawloop.serving.judge import JudgeClient, ReadPictures, ReadTrial
 from clawloop.serving.probes import ProbeClient
 from clawloop.serving.rendering import EngineRenderer
 from db.database import Database
@@ -50,6 +50,7 @@ from db.episodes.rollouts import PostgresRolloutStore
 from db.judging.closing import PostgresClosingStore
 from db.judging.judgements import PostgresJudgementStore
 from db.judging.rewards import PostgresJudgeSampleStore
+from db.judging.trials import PostgresTrialStore
 from db.serving.directory import PostgresDirectoryStore
 from db.serving.publishing import PostgresPublishingStore
 from db.sweep import PostgresSweepStore
@@ -84,10 +85,12 @@ def judge_client(
     directory: Callable[[], Directory],
     clock: WorkerMetrics | None = None,
     pictures: ReadPictures | None = None,
+    trials: ReadTrial | None = None,
 ) -> JudgeClient:
     """
     Args:
         pictures: of the evidence; read only if CLAWLOOP_JUDGE_IMAGES says that the judge sees.
+        trials: see `JudgeClient`.
 
     Raises:
         SetupError: CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not.
@@ -95,13 +98,15 @@ def judge_client(
     seen = pictures if settings.judge_images else None
     if settings.judge_url is None:
         endpoints = engine_endpoints(settings, directory)
-        return JudgeClient(endpoints, _form(settings.judge_form), with_chats=True, clock=clock, pictures=seen)
+        return JudgeClient(
+            endpoints, _form(settings.judge_form), with_chats=True, clock=clock, pictures=seen, trials=trials
+        )
     if settings.judge_model is None:
         raise SetupError("CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not: set it to the model's name there")
     key = None if settings.judge_api_key is None else settings.judge_api_key.get_secret_value()
     endpoint = Endpoint(settings.judge_url.rstrip("/").removesuffix("/v1"), settings.judge_model, key)
     form = _form(settings.judge_form or "free")
-    return JudgeClient(lambda policy: [endpoint], form, clock=clock, pictures=seen)
+    return JudgeClient(lambda policy: [endpoint], form, clock=clock, pictures=seen, trials=trials)
 
 
 def _form(setting: str | None) -> AnswerForm | None:
@@ -263,7 +268,8 @@ async def _judge_worker(
     def now() -> Directory:
         return directory.snapshot
 
-    judge = await stack.enter_async_context(judge_client(settings, now, metrics, PostgresFileStore(database).of_turn))
+    pictures, trials = PostgresFileStore(database).of_turn, PostgresTrialStore(database).trial
+    judge = await stack.enter_async_context(judge_client(settings, now, metrics, pictures, trials))
     renderer = await stack.enter_async_context(EngineRenderer(engine_endpoints(settings, now)))
     work = TrainingNotifier(PostgresWorkStore(database), TemporalNotifier.of(client, settings))
     conversations = ConversationCache(settings.conversation_cache_bytes)
