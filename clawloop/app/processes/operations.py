@@ -344,10 +344,12 @@ class Operations:
         """
         from activities.judging.history_judge import StoredTurnJudge
         from clawloop.app.processes.workers import judge_client
+        from db.judging.trials import PostgresTrialStore
 
         settings, database = self._settings, self._database
         name = BASE_MODEL if settings.judge_url is None else f"{settings.judge_model} at {settings.judge_url}"
-        async with judge_client(settings, directory, pictures=PostgresFileStore(database).of_turn) as client:
+        pictures, trials = PostgresFileStore(database).of_turn, PostgresTrialStore(database).trial
+        async with judge_client(settings, directory, pictures=pictures, trials=trials) as client:
             judge = _NamedJudge(name, StoredTurnJudge(PostgresJudgementStore(database), client))
             training = PostgresTrainingStore(database)
             yield HistoryOperations(PostgresHistoryStore(database), judge, training, self.sessions)

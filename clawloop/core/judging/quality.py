@@ -79,7 +79,7 @@ class Quality:
 def quality(phrases: Sequence[Phrase], votes: Sequence[Vote | None]) -> Quality:
     """The quality of these votes on phrases whose right vote is known."""
     found = agreement(Pair(0, phrase.vote, vote) for phrase, vote in zip(phrases, votes, strict=True))
-    by_kind = {
+    by_kind: dict[str, tuple[int, int]] = {
         kind: (len(right), sum(right))
         for kind in KINDS
         if (right := [vote == one.vote for one, vote in zip(phrases, votes, strict=True) if one.kind == kind])

@@ -16,11 +16,12 @@ from clawloop.core.judging.voting import Vote
 from clawloop.core.recipes.recipe import JudgeForm
 from clawloop.operations.judge_trial import CALIBRATED, EXAMPLES, _turn, try_judge
 
+VOTES: tuple[Vote, ...] = (1, 0, -1)
 ALL = phrases_of(PhraseList.TRIAL)
 
 
 def answer(right: Vote, sure: float, towards: dict[Vote, float]) -> dict[Vote, float]:
-    raised = {vote: (sure if vote == right else 0.0) + towards[vote] for vote in (1, 0, -1)}
+    raised = {vote: (sure if vote == right else 0.0) + towards[vote] for vote in VOTES}
     total = math.log(sum(math.exp(value) for value in raised.values()))
     return {vote: value - total for vote, value in raised.items()}
 
@@ -45,7 +46,8 @@ def test_a_judge_that_always_votes_the_same_has_a_kappa_of_0() -> None:
     assert found.kappa == 0
     assert found.accuracy == sum(phrase.vote == 1 for phrase in phrases) / len(phrases)
     right = quality(phrases, [phrase.vote for phrase in phrases])
-    assert (right.accuracy, right.kappa) == (1.0, pytest.approx(1.0))
+    assert right.accuracy == 1
+    assert right.kappa == pytest.approx(1)
     assert all(count == of_kind for count, of_kind in right.by_kind.values())
     missing = quality(phrases, [None, *(phrase.vote for phrase in phrases[1:])])
     assert missing.accuracy == 1 - 1 / len(phrases)
