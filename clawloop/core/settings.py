@@ -186,8 +186,8 @@ class Settings(BaseSettings):
     None: `auto` on Clawloop's engines, elsewhere `free`. A recipe's `signal.judge_form` comes first."""
 
     judge_try: bool = False
-    """The judge worker tries a judge that it does not know yet, as `clawloop judge try` does, unless a form is forced on
-    it or it thinks first. `clawloop up --model` sets it."""
+    """The judge worker tries a judge that it does not know yet, as `clawloop judge try` does, unless a form is forced
+    on it or it thinks first. `clawloop up --model` sets it."""
 
     judge_images: bool = False
     """The judge can see: it gets the images of conversations themselves, not only their descriptions."""
