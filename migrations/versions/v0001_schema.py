@@ -607,7 +607,8 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.execute("""
         DROP TABLE encryption, comparisons, feedback_requests, feedback, hints, votes, events, probes, gate_checks,
-            step_samples, steps, samples, judgements, turn_files, files, session_prefixes, turns, tool_lists, sessions,
+            judge_trials, step_samples, steps, samples, judgements, turn_files, files, session_prefixes, turns,
+            tool_lists, sessions,
             stored_bytes, api_keys, signing_keys, curriculum_kinds, episodes, rollout_groups, rollouts,
             temporal_server, engine_versions, engines, versions, policies, recipes;
         DROP FUNCTION refuse_plain_content;
