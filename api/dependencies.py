@@ -25,6 +25,7 @@ from api.ui.logins import Logins
 from clawloop.core.contracts.answers import CheckReport
 from clawloop.core.contracts.serving import Scope
 from clawloop.core.episodes.running import Artifacts, KeyOfEpisode
+from clawloop.core.judging.quality import JudgeTrial
 from clawloop.core.settings import ChatBounds
 from clawloop.core.telemetry.metrics import GatewayMetrics
 from clawloop.operations.engines import EngineOperations
@@ -84,6 +85,7 @@ class Services:
     rollout_operations: RolloutOperations
     episodes: EpisodeReader
     voted_turns: VotedTurns
+    newest_trial: Callable[[], Awaitable[JudgeTrial | None]]
     key_of_episode: KeyOfEpisode
     artifacts: Artifacts
     history: HistoryOperations

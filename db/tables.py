@@ -16,6 +16,7 @@ from db.judging.tables import FeedbackRequestRow as FeedbackRequestRow
 from db.judging.tables import FeedbackRow as FeedbackRow
 from db.judging.tables import HintRow as HintRow
 from db.judging.tables import JudgementRow as JudgementRow
+from db.judging.tables import JudgeTrialRow as JudgeTrialRow
 from db.judging.tables import VoteRow as VoteRow
 from db.serving.tables import ApiKeyRow as ApiKeyRow
 from db.serving.tables import EngineRow as EngineRow

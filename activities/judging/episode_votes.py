@@ -97,7 +97,9 @@ class EpisodeJudgingActivities:
             None,
             notes_replies=self._judge_learns,
         )
-        if judgement.recipe.signal.votes == "direct":
+        if await collector.votes_off():
+            return False
+        if await collector.is_direct():
             verdict = await collector.direct_vote()
             count_answers(self._counts, "vote", [verdict.verdict])
         else:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from clawloop.core.telemetry.metrics import WorkerMetrics
 
 NOT_VOTED = Verdict(verdict=None, expected=None, reward=None, why="no verdict asked for")
+NO_VOTES = Verdict(verdict=None, expected=None, reward=None, why="no vote")
 NOTHING_FOLLOWED = Verdict(verdict=None, expected=None, reward=None, why="nothing followed")
 ONLY_TOOLS_FOLLOWED = HintChoice(None, answered=True, why="the user has not spoken since")
 NO_HINT_SOURCE = HintChoice(None, answered=True, why="nothing says what to do better")
@@ -168,7 +169,9 @@ class Evaluator:
             return NOT_VOTED, None
         if self._case.next_state is None and not self._case.texts:
             return NOTHING_FOLLOWED, None
-        if self._signal.votes == "direct":
+        if await self._collector.votes_off():
+            return NO_VOTES, None
+        if await self._collector.is_direct():
             verdict = await self._collector.direct_vote()
             ballot = Ballot(DIRECT, (verdict.verdict,))
         else:

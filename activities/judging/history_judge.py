@@ -36,7 +36,7 @@ class StoredTurnJudge:
             return None
         judgement = OpenJudgement(new_judgement_id(), recipe, {}, {})
         collector = VoteCollector(_Forgetful(), self._judge, case.record, case.evidence, judgement, None)
-        if recipe.signal.votes == "direct":
+        if await collector.is_direct():
             found = await collector.direct_vote()
         else:
             found = majority(await collector.votes())

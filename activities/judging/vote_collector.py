@@ -74,6 +74,13 @@ class Judge(Protocol):
             JudgeUnavailable: retry later.
         """
 
+    async def votes_off(self, policy: str, wanted: JudgeForm) -> str | None:
+        """Why the judge's votes teach nothing, by its trial; None: they do, or nobody tried it.
+
+        Raises:
+            JudgeUnavailable: retry later.
+        """
+
     async def answers(self, policy: str, prompt: JudgePrompt, n: int, temperature: float) -> list[JudgeAnswer]:
         """At most `n` answers to one question, in one request.
 
@@ -186,6 +193,32 @@ class VoteCollector:
 
         return await self._collect(_Question[HintVote](self._judgement.hints, stored, prompt, parse_hint, store))
 
+    async def is_direct(self) -> bool:
+        """True if the verdict is a direct vote: by the recipe, or because that is the form of the judge.
+
+        Raises:
+            JudgeUnavailable
+        """
+        signal = self._judgement.recipe.signal
+        if signal.votes == "direct" or self._judgement.direct is not None:
+            return True
+        if self._give_up is not None or self._judgement.votes:
+            return False
+        return await self._judge.form(self._turn.policy, signal.judge_form) is AnswerForm.EXAMPLES
+
+    async def votes_off(self) -> bool:
+        """True if no vote is asked for, since the judge's teach nothing; the reason is noted.
+
+        Raises:
+            JudgeUnavailable
+        """
+        if self._give_up is not None or self._judgement.votes or self._judgement.direct is not None:
+            return False
+        why = await self._judge.votes_off(self._turn.policy, self._judgement.recipe.signal.judge_form)
+        if why is not None:
+            self._note(why)
+        return why is not None
+
     async def direct_vote(self) -> Verdict:
         """The verdict of one direct vote; NO_DIRECT_VOTE if there is none.
 
@@ -200,7 +233,9 @@ class VoteCollector:
             return NO_DIRECT_VOTE
         try:
             ask = partial(self._judge.distribution, self._turn.policy)
-            logprobs = await self._ask_within_limits(vote_prompt, AnswerForm.GRAMMAR, ask)
+            form = await self._judge.form(self._turn.policy, self._judgement.recipe.signal.judge_form)
+            form = form if form is AnswerForm.EXAMPLES else AnswerForm.GRAMMAR
+            logprobs = await self._ask_within_limits(vote_prompt, form, ask)
             verdict = direct_vote(logprobs)
         except (JudgeRefused, EngineAnswerUnusable) as error:
             self._note(str(error))

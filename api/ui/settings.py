@@ -42,6 +42,7 @@ async def show(request: Request, policy: str | None = None) -> Response:
         scopes=[scope.value for scope in Scope],
         made=None,
         precision=await judge_precision(services.voted_turns, chosen),
+        trial=await services.newest_trial(),
         note=None,
     )
 

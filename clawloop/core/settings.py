@@ -179,10 +179,15 @@ class Settings(BaseSettings):
     judge_api_key: SecretStr | None = None
     """API key for `judge_url`, if it needs one."""
 
-    judge_form: Literal["auto", "free", "grammar"] | None = None
+    judge_form: Literal["auto", "free", "grammar", "examples"] | None = None
     """`grammar`: constrain the output to an answer (vLLM only). `free`: the judge may think first. `auto` (vLLM only):
-    the judge is asked whether its model can think; then `free`, within a bound of tokens, else `grammar`. None: `auto`
-    on Clawloop's engines, elsewhere `free`. A recipe's `signal.judge_form` comes first."""
+    the judge is asked whether its model can think; then `free`, within a bound of tokens, else `grammar`, or the form
+    that `clawloop judge try` found best. `examples` (vLLM only): direct votes after twelve examples, for a small model.
+    None: `auto` on Clawloop's engines, elsewhere `free`. A recipe's `signal.judge_form` comes first."""
+
+    judge_try: bool = False
+    """The judge worker tries a judge that it does not know yet, as `clawloop judge try` does, unless a form is forced
+    on it or it thinks first. `clawloop up --model` sets it."""
 
     judge_images: bool = False
     """The judge can see: it gets the images of conversations themselves, not only their descriptions."""

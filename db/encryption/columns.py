@@ -110,6 +110,8 @@ PLAIN_COLUMNS: Mapping[str, str] = {
     # Clawloop's own reasons, which quote nobody.
     "judgements": "recipe_hash verdict_why hint_why not_trainable outcome why",
     "comparisons": "signal_hash judge why",
+    # Of our own phrases, or an operator's.
+    "judge_trials": "digest judge found",
     "samples": "policy state reason",
     "steps": "policy state progress recipe_hash reason metrics",
     "step_samples": "policy dropped without_hint",

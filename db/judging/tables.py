@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint, func, text
 from sqlalchemy import text as sql  # where a column is called text
 from sqlalchemy.orm import Mapped, mapped_column
 
+from db.content import ExactJson
 from db.declarative import Base
 
 
@@ -124,6 +126,17 @@ class FeedbackRequestRow(Base):
     feedback_id: Mapped[UUID | None]  # None: an outcome. An erasure may have deleted the feedback.
     effect: Mapped[str]
     received_at: Mapped[datetime] = mapped_column(server_default=sql("now()"))
+
+
+class JudgeTrialRow(Base):
+    """The newest trial of a judge on labelled phrases: the form it should take, its biases, how good its votes are."""
+
+    __tablename__ = "judge_trials"
+
+    digest: Mapped[bytes] = mapped_column(primary_key=True)  # of the judge's model
+    judge: Mapped[str]
+    found: Mapped[Any] = mapped_column(ExactJson)  # a `JudgeTrial`
+    tried_at: Mapped[datetime] = mapped_column(server_default=sql("now()"))
 
 
 class ComparisonRow(Base):

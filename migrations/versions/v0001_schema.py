@@ -405,6 +405,13 @@ CREATE TABLE feedback_requests (
 );
 CREATE INDEX feedback_requests_received_at_idx ON feedback_requests (received_at);
 
+CREATE TABLE judge_trials (
+    digest bytea PRIMARY KEY,
+    judge text NOT NULL,
+    found json NOT NULL,
+    tried_at timestamptz NOT NULL DEFAULT now()
+);
+
 CREATE TABLE comparisons (
     turn_id uuid REFERENCES turns,
     signal_hash text,
@@ -600,7 +607,8 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.execute("""
         DROP TABLE encryption, comparisons, feedback_requests, feedback, hints, votes, events, probes, gate_checks,
-            step_samples, steps, samples, judgements, turn_files, files, session_prefixes, turns, tool_lists, sessions,
+            judge_trials, step_samples, steps, samples, judgements, turn_files, files, session_prefixes, turns,
+            tool_lists, sessions,
             stored_bytes, api_keys, signing_keys, curriculum_kinds, episodes, rollout_groups, rollouts,
             temporal_server, engine_versions, engines, versions, policies, recipes;
         DROP FUNCTION refuse_plain_content;

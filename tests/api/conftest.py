@@ -194,6 +194,7 @@ async def running_gateway(
                     rollout_operations=rollout_operations,
                     episodes=episodes,
                     voted_turns=FakeVoteReader().voted_turns,
+                    newest_trial=FakeVoteReader().newest_trial,
                     key_of_episode=episode_keys.key_of,
                     artifacts=artifacts,
                     history=HistoryOperations(FakeHistoryStore(history), FakeHistoryJudge(), training, operations),

@@ -41,6 +41,9 @@ class ScriptedJudge:
     meanwhile: dict[str, Callable[[], Awaitable[object]]] = field(default_factory=dict)
     unreadable: dict[str, int] = field(default_factory=dict)
 
+    async def votes_off(self, policy: str, wanted: JudgeForm) -> str | None:
+        return None
+
     async def form(self, policy: str, wanted: JudgeForm) -> AnswerForm:
         return AnswerForm.GRAMMAR
 

@@ -47,6 +47,7 @@ class FakeJudge:
         cut: of how many further answers the limit of tokens ends.
         takes_budget: a thinking budget is accepted.
         sees: a question with images is accepted.
+        listed: the model of /v1/models; None: there is no such route.
     """
 
     url: str = ""
@@ -67,6 +68,7 @@ class FakeJudge:
     takes_budget: bool = True
     max_characters: int | None = None
     sees: bool = True
+    listed: dict[str, Any] | None = None
     gate: asyncio.Event = field(default_factory=_open)
     says: Callable[[dict[str, Any], str], str] | None = None
     records: Callable[[list[str]], Awaitable[str]] | None = None
@@ -131,6 +133,9 @@ class FakeJudge:
             return vote
         return str(vote) if "structured_outputs" in body else f"I thought about it.\nverdict {mark}: {vote}"
 
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"data": [self.listed]} if self.listed else {}, 200 if self.listed else 404)
+
     async def tokenize(self, request: Request) -> Response:
         body = json.loads(await request.body())
         self.tokenized.append(body)
@@ -173,6 +178,7 @@ async def fake_judge() -> AsyncIterator[FakeJudge]:
     judge = FakeJudge()
     routes = [
         Route("/v1/chat/completions", judge.chat, methods=["POST"]),
+        Route("/v1/models", judge.models),
         Route("/tokenize", judge.tokenize, methods=["POST"]),
     ]
     async with serving(Starlette(routes=routes)) as url:

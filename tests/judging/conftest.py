@@ -22,7 +22,7 @@ from clawloop.core.judging.prompts import AnswerForm
 from clawloop.core.recipes.recipe import Recipe
 from clawloop.core.telemetry.metrics import WorkerMetrics
 from clawloop.serving.endpoints import Endpoint
-from clawloop.serving.judge import JudgeClient, ReadPictures
+from clawloop.serving.judge import JudgeClient, ReadPictures, ReadTrial
 from clawloop.serving.rendering import EngineRenderer
 from db.database import Database
 from db.judging.closing import PostgresClosingStore
@@ -197,7 +197,12 @@ async def hurried_bench(binary_bench: Bench) -> AsyncIterator[Bench]:
 
 @asynccontextmanager
 async def with_client(
-    bench: Bench, form: AnswerForm | None, seconds: float, pictures: ReadPictures | None = None, url: str | None = None
+    bench: Bench,
+    form: AnswerForm | None,
+    seconds: float,
+    pictures: ReadPictures | None = None,
+    url: str | None = None,
+    trials: ReadTrial | None = None,
 ) -> AsyncIterator[Bench]:
     """
     Args:
@@ -208,7 +213,7 @@ async def with_client(
         return [Endpoint(url or bench.judge.url, "tiny")]
 
     async with (
-        JudgeClient(endpoints, form, seconds=seconds, clock=bench.metrics, pictures=pictures) as client,
+        JudgeClient(endpoints, form, seconds=seconds, clock=bench.metrics, pictures=pictures, trials=trials) as client,
         EngineRenderer(endpoints) as renderer,
     ):
         judging = JudgingActivities(bench.judgements, client, renderer.render, bench.work, bench.metrics)

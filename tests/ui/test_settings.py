@@ -22,6 +22,9 @@ from api.ui.routes import ROUTERS
 from clawloop.core.contracts.serving import KeyLimits, Scope
 from clawloop.core.errors import RequestRejected
 from clawloop.core.judging.agreement import VotedTurn
+from clawloop.core.judging.prompts import AnswerForm
+from clawloop.core.judging.quality import JudgeTrial, Quality
+from clawloop.core.judging.voting import Vote
 from db.serving.keys import PostgresKeyStore
 from tests.contract.learning import POLICY, RECIPE, step
 from tests.fakes.away_browser import AwayBrowser
@@ -63,6 +66,19 @@ async def test_the_precision_of_votes_is_shown_where_there_are_any(page: Page) -
         assert ">3 2 0.5 1 1 1 1<" in text
     by_command = await asyncio.to_thread(clawloop, "judge", "precision", DATABASE_URL=page.database_url)
     assert by_command.stdout == "no turn of an episode with a reward has votes\n"
+
+
+async def test_how_good_the_judge_is_is_shown_where_it_was_tried(page: Page) -> None:
+    async with page.visitor() as visitor:
+        assert "The judge" not in await shown(visitor)
+        weak = Quality(100, 0.41, 0.0, {})
+        biases: dict[Vote, float] = {1: -1.5, 0: 0.0, -1: 0.25}
+        tried = JudgeTrial("small", "ab" * 32, AnswerForm.EXAMPLES, biases, {"grammar": weak}, weak)
+        page.services[0].newest_trial = FakeVoteReader(trial=tried).newest_trial
+        text = html.unescape(await shown(visitor))
+        assert "small votes rightly on 41 of 100 phrases that decided nothing (kappa 0.00)" in text
+        assert "in the form examples with biases of -1.50 for 1" in text
+        assert "Votes are off: small agrees with labelled phrases by a kappa of 0.00" in text
 
 
 async def test_probes_are_added_and_removed(page: Page) -> None:

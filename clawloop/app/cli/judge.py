@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,6 +84,44 @@ def compare_history(
         show_json(found.model_copy(update={"applied": applied}))
     if found.stopped is not None:
         fail(f"{found.stopped}; the same command goes on with the {found.left} turns that are left")
+
+
+@judge_app.command("try")
+def try_judge(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            exists=True, dir_okay=False, help="TOML with phrases of your own; ours by default, and then it counts."
+        ),
+    ] = None,
+    policy: Annotated[str, typer.Option(help="Policy whose judge is tried.")] = "default",
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the judge on 100 labelled phrases, and say in which form it judges best."""
+    from dataclasses import asdict
+
+    from clawloop.core.judging.phrases import parse_phrases
+
+    own = None if file is None else parse_phrases(file.read_text(encoding="utf-8"), str(file))
+    trial = with_operations(
+        data, lambda operations: operations.try_judge(policy, own, lambda line: typer.echo(line, err=True))
+    )
+    if as_json:
+        typer.echo(json.dumps(asdict(trial)))
+        return
+    rows = [
+        {"form": name, "right": f"{found.accuracy:.2f}", "kappa": f"{found.kappa:.2f}"}
+        | {kind: f"{right}/{phrases}" for kind, (phrases, right) in found.by_kind.items()}
+        for name, found in trial.by_form.items()
+    ]
+    show_table(rows)
+    biases = "" if trial.biases is None else f", biases {trial.biases[1]:+.2f} for 1 and {trial.biases[-1]:+.2f} for -1"
+    typer.echo(f"form: {trial.form}{biases} (model {trial.judge}, {trial.digest[:12]})")
+    found = trial.reported
+    typer.echo(f"{found.accuracy:.0%} right, kappa {found.kappa:.2f}, on {found.phrases} phrases that decided nothing")
+    if own is None:
+        typer.echo(trial.votes_off or "its votes are learned from; judge workers know within a minute")
 
 
 @judge_app.command("precision")

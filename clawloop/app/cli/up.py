@@ -104,7 +104,9 @@ def up_command(
         models = settings.data.absolute() / "models"
         options = UpOptions(
             data=settings.data.absolute(),
-            environment=dict(os.environ),
+            # The models that come along, here and in the demo, judge nothing but what they were made for.
+            environment=({} if model is None or settings.engines else {"CLAWLOOP_JUDGE_TRY": "true"})
+            | dict(os.environ),
             host=host,
             port=port,
             gateways=gateways,

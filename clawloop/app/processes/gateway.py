@@ -60,6 +60,7 @@ from db.episodes.groups import PostgresEpisodeStore
 from db.export import PostgresExportStore
 from db.judging.feedback import PostgresFeedbackStore
 from db.judging.rejudging import PostgresVoteReader
+from db.judging.trials import PostgresTrialStore
 from db.schema import is_current, require_known_schema
 from db.serving.directory import PostgresDirectoryStore, PostgresListener
 from db.serving.engines import add_missing_engines
@@ -288,6 +289,7 @@ async def gateway_services(
         session_operations=operations.sessions,
         rollout_operations=operations.rollouts,
         voted_turns=PostgresVoteReader(background).voted_turns,
+        newest_trial=PostgresTrialStore(background).newest,
         episodes=PostgresEpisodeStore(background),
         key_of_episode=PostgresEpisodeStore(background).key_of,
         artifacts=open_artifacts(settings, sealer, stack, settings.min_free_disk_bytes),

@@ -50,6 +50,8 @@ from db.turns.sessions import PostgresSessionStore
 
 if TYPE_CHECKING:
     from activities.judging.history_judge import StoredTurnJudge
+    from clawloop.core.judging.phrases import Phrase
+    from clawloop.core.judging.quality import JudgeTrial
 
 
 # Engines and models ---------------------------------------------------------------------------------------------------
@@ -309,6 +311,27 @@ class Operations:
             workflow_links(self._settings),
         )
 
+    async def try_judge(
+        self, policy: str, own: Sequence[Phrase] | None = None, report: Callable[[str], None] = lambda line: None
+    ) -> JudgeTrial:
+        """Try the settings' judge on labelled phrases, and keep the result for the judge workers; on an operator's own
+        phrases it is not kept.
+
+        Raises:
+            SetupError: CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not.
+            JudgeUnavailable, JudgeRefused: the judge answers nothing.
+        """
+        from clawloop.app.processes.workers import judge_client
+        from clawloop.operations.judge_trial import try_judge
+        from db.judging.trials import PostgresTrialStore
+
+        directory = await self.directory()
+        async with judge_client(self._settings, lambda: directory) as judge:
+            trial = await try_judge(judge, policy, own, report)
+        if own is None:
+            await PostgresTrialStore(self._database).keep(trial)
+        return trial
+
     @asynccontextmanager
     async def history(self, directory: Callable[[], Directory]) -> AsyncIterator[HistoryOperations]:
         """Comparing stored turns' verdicts with those of the settings' judge.
@@ -321,10 +344,12 @@ class Operations:
         """
         from activities.judging.history_judge import StoredTurnJudge
         from clawloop.app.processes.workers import judge_client
+        from db.judging.trials import PostgresTrialStore
 
         settings, database = self._settings, self._database
         name = BASE_MODEL if settings.judge_url is None else f"{settings.judge_model} at {settings.judge_url}"
-        async with judge_client(settings, directory, pictures=PostgresFileStore(database).of_turn) as client:
+        pictures, trials = PostgresFileStore(database).of_turn, PostgresTrialStore(database).trial
+        async with judge_client(settings, directory, pictures=pictures, trials=trials) as client:
             judge = _NamedJudge(name, StoredTurnJudge(PostgresJudgementStore(database), client))
             training = PostgresTrainingStore(database)
             yield HistoryOperations(PostgresHistoryStore(database), judge, training, self.sessions)

@@ -35,13 +35,14 @@ from clawloop.app.temporal.server import prepare_namespace
 from clawloop.core.adapters.directory import AdapterFolder
 from clawloop.core.contracts.notices import BatchWaits, Notifier
 from clawloop.core.contracts.serving import Directory
-from clawloop.core.errors import SetupError, SignalFailed, StoreUnavailable
+from clawloop.core.errors import JudgeRefused, JudgeUnavailable, SetupError, SignalFailed, StoreUnavailable
 from clawloop.core.judging.prompts import AnswerForm
 from clawloop.core.settings import Settings
 from clawloop.core.telemetry.metrics import WorkerMetrics
+from clawloop.operations.judge_trial import try_judge
 from clawloop.serving.directory import DirectoryCache
 from clawloop.serving.endpoints import Endpoint, Endpoints
-from clawloop.serving.judge import JudgeClient, ReadPictures
+from clawloop.serving.judge import JudgeClient, ReadPictures, ReadTrial
 from clawloop.serving.probes import ProbeClient
 from clawloop.serving.rendering import EngineRenderer
 from db.database import Database
@@ -50,6 +51,7 @@ from db.episodes.rollouts import PostgresRolloutStore
 from db.judging.closing import PostgresClosingStore
 from db.judging.judgements import PostgresJudgementStore
 from db.judging.rewards import PostgresJudgeSampleStore
+from db.judging.trials import PostgresTrialStore
 from db.serving.directory import PostgresDirectoryStore
 from db.serving.publishing import PostgresPublishingStore
 from db.sweep import PostgresSweepStore
@@ -84,10 +86,12 @@ def judge_client(
     directory: Callable[[], Directory],
     clock: WorkerMetrics | None = None,
     pictures: ReadPictures | None = None,
+    trials: ReadTrial | None = None,
 ) -> JudgeClient:
     """
     Args:
         pictures: of the evidence; read only if CLAWLOOP_JUDGE_IMAGES says that the judge sees.
+        trials: see `JudgeClient`.
 
     Raises:
         SetupError: CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not.
@@ -95,13 +99,15 @@ def judge_client(
     seen = pictures if settings.judge_images else None
     if settings.judge_url is None:
         endpoints = engine_endpoints(settings, directory)
-        return JudgeClient(endpoints, _form(settings.judge_form), with_chats=True, clock=clock, pictures=seen)
+        return JudgeClient(
+            endpoints, _form(settings.judge_form), with_chats=True, clock=clock, pictures=seen, trials=trials
+        )
     if settings.judge_model is None:
         raise SetupError("CLAWLOOP_JUDGE_URL is set, CLAWLOOP_JUDGE_MODEL is not: set it to the model's name there")
     key = None if settings.judge_api_key is None else settings.judge_api_key.get_secret_value()
     endpoint = Endpoint(settings.judge_url.rstrip("/").removesuffix("/v1"), settings.judge_model, key)
     form = _form(settings.judge_form or "free")
-    return JudgeClient(lambda policy: [endpoint], form, clock=clock, pictures=seen)
+    return JudgeClient(lambda policy: [endpoint], form, clock=clock, pictures=seen, trials=trials)
 
 
 def _form(setting: str | None) -> AnswerForm | None:
@@ -263,7 +269,11 @@ async def _judge_worker(
     def now() -> Directory:
         return directory.snapshot
 
-    judge = await stack.enter_async_context(judge_client(settings, now, metrics, PostgresFileStore(database).of_turn))
+    pictures, trials = PostgresFileStore(database).of_turn, PostgresTrialStore(database).trial
+    judge = await stack.enter_async_context(judge_client(settings, now, metrics, pictures, trials))
+    if settings.judge_try and settings.judge_form in (None, "auto"):
+        trying = asyncio.create_task(try_new_judge(settings, now, PostgresTrialStore(database)))
+        stack.callback(trying.cancel)
     renderer = await stack.enter_async_context(EngineRenderer(engine_endpoints(settings, now)))
     work = TrainingNotifier(PostgresWorkStore(database), TemporalNotifier.of(client, settings))
     conversations = ConversationCache(settings.conversation_cache_bytes)
@@ -289,6 +299,32 @@ async def _judge_worker(
         max_concurrent_activities=MAX_CONCURRENT_ACTIVITIES,
         graceful_shutdown_timeout=GRACE,
     )
+
+
+async def try_new_judge(settings: Settings, directory: Callable[[], Directory], store: PostgresTrialStore) -> None:
+    """Try the judge of the first policy, unless it was tried or thinks first; until it answers. Turns are judged
+    meanwhile as without a trial."""
+    async with judge_client(settings, directory) as judge:
+        while True:
+            try:
+                policy = directory().policies[0].id
+                name, digest = await judge.identity(policy)
+                if await store.trial(digest) is not None:
+                    return
+                if await judge.form(policy, "auto") is AnswerForm.FREE:
+                    log.info("the judge was not tried: `clawloop judge try` measures it", extra={"judge": name})
+                    return
+                trial = await try_judge(judge, policy)
+                await store.keep(trial)
+                found = {"form": trial.form, "accuracy": trial.reported.accuracy, "kappa": trial.reported.kappa}
+                log.info(trial.votes_off or "the judge was tried", extra={"judge": name} | found)
+                return
+            except (JudgeUnavailable, StoreUnavailable, IndexError) as error:  # no policy yet
+                log.debug("the judge is not tried yet", extra={"why": str(error)})
+                await asyncio.sleep(RETRY_SECONDS)
+            except JudgeRefused as error:
+                log.warning("the judge cannot be tried", extra={"why": str(error)})
+                return
 
 
 async def _start_training_workflows(directory: PostgresDirectoryStore, notifier: Notifier) -> None:

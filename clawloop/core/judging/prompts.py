@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from typing import Literal, TypeAlias
+from uuid import UUID
 
 from pydantic import JsonValue
 
@@ -23,6 +25,7 @@ from clawloop.core.judging.evidence import (
     harmless,
     render,
 )
+from clawloop.core.judging.phrases import PhraseList, phrases_of
 from clawloop.core.turns.thinking import without_leading_thinking
 
 # Votes and hints ------------------------------------------------------------------------------------------------------
@@ -67,6 +70,7 @@ class AnswerForm(StrEnum):
     """The form of a judge's answer."""
 
     FREE = "free"  # any text that ends in the required form, after thinking if the model can; for every server
+    EXAMPLES = "examples"  # GRAMMAR; votes are direct, after examples as chat turns: for a small model
     GRAMMAR = "grammar"  # nothing but the answer, enforced by an engine with structured outputs
 
 
@@ -138,9 +142,13 @@ def vote_prompt(
 ) -> JudgePrompt:
     """The prompt for a vote: −1, 0 or 1.
 
-    A direct vote is the GRAMMAR form at temperature 1, read from the log-probs of its first token.
+    A direct vote is the GRAMMAR or EXAMPLES form at temperature 1, read from the log-probs of its first token.
     """
     question = _Question(turn_id, evidence, budgets)
+    if form is AnswerForm.EXAMPLES:
+        asked = question.prompt(VOTE_INSTRUCTION, _ASK_BARE_VOTE, form, {"choice": [*VOTE_CHOICES]})
+        instruction, *last = asked.messages
+        return replace(asked, messages=[instruction, *_examples(), *last])
     if form is AnswerForm.GRAMMAR:
         return question.prompt(VOTE_INSTRUCTION, _ASK_BARE_VOTE, form, {"choice": [*VOTE_CHOICES]})
     return question.prompt(VOTE_INSTRUCTION, _ASK_VOTE, form, None)
@@ -154,10 +162,20 @@ def hint_prompt(
 ) -> JudgePrompt:
     """The prompt for a hint, or for the statement that there is none."""
     question = _Question(turn_id, evidence, budgets)
-    if form is AnswerForm.GRAMMAR:
+    if form is not AnswerForm.FREE:
         grammar = rf"hint {question.mark}: {_HINT_TEXT}|no hint {question.mark}"
-        return question.prompt(HINT_INSTRUCTION, _ASK_BARE_HINT, form, {"regex": grammar})
+        return question.prompt(HINT_INSTRUCTION, _ASK_BARE_HINT, AnswerForm.GRAMMAR, {"regex": grammar})
     return question.prompt(HINT_INSTRUCTION, _ASK_HINT, form, None)
+
+
+@cache
+def _examples() -> tuple[Message, ...]:
+    """Questions of the GRAMMAR form and their answers: the same before each question, so that engines keep them."""
+    messages: list[Message] = []
+    for place, example in enumerate(phrases_of(PhraseList.EXAMPLES)):
+        question = vote_prompt(TurnId(UUID(int=place)), example.evidence, AnswerForm.GRAMMAR).messages[-1]
+        messages += [question, {"role": "assistant", "content": str(example.vote)}]
+    return tuple(messages)
 
 
 class _Question:
@@ -221,6 +239,8 @@ def comparison_prompt(
         f"<{name} {mark} assistant>\n{text}\n</{name} {mark}>"
         for name, text in zip(("first", "second"), answers, strict=True)
     )
+    if form is AnswerForm.EXAMPLES:
+        form = AnswerForm.GRAMMAR
     ask = _ASK_BARE if form is AnswerForm.GRAMMAR else _ASK
     question = f"{render(blocks, mark)}\n{shown}\n{ask.format(mark=mark)}"
     return JudgePrompt(

@@ -46,7 +46,7 @@ class HintVote:
 def parse_vote(answer: str, prompt: JudgePrompt) -> Vote | None:
     """The vote of an answer; None if it cannot be read."""
     text = without_leading_thinking(answer)
-    if prompt.form is AnswerForm.GRAMMAR:
+    if prompt.form is not AnswerForm.FREE:
         # Bare digits carry no mark. They are safe because the engine's grammar allows nothing else.
         bare = text.strip() if len(text) <= _LONGEST_VERDICT else ""
         return _VOTES[bare] if bare in VOTE_CHOICES else None

@@ -22,7 +22,7 @@ from clawloop.core.recipes.schedule import Schedule as Schedule
 from clawloop.core.recipes.schedule import read_hours, read_zone
 from clawloop.core.recipes.table import Count, Positive, Table, Weight, as_rejection
 
-JudgeForm: TypeAlias = Literal["auto", "free", "grammar"]
+JudgeForm: TypeAlias = Literal["auto", "free", "grammar", "examples"]
 # A recipe's file mostly has its name: file systems allow 255 bytes, of which `.toml` takes five. Temporal takes such a
 # name too.
 _LONGEST_NAME = 250
@@ -54,7 +54,8 @@ class Signal(Table):
     """Number of the m answers about a hint that must contain one; above 1, a hint of a single answer is not used."""
     judge_form: JudgeForm = "auto"
     """Form of sampled votes and hints. `auto`: a judge that can think thinks, then answers freely; a judge that cannot
-    writes only an answer, by grammar. `free` and `grammar` force one form on every judge."""
+    writes only an answer, by grammar, or takes the form that `clawloop judge try` found best. `free`, `grammar` and
+    `examples` (direct votes after twelve examples, for a small model) force one form on every judge."""
     hints_from: Literal["user", "any"] = "user"
     """Sources of hints. `user`: the user's words alone, so that nobody teaches the model through a file or web page
     that a tool reads. `any`: tool output too, for agents whose tools read no text of strangers."""

@@ -149,6 +149,9 @@ class ScriptedJudge:
     direct: dict[Vote, float] = field(default_factory=lambda: {1: -0.2, 0: -3.0, -1: -2.0})
     asked_directly: int = 0
 
+    async def votes_off(self, policy: str, wanted: JudgeForm) -> str | None:
+        return None
+
     async def form(self, policy: str, wanted: JudgeForm) -> AnswerForm:
         return AnswerForm.GRAMMAR
 
