@@ -149,10 +149,10 @@ async def test_a_sample_whose_grandparent_lost_tokens_is_dropped_from_the_batch(
 def finalized(reward: float) -> FinalizedJudgement:
     return FinalizedJudgement(
         verdict=Verdict(1 if reward > 0 else -1, reward, reward, "rated"),
-        hint=HintChoice(None, answered=True, why="none"),
+        hint=HintChoice((), answered=True, why="none"),
         not_trainable=None,
         reward=reward,
-        hinted_prompt_ids=None,
+        hinted_prompts=(),
         outcome=TurnOutcome.SAMPLED,
         why=f"rated {reward:+g}",
     )

@@ -53,7 +53,7 @@ def batch_of(method: str, model: PolicyModel, *, version: int = 1, seed: int = 5
         replace(
             sample,
             reward=reward,
-            hinted_prompt_ids=sample.hinted_prompt_ids if signal.hints and index not in unhinted else None,
+            hinted_prompts=sample.hinted_prompts if signal.hints and index not in unhinted else {},
         )
         for index, (sample, reward) in enumerate(zip(samples, rewards, strict=True))
     ]

@@ -73,8 +73,8 @@ def _plain_loss(peft: nn.Module, sample: BatchSample, recipe: Train) -> Tensor:
     with torch.no_grad():
         with peft.disable_adapter():  # type: ignore[operator]
             reference = distribution(list(sample.prompt_ids)).gather(-1, response)[:, 0]
-        if sample.hinted_prompt_ids is not None:
-            teacher = distribution(list(sample.hinted_prompt_ids))
+        if sample.hinted_prompts:
+            teacher = distribution(list(sample.hinted_prompts[0]))
     loss = recipe.loss.kl * (own - mu).exp().clamp(0, 2).detach() * (own - reference).square() / 2
     decoupled = recipe.loss.correction == "decoupled"
     began = own.detach()  # of one epoch, so that the step begins with the student's
@@ -134,7 +134,7 @@ def test_neither_order_nor_packing_changes_a_methods_gradient(method: str, qwen3
 def test_every_methods_loss_reaches_the_adapter(qwen3: Path) -> None:
     """The system we follow trains every method as plain RL once LoRA is on."""
     samples = batch_of("combined", load(qwen3))
-    both = [sample for sample in samples if sample.reward and sample.hinted_prompt_ids]
+    both = [sample for sample in samples if sample.reward and sample.hinted_prompts]
     assert len(both) > 1
     # Some differ in the reward alone, which is not the step's, or in its pace.
     terms = {method: unclipped(method) for method in METHODS}

@@ -43,7 +43,7 @@ def sample(number: int, prompt: Sequence[int], hinted: Sequence[int] | None = No
         temperature=1.0,
         version=version,
         reward=1.0,
-        hinted_prompt_ids=hinted,
+        hinted_prompts={} if hinted is None else {0: hinted},
     )
 
 
@@ -215,7 +215,7 @@ def test_neither_joining_passes_nor_sharing_prefixes_changes_a_step(
             replace(
                 one,
                 version=(0, 3, 2)[index % 3],
-                hinted_prompt_ids=None if index == 4 else one.hinted_prompt_ids,
+                hinted_prompts={} if index == 4 else one.hinted_prompts,
                 explicit=index == 6,
             )
             for index, one in enumerate(session_batch(model))

@@ -27,6 +27,8 @@ class PlainSample:
     prox: Vector | None = None
     teacher: Vector | None = None
     answered: Vector | None = None
+    answered_topk: Matrix | None = None
+    topk_advantage: Matrix | None = None
     topk_ids: list[list[int]] | None = None
     topk_logprobs: Matrix | None = None
     tail: Vector | None = None
@@ -44,6 +46,7 @@ class PlainPlan:
     decoupled: bool = False
     sequence: bool = False
     forward: bool = False
+    clipped: bool = False
 
 
 @dataclass
@@ -117,6 +120,10 @@ def token_loss(sample: PlainSample, t: int, plan: PlainPlan, frozen: Vector) -> 
     if plan.distillation and sample.topk_ids is not None:
         assert sample.topk_logprobs is not None
         assert sample.tail is not None
+        if plan.clipped:
+            return loss + plan.distillation * support_loss(sample, t, logprobs, plan) + kl_and_entropy(
+                sample, t, plan, logprobs, frozen_own
+            )
         rest = 1.0
         for token, teacher in zip(sample.topk_ids[t], sample.topk_logprobs[t], strict=True):
             p = math.exp(logprobs[token])
