@@ -67,6 +67,9 @@ def _plain_loss(peft: nn.Module, sample: BatchSample, recipe: Train) -> Tensor:
         logits: Tensor = peft(ids).logits[0, len(prompt) - 1 : -1]
         return (logits / sample.temperature).log_softmax(-1)
 
+    def likeliest(distribution_TV: Tensor) -> list[set[int]]:
+        return [set(row) for row in distribution_TV.topk(recipe.distillation.top_k).indices.tolist()]
+
     student = distribution(list(sample.prompt_ids))
     own, mu = student.gather(-1, response)[:, 0], torch.tensor(sample.logprobs)
     teacher = None
@@ -74,7 +77,13 @@ def _plain_loss(peft: nn.Module, sample: BatchSample, recipe: Train) -> Tensor:
         with peft.disable_adapter():  # type: ignore[operator]
             reference = distribution(list(sample.prompt_ids)).gather(-1, response)[:, 0]
         if sample.hinted_prompts:
-            teacher = distribution(list(sample.hinted_prompts[0]))
+            teachers = [distribution(list(prompt)) for _, prompt in sorted(sample.hinted_prompts.items())]
+            teacher = teachers[0]
+            if recipe.loss.distillation and recipe.distillation.hint_choice == "sequence_optimal":
+                own_ids = likeliest(student)
+                teacher = max(
+                    teachers, key=lambda one: sum(len(a & b) for a, b in zip(own_ids, likeliest(one), strict=True))
+                )
     loss = recipe.loss.kl * (own - mu).exp().clamp(0, 2).detach() * (own - reference).square() / 2
     decoupled = recipe.loss.correction == "decoupled"
     began = own.detach()  # of one epoch, so that the step begins with the student's
@@ -87,6 +96,14 @@ def _plain_loss(peft: nn.Module, sample: BatchSample, recipe: Train) -> Tensor:
         if recipe.loss.distillation:
             whose = student.detach() if recipe.distillation.top_k_of == "student" else teacher
             ids = whose.topk(recipe.distillation.top_k).indices
+            clipped = recipe.distillation.divergence == "clipped"
+        if recipe.loss.distillation and clipped:
+            old, cap = student.detach().gather(-1, ids), recipe.advantage.opd_clip
+            of_id = old.softmax(-1) * (teacher.gather(-1, ids) - old).clamp(-cap, cap)
+            by_ratio = (student.gather(-1, ids) - old).exp()
+            per_id = torch.minimum(by_ratio * of_id, by_ratio.clamp(0.8, 1.28) * of_id)
+            loss = loss - recipe.loss.distillation * per_id.sum(-1)
+        elif recipe.loss.distillation:
             inside = torch.zeros_like(student, dtype=torch.bool).scatter(-1, ids, True)
             p, q = (
                 torch.cat([d.gather(-1, ids), d.masked_fill(inside, -math.inf).logsumexp(-1, keepdim=True)], -1)
