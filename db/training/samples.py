@@ -20,7 +20,6 @@ from clawloop.core.judging.hints import PromptChange
 from clawloop.core.recipes.recipe import Train, held_out_share
 from clawloop.core.samples.decision import is_held_out
 from db.content import (
-    ID_BYTES,
     bytes_to_changes,
     bytes_to_ids,
     bytes_to_logprobs,

@@ -96,28 +96,29 @@ def _plain_loss(peft: nn.Module, sample: BatchSample, recipe: Train) -> Tensor:
         if recipe.loss.distillation:
             whose = student.detach() if recipe.distillation.top_k_of == "student" else teacher
             ids = whose.topk(recipe.distillation.top_k).indices
-            clipped = recipe.distillation.divergence == "clipped"
-        if recipe.loss.distillation and clipped:
-            old, cap = student.detach().gather(-1, ids), recipe.advantage.opd_clip
-            of_id = old.softmax(-1) * (teacher.gather(-1, ids) - old).clamp(-cap, cap)
-            by_ratio = (student.gather(-1, ids) - old).exp()
-            per_id = torch.minimum(by_ratio * of_id, by_ratio.clamp(0.8, 1.28) * of_id)
-            loss = loss - recipe.loss.distillation * per_id.sum(-1)
-        elif recipe.loss.distillation:
-            inside = torch.zeros_like(student, dtype=torch.bool).scatter(-1, ids, True)
-            p, q = (
-                torch.cat([d.gather(-1, ids), d.masked_fill(inside, -math.inf).logsumexp(-1, keepdim=True)], -1)
-                for d in (student, teacher)
-            )
-            if recipe.distillation.divergence == "forward":
-                p, q = q, p
-            loss = loss + recipe.loss.distillation * (p.exp() * (p - q)).sum(-1)
+            loss = loss + recipe.loss.distillation * _over_ids(student, teacher, ids, recipe)
     if recipe.loss.policy_gradient:
         spared = 1 - recipe.advantage.spare_unlikely * (1 - mu.exp())
         advantage = torch.where(advantage < 0, advantage * spared, advantage)
         objective = torch.minimum(rho * advantage, rho.clamp(0.8, 1.28) * advantage)
         loss = loss - weight * torch.where(advantage < 0, torch.maximum(objective, 3 * advantage), objective)
     return loss
+
+
+def _over_ids(student: Tensor, teacher: Tensor, ids: Tensor, recipe: Train) -> Tensor:
+    if recipe.distillation.divergence == "clipped":
+        old, cap = student.detach().gather(-1, ids), recipe.advantage.opd_clip
+        of_id = old.softmax(-1) * (teacher.gather(-1, ids) - old).clamp(-cap, cap)
+        by_ratio = (student.gather(-1, ids) - old).exp()
+        return -torch.minimum(by_ratio * of_id, by_ratio.clamp(0.8, 1.28) * of_id).sum(-1)
+    inside = torch.zeros_like(student, dtype=torch.bool).scatter(-1, ids, True)
+    p, q = (
+        torch.cat([d.gather(-1, ids), d.masked_fill(inside, -math.inf).logsumexp(-1, keepdim=True)], -1)
+        for d in (student, teacher)
+    )
+    if recipe.distillation.divergence == "forward":
+        p, q = q, p
+    return (p.exp() * (p - q)).sum(-1)
 
 
 @pytest.mark.parametrize("checkpoint", ["qwen3", "qwen2"])
