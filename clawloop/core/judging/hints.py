@@ -98,7 +98,7 @@ def choose_hints(
         for text in filter(None, texts):
             distinct.setdefault(tuple(_words(text)), text)
     kept = sorted(list(distinct.values())[:MOST_HINTS], key=len, reverse=True)
-    return HintChoice(tuple(kept), answered=True, why=f"{why}, {len(kept)} different" if len(votes) > 1 else why)
+    return HintChoice(tuple(kept), answered=True, why=f"{why}, {len(kept)} different" if len(kept) > 1 else why)
 
 
 def reject_hints(choice: HintChoice, why: str) -> HintChoice:
