@@ -45,7 +45,7 @@ def tokens_of_session(ids: Sequence[Ids], case: Case, tokens: int) -> Tokens:
             temperature=1.0,
             version=1,
             reward=None,
-            hinted_prompt_ids=with_hint,
+            hinted_prompts={0: with_hint},
         )
         for index, ((prompt, response), with_hint) in enumerate(zip(ids, hinted, strict=True))
     ]

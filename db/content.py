@@ -19,6 +19,7 @@ from sqlalchemy.types import UserDefinedType
 from clawloop.core.encryption.key_file import SETTING
 from clawloop.core.encryption.sealer import HEAD_BYTES, KEYED_BYTES, OVERHEAD, Sealer
 from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing, RecordUnusable
+from clawloop.core.judging.hints import PromptChange
 
 # Arrays ---------------------------------------------------------------------------------------------------------------
 # Encodes token ids and log-probs as bytes, without loss.
@@ -48,6 +49,28 @@ def ids_to_bytes(ids: Sequence[int]) -> bytes:
 
 def bytes_to_ids(stored: bytes) -> list[int]:
     return _integers(stored)
+
+
+def changes_to_bytes(changes: Sequence[PromptChange]) -> bytes:
+    """Hinted prompts by what they add: of each its start, its end, the number of added ids, and these."""
+    return ids_to_bytes([value for one in changes for value in (one.start, one.end, len(one.added), *one.added)])
+
+
+def bytes_to_changes(stored: bytes) -> list[PromptChange]:
+    """
+    Raises:
+        RecordUnusable: the numbers do not add up.
+    """
+    values = _integers(stored)
+    changes: list[PromptChange] = []
+    at = 0
+    while at < len(values):
+        start, end, count = values[at : at + 3] if at + 3 <= len(values) else (0, 0, -1)
+        at += 3 + count
+        if count < 0 or at > len(values):
+            raise RecordUnusable(f"{len(values)} numbers are not the tokens that hints add")
+        changes.append(PromptChange(start, end, tuple(values[at - count : at])))
+    return changes
 
 
 def logprobs_to_bytes(logprobs: Sequence[float]) -> bytes:

@@ -124,7 +124,7 @@ _STRIP = tuple(
 )
 _WAITING = f"""
     FROM samples WHERE state IN ('fresh', 'held_out') AND (turn_id = ANY(:turns)
-        OR (hinted_prompt_ids IS NOT NULL AND judgement_id IN ({_JUDGEMENTS})))
+        OR (hinted_prompts IS NOT NULL AND judgement_id IN ({_JUDGEMENTS})))
 """
 _WAITING_SAMPLES = text(f"SELECT id, turn_id = ANY(:turns) AS own {_WAITING}")
 # Storing a judge's answer or feedback locks the turn FOR KEY SHARE, which waits for this lock. Turns whose samples will
@@ -143,10 +143,10 @@ _FEEDBACK_BYTES = text(f"""
 """)
 _LEARNED_SAMPLES = text(f"""
     SELECT count(*) FROM samples WHERE state IN ('trained', 'claimed') AND (turn_id = ANY(:turns)
-        OR (hinted_prompt_ids IS NOT NULL AND judgement_id IN ({_JUDGEMENTS})))
+        OR (hinted_prompts IS NOT NULL AND judgement_id IN ({_JUDGEMENTS})))
 """)
 _STRIP_SAMPLES = text(f"""
-    UPDATE samples SET hinted_prompt_ids = '' WHERE hinted_prompt_ids IS NOT NULL AND judgement_id IN ({_JUDGEMENTS})
+    UPDATE samples SET hinted_prompts = '' WHERE hinted_prompts IS NOT NULL AND judgement_id IN ({_JUDGEMENTS})
 """)
 # clock_timestamp(), as the transaction may have waited for locks: turns inserted meanwhile are erased too.
 _END_SESSION = {

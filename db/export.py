@@ -39,7 +39,7 @@ _TURNS = text(f"""
 """)
 _SAMPLES = text("""
     SELECT p.id, p.policy, p.turn_id AS turn, t.session_id AS session, p.state, p.reason, p.reward,
-        p.hinted_prompt_ids IS NOT NULL AS hinted, p.created_at,
+        p.hinted_prompts IS NOT NULL AS hinted, p.created_at,
         (SELECT max(m.step) FROM step_samples m WHERE m.sample_id = p.id) AS step
     FROM samples p JOIN turns t ON t.id = p.turn_id
     WHERE (CAST(:policy AS text) IS NULL OR p.policy = :policy)

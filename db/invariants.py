@@ -43,7 +43,7 @@ INVARIANTS: dict[str, str] = {
             UNION ALL
             SELECT judgement_id FROM hints WHERE raw <> '' OR text IS NOT NULL
             UNION ALL
-            SELECT judgement_id FROM samples WHERE octet_length(hinted_prompt_ids) > 0)
+            SELECT judgement_id FROM samples WHERE octet_length(hinted_prompts) > 0)
         SELECT 'turn ' || t.id FROM turns t
         WHERE (t.outcome = 'erased' OR t.erased_at IS NOT NULL) AND (
             t.outcome <> 'erased' OR t.messages_added::text <> '[]' OR t.response IS NOT NULL OR t.error IS NOT NULL

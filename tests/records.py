@@ -65,7 +65,7 @@ def turn_view(**changes: Any) -> TurnView:
         verdict=None,
         expected=None,
         votes=0,
-        hint=None,
+        hints=(),
         sample=None,
         reward=None,
         step=None,

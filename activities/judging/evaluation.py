@@ -13,7 +13,7 @@ from clawloop.core.contracts.turns import Message, TurnRecord
 from clawloop.core.errors import EngineRejected, EngineUnavailable, PromptTooLong
 from clawloop.core.ids import TurnId
 from clawloop.core.judging.evidence import Evidence, gather, hint_evidence, rests_on_tools
-from clawloop.core.judging.hints import NOT_ASKED, HintChoice, choose_hint, reject_hint, with_hint
+from clawloop.core.judging.hints import NOT_ASKED, HintChoice, PromptChange, choose_hints, reject_hints, with_hint
 from clawloop.core.judging.records import (
     DIRECT,
     HINTS,
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 NOT_VOTED = Verdict(verdict=None, expected=None, reward=None, why="no verdict asked for")
 NO_VOTES = Verdict(verdict=None, expected=None, reward=None, why="no vote")
 NOTHING_FOLLOWED = Verdict(verdict=None, expected=None, reward=None, why="nothing followed")
-ONLY_TOOLS_FOLLOWED = HintChoice(None, answered=True, why="the user has not spoken since")
-NO_HINT_SOURCE = HintChoice(None, answered=True, why="nothing says what to do better")
+ONLY_TOOLS_FOLLOWED = HintChoice((), answered=True, why="the user has not spoken since")
+NO_HINT_SOURCE = HintChoice((), answered=True, why="nothing says what to do better")
 
 
 Render = Callable[[TurnRecord, Sequence[Message]], Awaitable[list[int]]]
@@ -141,19 +141,17 @@ class Evaluator:
             unseen=unseen_parts(record.messages),
         )
         decision = decide(signal, verdict, hint, fault)
-        hinted: list[int] | None = None
-        if decision.hint is not None:
-            hinted, problem = await self._hinted_prompt(decision.hint)
-            if problem is not None:
-                hint = reject_hint(hint, problem)
-                decision = decide(signal, verdict, hint, fault)
+        hinted: tuple[PromptChange, ...] = ()
+        if decision.hints:
+            hint, hinted = await self._hinted_prompts(hint)
+            decision = decide(signal, verdict, hint, fault)
         problems = self._collector.problems
         return FinalizedJudgement(
             verdict=verdict,
             hint=hint,
             not_trainable=fault,
             reward=decision.reward if relation is Relation.NONE else verdict.reward,
-            hinted_prompt_ids=None if hinted is None else tuple(hinted),
+            hinted_prompts=hinted,
             outcome=decision.outcome,
             why=f"{decision.why} ({'; '.join(problems)})" if problems else decision.why,
             relation=relation,
@@ -191,27 +189,34 @@ class Evaluator:
             return ONLY_TOOLS_FOLLOWED
         hints = await self._collector.hints(self._case.hint_kind, evidence)
         count_answers(self._counts, "hint", hints)
-        return choose_hint(hints, evidence, self._signal.hints_needed, from_tools=rests_on_tools(self._signal))
+        return choose_hints(hints, evidence, self._signal.hints_needed, from_tools=rests_on_tools(self._signal))
 
-    async def _hinted_prompt(self, hint: str) -> tuple[list[int] | None, str | None]:
-        """The ids of the prompt with the hint in it, or why there are none."""
+    async def _hinted_prompts(self, choice: HintChoice) -> tuple[HintChoice, tuple[PromptChange, ...]]:
+        """The hints whose prompts the engine renders, and those prompts; without any, the reason of the first."""
         record = self._record
-        hinted = with_hint(record.messages, hint)
-        if hinted is None:
-            return None, "no user message takes a hint"
-        try:
-            # Only a template that gives the recorded ids can be trusted with the hint.
-            if await self._render(record, record.messages) != record.prompt_ids:
-                return None, "template mismatch"
-            return await self._render(record, hinted), None
-        except EngineRejected as error:
-            return None, f"the engine does not render the hinted prompt ({error.status})"
-        except PromptTooLong as error:
-            return None, f"the hinted prompt is too long: {error}"
-        except EngineUnavailable:
-            if self._case.give_up is None:
-                raise
-            return None, "no engine rendered the hinted prompt"
+        prompts: dict[str, PromptChange] = {}
+        problems: list[str] = []
+        for text in choice.texts:
+            hinted = with_hint(record.messages, text)
+            if hinted is None:
+                return reject_hints(choice, "no user message takes a hint"), ()
+            try:
+                # Only a template that gives the recorded ids can be trusted with a hint.
+                if not (prompts or problems) and await self._render(record, record.messages) != record.prompt_ids:
+                    return reject_hints(choice, "template mismatch"), ()
+                prompts[text] = PromptChange.between(record.prompt_ids or (), await self._render(record, hinted))
+            except EngineRejected as error:
+                problems.append(f"the engine does not render the hinted prompt ({error.status})")
+            except PromptTooLong as error:
+                problems.append(f"the hinted prompt is too long: {error}")
+            except EngineUnavailable:
+                if self._case.give_up is None:
+                    raise
+                problems.append("no engine rendered the hinted prompt")
+        if not prompts:
+            return reject_hints(choice, problems[0]), ()
+        left = f", {len(problems)} left out: {problems[0]}" if problems else ""
+        return HintChoice(tuple(prompts), choice.answered, f"{choice.why}{left}"), tuple(prompts.values())
 
 
 def count_answers(counts: WorkerMetrics | None, kind: str, answers: Sequence[object | None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from clawloop.core.contracts.training import BatchSample, StepBatch
@@ -25,15 +26,14 @@ def plain_sequence(sample: BatchSample) -> TokenSequence:
     return TokenSequence(str(sample.sample_id), sample.prompt_ids, sample.response_ids, sample.temperature)
 
 
-def hinted_sequence(sample: BatchSample) -> TokenSequence:
-    """The same response after the prompt with the hint; only for a sample with a hint.
+def hinted_sequence(sample: BatchSample, place: int = 0) -> TokenSequence:
+    """The same response after the prompt with one of the sample's hints.
 
     Raises:
         SampleUnusable: see `plain_sequence`.
     """
-    assert sample.hinted_prompt_ids is not None
     key = f"{sample.sample_id} with hint"
-    return TokenSequence(key, sample.hinted_prompt_ids, sample.response_ids, sample.temperature)
+    return TokenSequence(key, sample.hinted_prompts[place], sample.response_ids, sample.temperature)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ def select_trainable(step: StepBatch, limits: Limits) -> TrainableBatch:
     for sample in step.samples:
         try:
             check_limits(plain_sequence(sample), limits)
-            if (problem := _hint_problem(sample, step.recipe.train, limits)) is not None:
+            sample, problem = _with_usable_hints(sample, step.recipe.train, limits)
+            if problem is not None:
                 batch.without_hint[sample.sample_id] = problem
-                sample = replace(sample, hinted_prompt_ids=None)
         except SampleUnusable as error:
             batch.unusable[sample.sample_id] = error.reason
         else:
@@ -74,18 +74,21 @@ def select_trainable(step: StepBatch, limits: Limits) -> TrainableBatch:
     return batch
 
 
-def _hint_problem(sample: BatchSample, recipe: Train, limits: Limits) -> str | None:
-    """The reason that the teacher cannot score the hinted prompt of a sample with a trainable verdict; None if it can.
+def _with_usable_hints(sample: BatchSample, recipe: Train, limits: Limits) -> tuple[BatchSample, str | None]:
+    """The sample with the hints that the recipe may use and the teacher can read, and why there are none any more.
 
     Raises:
-        SampleUnusable: the sample has nothing to learn from but the hint.
+        SampleUnusable: the sample has nothing to learn from but hints, and none is usable.
     """
-    if not recipe.uses_hints or sample.hinted_prompt_ids is None:
-        return None
-    try:
-        check_limits(hinted_sequence(sample), limits)
-    except SampleUnusable as error:
-        if not (recipe.uses_rewards and sample.reward):
-            raise
-        return error.reason
-    return None
+    usable: dict[int, Sequence[int]] = {}
+    problem: SampleUnusable | None = None
+    for place, prompt in sample.hinted_prompts.items() if recipe.uses_hints else ():
+        try:
+            check_limits(hinted_sequence(sample, place), limits)
+            usable[place] = prompt
+        except SampleUnusable as error:
+            problem = problem or error
+    if problem is not None and not usable and not (recipe.uses_rewards and sample.reward):
+        raise problem
+    read = {place: usable[place] for place in recipe.places_read(usable)}
+    return replace(sample, hinted_prompts=read), None if usable or problem is None else problem.reason

@@ -79,5 +79,6 @@ def left_out_reason(sample: BatchSample) -> str:
 
 
 def tokens_of(sample: BatchSample) -> int:
-    """Number of tokens of the sample's longer document."""
-    return max(len(sample.prompt_ids), len(sample.hinted_prompt_ids or ())) + len(sample.response_ids)
+    """Number of tokens of the sample's longest document."""
+    prompts = [sample.prompt_ids, *sample.hinted_prompts.values()]
+    return max(map(len, prompts)) + len(sample.response_ids)

@@ -334,8 +334,13 @@ class _Bin:
         return shared, None if other is None or 2 * shared < length else self.chats[other]
 
 
-def plan_micro_batches(sequences: Sequence[TokenSequence], limits: Limits) -> tuple[tuple[int, ...], ...]:
+def plan_micro_batches(
+    sequences: Sequence[TokenSequence], limits: Limits, together: Sequence[tuple[int, ...]] = ()
+) -> tuple[tuple[int, ...], ...]:
     """Assigns samples to micro-batches: those with a common prefix together, then first fit, longest first.
+
+    Args:
+        together: indices of sequences that have to be in one micro-batch, also where it exceeds the budget.
 
     Returns:
         For each micro-batch, indices of `sequences`; each index exactly once. Deterministic, so equal on every rank.
@@ -346,19 +351,31 @@ def plan_micro_batches(sequences: Sequence[TokenSequence], limits: Limits) -> tu
     for sequence in sequences:
         check_limits(sequence, limits)
     prefixes = CommonPrefixes([sequence.input_ids() for sequence in sequences], share=limits.share_prefixes)
+    followers = {first: others for first, *others in together}
+    placed_with = {other for others in followers.values() for other in others}
     bins: list[_Bin] = []
     for sample in prefixes.packing_order():
+        if sample in placed_with:
+            continue
         length = sequences[sample].input_tokens
+        added = sum(_added_tokens(prefixes, sequences, sample, other) for other in followers.get(sample, ()))
         fitting: list[tuple[int, int]] = []
         for number, candidate in enumerate(bins):
             cost, longest = candidate.cost(sample, length)
-            if candidate.tokens + cost <= limits.capacity(longest):
+            if candidate.tokens + cost + added <= limits.capacity(longest):
                 fitting.append((cost, number))
         _, chosen = min(fitting, default=(length, len(bins)))
         if chosen == len(bins):
             bins.append(_Bin(prefixes))
-        bins[chosen].add(sample, length)
+        for member in (sample, *followers.get(sample, ())):
+            bins[chosen].add(member, sequences[member].input_tokens)
     return tuple(tuple(sorted(filled.chats)) for filled in bins)
+
+
+def _added_tokens(prefixes: CommonPrefixes, sequences: Sequence[TokenSequence], sample: int, other: int) -> int:
+    """The tokens that `other` adds to a micro-batch which holds `sample`."""
+    common = prefixes.common(sample, other)
+    return sequences[other].input_tokens - (common if prefixes.is_worth_sharing(other, common) else 0)
 
 
 def check_limits(sequence: TokenSequence, limits: Limits) -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from clawloop.core.algorithms.scoring import Scores
+from clawloop.core.algorithms.scoring import Comparison, Scores, TopKOf
 from clawloop.core.contracts.training import BatchSample
 from clawloop.core.errors import AdapterUnusable, SampleUnusable
+from clawloop.core.judging.hints import MOST_HINTS
 from clawloop.core.recipes.recipe import Train
 from clawloop.training.batch import hinted_sequence, plain_sequence
 from clawloop.training.model.port import PolicyModel, adapter_tensors, set_adapter
-from clawloop.training.model.token_scores import TokenScores
+from clawloop.training.model.token_scores import Comparing, TokenScores
 from clawloop.training.packing import (
     Limits,
     MicroBatch,
@@ -52,11 +54,11 @@ class ScoringPass:
         policy, reference: score every sample's plain document, as the policy at the step's begin, as the base model;
             both if that is the same version.
         made: scores every sample's plain document after the last update, under the weights that the step made.
-        hinted: indices of the samples whose hinted document is scored, as their teacher.
+        hinted: members of the hinted documents that are scored, as teachers; see `hinted_member`.
         answered: indices of the samples whose plain document is scored, as the version that answered them. Where that
-            version is the teacher too, one pass reads both documents, so that their difference is the hint alone.
-        top_k: also find the K ids at which student and teacher are compared: the teacher's most likely ones at each
-            position if hinted documents are scored, else the student's.
+            version is the teacher too, one pass reads all their documents, so that their difference is the hint alone.
+        top_k: also compare a sample's documents at K ids of each position; they are in one micro-batch then.
+        top_k_of: whose most likely ids.
     """
 
     version: int
@@ -66,6 +68,7 @@ class ScoringPass:
     hinted: tuple[int, ...] = ()
     answered: tuple[int, ...] = ()
     top_k: int | None = None
+    top_k_of: TopKOf = "student"
 
     @property
     def plain(self) -> bool:
@@ -86,47 +89,30 @@ def plan_scoring_passes(samples: Sequence[BatchSample], recipe: Train, parent: i
         recipe: selects the teachers and the parts of the loss.
         parent: the version the step begins with.
     """
-    hinted = _hinted_samples(samples, recipe, recipe.teacher_version)
-    answered = _hinted_samples(samples, recipe, lambda version: version) if recipe.uses_gap else {}
-    top_k = recipe.distillation.top_k if recipe.loss.distillation > 0 and hinted else None
-    student_top_k = top_k if recipe.distillation.top_k_of == "student" else None
+    distillation = recipe.distillation if recipe.loss.distillation > 0 else None
+    hinted: defaultdict[int, list[int]] = defaultdict(list)
+    answered: defaultdict[int, list[int]] = defaultdict(list)
+    for index, sample in enumerate(samples):
+        if places := recipe.places_read(sample.hinted_prompts):
+            teacher = recipe.teacher_version(sample.version)
+            hinted[teacher] += [hinted_member(index, place) for place in places]
+            answered[sample.version].append(index)
     explicit = any(sample.explicit for sample in samples)
-    policy = parent if explicit or student_top_k or recipe.loss.correction == "decoupled" else None
+    policy = parent if explicit or recipe.loss.correction == "decoupled" else None
     reference = 0 if recipe.loss.kl > 0 else None
     versions = {version for version in (policy, reference, *hinted, *answered) if version is not None}
-    passes = []
-    for version in sorted(versions, key=lambda version: (version != policy, version)):
-        scoring_pass = ScoringPass(
+    return tuple(
+        ScoringPass(
             version=version,
             policy=version == policy,
             reference=version == reference,
-            hinted=hinted.get(version, ()),
-            answered=answered.get(version, ()),
-            top_k=None if student_top_k or version not in hinted else top_k,
+            hinted=tuple(hinted[version]),
+            answered=tuple(answered[version]),
+            top_k=distillation.top_k if distillation and hinted[version] else None,
+            top_k_of=distillation.top_k_of if distillation and hinted[version] else "student",
         )
-        if student_top_k and scoring_pass.policy:
-            # The teachers are scored at the ids found here, so this pass comes first, without hinted prompts.
-            passes.append(replace(scoring_pass, hinted=(), answered=(), top_k=student_top_k))
-            scoring_pass = replace(scoring_pass, policy=False, reference=False)
-        if scoring_pass.plain or scoring_pass.hinted or scoring_pass.answered:
-            passes.append(scoring_pass)
-    return tuple(passes)
-
-
-def _hinted_samples(
-    samples: Sequence[BatchSample], recipe: Train, read_by: Callable[[int], int]
-) -> dict[int, tuple[int, ...]]:
-    """Version → indices of the samples with a hint that it scores; empty if the recipe uses no hints.
-
-    Args:
-        read_by: the version that scores a sample, by the version that answered.
-    """
-    indices: dict[int, list[int]] = {}
-    if recipe.uses_hints:
-        for index, sample in enumerate(samples):
-            if sample.hinted_prompt_ids is not None:
-                indices.setdefault(read_by(sample.version), []).append(index)
-    return {version: tuple(of_version) for version, of_version in indices.items()}
+        for version in sorted(versions, key=lambda version: (version != policy, version))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +123,21 @@ class RankShard:
         trained: the micro-batches of the pass with gradient; the same number on every rank, the last ones may be
             fillers. Their members are indices of samples.
         scored: likewise for each pass without gradient, in the order in which the passes run. A sample's plain document
-            is the member `index`, its hinted document `hinted_member(index)`.
+            is the member `index`, a hinted document `hinted_member(index, place)`.
     """
 
     trained: tuple[MicroBatch, ...]
     scored: Mapping[ScoringPass, tuple[MicroBatch, ...]]
 
 
-def hinted_member(index: int) -> int:
-    """Member key of sample i's hinted document in a micro-batch: −i−1. Its own inverse."""
-    return ~index
+def hinted_member(index: int, place: int = 0) -> int:
+    """Member key of sample i's document with the hint at this place; below 0."""
+    return ~(index * MOST_HINTS + place)
+
+
+def place_of(member: int) -> tuple[int, int]:
+    """Sample and place of the hint of a hinted document."""
+    return divmod(~member, MOST_HINTS)
 
 
 def shard_batch(
@@ -172,19 +163,36 @@ def shard_batch(
         if scoring_pass.plain and not scoring_pass.hinted:
             scored[scoring_pass] = trained
             continue
-        of_pass = {hinted_member(index): hinted_sequence(samples[index]) for index in scoring_pass.hinted}
+        of_pass = {
+            member: hinted_sequence(samples[index], place)
+            for member in scoring_pass.hinted
+            for index, place in [place_of(member)]
+        }
         of_pass |= documents if scoring_pass.plain else {index: documents[index] for index in scoring_pass.answered}
-        scored[scoring_pass] = _collate_rank(of_pass, _plan_per_rank(of_pass, per_rank, limits), rank, limits)
+        planned = _plan_per_rank(of_pass, per_rank, limits, together=scoring_pass.top_k is not None)
+        scored[scoring_pass] = _collate_rank(of_pass, planned, rank, limits)
     return RankShard(trained, scored)
 
 
-def _plan_per_rank(documents: Mapping[int, TokenSequence], per_rank: Sequence[Bins], limits: Limits) -> list[Bins]:
-    """Micro-batches of a pass's documents, each on the rank that trains its sample."""
+def _plan_per_rank(
+    documents: Mapping[int, TokenSequence], per_rank: Sequence[Bins], limits: Limits, *, together: bool
+) -> list[Bins]:
+    """Micro-batches of a pass's documents, each on the rank that trains its sample.
+
+    Args:
+        together: a sample's documents are in one micro-batch.
+    """
     planned: list[Bins] = []
     for bins in per_rank:
-        samples = [index for members in bins for index in members]
-        keys = [key for index in samples for key in (index, hinted_member(index)) if key in documents]
-        positions = plan_micro_batches([documents[key] for key in keys], limits)
+        keys: list[int] = []
+        groups: list[tuple[int, ...]] = []
+        for sample in (index for members in bins for index in members):
+            possible = (sample, *(hinted_member(sample, place) for place in range(MOST_HINTS)))
+            of_sample = [key for key in possible if key in documents]
+            groups.append(tuple(range(len(keys), len(keys) + len(of_sample))))
+            keys += of_sample
+        groups = [group for group in groups if together and len(group) > 1]
+        positions = plan_micro_batches([documents[key] for key in keys], limits, groups)
         planned.append([tuple(keys[position] for position in members) for members in positions])
     return planned
 
@@ -236,6 +244,16 @@ def ids_at_positions(micro_batch: MicroBatch, ids: Mapping[int, Tensor]) -> Tens
     return micro_batch.join(given)
 
 
+def _groups(members: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Sample with a hint → its documents, as indices of `members`: the plain one, then by the hint's place."""
+    at = {member: index for index, member in enumerate(members)}
+    groups: dict[int, list[int]] = {}
+    for member in sorted((member for member in members if member < 0), reverse=True):
+        sample, _ = place_of(member)
+        groups.setdefault(sample, [at[sample]]).append(at[member])
+    return {sample: tuple(documents) for sample, documents in groups.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Scorer:
     """Runs one rank's part of the passes without gradient.
@@ -256,30 +274,28 @@ class Scorer:
 
     @torch.no_grad()
     def score(
-        self, scoring_pass: ScoringPass, micro_batches: Sequence[MicroBatch], at_ids: Mapping[int, Tensor]
-    ) -> tuple[dict[int, Scores], dict[int, Tensor]]:
-        """Scores of the members of these micro-batches, and the ids of the top-K scores in them.
-
-        Args:
-            at_ids: member → int64[T, K], ids to score it at; only if the pass does not itself find top-K ids.
-        """
+        self, scoring_pass: ScoringPass, micro_batches: Sequence[MicroBatch]
+    ) -> tuple[dict[int, Scores], dict[int, Comparison]]:
+        """Scores of the members of these micro-batches, and by sample the comparison of its documents, if requested."""
         scores: dict[int, Scores] = {}
-        ids: dict[int, Tensor] = {}
+        compared: dict[int, Comparison] = {}
         with nullcontext() if scoring_pass.made else self._as_version(scoring_pass.version):
             for done, micro_batch in enumerate(micro_batches, start=1):
                 on_device = micro_batch.to(self.model.device)
-                ids_NK = ids_at_positions(on_device, at_ids)
+                groups = _groups(on_device.members) if scoring_pass.top_k else {}
+                comparing = None
+                if groups:
+                    comparing = Comparing(tuple(groups.values()), scoring_pass.top_k or 0, scoring_pass.top_k_of)
                 # A sharded model's forward pass is a collective.
                 with self.ranks.raise_on_all_ranks(not self.model.is_sharded):
-                    token_scores: TokenScores = self.model(on_device, at_ids_NK=ids_NK, top_k=scoring_pass.top_k)
+                    token_scores: TokenScores = self.model(on_device, comparing=comparing)
                     with self.ranks.raise_on_all_ranks(self.model.is_sharded):
                         scores |= scores_by_sample(on_device, token_scores)
-                if token_scores.topk_ids_NK is not None:
-                    ids |= on_device.split(token_scores.topk_ids_NK)
+                compared |= dict(zip(groups, token_scores.compared, strict=True))
                 self.on_progress(
                     Progress(scoring_pass.stage, done, len(micro_batches), tokens=micro_batch.tokens_S.numel())
                 )
-        return scores, ids
+        return scores, compared
 
     @contextmanager
     def _as_version(self, version: int) -> Iterator[None]:
@@ -317,7 +333,7 @@ def score_replies(
         return {}
     places = list(usable)
     shard = shard_batch(list(usable.values()), limits, (), rank=ranks.rank, world_size=ranks.world_size)
-    scores, _ = Scorer(model, 0, None, ranks, on_progress).score(ScoringPass(version=0, made=True), shard.trained, {})
+    scores, _ = Scorer(model, 0, None, ranks, on_progress).score(ScoringPass(version=0, made=True), shard.trained)
     means = {places[member]: float(of_reply.logprob_T.mean()) for member, of_reply in scores.items()}
     return {index: mean for of_rank in ranks.all_gather(means) for index, mean in of_rank.items()}
 

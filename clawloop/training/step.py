@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from clawloop.core.algorithms.advantages import with_advantage
+from clawloop.core.algorithms.advantages import support_advantage, with_advantage
 from clawloop.core.algorithms.losses import Divisor, StepLoss, step_loss
 from clawloop.core.algorithms.rewards import has_drifted
-from clawloop.core.algorithms.scoring import Scores
+from clawloop.core.algorithms.scoring import Comparison, Scores, choose_hint
 from clawloop.core.algorithms.streams import Streams, logprobs_T
-from clawloop.core.contracts.training import BatchSample, Distance, SampleMetrics, StepFigures
+from clawloop.core.contracts.training import BatchSample, Distance, HintUse, SampleMetrics, StepFigures
 from clawloop.core.errors import NothingToTrain, StepDiverged, StreamsUnusable
 from clawloop.core.recipes.gate import TOKEN_LIMIT
 from clawloop.core.recipes.recipe import Gate, Optimiser, Train
@@ -44,10 +44,15 @@ from clawloop.training.scoring import (
 
 @dataclass(frozen=True, slots=True)
 class BatchSignals:
-    """Streams to train on of this rank's samples, by index in the batch, or the reasons that samples are dropped."""
+    """Streams to train on of this rank's samples, by index in the batch, or the reasons that samples are dropped.
+
+    Args:
+        taught: the hints of those that have a teacher.
+    """
 
     streams: dict[int, Streams]
     dropped: dict[int, str]
+    taught: dict[int, list[HintUse]]
 
 
 def gather_batch_signals(
@@ -63,32 +68,26 @@ def gather_batch_signals(
     reference: dict[int, Scores] = {}
     teacher: dict[int, Scores] = {}
     answered: dict[int, Scores] = {}
-    teacher_ids: dict[int, Tensor] = {}
-    student_ids: dict[int, Tensor] = {}  # by member of the hinted document
+    compared: dict[int, Comparison] = {}
     for scoring_pass, micro_batches in shard.scored.items():
-        scores, ids = scorer.score(scoring_pass, micro_batches, at_ids=student_ids)
+        scores, of_pass = scorer.score(scoring_pass, micro_batches)
+        compared |= of_pass
         if scoring_pass.policy:
             policy = scores
         if scoring_pass.reference:
             reference = scores
         if scoring_pass.hinted:
             teacher |= scores
-            teacher_ids |= ids
         answered |= {index: scores[index] for index in scoring_pass.answered if index in scores}
-        if scoring_pass.top_k and not scoring_pass.hinted:
-            student_ids = {hinted_member(index): ids_TK for index, ids_TK in ids.items()}
-    signals = BatchSignals({}, {})
+    signals = BatchSignals({}, {}, {})
     for index in (member for micro_batch in shard.trained for member in micro_batch.members):
         sample = samples[index]
         try:
-            streams = _streams(
-                sample,
-                reference.get(index),
-                teacher.get(hinted_member(index)),
-                answered.get(index),
-                teacher_ids.get(hinted_member(index)),
-                scorer.model.device,
-            )
+            streams = _streams(sample, reference.get(index), scorer.model.device)
+            if places := recipe.places_read(sample.hinted_prompts):
+                teachers = [teacher[hinted_member(index, place)] for place in places]
+                streams, taught = _taught(streams, answered[index], teachers, compared.get(index), places, recipe)
+                signals.taught[index] = taught
             if recipe.loss.correction == "decoupled":
                 streams = replace(streams, prox_logprob_T=policy[index].logprob_T)
             if recipe.loss.policy_gradient > 0:
@@ -106,28 +105,55 @@ def gather_batch_signals(
     return signals
 
 
-def _streams(
-    sample: BatchSample,
-    reference: Scores | None,
-    teacher: Scores | None,
-    answered: Scores | None,
-    topk_ids_TK: Tensor | None,
-    device: torch.device,
-) -> Streams:
+def _streams(sample: BatchSample, reference: Scores | None, device: torch.device) -> Streams:
     mask = sample.response_mask or [True] * len(sample.response_ids)
     streams = Streams(
         response_mask_T=torch.tensor(mask, dtype=torch.bool),
         behaviour_logprob_T=logprobs_T(sample.logprobs, name="behaviour_logprob_T"),
     ).to(device)
-    return replace(
+    return replace(streams, reference_logprob_T=reference.logprob_T if reference else None)
+
+
+def _taught(
+    streams: Streams,
+    answered: Scores,
+    teachers: Sequence[Scores],
+    compared: Comparison | None,
+    places: Sequence[int],
+    recipe: Train,
+) -> tuple[Streams, list[HintUse]]:
+    """The streams with those of the teacher of each token, and what each hint taught.
+
+    Args:
+        teachers: one for each hint that was read, in the order of `places`.
+        compared: None unless distributions are distilled.
+    """
+    mask_T = streams.response_mask_T
+    chosen_T = torch.zeros_like(mask_T, dtype=torch.int64)
+    overlaps: list[float | None] = [None] * len(places)
+    if compared is not None:
+        per_token = recipe.distillation.hint_choice == "token_optimal"
+        overlap_HT = compared.overlap_HT * mask_T
+        chosen_T = choose_hint(overlap_HT, per_token=per_token)
+        at_T = torch.arange(len(mask_T), device=chosen_T.device)
+        ids_TK, within_TK, answered_TK, teacher_TK, tail_T, _ = (values[chosen_T, at_T] for values in compared)
+        streams = replace(
+            streams,
+            teacher_topk_ids_TK=ids_TK,
+            teacher_topk_logprobs_TK=teacher_TK,
+            teacher_tail_T=tail_T,
+            answered_topk_logprobs_TK=answered_TK,
+            topk_advantage_TK=support_advantage(teacher_TK, answered_TK, within_TK, recipe.advantage.opd_clip),
+        )
+        overlaps = [*(overlap_HT.sum(dim=-1) / (mask_T.sum() * recipe.distillation.top_k)).tolist()]
+    teacher_HT = torch.stack([teacher.logprob_T for teacher in teachers])
+    streams = replace(
         streams,
-        reference_logprob_T=reference.logprob_T if reference else None,
-        teacher_logprob_T=teacher.logprob_T if teacher else None,
-        answered_logprob_T=answered.logprob_T if answered else None,
-        teacher_topk_ids_TK=topk_ids_TK if teacher else None,
-        teacher_topk_logprobs_TK=teacher.topk_logprobs_TK if teacher else None,
-        teacher_tail_T=teacher.tail_T if teacher else None,
+        teacher_logprob_T=teacher_HT.gather(0, chosen_T[None])[0],
+        answered_logprob_T=answered.logprob_T,
     )
+    shares = [float((chosen_T == hint)[mask_T].double().mean()) for hint in range(len(places))]
+    return streams, [HintUse(*use) for use in zip(places, overlaps, shares, strict=True)]
 
 
 def _drift(policy: Scores, streams: Streams) -> float:
@@ -272,9 +298,10 @@ def train_step(
         _check_bounds(epochs[-1], recipe)
         optimizer.step()
     advantages = _merge(ranks.all_gather({index: _advantages(streams) for index, streams in signals.streams.items()}))
+    taught = _merge(ranks.all_gather(signals.taught))
     first, last = epochs[0], epochs[-1]
     began = time.monotonic()
-    made, _ = scorer.score(ScoringPass(version=parent, made=True), shard.trained, {})
+    made, _ = scorer.score(ScoringPass(version=parent, made=True), shard.trained)
     new = {member: scores.logprob_T for member, scores in made.items()}
     moves, moves_seconds = dict[int, list[float | None]](), None
     if recipe.token_moves:
@@ -294,6 +321,7 @@ def train_step(
         tokens=divisor.tokens,
         samples={samples[index].sample_id: first.metrics[index] for index in sorted(first.metrics)},
         dropped={samples[index].sample_id: dropped[index] for index in sorted(dropped)},
+        taught={samples[index].sample_id: taught[index] for index in sorted(taught) if index in first.metrics},
         advantages={samples[index].sample_id: found for index in sorted(advantages) if (found := advantages[index])},
         moves={samples[index].sample_id: moves[index] for index in sorted(moves)},
         moves_seconds=moves_seconds,

@@ -89,9 +89,7 @@ SEALED_TABLES = (
     SealedTable("hints", _ANSWER_KEY, _answer, {"raw": Form.TEXT, "text": Form.TEXT}),
     SealedTable("feedback", ("id",), _id, {"text": Form.TEXT}),
     # One of a judgement may be replaced by another, in the same row.
-    SealedTable(
-        "samples", ("id",), lambda row: row["judgement_id"], {"hinted_prompt_ids": Form.BYTES}, ("judgement_id",)
-    ),
+    SealedTable("samples", ("id",), lambda row: row["judgement_id"], {"hinted_prompts": Form.BYTES}, ("judgement_id",)),
     SealedTable(
         "step_samples",
         ("policy", "step", "sample_id"),
@@ -114,7 +112,7 @@ PLAIN_COLUMNS: Mapping[str, str] = {
     "judge_trials": "digest judge found",
     "samples": "policy state reason",
     "steps": "policy state progress recipe_hash reason metrics",
-    "step_samples": "policy dropped without_hint",
+    "step_samples": "policy dropped without_hint taught",
     "gate_checks": "policy name result reason figures",
     "episodes": "state ending reason artifact_sha256",
     "rollout_groups": "policy environment task kind state reason",

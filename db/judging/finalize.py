@@ -26,7 +26,7 @@ from clawloop.core.errors import ClawloopError, RecordUnusable, StoreUnavailable
 from clawloop.core.ids import FeedbackId, JudgementId, TurnId, new_sample_id
 from clawloop.core.judging.records import Ballot, FinalizedJudgement, Relation
 from clawloop.core.samples.rewards import with_reward
-from db.content import ContentCodec, content_of, ids_to_bytes, storable
+from db.content import ContentCodec, changes_to_bytes, content_of, storable
 from db.database import Raw, raw_connection
 from db.group_commit import ALONE, Answer
 from db.judging.rewards import finalize_by_outcome, finalize_group
@@ -91,7 +91,7 @@ _WRITE_TURNS = """
     FROM unnest(%b::uuid[], %b::text[], %b::text[]) AS r(id, outcome, why) WHERE t.id = r.id
 """
 _WRITE_SAMPLES = """
-    INSERT INTO samples (id, judgement_id, turn_id, policy, state, reason, reward, hinted_prompt_ids)
+    INSERT INTO samples (id, judgement_id, turn_id, policy, state, reason, reward, hinted_prompts)
     SELECT * FROM unnest(%s::uuid[], %s::uuid[], %s::uuid[], %s::text[], %s::text[], %s::text[], %s::float8[],
         %s::bytea[])
 """
@@ -285,7 +285,7 @@ async def _write_the_rest(connection: AsyncConnection, one: _Decided) -> None:
     if locked.other_samples & {*UNTAKEN}:
         await supersede_others(connection, judgement, locked.turn_id, finalized.why)
     if one.has_sample and not one.is_fresh:
-        reward, hinted = finalized.reward or None, finalized.hinted_prompt_ids
+        reward, hinted = finalized.reward or None, finalized.hinted_prompts
         await insert_sample(connection, judgement, locked.turn_id, reward, hinted, finalized.why, locked.place)
     elif locked.sample is not None and not one.has_sample:
         await withdraw_sample(connection, judgement, finalized.why)
@@ -317,8 +317,7 @@ def _judgement(one: _Decided, content: ContentCodec) -> tuple[Any, ...]:
 
 def _sample(one: _Decided, content: ContentCodec) -> tuple[UUID | str | float | bytes | None, ...]:
     finalized, place = one.finalized, one.locked.place
-    ids = finalized.hinted_prompt_ids
-    hinted = None if ids is None else ids_to_bytes(ids)
+    hinted = changes_to_bytes(finalized.hinted_prompts) if finalized.hinted_prompts else None
     return (
         new_sample_id(),
         one.judgement,
@@ -327,7 +326,7 @@ def _sample(one: _Decided, content: ContentCodec) -> tuple[UUID | str | float | 
         SampleState.FRESH.value,
         finalized.why,
         finalized.reward or None,
-        content.write_bytes(hinted, "samples.hinted_prompt_ids", one.judgement),
+        content.write_bytes(hinted, "samples.hinted_prompts", one.judgement),
     )
 
 

@@ -107,7 +107,7 @@ _REMOVABLE = text(f"""
             AND s.state IN ('claimed', 'candidate'))
         AND NOT EXISTS (
             SELECT FROM samples s JOIN turns t ON t.id = s.turn_id
-            WHERE s.policy = v.policy AND s.state IN ('fresh', 'claimed') AND s.hinted_prompt_ids IS NOT NULL
+            WHERE s.policy = v.policy AND s.state IN ('fresh', 'claimed') AND s.hinted_prompts IS NOT NULL
                 AND t.version = v.n)
         AND NOT EXISTS (
             SELECT FROM turns t JOIN sessions c ON c.id = t.session_id

@@ -63,7 +63,7 @@ async def read_held_out(
     rows = {SampleId(row.id): row for row in await connection.execute(_NEWEST, parameters)}
     read = await read_samples(connection, conversations, sorted(rows))
     return [
-        replace(sample, reward=float(row.verdict), hinted_prompt_ids=None, unit=row.unit)
+        replace(sample, reward=float(row.verdict), hinted_prompts={}, unit=row.unit)
         for sample in read.values()
         if isinstance(sample, BatchSample)
         for row in (rows[sample.sample_id],)

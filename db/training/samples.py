@@ -16,9 +16,18 @@ from clawloop.core.contracts.training import UNTAKEN, BatchSample, SampleState
 from clawloop.core.contracts.turns import TurnKind, TurnOutcome
 from clawloop.core.errors import RecordUnusable
 from clawloop.core.ids import EpisodeId, JudgementId, SampleId, SessionId, TurnId, new_sample_id
+from clawloop.core.judging.hints import PromptChange
 from clawloop.core.recipes.recipe import Train, held_out_share
 from clawloop.core.samples.decision import is_held_out
-from db.content import ID_BYTES, bytes_to_ids, bytes_to_logprobs, content_of, ids_to_bytes, storable, token_count
+from db.content import (
+    bytes_to_changes,
+    bytes_to_ids,
+    bytes_to_logprobs,
+    changes_to_bytes,
+    content_of,
+    storable,
+    token_count,
+)
 from db.encryption.columns import opened
 from db.tables import PolicyRow, RecipeRow, SampleRow, SessionRow, TurnRow
 from db.turns.read import ConversationCache
@@ -129,7 +138,7 @@ async def insert_sample(
     judgement: JudgementId,
     turn_id: TurnId,
     reward: float | None,
-    hinted_prompt_ids: Sequence[int] | None,
+    hinted_prompts: Sequence[PromptChange],
     reason: str,
     place: SamplePlace | None = None,
 ) -> None:
@@ -144,12 +153,12 @@ async def insert_sample(
     """
     place = place or await _read_place(connection, turn_id)
     held_out = is_place_held_out(place) and not await _had_by_a_step(connection, turn_id)
-    hinted = None if hinted_prompt_ids is None else ids_to_bytes(hinted_prompt_ids)
+    hinted = changes_to_bytes(hinted_prompts) if hinted_prompts else None
     values = {
         "state": SampleState.HELD_OUT if held_out else SampleState.FRESH,
         "reason": reason,
         "reward": reward,
-        "hinted_prompt_ids": content_of(connection).write_bytes(hinted, "samples.hinted_prompt_ids", judgement),
+        "hinted_prompts": content_of(connection).write_bytes(hinted, "samples.hinted_prompts", judgement),
     }
     new = insert(SampleRow).values(
         id=new_sample_id(),
@@ -252,13 +261,13 @@ SAMPLE_COLUMNS = f"""s.id, s.turn_id, t.version, t.outcome, t.sampling, coalesce
     coalesce({token_count("t.prompt_ids")}, 0) AS prompt_added,
     coalesce({token_count("t.response_ids")}, 0) AS response_tokens,
     t.logprobs IS NOT NULL AS has_logprobs,
-    {token_count("s.hinted_prompt_ids")} AS hinted_tokens, EXISTS (
+    {token_count("s.hinted_prompts")} AS hinted_tokens, EXISTS (
         SELECT FROM feedback f WHERE f.turn_id = s.turn_id AND f.applied_at <= j.decided_at) AS explicit"""
 """Columns that `sample_fault` needs, of a sample `s` of turn `t` and judgement `j`. It is `explicit` if the turn was
 rated or commented on when it was decided; later feedback belongs to the next judgement."""
 
 _SAMPLES = text(f"""
-    SELECT {SAMPLE_COLUMNS}, s.judgement_id, s.reward, s.hinted_prompt_ids, t.logprobs, t.episode_id
+    SELECT {SAMPLE_COLUMNS}, s.judgement_id, s.reward, s.hinted_prompts, t.logprobs, t.episode_id
     FROM samples s JOIN turns t ON t.id = s.turn_id JOIN judgements j ON j.id = s.judgement_id
     WHERE s.id = ANY(:samples)
 """)
@@ -282,22 +291,27 @@ async def _read(connection: AsyncConnection, conversations: ConversationCache, r
 
 async def _decode(connection: AsyncConnection, conversations: ConversationCache, row: Any) -> BatchSample | str:
     conversation = await conversations.load(connection, TurnId(row.turn_id))
-    prompt, sampling = conversation.prompt_ids or b"", row.sampling
-    if (fault := sample_fault(row, len(prompt) // ID_BYTES, sampling)) is not None:
+    prompt, sampling = bytes_to_ids(conversation.prompt_ids or b""), row.sampling
+    if (fault := sample_fault(row, len(prompt), sampling)) is not None:
         return fault
-    hinted = row.hinted_prompt_ids
+    hinted = row.hinted_prompts
     return BatchSample(
         sample_id=SampleId(row.id),
-        prompt_ids=bytes_to_ids(prompt),
+        prompt_ids=prompt,
         response_ids=bytes_to_ids(conversation.response_ids or b""),
         logprobs=bytes_to_logprobs(row.logprobs, row.response_tokens),
         temperature=float(sampling["temperature"]),
         version=row.version,
         reward=row.reward,
-        hinted_prompt_ids=None if hinted is None else bytes_to_ids(hinted),
+        hinted_prompts=_hinted_prompts(prompt, hinted),
         explicit=row.explicit,
         episode=None if row.episode_id is None else EpisodeId(row.episode_id),
     )
+
+
+def _hinted_prompts(prompt: Sequence[int], stored: bytes | None) -> dict[int, list[int]]:
+    changes = [] if stored is None else bytes_to_changes(stored)
+    return {place: change.of(prompt) for place, change in enumerate(changes)}
 
 
 def sample_fault(row: Any, prompt_tokens: int, sampling: Mapping[str, Any]) -> str | None:

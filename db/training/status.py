@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.contracts.answers import Counts, PolicyEvent, ReplyFigures, TrainedReply
 from clawloop.core.contracts.training import StepProgress, StepState, TrainingState, TrainingView
+from clawloop.core.contracts.views import TaughtHint
 from clawloop.core.errors import RecipeRejected, RecordUnusable
 from clawloop.core.gate.canary import traffic, version_for_all
 from clawloop.core.ids import SampleId, SessionId, TurnId
@@ -212,8 +213,8 @@ def unusable_recipe(error: RecipeRejected) -> str:
 # Reads what a version was trained on, what happened to a policy, and what changed since the last look.
 
 _BATCH = text("""
-    SELECT m.place, m.dropped, m.without_hint, s.id AS sample_id, s.reward, j.id AS judgement, j.verdict, j.hint, t.id,
-        t.session_id, t.version, t.messages_added, t.response,
+    SELECT m.place, m.dropped, m.without_hint, s.id AS sample_id, s.reward, j.id AS judgement, j.verdict, j.hint,
+        m.taught, t.id, t.session_id, t.version, t.messages_added, t.response,
         (SELECT count(*) FROM turns o WHERE o.session_id = t.session_id AND o.kind = 'main' AND o.id <= t.id) AS number
     FROM step_samples m JOIN samples s ON s.id = m.sample_id JOIN judgements j ON j.id = s.judgement_id
         JOIN turns t ON t.id = s.turn_id
@@ -274,7 +275,7 @@ class PostgresTrainingBrowser(PostgresStore):
                 response=row.response,
                 verdict=row.verdict,
                 reward=row.reward,
-                hint=row.hint,
+                hints=TaughtHint.of(row.hint, row.taught),
                 dropped=row.dropped,
                 without_hint=row.without_hint,
             )

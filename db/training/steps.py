@@ -19,6 +19,7 @@ from clawloop.core.contracts.training import (
     Claim,
     Distance,
     GateCheck,
+    HintUse,
     Pace,
     SampleState,
     StepBatch,
@@ -120,6 +121,7 @@ async def propose_step(
     await mark_dropped(connection, step, trained.figures.dropped)
     await _mark(connection, step, trained.figures.without_hint, StepSampleRow.without_hint)
     await _store_of_tokens(connection, step, trained)
+    await _store_taught(connection, step, trained.figures.taught)
     await insert_checks(connection, step.policy, step.n, checks)
     await keep_scores(connection, version, trained.held_out)
     candidate = {"state": StepState.CANDIDATE, "metrics": exact_json(metrics_of(trained))}
@@ -141,6 +143,16 @@ async def _store_of_tokens(connection: AsyncConnection, step: StepRow, trained: 
         rows.append(row)
     if rows:
         await connection.execute(_OF_TOKENS, rows)
+
+
+async def _store_taught(
+    connection: AsyncConnection, step: StepRow, taught: Mapping[SampleId, Sequence[HintUse]]
+) -> None:
+    for sample, hints in taught.items():
+        row = update(StepSampleRow).where(
+            StepSampleRow.policy == step.policy, StepSampleRow.step == step.n, StepSampleRow.sample_id == sample
+        )
+        await connection.execute(row.values(taught=exact_json([asdict(hint) for hint in hints])))
 
 
 async def accept_step(connection: AsyncConnection, step: StepRow, canary_share: float = 0.0) -> None:
@@ -556,7 +568,7 @@ async def _with_versions(
     samples: list[BatchSample],
     held_out: Sequence[BatchSample],
 ) -> StepBatch:
-    hinted = {sample.version for sample in samples if sample.hinted_prompt_ids is not None}
+    hinted = {sample.version for sample in samples if sample.hinted_prompts}
     teachers = {n for n in hinted if needs_version(recipe.train, n, step.parent)}
     other_shape = teachers & await versions_of_other_shape(connection, step.policy, recipe.train.lora)
     refs = await version_refs(connection, step.policy, (teachers - other_shape) | {step.parent})
@@ -568,7 +580,7 @@ async def _with_versions(
         sample.sample_id: f"version {sample.version}, which answered, "
         + ("has a LoRA of another shape" if sample.version in other_shape else "is gone")
         for sample in samples
-        if sample.hinted_prompt_ids is not None and sample.version in teachers - refs.keys()
+        if sample.hinted_prompts and sample.version in teachers - refs.keys()
     }
     return StepBatch(
         policy=step.policy,
@@ -578,8 +590,7 @@ async def _with_versions(
         epoch=step.epoch,
         recipe=recipe,
         samples=[
-            replace(sample, hinted_prompt_ids=None) if sample.sample_id in without_hint else sample
-            for sample in samples
+            replace(sample, hinted_prompts={}) if sample.sample_id in without_hint else sample for sample in samples
         ],
         teachers={n: refs[n] for n in sorted(teachers & refs.keys())},
         without_hint=without_hint,

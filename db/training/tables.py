@@ -33,8 +33,8 @@ class SampleRow(Base):
     __tablename__ = "samples"
     __table_args__ = (
         one_of("state", SampleState),
-        CheckConstraint("coalesce(reward, 0) <> 0 OR hinted_prompt_ids IS NOT NULL", name="has_gradient"),
-        CheckConstraint(f"octet_length(hinted_prompt_ids) % 4 IN (0, {SEALED_REST})", name="ids_are_whole"),
+        CheckConstraint("coalesce(reward, 0) <> 0 OR hinted_prompts IS NOT NULL", name="has_gradient"),
+        CheckConstraint(f"octet_length(hinted_prompts) % 4 IN (0, {SEALED_REST})", name="ids_are_whole"),
         Index(None, "policy", "state", "id"),
         Index(None, "turn_id"),
         Index(
@@ -53,7 +53,7 @@ class SampleRow(Base):
     state: Mapped[str]
     reason: Mapped[str]
     reward: Mapped[float | None]  # None: no reward term
-    hinted_prompt_ids: Mapped[bytes | None]  # encoded by db.content; None: no teacher term
+    hinted_prompts: Mapped[bytes | None]  # what each adds to the prompt, by db.content; None: no teacher term
     # A step takes all samples of a rollout group or none; None: a sample of a chat.
     rollout_group_id: Mapped[UUID | None] = mapped_column(ForeignKey("rollout_groups.id"))
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
@@ -108,6 +108,7 @@ class StepSampleRow(Base):
     place: Mapped[int]  # order in the batch
     dropped: Mapped[str | None]  # why the step left the sample out
     without_hint: Mapped[str | None]  # why only its verdict was trained
+    taught: Mapped[Any | None] = mapped_column(ExactJson)  # overlap and share of each hint; None: no teacher
     advantages: Mapped[bytes | None]  # of each token of the reply, by db.content; None: the step used none
     moves: Mapped[bytes | None]  # each token's change of log-prob, by db.content; None: the recipe did not ask for it
 

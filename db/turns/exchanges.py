@@ -87,7 +87,7 @@ async def read_detail(connection: AsyncConnection, view: TurnView, *, tokens: bo
             state=SampleState(row.state),
             reason=row.reason,
             reward=row.reward,
-            hinted=row.hinted_prompt_ids is not None,
+            hinted=row.hinted_prompts is not None,
         ),
         tokens=await _read_tokens(connection, record) if tokens else None,
     )

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.core.contracts.sessions import SessionState
 from clawloop.core.contracts.training import SampleState
 from clawloop.core.contracts.turns import MatchedBy, Message, TurnKind, TurnOutcome, TurnStatus
-from clawloop.core.contracts.views import Exchange, SessionFilter, SessionView, TurnDetail, TurnView
+from clawloop.core.contracts.views import Exchange, SessionFilter, SessionView, TaughtHint, TurnDetail, TurnView
 from clawloop.core.encryption.key_file import SETTING
 from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing, StateConflict
 from clawloop.core.ids import ApiKeyId, EpisodeId, SessionId, TurnId, short_form
@@ -99,6 +99,8 @@ _TURNS = f"""
             GROUP BY v.kind ORDER BY count(*) DESC LIMIT 1), 0) AS votes,
         (SELECT max(m.step) FROM step_samples m JOIN steps p ON p.policy = m.policy AND p.n = m.step
             WHERE m.sample_id = s.id AND m.dropped IS NULL AND p.state = 'committed') AS step,
+        (SELECT m.taught FROM step_samples m WHERE m.sample_id = s.id AND m.taught IS NOT NULL
+            ORDER BY m.step DESC LIMIT 1) AS taught,
         EXISTS (SELECT FROM turns n WHERE n.parent_turn_id = t.id AND n.kind = 'main')
             OR EXISTS (SELECT FROM feedback f WHERE f.turn_id = t.id) AS has_follow_up,
         (SELECT o.id FROM turns o WHERE o.id < t.id ORDER BY o.id DESC LIMIT 1) AS id_before,
@@ -279,7 +281,7 @@ def _turn_view(row: Any) -> TurnView:
         verdict=row.verdict,
         expected=row.expected,
         votes=row.votes,
-        hint=row.hint,
+        hints=TaughtHint.of(row.hint, row.taught),
         sample=None if row.sample_state is None else SampleState(row.sample_state),
         reward=row.reward,
         step=row.step,

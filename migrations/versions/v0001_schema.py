@@ -435,14 +435,14 @@ CREATE TABLE samples (
     state text NOT NULL,
     reason text NOT NULL,
     reward double precision,
-    hinted_prompt_ids bytea,
+    hinted_prompts bytea,
     rollout_group_id uuid REFERENCES rollout_groups,
     created_at timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT samples_state_check CHECK (state IN (
         'fresh', 'claimed', 'trained', 'expired', 'quarantined', 'superseded', 'held_out'
     )),
-    CONSTRAINT samples_has_gradient_check CHECK (coalesce(reward, 0) <> 0 OR hinted_prompt_ids IS NOT NULL),
-    CONSTRAINT samples_ids_are_whole_check CHECK (octet_length(hinted_prompt_ids) % 4 IN (0, 2))
+    CONSTRAINT samples_has_gradient_check CHECK (coalesce(reward, 0) <> 0 OR hinted_prompts IS NOT NULL),
+    CONSTRAINT samples_ids_are_whole_check CHECK (octet_length(hinted_prompts) % 4 IN (0, 2))
 );
 CREATE INDEX samples_group_idx ON samples (policy, rollout_group_id, state) WHERE rollout_group_id IS NOT NULL;
 CREATE INDEX samples_policy_state_id_idx ON samples (policy, state, id);
@@ -484,6 +484,7 @@ CREATE TABLE step_samples (
     place integer NOT NULL,
     dropped text,
     without_hint text,
+    taught json,
     advantages bytea,
     moves bytea,
     PRIMARY KEY (policy, step, sample_id),
@@ -568,7 +569,7 @@ _SEALED = {
     "votes": {"raw": _PLAIN_TEXT},
     "hints": {"raw": _PLAIN_TEXT, "text": _PLAIN_TEXT},
     "feedback": {"text": _PLAIN_TEXT},
-    "samples": {"hinted_prompt_ids": _PLAIN_BYTES},
+    "samples": {"hinted_prompts": _PLAIN_BYTES},
     "step_samples": {"advantages": _PLAIN_BYTES, "moves": _PLAIN_BYTES},
     "probes": {"content": _PLAIN_JSON},
 }

@@ -27,7 +27,7 @@ from clawloop.core.contracts.training import (
 )
 from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome
 from clawloop.core.ids import ApiKeyId, FeedbackId, SampleId, new_feedback_id
-from clawloop.core.judging.hints import HintChoice
+from clawloop.core.judging.hints import HintChoice, PromptChange
 from clawloop.core.judging.records import FinalizedJudgement
 from clawloop.core.judging.voting import Verdict
 from clawloop.core.recipes.recipe import Recipe
@@ -196,7 +196,13 @@ class FakeLearning:
         explicit: bool = False,
     ) -> list[SampleId]:
         return [
-            self.ledger.add_sample(POLICY, version=version, reward=reward, hinted_prompt_ids=hinted, explicit=explicit)
+            self.ledger.add_sample(
+                POLICY,
+                version=version,
+                reward=reward,
+                hinted_prompts={} if hinted is None else {0: hinted},
+                explicit=explicit,
+            )
             for _ in range(count)
         ]
 
@@ -294,10 +300,10 @@ class PostgresLearning:
         opened = await self.judgements.open(turn.turn_id, None, b"evidence", "hint")
         finalized = FinalizedJudgement(
             verdict=Verdict(1, 1.0, reward, "3 of 3 votes"),
-            hint=HintChoice(None, answered=True, why="none"),
+            hint=HintChoice((), answered=True, why="none"),
             not_trainable=None,
             reward=reward,
-            hinted_prompt_ids=None if hinted is None else tuple(hinted),
+            hinted_prompts=() if hinted is None else (PromptChange(0, 0, tuple(hinted)),),
             outcome=TurnOutcome.SAMPLED,
             why="verdict +1",
         )

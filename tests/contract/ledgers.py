@@ -33,13 +33,11 @@ from tests.records import turn_record
 
 RECIPE = Recipe(name="combined")
 ROLLED_BACK = ", rolled back to 0"
-GOOD = FinalizedJudgement(Verdict(1, 1.0, 1.0, "3 of 3"), NOT_ASKED, None, 1.0, None, TurnOutcome.SAMPLED, "verdict +1")
+GOOD = FinalizedJudgement(Verdict(1, 1.0, 1.0, "3 of 3"), NOT_ASKED, None, 1.0, (), TurnOutcome.SAMPLED, "verdict +1")
 BAD = FinalizedJudgement(
-    Verdict(-1, -1.0, -1.0, "3 of 3"), NOT_ASKED, None, -1.0, None, TurnOutcome.SAMPLED, "verdict -1"
+    Verdict(-1, -1.0, -1.0, "3 of 3"), NOT_ASKED, None, -1.0, (), TurnOutcome.SAMPLED, "verdict -1"
 )
-TIE = FinalizedJudgement(
-    Verdict(0, 0.0, 0.0, "vote tie"), NOT_ASKED, None, None, None, TurnOutcome.UNDECIDED, "vote tie"
-)
+TIE = FinalizedJudgement(Verdict(0, 0.0, 0.0, "vote tie"), NOT_ASKED, None, None, (), TurnOutcome.UNDECIDED, "vote tie")
 
 
 @dataclass

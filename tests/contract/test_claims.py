@@ -149,10 +149,10 @@ async def test_a_sample_whose_grandparent_lost_tokens_is_dropped_from_the_batch(
 def finalized(reward: float) -> FinalizedJudgement:
     return FinalizedJudgement(
         verdict=Verdict(1 if reward > 0 else -1, reward, reward, "rated"),
-        hint=HintChoice(None, answered=True, why="none"),
+        hint=HintChoice((), answered=True, why="none"),
         not_trainable=None,
         reward=reward,
-        hinted_prompt_ids=None,
+        hinted_prompts=(),
         outcome=TurnOutcome.SAMPLED,
         why=f"rated {reward:+g}",
     )
@@ -362,7 +362,7 @@ async def add_group(learning: PostgresLearning, name: str, *rewards: float) -> l
     for turn, reward in zip(turns, rewards, strict=True):
         opened = await learning.judgements.open(turn.turn_id, None, b"e", "hint")
         finalized = FinalizedJudgement(
-            rated(reward), NOT_ASKED, None, reward, None, TurnOutcome.SAMPLED, "rated", Relation.GROUP
+            rated(reward), NOT_ASKED, None, reward, (), TurnOutcome.SAMPLED, "rated", Relation.GROUP
         )
         await learning.judgements.finalize(opened.id, finalized, [])
     query = "SELECT s.id FROM samples s JOIN turns t ON t.id = s.turn_id WHERE t.group_id = %s ORDER BY s.id"

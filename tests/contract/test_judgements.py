@@ -121,7 +121,7 @@ async def test_a_direct_vote_is_not_stored_after_a_verdict_without_one(ledger: L
     await ledger.insert(first, second)
     opened = await ledger.judgements.open(first.turn_id, second.turn_id, b"e", "hint")
     none = FinalizedJudgement(
-        Verdict(None, None, None, "none"), NOT_ASKED, None, None, None, TurnOutcome.UNJUDGED, "none"
+        Verdict(None, None, None, "none"), NOT_ASKED, None, None, (), TurnOutcome.UNJUDGED, "none"
     )
     await ledger.judgements.finalize(opened.id, replace(none, ballot=Ballot(DIRECT, (None,))), [])
     said: dict[Vote, float] = {1: -0.1, 0: -3.0, -1: -4.0}

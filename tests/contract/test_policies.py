@@ -354,8 +354,8 @@ async def test_a_hint_for_an_adapter_of_another_shape_is_dropped_and_the_verdict
     await postgres_learning.steps.claim(POLICY, 2)
     batch = await postgres_learning.steps.batch(POLICY, 2)
     assert batch.teachers == {}
-    assert [(one.sample_id, one.hinted_prompt_ids) for one in batch.samples] == [
-        (sample, None) for sample in (*judged, *plain)
+    assert [(one.sample_id, one.hinted_prompts) for one in batch.samples] == [
+        (sample, {}) for sample in (*judged, *plain)
     ]
     shape = "version 1, which answered, has a LoRA of another shape"
     assert batch.without_hint == dict.fromkeys(judged, shape)

@@ -366,10 +366,10 @@ class PostgresBench:
         opened = await judgements.open(turn, None, b"evidence", "hint", revision=1)
         finalized = FinalizedJudgement(
             verdict=Verdict(verdict, float(verdict), float(verdict), "3 of 3 votes"),
-            hint=HintChoice(None, answered=True, why="none"),
+            hint=HintChoice((), answered=True, why="none"),
             not_trainable=None,
             reward=float(verdict),
-            hinted_prompt_ids=None,
+            hinted_prompts=(),
             outcome=TurnOutcome.SAMPLED,
             why=f"verdict {verdict}",
         )

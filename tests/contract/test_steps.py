@@ -111,8 +111,8 @@ async def test_a_sample_has_all_that_its_turn_recorded(learning: Learning) -> No
     sample, plain, *_ = (await learning.steps.batch(POLICY, 1)).samples
     assert (sample.prompt_ids, sample.response_ids, sample.logprobs) == ([1, 2, 3], [4, 5], [-0.5, -0.25])
     assert (sample.temperature, sample.version, sample.reward) == (0.6, 0, -0.5)
-    assert (sample.hinted_prompt_ids, sample.explicit) == ([1, 9, 2, 3], True)
-    assert (plain.hinted_prompt_ids, plain.explicit) == (None, False)
+    assert (sample.hinted_prompts, sample.explicit) == ({0: [1, 9, 2, 3]}, True)
+    assert (plain.hinted_prompts, plain.explicit) == ({}, False)
 
 
 async def test_only_the_next_step_is_claimed_and_one_at_a_time(learning: Learning) -> None:
@@ -278,7 +278,7 @@ async def test_a_turn_trained_without_its_hint_shows_the_reason(learning: Learni
     batch = await learning.steps.batch(POLICY, 3)
     gone = "version 1, which answered, is gone"
     assert batch.without_hint == {unreadable: gone}
-    assert [sample.hinted_prompt_ids is None for sample in batch.samples] == [True, False, False, False]
+    assert [not sample.hinted_prompts for sample in batch.samples] == [True, False, False, False]
     result = trained(batch, without_hint={too_long: "9000 tokens, the trainer takes 8192"})
     assert await commit(learning, batch, result) is StepState.COMMITTED
     say = {
@@ -394,7 +394,7 @@ async def test_a_hint_without_its_teacher_is_dropped_and_the_verdict_trained(lea
     await learning.steps.claim(POLICY, 3)
     batch = await learning.steps.batch(POLICY, 3)
     assert batch.teachers == {}
-    assert {sample.sample_id: sample.hinted_prompt_ids for sample in batch.samples}[both] is None
+    assert {sample.sample_id: sample.hinted_prompts for sample in batch.samples}[both] == {}
     assert (await learning.sample_result(hint_only))[2] == "version 1, which answered, is gone: its hint cannot be read"
 
 

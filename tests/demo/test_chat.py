@@ -20,6 +20,7 @@ from rich.console import Console
 from clawloop.app.demo.admin_client import AdminClient
 from clawloop.app.demo.chat import Chat, chat, describe_turn
 from clawloop.app.demo.demo_folder import Address
+from clawloop.core.contracts.views import TaughtHint
 from clawloop.core.errors import SetupError
 from tests.fakes.scripted_gateway import scripted_gateway
 from tests.records import turn_view
@@ -64,7 +65,7 @@ async def test_a_missing_gateway_is_a_setup_error() -> None:
 
 
 def test_a_turn_description_omits_unknown_fields() -> None:
-    turn = turn_view(version=3, why="verdict -1 by 3 of 3", verdict=-1, hint="Use Python.")
+    turn = turn_view(version=3, why="verdict -1 by 3 of 3", verdict=-1, hints=[TaughtHint(text="Use Python.")])
     assert describe_turn(turn) == "verdict -1, hint “Use Python.”, version 3, verdict -1 by 3 of 3"
     turn = turn_view(why="nothing followed")
     assert describe_turn(turn) == "no verdict, version 0, nothing followed"

@@ -9,9 +9,8 @@ import pytest
 from clawloop.app.demo.plan import Plan, plan
 from clawloop.app.demo.recipes import Method, demo_recipe
 from clawloop.app.demo.world import Axis
-from clawloop.app.processes.bootstrap import DEFAULT_RECIPE
 from clawloop.core.errors import SetupError
-from clawloop.core.recipes.recipe import load_recipe
+from clawloop.core.recipes.recipe import DEFAULT_RECIPE, load_recipe
 
 
 def planned(

@@ -113,7 +113,7 @@ async def judged(gateway: RealGateway, renderer: EngineRenderer, session: str, l
         ask = JudgeTurn(session_id=last.session_id, turn_id=last.record.turn_id)
         (fate,) = (await activities.judge_turn(ask)).results
     assert fate.turn_id == reply.record.turn_id
-    query = "SELECT hinted_prompt_ids FROM samples WHERE turn_id = %s"
+    query = "SELECT hinted_prompts FROM samples WHERE turn_id = %s"
     async with await psycopg.AsyncConnection.connect(gateway.database_url) as connection:
         ((stored,),) = await (await connection.execute(query, [fate.turn_id])).fetchall()
     return Judged(call, reply, fate, None if stored is None else bytes_to_ids(stored))

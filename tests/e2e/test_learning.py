@@ -155,7 +155,7 @@ def _batch(gateway: RealGateway) -> dict[TurnId, tuple[int, bool]]:
     """The turns of step 1, each with the judge's verdict (0: none to learn from) and whether there was a hint."""
     with psycopg.connect(gateway.database_url) as connection:
         rows = connection.execute("""
-            SELECT s.turn_id, s.reward, s.hinted_prompt_ids IS NOT NULL FROM step_samples b
+            SELECT s.turn_id, s.reward, s.hinted_prompts IS NOT NULL FROM step_samples b
                 JOIN samples s ON s.id = b.sample_id WHERE b.step = 1 AND b.policy = 'default'""").fetchall()
     return {TurnId(turn): (int(reward or 0), hinted) for turn, reward, hinted in rows}
 

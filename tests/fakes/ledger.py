@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -123,7 +123,7 @@ class FakeLedger:
         *,
         version: int = 0,
         reward: float | None = 1.0,
-        hinted_prompt_ids: Sequence[int] | None = None,
+        hinted_prompts: Mapping[int, Sequence[int]] | None = None,
         explicit: bool = False,
     ) -> SampleId:
         """A fresh sample, as finalizing a judgement makes it."""
@@ -136,7 +136,7 @@ class FakeLedger:
             temperature=0.6,
             version=version,
             reward=reward,
-            hinted_prompt_ids=hinted_prompt_ids,
+            hinted_prompts=hinted_prompts or {},
             explicit=explicit,
         )
         signal = None if recipe is None else recipe.signal.hash

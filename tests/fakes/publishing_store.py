@@ -123,7 +123,7 @@ class FakePublishingStore:
             or (opened is not None and self.ledger.steps[policy, opened].parent == n)
             or any(own == policy and version == n for _, own, version in self.ledger.loaded)
             or any(
-                one.policy == policy and one.of.version == n and one.of.hinted_prompt_ids and one.state in waiting
+                one.policy == policy and one.of.version == n and one.of.hinted_prompts and one.state in waiting
                 for one in self.ledger.samples.values()
             )
         )

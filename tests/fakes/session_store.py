@@ -135,7 +135,7 @@ class FakeSessionStore:
                 verdict=None,
                 expected=None,
                 votes=0,
-                hint=None,
+                hints=(),
                 sample=None,
                 reward=None,
                 step=None,

@@ -95,7 +95,7 @@ class FakeStepStore:
         if is_stale(apart, bound=train.staleness_versions, explicit=sample.of.explicit):
             return f"stale: {apart} versions apart, bound {train.staleness_versions}"
         by_reward = bool(sample.of.reward) and train.uses_rewards
-        if not by_reward and not (sample.of.hinted_prompt_ids is not None and train.uses_hints):
+        if not by_reward and not (sample.of.hinted_prompts and train.uses_hints):
             return "neither a verdict nor a hint that this recipe learns from"
         gone = self._ref(policy_row.id, sample.of.version) is None
         if not by_reward and needs_version(train, sample.of.version, policy_row.head) and gone:
@@ -142,13 +142,13 @@ class FakeStepStore:
         if step.state is not StepState.CLAIMED:
             raise RecordUnusable(f"step {n} of policy {policy!r} is {step.state}")
         samples = {sample: self.ledger.samples[sample].of for sample in step.samples}
-        hinted = {sample.version for sample in samples.values() if sample.hinted_prompt_ids is not None}
+        hinted = {sample.version for sample in samples.values() if sample.hinted_prompts}
         wanted = {n for n in hinted if needs_version(step.recipe.train, n, step.parent)}
         teachers = {n: ref for n in sorted(wanted) if (ref := self._ref(policy, n)) is not None}
         without_hint = {
             key: f"version {sample.version}, which answered, is gone"
             for key, sample in samples.items()
-            if sample.hinted_prompt_ids is not None and sample.version in wanted - teachers.keys()
+            if sample.hinted_prompts and sample.version in wanted - teachers.keys()
         }
         return StepBatch(
             policy=policy,
@@ -158,8 +158,7 @@ class FakeStepStore:
             epoch=step.epoch,
             recipe=step.recipe,
             samples=[
-                replace(sample, hinted_prompt_ids=None) if key in without_hint else sample
-                for key, sample in samples.items()
+                replace(sample, hinted_prompts={}) if key in without_hint else sample for key, sample in samples.items()
             ],
             teachers=teachers,
             without_hint=without_hint,

@@ -149,7 +149,7 @@ async def ledger(learning: PostgresLearning) -> dict[str, list[dict[str, Any]]]:
 def _plain(name: str, row: dict[str, Any]) -> Any:
     value = row[name]
     match name:
-        case "prompt_ids" | "response_ids" | "hinted_prompt_ids":
+        case "prompt_ids" | "response_ids" | "hinted_prompts":
             return bytes_to_ids(value)
         case "logprobs":
             return bytes_to_logprobs(value, len(bytes_to_ids(row["response_ids"])))

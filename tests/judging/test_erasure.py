@@ -33,7 +33,7 @@ from tests.judging.conftest import Bench
 
 WORD = "zebra"
 IDS = [0x7A65, 0x6272, 0x61]  # in no other array
-GOOD = FinalizedJudgement(Verdict(1, 1.0, 1.0, "3 of 3"), NOT_ASKED, None, 1.0, None, TurnOutcome.SAMPLED, "verdict +1")
+GOOD = FinalizedJudgement(Verdict(1, 1.0, 1.0, "3 of 3"), NOT_ASKED, None, 1.0, (), TurnOutcome.SAMPLED, "verdict +1")
 
 
 def says(body: dict[str, Any], question: str) -> str:
@@ -159,7 +159,7 @@ async def test_erasing_a_turn_while_a_judge_reads_it_leaves_the_turn_before_unch
     await bench.judgements.store_direct_vote(opened.id, {1: -0.1, 0: -3.0, -1: -4.0}, 1)
     await bench.judgements.store_hints(opened.id, "hint", [(0, f"The {WORD}", HintVote(True, WORD))])
     with pytest.raises(RecordUnusable, match="was erased"):
-        await bench.judgements.finalize(opened.id, replace(GOOD, hint=HintChoice(WORD, True, "1 of 1")), [])
+        await bench.judgements.finalize(opened.id, replace(GOOD, hint=HintChoice((WORD,), True, "1 of 1")), [])
     assert holding_words(bench) == []
     assert await bench.judge_turn(session, second, give_up="RecordUnusable") == []
     assert (await bench.turn(first.turn_id)).outcome is TurnOutcome.WAITING
@@ -243,7 +243,7 @@ async def test_an_erasure_locks_no_turn_while_it_waits_for_the_turn_before(bench
     first, second = bench.conversation("one", "two")
     session = await bench.insert(first, second)
     await bench.judge_turn(session, second)
-    assert bench.rows("SELECT FROM samples WHERE hinted_prompt_ids IS NOT NULL")
+    assert bench.rows("SELECT FROM samples WHERE hinted_prompts IS NOT NULL")
     hold = "SELECT id FROM turns WHERE id = %s FOR"
     with psycopg.connect(bench.url) as judging:  # as an activity that opens a judgement, which names the turn after
         judging.execute(f"{hold} UPDATE", [first.turn_id])

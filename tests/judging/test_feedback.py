@@ -57,7 +57,7 @@ async def test_late_feedback_amends_a_judgement_whose_sample_is_fresh(bench: Ben
     assert len(bench.judge.asked("vote")) == asked  # the rating is the verdict
     assert "Too long." in bench.judge.asked("hint")[-1]["messages"][-1]["content"]
     (sample,) = bench.rows("SELECT * FROM samples")
-    assert (sample["reward"], sample["hinted_prompt_ids"] is not None) == (-1.0, True)
+    assert (sample["reward"], sample["hinted_prompts"] is not None) == (-1.0, True)
     assert [row["revision"] for row in bench.rows("SELECT revision FROM judgements")] == [0]
     # Judging again is idempotent.
     before = len(bench.judge.requests)
@@ -73,7 +73,7 @@ async def test_a_turn_rated_at_once_gets_the_hint_that_comes_with_its_next_state
     bench.judge.hint = "Write it in Python, not in JavaScript."
     (result,) = await bench.judge_turn(session, second)
     assert result.why == "verdict -1: rated -1.00 by the user; hint: 3 of 3 hint answers usable"
-    samples = bench.rows("SELECT state, reward, hinted_prompt_ids IS NOT NULL AS hinted FROM samples ORDER BY id")
+    samples = bench.rows("SELECT state, reward, hinted_prompts IS NOT NULL AS hinted FROM samples ORDER BY id")
     assert [(row["state"], row["reward"], row["hinted"]) for row in samples] == [
         ("superseded", -1.0, False),
         ("fresh", -1.0, True),

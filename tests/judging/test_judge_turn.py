@@ -43,7 +43,7 @@ async def test_a_turn_is_judged_by_its_next_state(binary_bench: Bench) -> None:
     assert judgement["expected"] == pytest.approx(1 / 3)
     assert [vote["score"] for vote in bench.rows("SELECT score FROM votes ORDER BY index")] == [1, -1, 1]
     (sample,) = bench.rows("SELECT * FROM samples")
-    assert (sample["state"], sample["reward"], sample["hinted_prompt_ids"]) == ("fresh", 1.0, None)
+    assert (sample["state"], sample["reward"], sample["hinted_prompts"]) == ("fresh", 1.0, None)
     assert (await bench.turn(second.turn_id)).outcome is TurnOutcome.WAITING
 
 
@@ -56,7 +56,7 @@ async def test_a_hint_is_put_into_the_prompt_by_the_engines_own_template(bench: 
 
     assert result.why == "verdict -1: 3 of 3 votes for -1; hint: 3 of 3 hint answers usable"
     (sample,) = bench.rows("SELECT * FROM samples")
-    assert (sample["reward"], len(sample["hinted_prompt_ids"]) // 4) == (-1.0, 4)
+    assert (sample["reward"], len(sample["hinted_prompts"]) > 0) == (-1.0, True)
     plain, hinted = bench.judge.tokenized
     assert plain["messages"] == first.messages
     assert hinted["messages"][-1]["content"].endswith("Keep in mind: Write it in Python, not in JavaScript.")
@@ -75,7 +75,7 @@ async def test_as_many_judges_as_the_recipe_needs_must_have_a_hint(bench: Bench)
     (result,) = await bench.judge_turn(session, third)
     assert result.why == "verdict -1: 3 of 3 votes for -1; hint: 2 of 3 hint answers usable"
 
-    hinted = bench.rows("SELECT hinted_prompt_ids IS NOT NULL AS hinted FROM samples ORDER BY turn_id")
+    hinted = bench.rows("SELECT hinted_prompts IS NOT NULL AS hinted FROM samples ORDER BY turn_id")
     assert [sample["hinted"] for sample in hinted] == [False, True]
 
 
@@ -90,7 +90,7 @@ async def test_what_a_tool_printed_becomes_no_hint_unless_the_recipe_says_so(ben
         assert result.verdict == -1
         assert ("hint: 3 of 3 hint answers usable, which may rest on tool output" in result.why) is hinted
         assert ("no hint: the user has not spoken since" in result.why) is not hinted
-    stored = bench.rows("SELECT hinted_prompt_ids IS NOT NULL AS hinted FROM samples ORDER BY turn_id")
+    stored = bench.rows("SELECT hinted_prompts IS NOT NULL AS hinted FROM samples ORDER BY turn_id")
     assert [sample["hinted"] for sample in stored] == [False, True]
 
 
@@ -101,7 +101,7 @@ async def test_no_hint_is_used_if_the_template_does_not_give_the_recorded_ids(be
     bench.judge.prompt_ids = [7, 7, 7]
     (result,) = await bench.judge_turn(session, second)
     assert result.why == "verdict -1: 3 of 3 votes for -1; no hint: template mismatch"
-    assert bench.rows("SELECT hinted_prompt_ids FROM samples") == [{"hinted_prompt_ids": None}]
+    assert bench.rows("SELECT hinted_prompts FROM samples") == [{"hinted_prompts": None}]
 
 
 async def test_a_hint_that_does_not_fit_into_the_context_is_left_out_and_the_verdict_stays(bench: Bench) -> None:
@@ -112,7 +112,7 @@ async def test_a_hint_that_does_not_fit_into_the_context_is_left_out_and_the_ver
     (result,) = await bench.judge_turn(session, second)
     too_long = "no hint: the hinted prompt is too long: 4097 tokens with the reply, the context holds 4096"
     assert result.why == f"verdict -1: 3 of 3 votes for -1; {too_long}"
-    assert bench.rows("SELECT reward, hinted_prompt_ids FROM samples") == [{"reward": -1.0, "hinted_prompt_ids": None}]
+    assert bench.rows("SELECT reward, hinted_prompts FROM samples") == [{"reward": -1.0, "hinted_prompts": None}]
 
 
 async def test_side_turns_between_main_turns_do_not_count(binary_bench: Bench) -> None:

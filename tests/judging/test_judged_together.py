@@ -34,7 +34,7 @@ from tests.judging.conftest import BINARY, Bench, set_recipe, with_signal
 
 JUDGED = """
     SELECT s.external_id, t.outcome, t.outcome_detail, j.verdict, j.expected, j.reward, j.verdict_why, j.hint_why,
-        j.outcome AS judged, j.why, m.state, m.reason, m.reward AS term, m.hinted_prompt_ids IS NULL AS without_hint,
+        j.outcome AS judged, j.why, m.state, m.reason, m.reward AS term, m.hinted_prompts IS NULL AS without_hint,
         (SELECT count(*) FROM votes v WHERE v.judgement_id = j.id) AS votes,
         (SELECT count(*) FROM hints h WHERE h.judgement_id = j.id) AS hints
     FROM turns t JOIN sessions s ON s.id = t.session_id LEFT JOIN judgements j ON j.turn_id = t.id
@@ -58,7 +58,7 @@ async def opened(bench: Bench, turns: Sequence[TurnRecord]) -> OpenJudgement:
 def verdict(vote: Vote = 1, relation: Relation = Relation.NONE, ballot: Ballot | None = None) -> FinalizedJudgement:
     by_votes = Verdict(vote, float(vote), float(vote), "3 of 3")
     sampled = TurnOutcome.SAMPLED
-    return FinalizedJudgement(by_votes, NOT_ASKED, None, float(vote), None, sampled, f"{vote:+d}", relation, ballot)
+    return FinalizedJudgement(by_votes, NOT_ASKED, None, float(vote), (), sampled, f"{vote:+d}", relation, ballot)
 
 
 async def test_sessions_judged_at_once_are_judged_as_one_by_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,13 +28,13 @@ from clawloop.app.cli.main import app
 from clawloop.app.cli.openclaw_config import configuration, merged
 from clawloop.app.local import parts
 from clawloop.app.local.parts import Deployment, JudgeEngine
-from clawloop.app.processes.bootstrap import DEFAULT_RECIPE, create_default_policy, prepare
+from clawloop.app.processes.bootstrap import create_default_policy, prepare
 from clawloop.app.processes.endpoints import RuntimeAddresses, read_runtime_file, workflow_links, write_runtime_file
 from clawloop.core.contracts.serving import Scope
 from clawloop.core.contracts.turns import SessionEvidence, SessionSource, TurnKind, TurnRecord, TurnStatus
 from clawloop.core.errors import RecipeRejected, SetupError
 from clawloop.core.ids import ApiKeyId, response_id
-from clawloop.core.recipes.recipe import Recipe, load_recipe
+from clawloop.core.recipes.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from clawloop.core.settings import Settings, read_settings
 from clawloop.operations.workflow_links import NO_LINKS, WorkflowLinks
 from db.database import BACKGROUND_LIMIT, Database

@@ -112,9 +112,9 @@ async def whole_loop(url: str, content: ContentCodec) -> Loop:
     await PostgresProbeStore(learning.database).add(POLICY, [probe], 10)
     await learning.steps.claim(POLICY, 1)
     batch = await learning.steps.batch(POLICY, 1)
-    [sample] = [one for one in batch.samples if one.hinted_prompt_ids]
+    [sample] = [one for one in batch.samples if one.hinted_prompts]
     assert (sample.prompt_ids, sample.response_ids, sample.logprobs) == (PROMPT_IDS, RESPONSE_IDS, LOGPROBS)
-    assert sample.hinted_prompt_ids == HINTED_IDS
+    assert sample.hinted_prompts == {0: HINTED_IDS}
     assert sample.temperature == 0.5
     result = trained(batch, advantages={sample.sample_id: list(ADVANTAGES)})
     moves = {sample.sample_id: list(MOVES)}
@@ -172,7 +172,7 @@ async def require_readable(database: Database, loop: Loop) -> None:
     assert stored.record.sampling["stop"] == [STOP]
     detail = await PostgresSessionStore(database).detail(loop.turn, tokens=True)
     assert detail is not None
-    assert HINT in str(detail.turn.hint)
+    assert HINT in str(detail.turn.hints)
     assert [VOTE in vote.answer for vote in detail.judged.votes] == [True] * 3
     assert HINT in str(detail.judged.hints[0].text)
     assert detail.tokens is not None

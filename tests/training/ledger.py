@@ -9,7 +9,7 @@ import psycopg
 from clawloop.core.contracts.serving import Scope
 from clawloop.core.contracts.training import BatchSample
 from clawloop.core.contracts.turns import SessionEvidence, SessionSource, TurnOutcome
-from clawloop.core.judging.hints import NOT_ASKED
+from clawloop.core.judging.hints import NOT_ASKED, PromptChange
 from clawloop.core.judging.records import FinalizedJudgement
 from clawloop.core.judging.voting import Verdict
 from clawloop.core.recipes.recipe import Recipe
@@ -52,7 +52,9 @@ async def insert_samples(
             hint=NOT_ASKED,
             not_trainable=None,
             reward=sample.reward,
-            hinted_prompt_ids=None if sample.hinted_prompt_ids is None else tuple(sample.hinted_prompt_ids),
+            hinted_prompts=tuple(
+                PromptChange.between(sample.prompt_ids, one) for one in sample.hinted_prompts.values()
+            ),
             outcome=TurnOutcome.SAMPLED,
             why="a test's",
         )

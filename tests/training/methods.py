@@ -48,12 +48,18 @@ def batch_of(method: str, model: PolicyModel, *, version: int = 1, seed: int = 5
         rewards = [1.0, None, -1.0, 0.0, 1.0, -1.0, None, 1.0]  # None and 0: a hint and no verdict
     else:
         rewards = [1.0, -1.0, 1.0, 1.0, -1.0, 1.0, -1.0, 1.0]
+    if signal.hints:  # further hints, of which a recipe may choose
+        samples = [
+            replace(one, hinted_prompts={0: hinted, 1: hinted[:-3], 2: one.prompt_ids[4:]})
+            for one in samples
+            for hinted in [one.hinted_prompts[0]]
+        ]
     unhinted = {0, 5, 7} if signal.verdicts else set()
     return [
         replace(
             sample,
             reward=reward,
-            hinted_prompt_ids=sample.hinted_prompt_ids if signal.hints and index not in unhinted else None,
+            hinted_prompts=sample.hinted_prompts if signal.hints and index not in unhinted else {},
         )
         for index, (sample, reward) in enumerate(zip(samples, rewards, strict=True))
     ]

@@ -54,8 +54,8 @@ def plain_gradients(peft: nn.Module, samples: list[BatchSample], recipe: Train) 
         with torch.no_grad():
             with peft.disable_adapter():  # type: ignore[operator]
                 base = plain_logprobs(peft, *arguments).gather(-1, chosen)[:, 0][mask]
-            if sample.hinted_prompt_ids is not None:
-                hinted = (list(sample.hinted_prompt_ids), list(sample.response_ids), sample.temperature)
+            if sample.hinted_prompts:
+                hinted = (list(sample.hinted_prompts[0]), list(sample.response_ids), sample.temperature)
                 asked_base = recipe.advantage.teacher == "base"
                 with peft.disable_adapter() if asked_base else nullcontext():  # type: ignore[operator]
                     taught = plain_logprobs(peft, *hinted).gather(-1, chosen)[:, 0][mask]

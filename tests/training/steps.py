@@ -60,7 +60,7 @@ def samples_of(base: Path, n: int, *, hints: bool = True, version: int = 0) -> l
             temperature=sample.temperature,
             version=version,
             reward=sample.reward,
-            hinted_prompt_ids=sample.hinted_prompt_ids,
+            hinted_prompts=sample.hinted_prompts,
         )
         for place, sample in enumerate(random_batch(clean, hints=hints, seed=n))
     ]

@@ -108,8 +108,8 @@ def test_an_empty_batch_raises(model: PolicyModel) -> None:
         ({"logprobs": [-1.0]}, "log-probs of length 1 for 9 response tokens"),
         ({"response_mask": [True]}, "mask of length 1 for 9 response tokens"),
         ({"prompt_ids": [VOCAB]}, "the vocabulary has 199"),
-        ({"hinted_prompt_ids": [-1]}, f"{BAD} with hint: token ids -1"),
-        ({"hinted_prompt_ids": [1] * 300}, f"{BAD} with hint: 308 tokens, the trainer takes 256"),
+        ({"hinted_prompts": {0: [-1]}}, f"{BAD} with hint: token ids -1"),
+        ({"hinted_prompts": {0: [1] * 300}}, f"{BAD} with hint: 308 tokens, the trainer takes 256"),
         ({"temperature": 0.0}, "temperature 0.0"),
     ],
 )

@@ -137,7 +137,7 @@ def test_every_rank_runs_the_same_number_of_forwards_in_each_pass(base: Path) ->
         *random_batch(model, hints=True, version=2),
         *random_batch(model, hints=True, version=5)[:3],
     ]
-    hinted = {v: tuple(m for m, one in enumerate(batch) if one.version == v and one.hinted_prompt_ids) for v in (2, 5)}
+    hinted = {v: tuple(m for m, one in enumerate(batch) if one.version == v and one.hinted_prompts) for v in (2, 5)}
     joined, plain, teacher = (
         ScoringPass(version=2, policy=True, hinted=hinted[2]),
         ScoringPass(version=0, reference=True),

@@ -79,7 +79,7 @@ def samples_of(base: Path, seed: int) -> list[BatchSample]:
                 temperature=sequence.temperature,
                 version=0,
                 reward=reward,
-                hinted_prompt_ids=hint,
+                hinted_prompts={} if hint is None else {0: hint},
             )
         )
     return samples

@@ -57,7 +57,7 @@ def peak_of_step(base: Path, folder: Path, recipe: Train, prompt: int, response:
         temperature=1.0,
         version=0,
         reward=1.0,
-        hinted_prompt_ids=[*ids[:prompt], *ids[:8]],
+        hinted_prompts={0: [*ids[:prompt], *ids[:8]]},
     )
     optimizer = make_optimizer(model, recipe.optimiser)
     limits = Limits(4096, 2048, VOCAB)

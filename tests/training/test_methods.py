@@ -67,14 +67,23 @@ def _plain_loss(peft: nn.Module, sample: BatchSample, recipe: Train) -> Tensor:
         logits: Tensor = peft(ids).logits[0, len(prompt) - 1 : -1]
         return (logits / sample.temperature).log_softmax(-1)
 
+    def likeliest(distribution_TV: Tensor) -> list[set[int]]:
+        return [set(row) for row in distribution_TV.topk(recipe.distillation.top_k).indices.tolist()]
+
     student = distribution(list(sample.prompt_ids))
     own, mu = student.gather(-1, response)[:, 0], torch.tensor(sample.logprobs)
     teacher = None
     with torch.no_grad():
         with peft.disable_adapter():  # type: ignore[operator]
             reference = distribution(list(sample.prompt_ids)).gather(-1, response)[:, 0]
-        if sample.hinted_prompt_ids is not None:
-            teacher = distribution(list(sample.hinted_prompt_ids))
+        if sample.hinted_prompts:
+            teachers = [distribution(list(prompt)) for _, prompt in sorted(sample.hinted_prompts.items())]
+            teacher = teachers[0]
+            if recipe.loss.distillation and recipe.distillation.hint_choice == "sequence_optimal":
+                own_ids = likeliest(student)
+                teacher = max(
+                    teachers, key=lambda one: sum(len(a & b) for a, b in zip(own_ids, likeliest(one), strict=True))
+                )
     loss = recipe.loss.kl * (own - mu).exp().clamp(0, 2).detach() * (own - reference).square() / 2
     decoupled = recipe.loss.correction == "decoupled"
     began = own.detach()  # of one epoch, so that the step begins with the student's
@@ -87,20 +96,29 @@ def _plain_loss(peft: nn.Module, sample: BatchSample, recipe: Train) -> Tensor:
         if recipe.loss.distillation:
             whose = student.detach() if recipe.distillation.top_k_of == "student" else teacher
             ids = whose.topk(recipe.distillation.top_k).indices
-            inside = torch.zeros_like(student, dtype=torch.bool).scatter(-1, ids, True)
-            p, q = (
-                torch.cat([d.gather(-1, ids), d.masked_fill(inside, -math.inf).logsumexp(-1, keepdim=True)], -1)
-                for d in (student, teacher)
-            )
-            if recipe.distillation.divergence == "forward":
-                p, q = q, p
-            loss = loss + recipe.loss.distillation * (p.exp() * (p - q)).sum(-1)
+            loss = loss + recipe.loss.distillation * _over_ids(student, teacher, ids, recipe)
     if recipe.loss.policy_gradient:
         spared = 1 - recipe.advantage.spare_unlikely * (1 - mu.exp())
         advantage = torch.where(advantage < 0, advantage * spared, advantage)
         objective = torch.minimum(rho * advantage, rho.clamp(0.8, 1.28) * advantage)
         loss = loss - weight * torch.where(advantage < 0, torch.maximum(objective, 3 * advantage), objective)
     return loss
+
+
+def _over_ids(student: Tensor, teacher: Tensor, ids: Tensor, recipe: Train) -> Tensor:
+    if recipe.distillation.divergence == "clipped":
+        old, cap = student.detach().gather(-1, ids), recipe.advantage.opd_clip
+        of_id = old.softmax(-1) * (teacher.gather(-1, ids) - old).clamp(-cap, cap)
+        by_ratio = (student.gather(-1, ids) - old).exp()
+        return -torch.minimum(by_ratio * of_id, by_ratio.clamp(0.8, 1.28) * of_id).sum(-1)
+    inside = torch.zeros_like(student, dtype=torch.bool).scatter(-1, ids, True)
+    p, q = (
+        torch.cat([d.gather(-1, ids), d.masked_fill(inside, -math.inf).logsumexp(-1, keepdim=True)], -1)
+        for d in (student, teacher)
+    )
+    if recipe.distillation.divergence == "forward":
+        p, q = q, p
+    return (p.exp() * (p - q)).sum(-1)
 
 
 @pytest.mark.parametrize("checkpoint", ["qwen3", "qwen2"])
@@ -134,7 +152,7 @@ def test_neither_order_nor_packing_changes_a_methods_gradient(method: str, qwen3
 def test_every_methods_loss_reaches_the_adapter(qwen3: Path) -> None:
     """The system we follow trains every method as plain RL once LoRA is on."""
     samples = batch_of("combined", load(qwen3))
-    both = [sample for sample in samples if sample.reward and sample.hinted_prompt_ids]
+    both = [sample for sample in samples if sample.reward and sample.hinted_prompts]
     assert len(both) > 1
     # Some differ in the reward alone, which is not the step's, or in its pace.
     terms = {method: unclipped(method) for method in METHODS}

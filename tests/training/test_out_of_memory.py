@@ -30,7 +30,7 @@ def with_memory_for(tokens: int, longest: int, monkeypatch: pytest.MonkeyPatch) 
     def train(model: Any, optimizer: Any, samples: Sequence[BatchSample], *rest: Any, **named: Any) -> StepFigures:
         _, limits = rest
         tried.append((len(samples), limits.budget_tokens))
-        lengths = [max(len(s.prompt_ids), len(s.hinted_prompt_ids or ())) + len(s.response_ids) for s in samples]
+        lengths = [max(map(len, [s.prompt_ids, *s.hinted_prompts.values()])) + len(s.response_ids) for s in samples]
         if limits.budget_tokens > tokens or max(lengths) > longest:
             with torch.no_grad():  # as a step that failed after its first update
                 for parameter in model.adapter_parameters().values():

@@ -66,7 +66,7 @@ def samples(vocab: int, lengths: Sequence[tuple[int, int]], *, shared: int = 0) 
                 temperature=0.6,
                 version=0,
                 reward=1.0,
-                hinted_prompt_ids=[*prompt_ids[:-4], *ids(4)],
+                hinted_prompts={0: [*prompt_ids[:-4], *ids(4)]},
             )
         )
     return made

@@ -19,7 +19,7 @@ from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape, adapter_tensors
 from clawloop.training.packing import Limits
 from clawloop.training.ranks import Progress
-from clawloop.training.scoring import ScoringPass, hinted_member, plan_scoring_passes, shard_batch
+from clawloop.training.scoring import ScoringPass, hinted_member, place_of, plan_scoring_passes, shard_batch
 from tests.training.tiny import (
     VOCAB,
     random_ids,
@@ -43,7 +43,7 @@ def sample(number: int, prompt: Sequence[int], hinted: Sequence[int] | None = No
         temperature=1.0,
         version=version,
         reward=1.0,
-        hinted_prompt_ids=hinted,
+        hinted_prompts={} if hinted is None else {0: hinted},
     )
 
 
@@ -58,11 +58,11 @@ def tokens_of(samples: Sequence[BatchSample], limits: Limits, *passes: ScoringPa
 
 
 def apart(passes: Sequence[ScoringPass]) -> tuple[ScoringPass, ...]:
-    """The same, plain and hinted prompts each in a pass of their own."""
+    """The same, plain and hinted prompts each in a pass of their own, but where they are compared."""
     found: list[ScoringPass] = []
     for one in passes:
-        if (one.plain or one.answered) and one.hinted:
-            plain = replace(one, hinted=(), top_k=None)
+        if (one.plain or one.answered) and one.hinted and one.top_k is None:
+            plain = replace(one, hinted=())
             found += [plain, replace(one, policy=False, reference=False, answered=())]
         else:
             found.append(one)
@@ -104,20 +104,11 @@ COMPARED: dict[str, object] = {"distillation": 1.0}
             1,
             [(0, "reference and teacher", (0, 1), 5), (1, "teacher", (2,), 5)],
         ),
-        # The teachers wait for the student's ids.
+        # Their ids are found in the same pass.
         (
             {"loss": COMPARED, "distillation": {"top_k": 5}},
             1,
-            [
-                (1, "policy", (), 5),
-                (1, "teacher", (2,), None),
-                (0, "reference and teacher", (0, 1), None),
-            ],
-        ),
-        (
-            {"loss": COMPARED, "distillation": {"top_k": 5}},
-            0,
-            [(0, "policy and reference", (), 5), (0, "teacher", (0, 1), None), (1, "teacher", (2,), None)],
+            [(0, "reference and teacher", (0, 1), 5), (1, "teacher", (2,), 5)],
         ),
     ],
 )
@@ -125,7 +116,7 @@ def test_documents_scored_under_the_same_weights_form_one_pass(
     tables: dict[str, dict[str, object]], parent: int, expected: list[tuple[int, str, tuple[int, ...], int | None]]
 ) -> None:
     found = plan_scoring_passes(BATCH, recipe_of(**tables), parent)
-    assert [(one.version, one.stage, one.hinted, one.top_k) for one in found] == expected
+    assert [(one.version, one.stage, tuple(place_of(m)[0] for m in one.hinted), one.top_k) for one in found] == expected
 
 
 def test_explicit_feedback_is_scored_by_the_policy_together_with_its_hints() -> None:
@@ -140,7 +131,7 @@ def test_a_hinted_prompt_shares_the_prefix_of_its_plain_prompt() -> None:
     ids = random_ids(90)
     lasting, volatile, hint = ids[:60], ids[60:70], ids[70:90]
     samples = [sample(0, [*lasting, *volatile], [*lasting, *hint, *volatile])]
-    joined = ScoringPass(version=0, reference=True, hinted=(0,))
+    joined = ScoringPass(version=0, reference=True, hinted=(hinted_member(0),))
     # The last of ten response tokens is predicted, never read.
     assert tokens_of(samples, WIDE, *apart([joined])) == (70 + 9) + (90 + 9)
     assert tokens_of(samples, WIDE, joined) == 60 + (10 + 9) + (30 + 9)
@@ -162,7 +153,10 @@ def test_a_joined_pass_over_a_session_computes_little_more_than_its_hints(qwen3:
 def test_without_common_prefixes_a_joined_pass_costs_as_much_as_two() -> None:
     prompts = [one.prompt_ids for one in random_sequences([(20, 1), (15, 1), (30, 1), (25, 1)])]
     samples = [sample(0, prompts[0], prompts[1]), sample(1, prompts[2], prompts[3])]
-    joined, plain = ScoringPass(version=0, reference=True, hinted=(0, 1)), ScoringPass(version=1, policy=True)
+    joined, plain = (
+        ScoringPass(version=0, reference=True, hinted=(hinted_member(0), hinted_member(1))),
+        ScoringPass(version=1, policy=True),
+    )
     limits = replace(WIDE, budget_tokens=80)
     assert tokens_of(samples, limits, joined) == tokens_of(samples, limits, *apart([joined]))
     shard = shard_batch(samples, limits, (joined, plain), rank=0, world_size=1)
@@ -180,7 +174,7 @@ def test_without_common_prefixes_a_joined_pass_costs_as_much_as_two() -> None:
 @pytest.mark.parametrize("plain", [True, False])
 def test_an_unusable_hinted_prompt_is_named(plain: bool) -> None:
     samples = [sample(0, [1, 2], [1, 2, 3]), sample(1, [1, 2], [VOCAB])]
-    passes = [ScoringPass(version=0, reference=plain, hinted=(0, 1))]
+    passes = [ScoringPass(version=0, reference=plain, hinted=(hinted_member(0), hinted_member(1)))]
     with pytest.raises(SampleUnusable, match=f"{sample_id(1)} with hint: token ids"):
         shard_batch(samples, WIDE, passes, rank=0, world_size=1)
 
@@ -191,8 +185,11 @@ CASES: dict[str, dict[str, dict[str, object]]] = {
     "combined, base": {"advantage": BASE_TEACHES},
     "opd, base": {"advantage": {**BASE_TEACHES, "verdict_weight": 0.0}},
     "decoupled": {"loss": {"correction": "decoupled"}},
-    "topk, base": {"advantage": BASE_TEACHES, "loss": COMPARED, "distillation": {"top_k": 5}},
-    "topk of base": {"advantage": BASE_TEACHES, "loss": COMPARED, "distillation": {"top_k": 5, "top_k_of": "teacher"}},
+    "topk": {"loss": COMPARED, "distillation": {"top_k": 5}},
+    "hybrid by token": {
+        "loss": COMPARED,
+        "distillation": {"top_k": 5, "divergence": "clipped", "hint_choice": "token_optimal", "top_k_of": "overlap"},
+    },
     "topk of teacher, decoupled": {
         "loss": {**COMPARED, "correction": "decoupled"},
         "distillation": {"top_k": 5, "top_k_of": "teacher"},
@@ -215,7 +212,7 @@ def test_neither_joining_passes_nor_sharing_prefixes_changes_a_step(
             replace(
                 one,
                 version=(0, 3, 2)[index % 3],
-                hinted_prompt_ids=None if index == 4 else one.hinted_prompt_ids,
+                hinted_prompts={} if index == 4 else one.hinted_prompts,
                 explicit=index == 6,
             )
             for index, one in enumerate(session_batch(model))
@@ -235,7 +232,7 @@ def test_neither_joining_passes_nor_sharing_prefixes_changes_a_step(
     report, gradients, stages = train(joins=True, shares=True)
     plain_report, plain_gradients, plain_stages = train(joins=False, shares=False)
     assert any(stage.endswith(" and teacher") for stage in stages)
-    assert not any(stage.endswith(" and teacher") for stage in plain_stages)
+    assert any(stage.endswith(" and teacher") for stage in plain_stages) == (recipe.loss.distillation > 0)
     assert report.loss == pytest.approx(plain_report.loss, abs=1e-5)
     assert report.dropped.keys() == plain_report.dropped.keys()
     assert relative_error(gradients, plain_gradients) < 1e-5

@@ -111,7 +111,7 @@ def test_distillation_follows_the_kl_over_top_k_and_tail(qwen3: Path, tmp_path: 
         distillation=Distillation.model_validate({"top_k": 5, "top_k_of": of, "divergence": divergence}),
         optimiser=UNCLIPPED,
     )
-    samples = [sample for sample in random_batch(model, hints=True) if sample.hinted_prompt_ids]
+    samples = [sample for sample in random_batch(model, hints=True) if sample.hinted_prompts]
     peft = peft_model(model, qwen3, tmp_path)
     total = sum(len(sample.response_ids) for sample in samples)
     loss = torch.zeros(())
@@ -119,7 +119,7 @@ def test_distillation_follows_the_kl_over_top_k_and_tail(qwen3: Path, tmp_path: 
         response = list(sample.response_ids)
         student = plain_logprobs(peft, list(sample.prompt_ids), response, sample.temperature)
         with torch.no_grad():
-            taught = plain_logprobs(peft, list(sample.hinted_prompt_ids or []), response, sample.temperature)
+            taught = plain_logprobs(peft, list(sample.hinted_prompts[0]), response, sample.temperature)
         ids = (student if of == "student" else taught).detach().topk(5).indices
         rest = torch.ones_like(student, dtype=torch.bool).scatter(-1, ids, False)
         for known in (student, taught):

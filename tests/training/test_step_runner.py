@@ -146,7 +146,7 @@ def test_a_sample_that_cannot_be_trained_is_left_out_with_its_reason(
         "vocabulary": replace(given[0], response_ids=[9999] * len(given[0].response_ids)),
         "tokens, the trainer takes 60": replace(given[1], prompt_ids=[1] * 60),
         "log-probs of length": replace(given[2], logprobs=[-1.0] * 99),
-        "73 tokens, the trainer takes 60": replace(given[3], hinted_prompt_ids=[1] * 52, reward=None),
+        "73 tokens, the trainer takes 60": replace(given[3], hinted_prompts={0: [1] * 52}, reward=None),
     }
     trained = completed(model.train(step_of([*bad.values(), *given[4:]], 1), ignore_status, never))
     assert len(trained.figures.samples) == 5
@@ -162,11 +162,11 @@ def test_a_sample_that_cannot_be_trained_is_left_out_with_its_reason(
 def test_a_sample_whose_hint_is_too_long_is_trained_on_its_verdict(
     qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
 ) -> None:
-    hinted = next(place for place, sample in enumerate(batches[1]) if sample.hinted_prompt_ids and sample.reward)
+    hinted = next(place for place, sample in enumerate(batches[1]) if sample.hinted_prompts and sample.reward)
     trained = []
-    for name, hint in (("long", [1] * 60), ("none", None)):
+    for name, hint in (("long", {0: [1] * 60}), ("none", dict[int, list[int]]())):
         samples = [*batches[1]]
-        samples[hinted] = replace(samples[hinted], hinted_prompt_ids=hint)
+        samples[hinted] = replace(samples[hinted], hinted_prompts=hint)
         model = StepRunner(setup_of(qwen3, tmp_path / name, max_tokens=60))
         trained.append(completed(model.train(step_of(samples, 1), ignore_status, never)))
     assert [step.figures.dropped for step in trained] == [{}, {}]

@@ -114,7 +114,7 @@ def after_hints(learned: TorchtuneModel, teacher: Literal["policy", "base"]) -> 
     optimizer = make_optimizer(model, recipe.optimiser)
     found = []
     for replies in itertools.islice(batches(model), 40):
-        hinted = [replace(reply, hinted_prompt_ids=HINTED) for reply in replies]
+        hinted = [replace(reply, hinted_prompts={0: HINTED}) for reply in replies]
         train_step(model, optimizer, hinted, recipe, LIMITS, parent=replies[0].version)
         found.append(preferences(model, PLAIN))
     return found

@@ -142,6 +142,7 @@ def as_samples(
     samples = []
     for index, sequence in enumerate(sequences):
         logprobs = logprobs_of[index]
+        with_hint = None if hinted is None else hinted[index]
         noise = 0.15 * torch.randn(logprobs.shape, generator=generator)
         samples.append(
             BatchSample(
@@ -152,7 +153,7 @@ def as_samples(
                 temperature=sequence.temperature,
                 version=version,
                 reward=1.0 if index % 3 else -1.0,
-                hinted_prompt_ids=None if hinted is None else hinted[index],
+                hinted_prompts={} if with_hint is None else {0: with_hint},
             )
         )
     return samples

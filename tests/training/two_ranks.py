@@ -65,7 +65,8 @@ def four_steps(base: Path, out: Path, ranks: Ranks) -> list[dict[str, object]]:
         report = train_step(model, optimizer, batch, RECIPE, LIMITS, parent=version - 1, ranks=ranks)
         samples = {str(sample): asdict(metrics) for sample, metrics in report.samples.items()}
         advantages = {str(sample): values for sample, values in report.advantages.items()}
-        reports.append({**asdict(report), "samples": samples, "advantages": advantages})
+        taught = {str(sample): [asdict(hint) for hint in hints] for sample, hints in report.taught.items()}
+        reports.append({**asdict(report), "samples": samples, "advantages": advantages, "taught": taught})
         if version in (2, 4):
             written = save_version(out, version, model, optimizer, IDENTITY, writes=ranks.is_first)
             [*found] = ranks.all_gather(written)

@@ -8,7 +8,7 @@ from typing import Any
 
 from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome
 from clawloop.core.ids import TurnId
-from clawloop.core.judging.hints import HintChoice
+from clawloop.core.judging.hints import HintChoice, PromptChange
 from clawloop.core.judging.records import HINTS, FinalizedJudgement
 from clawloop.core.judging.voting import HintVote, Verdict, Vote
 from tests.contract.learning import PostgresLearning
@@ -52,10 +52,10 @@ class Recorder:
             await judgements.store_hints(opened.id, HINTS, [(0, f"hint: {hint}", HintVote(True, hint))])
         finalized = FinalizedJudgement(
             verdict=Verdict(verdict, float(verdict), float(verdict), f"3 of 3 votes for {verdict}"),
-            hint=HintChoice(hint, answered=True, why="none" if hint is None else "1 of 1"),
+            hint=HintChoice(() if hint is None else (hint,), answered=True, why="none" if hint is None else "1 of 1"),
             not_trainable=None,
             reward=float(verdict) or None,
-            hinted_prompt_ids=None if hint is None else (1, 2, 3, 4),
+            hinted_prompts=() if hint is None else (PromptChange(0, 0, (1, 2, 3, 4)),),
             outcome=TurnOutcome.SAMPLED,
             why=f"verdict {verdict:+d}",
         )

@@ -277,7 +277,9 @@ async def test_what_a_version_was_trained_on_is_told_by_the_api_as_on_the_page(p
     async with httpx.AsyncClient(base_url=page.url, headers=headers, timeout=60) as client:
         told = (await client.get("/admin/v1/policies/default/versions/1")).json()
         assert (told["version"]["n"], told["version"]["parent"], told["children"]) == (1, 0, [])
-        assert [reply["hint"] for reply in told["batch"] if reply["turn_id"] == str(turn)] == [HINT]
+        assert [
+            [hint["text"] for hint in reply["hints"]] for reply in told["batch"] if reply["turn_id"] == str(turn)
+        ] == [[HINT]]
         base = (await client.get("/admin/v1/policies/default/versions/0")).json()
         assert (base["batch"], base["children"]) == ([], [1])
         assert (await client.get("/admin/v1/policies/default/versions/7")).status_code == 404

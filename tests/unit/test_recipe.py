@@ -25,8 +25,11 @@ from clawloop.core.episodes.kinds import KINDS, Levels
 from clawloop.core.errors import RecipeRejected
 from clawloop.core.recipes import table
 from clawloop.core.recipes.recipe import (
+    DEFAULT_RECIPE,
     Advantage,
+    Distillation,
     Gate,
+    HintChoice,
     Loss,
     Optimiser,
     Recipe,
@@ -85,7 +88,7 @@ def test_a_stored_recipe_is_read_back_unchanged(path: Path) -> None:
     assert parse_recipe(stored).hash == recipe.hash
 
 
-def test_the_combined_recipe_is_the_default() -> None:
+def test_the_combined_recipe_has_the_longest_hint_at_the_sampled_tokens() -> None:
     combined = next(load_recipe(path) for path in RECIPES if path.stem == "combined")
     spared = Train(
         advantage=Advantage(spare_unlikely=1.0), loss=Loss(kl=0.1), optimiser=Optimiser(beta1=0.5, grad_clip=0.05)
@@ -94,6 +97,17 @@ def test_the_combined_recipe_is_the_default() -> None:
         name="combined", train=spared, gate=Gate(held_out=0.1, content_loss=0.05, lr_backoff=0.25)
     )
     assert (combined.train.uses_rewards, combined.train.uses_hints) == (True, True)
+    assert combined.train.places_read([2, 0, 1]) == (0,)
+
+
+@pytest.mark.parametrize(
+    ("choice", "places"),
+    [("sequence_optimal", (0, 1, 2)), ("token_optimal", (0, 1, 2)), ("shortest", (2,)), ("longest", (0,))],
+)
+def test_a_reply_is_read_behind_the_hints_that_may_be_chosen(choice: HintChoice, places: tuple[int, ...]) -> None:
+    distilled = DEFAULT_RECIPE.train.model_copy(update={"distillation": Distillation(hint_choice=choice)})
+    assert distilled.places_read([2, 0, 1]) == places
+    assert distilled.places_read([]) == ()
 
 
 def test_no_two_shipped_recipes_have_the_same_hashes() -> None:
@@ -115,21 +129,22 @@ def test_the_hash_depends_on_the_content_and_not_on_its_spelling() -> None:
 def test_the_hash_stays_the_same_from_release_to_release() -> None:
     # Samples wait in the store under these: when a change here is meant, waiting samples expire.
     assert Recipe(name="combined").signal.hash[:12] == "dfe1d7ba3ef8"
-    assert Recipe(name="combined").hash[:12] == "a95e18c21b67"
+    assert Recipe(name="combined").hash[:12] == "14a9102cba57"
     grpo = next(load_recipe(path) for path in RECIPES if path.stem == "grpo")  # the one with [signal.overlong]
     assert grpo.signal.hash[:12] == "457c057b86a4"
 
 
 HASHES = {
-    "binary": ("bd1fc7c9a35c", "bd020ab0688f"),
-    "combined": ("dfe1d7ba3ef8", "3edbc31c4ce1"),
-    "demo": ("dfe1d7ba3ef8", "2f82be770126"),
-    "grpo": ("457c057b86a4", "bd020ab0688f"),
-    "judge": ("065925e6c6d8", "bd020ab0688f"),
-    "opd": ("de2b815b2dae", "14dfd19fced7"),
-    "outcome_process": ("34e05196c3d5", "bd020ab0688f"),
-    "quantised": ("dfe1d7ba3ef8", "90a6755d3025"),
-    "topk": ("de2b815b2dae", "237c4a1b6dc1"),
+    "binary": ("bd1fc7c9a35c", "e8fd951e8756"),
+    "combined": ("dfe1d7ba3ef8", "e925c27ae91d"),
+    "demo": ("dfe1d7ba3ef8", "f83ff4eec792"),
+    "grpo": ("457c057b86a4", "e8fd951e8756"),
+    "hybrid": ("dfe1d7ba3ef8", "2c832bf830c8"),
+    "judge": ("065925e6c6d8", "e8fd951e8756"),
+    "opd": ("de2b815b2dae", "4ead9b0ee09b"),
+    "outcome_process": ("8b880a10a120", "e8fd951e8756"),
+    "quantised": ("dfe1d7ba3ef8", "99a9666515ea"),
+    "topk": ("de2b815b2dae", "55a7abaf94ea"),
 }
 
 
@@ -263,6 +278,9 @@ def test_a_value_out_of_range_or_of_another_type_is_refused(text: str, field: st
         (f'{BINARY}teacher = "base"', "train.advantage.teacher"),
         (f"{BINARY}opd_clip = 5.0", "train.advantage.opd_clip"),
         ("[train.distillation]\ntop_k = 20", "train.distillation"),
+        (f'{TOP_K}[train.distillation]\ntop_k_of = "overlap"', "train.distillation.top_k_of"),
+        (TOP_K.replace("[train.loss]", 'teacher = "base"\n[train.loss]'), "train.advantage.teacher"),
+        (TOP_K.replace("[train.loss]", "opd_clip = 1.0\n[train.loss]"), "train.advantage.opd_clip"),
         (TOP_K.replace("[train.loss]", "spare_unlikely = 0.5\n[train.loss]"), "train.advantage.spare_unlikely"),
         ("[signal]\nverdicts = false\n[train.advantage]\nverdict_weight = 0.0", "signal.at_least_one"),
         (

@@ -92,9 +92,9 @@ def _turn(turn: TurnView, exchange: Exchange, full: bool) -> Iterator[str]:
     for vote in judged.votes:
         score = "?" if vote.score is None else signed(vote.score)
         yield from _labelled(f"judge {score}", _said(vote.answer, full, _ANSWER))
-    if turn.hint is not None:
-        yield from _labelled("hint", _said(turn.hint, full, _MESSAGE))
-    elif judged.hint_why:
+    for hint in turn.hints:
+        yield from _labelled("hint", _said(hint.line(), full, _MESSAGE))
+    if not turn.hints and judged.hint_why:
         yield from _labelled("no hint", judged.hint_why)
     for given in judged.feedback:
         rating = "comment" if given.score is None else f"rated {given.score:+g}"

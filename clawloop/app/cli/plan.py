@@ -215,10 +215,10 @@ def _needs(recipe: Path | None, *, quantised: bool) -> TrainingNeeds:
         RecipeRejected: it cannot be read, or not be used with quantised weights.
     """
     from clawloop.app.layout.request import needs_of, require_decoupled_weights
-    from clawloop.core.recipes.recipe import Recipe, load_recipe
+    from clawloop.core.recipes.recipe import DEFAULT_RECIPE, load_recipe
 
     if recipe is None:
-        return needs_of(Recipe(name="combined"))
+        return needs_of(DEFAULT_RECIPE)
     found = load_recipe(recipe)
     if quantised:
         require_decoupled_weights(found)

@@ -173,7 +173,7 @@ def _turn_facts(turn: TurnView) -> dict[str, str]:
         "version": str(turn.version),
         "verdict": None if turn.verdict is None else signed(turn.verdict),
         "expected": None if turn.expected is None else f"{turn.expected:+.2f} of {turn.votes} valid votes",
-        "hint": turn.hint,
+        "hints": "; ".join(hint.line() for hint in turn.hints) or None,
         "sample": turn.sample,
         "reward": None if turn.reward is None else f"{turn.reward:+g}",
         "step": None if turn.step is None else str(turn.step),

@@ -368,7 +368,7 @@ def _reply_row(reply: TrainedReply) -> dict[str, str]:
         "verdict": "" if reply.verdict is None else f"{reply.verdict:+d}",
         "reward": "" if reply.reward is None else f"{reply.reward:+.3g}",
         "left out": reply.dropped or "",
-        "hint or request": reply.hint or title_of(list(reply.added)) or "",
+        "hint or request": reply.hints[0].text if reply.hints else title_of(list(reply.added)) or "",
     }
 
 

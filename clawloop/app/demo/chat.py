@@ -105,7 +105,7 @@ class Chat:
 def describe_turn(turn: TurnView) -> str:
     """Return the result of an answer as text."""
     verdict = "no verdict" if turn.verdict is None else f"verdict {turn.verdict:+d}"
-    hint = "" if turn.hint is None else f", hint “{turn.hint}”"
+    hint = f", hint “{turn.hints[0].text}”" if turn.hints else ""
     outcome = f"trained in step {turn.step}" if turn.step is not None else turn.why
     return f"{verdict}{hint}, version {turn.version}, {outcome}"
 

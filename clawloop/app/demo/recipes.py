@@ -1,4 +1,4 @@
-"""The demo's recipes, one for each method: the structure of `combined`, `binary` and `opd` at the demo's pace.
+"""The demo's recipes, one for each method: the structure of the shipped ones at the demo's pace.
 
 The model is a thousand times smaller than those the defaults are for, its adapter has a lower rank, and a user is
 watched for minutes: so batches are small and the learning rate is high. Of what a version may lose before the gate
@@ -18,26 +18,30 @@ from __future__ import annotations
 from enum import StrEnum
 
 from clawloop.core.recipes.gate import Gate
-from clawloop.core.recipes.recipe import Advantage, Lora, Loss, Optimiser, Recipe, Signal, Train
+from clawloop.core.recipes.recipe import Advantage, Distillation, Lora, Loss, Optimiser, Recipe, Signal, Train
 
 
 class Method(StrEnum):
     BINARY = "binary"  # verdicts reward the whole answer
     OPD = "opd"  # on-policy distillation: the hinted model teaches the model without the hint
-    COMBINED = "combined"  # both
+    COMBINED = "combined"  # both, with the longest hint at the sampled tokens
+    HYBRID = "hybrid"  # both, with the hint of the largest overlap over the likeliest tokens
 
 
 _SIGNALS = {
     Method.BINARY: Signal(hints=False),
     Method.OPD: Signal(verdicts=False, at_least_one=False),
     Method.COMBINED: Signal(),
+    Method.HYBRID: Signal(),
 }
 _SPARE_UNLIKELY = 1.0
 _ADVANTAGES = {
     Method.BINARY: Advantage(teacher_weight=0.0, spare_unlikely=_SPARE_UNLIKELY),
     Method.OPD: Advantage(verdict_weight=0.0, spare_unlikely=_SPARE_UNLIKELY),
     Method.COMBINED: Advantage(spare_unlikely=_SPARE_UNLIKELY),
+    Method.HYBRID: Advantage(verdict_weight=0.1, teacher_weight=0.0, opd_clip=1.0, spare_unlikely=_SPARE_UNLIKELY),
 }
+_DISTILLATION = Distillation(top_k=4, divergence="clipped")
 _BATCH_SAMPLES = 4
 _LEARNING_RATE = 4e-3
 _LORA = Lora(rank=8, alpha=16.0)
@@ -60,7 +64,8 @@ def demo_recipe(method: Method) -> Recipe:
         train=Train(
             batch_samples=_BATCH_SAMPLES,
             advantage=_ADVANTAGES[method],
-            loss=Loss(kl=_KL),
+            distillation=_DISTILLATION if method is Method.HYBRID else Distillation(),
+            loss=Loss(kl=_KL, distillation=1.0 if method is Method.HYBRID else 0.0),
             lora=_LORA,
             optimiser=Optimiser(lr=_LEARNING_RATE, beta1=_BETA1, grad_clip=_GRAD_CLIP),
         ),

@@ -516,6 +516,14 @@ def working_bytes(
     return inputs + layer, max(0, chunk - layer)
 
 
+def reading_hints(model: ModelShape, needs: TrainingNeeds, tokens: int, number_bytes: int) -> int:
+    """One layer's intermediates without gradient, where a reply is read with and without hints in one micro-batch.
+
+    Its prompts may be short, so that little of them is shared.
+    """
+    return (1 + needs.hints) * tokens * number_bytes * (4 * model.width + 3 * model.inner + 3 * model.query)
+
+
 def rank_parts(request: Request, ranks: int, *, sharded: bool) -> tuple[Part, ...]:
     """Memory of one rank on its GPU, or of the trainer in the machine's memory.
 
@@ -533,6 +541,7 @@ def rank_parts(request: Request, ranks: int, *, sharded: bool) -> tuple[Part, ..
     inner, beyond = working_bytes(
         model, needs, b, tokens=tokens, responses=tokens, joined=limits.max_sample_tokens, packed=packed
     )
+    inner = max(inner, reading_hints(model, needs, tokens, b))
     share = ranks if sharded else 1
     kept = f"4 bits and {request.dtype}" if quantised else request.dtype
     divided = f" / {ranks} ranks" if sharded else ""

@@ -7,6 +7,7 @@ from typing import Literal
 
 from clawloop.app.layout.model_folder import ModelShape
 from clawloop.core.errors import SetupError
+from clawloop.core.judging.hints import MOST_HINTS
 from clawloop.core.recipes.recipe import Recipe, require_decoupled
 from clawloop.training.model.checkpoint import Quantisation
 
@@ -68,11 +69,13 @@ class TrainingNeeds:
         rank: the adapter's.
         compares_distributions: whole distributions are compared, so each position has further logits.
         entropy: the entropy of each position is in the loss.
+        hints: behind how many hints a reply is read, at most, in the micro-batch in which it is read without one.
     """
 
     rank: int = 16
     compares_distributions: bool = False
     entropy: bool = False
+    hints: int = 0
 
 
 def needs_of(recipe: Recipe) -> TrainingNeeds:
@@ -81,6 +84,7 @@ def needs_of(recipe: Recipe) -> TrainingNeeds:
         rank=train.lora.rank,
         compares_distributions=train.loss.distillation > 0,
         entropy=train.loss.entropy > 0,
+        hints=len(train.places_read(range(MOST_HINTS))) if train.loss.distillation > 0 else 0,
     )
 
 

@@ -9,16 +9,7 @@ from pathlib import Path
 from clawloop.app.processes.operations import check_engines
 from clawloop.core.contracts.serving import Scope
 from clawloop.core.errors import RecipeRejected, SetupError
-from clawloop.core.recipes.recipe import (
-    Advantage,
-    Gate,
-    Loss,
-    Optimiser,
-    Recipe,
-    Train,
-    require_decoupled,
-    require_rank,
-)
+from clawloop.core.recipes.recipe import DEFAULT_RECIPE, Recipe, require_decoupled, require_rank
 from db.content import PLAIN, ContentCodec
 from db.database import BACKGROUND_LIMIT, Database
 from db.schema import migrate
@@ -28,14 +19,6 @@ from db.serving.keys import PostgresKeyStore
 from db.training.recipes import ensure_recipe, read_recipe_of, set_recipe
 
 DEFAULT_POLICY = "default"
-DEFAULT_RECIPE = Recipe(
-    name="combined",
-    train=Train(
-        advantage=Advantage(spare_unlikely=1.0), loss=Loss(kl=0.1), optimiser=Optimiser(beta1=0.5, grad_clip=0.05)
-    ),
-    gate=Gate(held_out=0.1, content_loss=0.05, lr_backoff=0.25),
-)
-"""The recipe of a new policy; equals deploy/recipes/combined.toml."""
 
 
 async def prepare(

@@ -38,6 +38,28 @@ def teacher_gap(teacher_logprob_T: Tensor, answered_logprob_T: Tensor, clip: flo
     return (teacher_logprob_T - answered_logprob_T).clamp(-clip, clip)
 
 
+def support_advantage(teacher_TK: Tensor, answered_TK: Tensor, within_TK: Tensor, clip: float) -> Tensor:
+    """A_k = w_k · clip(log π_T(k | s + hint) − log π_v(k | s)) of each id k of a support, w = π_v over the support.
+
+    w is what the version that answered would choose among these ids, so that one it hardly ever produces says little
+    (OpenClaw-RL, arXiv 2603.10165 v2).
+
+    Args:
+        teacher_TK: float[T, K], log-probs under the teacher.
+        answered_TK: float[T, K], under the version that answered, without the hint (π_v).
+        within_TK: bool[T, K]; False = not in the support. A position may have an empty support.
+        clip: bound in nats, > 0.
+
+    Returns:
+        float[T, K], 0 outside the support.
+    """
+    if not teacher_TK.shape == answered_TK.shape == within_TK.shape:
+        raise StreamsUnusable(f"teacher {list(teacher_TK.shape)} for the answering version's {list(answered_TK.shape)}")
+    weight_TK = answered_TK.masked_fill(~within_TK, float("-inf")).softmax(dim=-1)
+    gap_TK = (teacher_TK - answered_TK).clamp(-clip, clip)
+    return torch.where(within_TK, weight_TK * gap_TK, 0.0)
+
+
 def downweight_unlikely(advantage_T: Tensor, behaviour_logprob_T: Tensor, share: float) -> Tensor:
     """Shrinks negative advantages by the token's probability: A < 0 becomes A·(1 − share·(1 − μ)), A ≥ 0 stays.
 

@@ -13,7 +13,7 @@ from clawloop.core.algorithms.scoring import Scores
 from clawloop.core.algorithms.streams import Streams
 from clawloop.core.contracts.training import SampleMetrics
 from clawloop.core.errors import NothingToTrain, StepDiverged, StreamsUnusable
-from clawloop.core.recipes.recipe import Bounds, Train
+from clawloop.core.recipes.recipe import Bounds, Distillation, Train
 
 # Aggregation ----------------------------------------------------------------------------------------------------------
 # Token losses aggregated to a step's loss.
@@ -185,8 +185,9 @@ def policy_gradient_loss(
 # Distillation over distributions --------------------------------------------------------------------------------------
 # Distillation over whole distributions: a KL divergence on K token ids and one bin for all others, per position.
 #
-# Recipes with `top_k_of = "student"` (the SDFT/SDPO family) take the student's K most likely ids, those with
-# `"teacher"` the teacher's; the divergence is the same.
+# Recipes with `top_k_of = "student"` (the SDFT/SDPO family) take the K most likely ids of the version that answered,
+# those with `"teacher"` the teacher's; the divergence is the same. With `divergence = "clipped"` there is none, but the
+# policy gradient over these ids (OpenClaw-RL, arXiv 2603.10165 v2).
 #
 # The two directions differ where the student is sure of another token. The gradient of the reverse KL on a logit is
 # p_S·(log p_S/p_T − KL): almost 0 where p_S is almost 0, so a token the student no longer produces is not relearned.
@@ -228,6 +229,19 @@ def kl_over_top_k(
     if divergence == "forward":
         return -(teacher_topk_logprobs_TK.exp() * of_ids_TK).sum(dim=-1) - teacher_tail_T.exp() * of_tail_T
     return (topk_logprobs_TK.exp() * of_ids_TK).sum(dim=-1) + tail_T.exp() * of_tail_T
+
+
+def support_loss(logprob_TK: Tensor, answered_TK: Tensor, advantage_TK: Tensor, clip: Clip) -> Tensor:
+    """Minus the clipped objective of each id of a support, summed over the support, float[T].
+
+    Args:
+        logprob_TK: float[T, K], the student's log-probs of the ids, with gradient.
+        answered_TK: float[T, K], under the version that answered; each id has the ratio π_θ/π_v.
+        advantage_TK: float[T, K], see `advantages.support_advantage`.
+    """
+    if not logprob_TK.shape == answered_TK.shape == advantage_TK.shape:
+        raise StreamsUnusable(f"student top-K {list(logprob_TK.shape)} for advantages {list(advantage_TK.shape)}")
+    return -clipped_objective(ratio(logprob_TK, answered_TK), advantage_TK, clip).sum(dim=-1)
 
 
 # Figures --------------------------------------------------------------------------------------------------------------
@@ -355,12 +369,8 @@ def _parts(scores: Scores, streams: Streams, recipe: Train, clip: Clip) -> dict[
     if loss.distillation and streams.teacher_topk_logprobs_TK is not None:
         if scores.topk_logprobs_TK is None or scores.tail_T is None or streams.teacher_tail_T is None:
             raise StreamsUnusable("distillation needs the student's log-probs at the teacher's ids")
-        parts["distillation"] = loss.distillation * kl_over_top_k(
-            scores.topk_logprobs_TK,
-            scores.tail_T,
-            streams.teacher_topk_logprobs_TK,
-            streams.teacher_tail_T,
-            recipe.distillation.divergence,
+        parts["distillation"] = loss.distillation * _distillation(
+            scores.topk_logprobs_TK, scores.tail_T, streams, recipe.distillation, clip
         )
     if not parts:
         raise NothingToTrain("a sample with neither an advantage nor a teacher's distribution")
@@ -371,6 +381,20 @@ def _parts(scores: Scores, streams: Streams, recipe: Train, clip: Clip) -> dict[
             raise StreamsUnusable("an entropy bonus needs the student's entropy")
         parts["entropy"] = -loss.entropy * scores.entropy_T
     return parts
+
+
+def _distillation(
+    logprob_TK: Tensor, tail_T: Tensor, streams: Streams, distillation: Distillation, clip: Clip
+) -> Tensor:
+    if distillation.divergence == "clipped":
+        if streams.answered_topk_logprobs_TK is None or streams.topk_advantage_TK is None:
+            raise StreamsUnusable("the clipped divergence needs the ids' advantages and the version that answered")
+        return support_loss(logprob_TK, streams.answered_topk_logprobs_TK, streams.topk_advantage_TK, clip)
+    assert streams.teacher_topk_logprobs_TK is not None
+    assert streams.teacher_tail_T is not None
+    return kl_over_top_k(
+        logprob_TK, tail_T, streams.teacher_topk_logprobs_TK, streams.teacher_tail_T, distillation.divergence
+    )
 
 
 def _behaviour(streams: Streams) -> Tensor:

@@ -177,7 +177,8 @@ def step_advantages(rewards: Sequence[Sequence[float] | None]) -> tuple[tuple[fl
     """Â of each turn, compared only with the turns of the other episodes at the same index (RLAnything, arXiv
     2602.02488: R_ij = O_i + (λ/m)·ΣS_ij, standardised per step index).
 
-    An index that only one episode has reached has nothing to be compared with, and gives no sample.
+    An index that only one episode has reached has nothing to be compared with: its turn has its reward as it is
+    (OpenClaw-RL, arXiv 2603.10165 v2).
 
     Args:
         rewards: R of each turn of each episode, in order; None for an episode without a reward.
@@ -196,7 +197,7 @@ def step_advantages(rewards: Sequence[Sequence[float] | None]) -> tuple[tuple[fl
     for index in range(longest):
         column = [None if turns is None or index >= len(turns) else turns[index] for turns in rewards]
         alone = sum(reward is not None for reward in column) < 2
-        columns.append(tuple(None for _ in column) if alone else group_advantages(column))
+        columns.append(_raw(column) if alone else group_advantages(column))
     return tuple(
         () if turns is None else tuple(columns[index][episode] or None for index in range(len(turns)))
         for episode, turns in enumerate(rewards)
@@ -206,6 +207,12 @@ def step_advantages(rewards: Sequence[Sequence[float] | None]) -> tuple[tuple[fl
 def episode_outcome(reward: float) -> float:
     """O of an episode in −1..1, the scale of a chat's verdict, from its reward in 0..1."""
     return 2 * reward - 1
+
+
+def _raw(column: Sequence[float | None]) -> tuple[float | None, ...]:
+    if any(reward is not None and not math.isfinite(reward) for reward in column):
+        raise StreamsUnusable(f"rewards {list(column)} are not finite")
+    return tuple(column)
 
 
 # Staleness ------------------------------------------------------------------------------------------------------------

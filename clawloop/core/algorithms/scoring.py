@@ -2,12 +2,13 @@
 
 Takes the logits of response positions only, so that memory grows with the response and not with the prompt. Logits are
 divided by the temperature the response was sampled at, else differences of scores would measure temperature.
-Dimension suffixes: `_T` positions, `_V` vocabulary, `_K` top-k.
+Dimension suffixes: `_T` positions, `_V` vocabulary, `_K` top-k, `_H` hints.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -106,6 +107,70 @@ def most_likely(logits_TV: Tensor, k: int) -> Tensor:
     if not 0 < k < logits_TV.shape[-1]:
         raise StreamsUnusable(f"top-{k} of {logits_TV.shape[-1]} ids leaves no tail")
     return logits_TV.detach().topk(k, dim=-1).indices
+
+
+# Comparison of teachers -----------------------------------------------------------------------------------------------
+# A teacher is the version that answered, after it has read a hint. Of several hints of a turn, each makes a teacher.
+# Suffix `_H`: hints.
+
+TopKOf: TypeAlias = Literal["student", "teacher", "overlap"]
+
+
+class Comparison(NamedTuple):
+    """A version without a hint and behind each of H hints, at K ids of each position. A tuple, as `TokenScores` is.
+
+    Args:
+        ids_HTK: int64[H, T, K].
+        within_HTK: bool[H, T, K]; False = the id is not compared.
+        answered_HTK: float[H, T, K], log-probs without a hint.
+        teacher_HTK: float[H, T, K], log-probs behind the hint.
+        tail_HT: float[H, T], log-probability of all other ids together behind the hint.
+        overlap_HT: int64[H, T], number of ids that are among the K likeliest of both.
+    """
+
+    ids_HTK: Tensor
+    within_HTK: Tensor
+    answered_HTK: Tensor
+    teacher_HTK: Tensor
+    tail_HT: Tensor
+    overlap_HT: Tensor
+
+
+def compare(answered_TV: Tensor, teacher_HTV: Tensor, *, temperature: float, k: int, of: TopKOf) -> Comparison:
+    """Compares logits without a hint with those behind each hint.
+
+    Args:
+        of: whose k likeliest ids are compared; with `overlap` those of the version without a hint, where the teacher
+            has them too.
+    """
+    student_TK = most_likely(answered_TV, k)
+    taught_HTK = most_likely(teacher_HTV, k)
+    in_both_HTK = (student_TK[None, :, :, None] == taught_HTK[:, :, None, :]).any(dim=-1)
+    ids_HTK = taught_HTK if of == "teacher" else student_TK.expand_as(taught_HTK)
+    answered = _scaled(answered_TV, temperature).log_softmax(dim=-1)
+    teacher = _scaled(teacher_HTV, temperature).log_softmax(dim=-1)
+    return Comparison(
+        ids_HTK=ids_HTK,
+        within_HTK=in_both_HTK if of == "overlap" else torch.ones_like(in_both_HTK),
+        answered_HTK=answered.expand_as(teacher).gather(-1, ids_HTK),
+        teacher_HTK=teacher.gather(-1, ids_HTK),
+        tail_HT=teacher.scatter(-1, ids_HTK, float("-inf")).logsumexp(dim=-1),
+        overlap_HT=in_both_HTK.sum(dim=-1),
+    )
+
+
+def choose_hint(overlap_HT: Tensor, *, per_token: bool) -> Tensor:
+    """int64[T], the hint that teaches each token: the one with the largest overlap, the first of equals.
+
+    Args:
+        overlap_HT: int64[H, T], of the tokens that are trained.
+        per_token: choose for each token, and of equals the one with the larger overlap over the reply; otherwise one
+            for the whole reply.
+    """
+    total_H = overlap_HT.sum(dim=-1)
+    if not per_token:
+        return total_H.argmax().expand(overlap_HT.shape[1])
+    return (overlap_HT * (total_H.max() + 1) + total_H[:, None]).argmax(dim=0)
 
 
 def _scaled(logits_TV: Tensor, temperature: float) -> Tensor:

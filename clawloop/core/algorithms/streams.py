@@ -36,6 +36,8 @@ class Streams:
         teacher_topk_ids_TK: int64[T, K], the token ids at which student and teacher are compared.
         teacher_topk_logprobs_TK: float[T, K], the teacher's log-probs of these ids.
         teacher_tail_T: float[T], the teacher's log-probability of all other ids together.
+        answered_topk_logprobs_TK: float[T, K], log-probs of these ids under the version that answered.
+        topk_advantage_TK: float[T, K], the advantage of each of these ids; 0 for one that is not compared.
 
     Raises:
         StreamsUnusable: shapes disagree; a number is not finite; a log-prob is above 0; top-K is incomplete, has an
@@ -53,6 +55,8 @@ class Streams:
     teacher_topk_ids_TK: Tensor | None = None
     teacher_topk_logprobs_TK: Tensor | None = None
     teacher_tail_T: Tensor | None = None
+    answered_topk_logprobs_TK: Tensor | None = None
+    topk_advantage_TK: Tensor | None = None
 
     def __post_init__(self) -> None:
         mask_T = self.response_mask_T
@@ -117,7 +121,7 @@ def _check(name: str, value: Tensor, tokens: int) -> None:
         raise StreamsUnusable(f"{name} carries a gradient; only the student's scores may")
     if not bool(value.isfinite().all()):
         raise StreamsUnusable(f"{name} has a number that is not finite")
-    if name != "advantage_T" and bool((value > _ABOVE_ZERO).any()):
+    if name not in ("advantage_T", "topk_advantage_TK") and bool((value > _ABOVE_ZERO).any()):
         raise StreamsUnusable(f"{name} has a log-probability above 0")
 
 

@@ -15,7 +15,7 @@ from clawloop.core.contracts.serving import ApiKey, Scope
 from clawloop.core.contracts.sessions import Erasure
 from clawloop.core.contracts.training import StepProgress, StoredProbe, TrainingState, TrainingView, VersionView
 from clawloop.core.contracts.turns import Message
-from clawloop.core.contracts.views import View
+from clawloop.core.contracts.views import TaughtHint, View
 from clawloop.core.ids import ApiKeyId, EpisodeId, RolloutGroupId, SampleId, SessionId, TurnId
 
 # Keys, batches and events ---------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ class TrainedReply:
     response: Message | None
     verdict: int | None
     reward: float | None
-    hint: str | None
+    hints: Sequence[TaughtHint]
     dropped: str | None
     without_hint: str | None
 

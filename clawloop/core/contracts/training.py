@@ -253,7 +253,7 @@ class BatchSample:
         temperature: recorded when sampling.
         version: the version that answered; 0 is the base model.
         reward: None without a verdict to learn from.
-        hinted_prompt_ids: the prompt with the hint in it; None if there is no hint.
+        hinted_prompts: the prompt with a hint in it, by the hint's place among the judgement's, the longest first.
         explicit: from explicit feedback: does not age, but is dropped if the policy has drifted from the response.
         response_mask: one per response token, True = trained; None: all are trained.
         episode: the episode whose turn it is; None for a chat.
@@ -267,7 +267,7 @@ class BatchSample:
     temperature: float
     version: int
     reward: float | None
-    hinted_prompt_ids: Sequence[int] | None = None
+    hinted_prompts: Mapping[int, Sequence[int]] = field(default_factory=dict)
     explicit: bool = False
     response_mask: Sequence[bool] | None = None
     episode: EpisodeId | None = None
@@ -360,6 +360,22 @@ class SampleMetrics:
     bounded_kl: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class HintUse:
+    """Part of a hint in what a sample taught.
+
+    Args:
+        place: of the hint among its judgement's.
+        overlap: mean share of the likeliest ids that the teacher who read it has in common with the version that
+            answered; None where distributions were not compared.
+        share: of the reply's trained tokens that this hint taught: 1 or 0, unless the hint is chosen per token.
+    """
+
+    place: int
+    overlap: float | None
+    share: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
     """Distance of two versions on the trained tokens of a batch: |log π − log π'| in nats.
@@ -392,6 +408,7 @@ class StepFigures:
         micro_batches, fillers: forwards of all ranks in one training epoch, and those of them without a sample.
         to_parent: how far the new version is from its parent; None if it was not measured.
         to_base: likewise from the base model; None if the recipe has no KL part.
+        taught: the hints of each sample that had a teacher, in their order.
         advantages: of each token of a sample's reply, None for one that is not trained; without samples that have none.
         moves: by how much the step changed the log-probability of each token of a sample's reply, in nats, None for one
             that is not trained; empty unless the recipe asks for it.
@@ -412,6 +429,7 @@ class StepFigures:
     fillers: int
     to_parent: Distance | None = None
     to_base: Distance | None = None
+    taught: Mapping[SampleId, Sequence[HintUse]] = field(default_factory=dict)
     advantages: Mapping[SampleId, Sequence[float | None]] = field(default_factory=dict)
     moves: Mapping[SampleId, Sequence[float | None]] = field(default_factory=dict)
     moves_seconds: float | None = None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, JsonValue, computed_field
 
@@ -117,6 +118,41 @@ class SessionPage(View):
     next: SessionId | None
 
 
+class TaughtHint(View):
+    """A hint of a turn, and its part in what the newest step that was given its sample learned.
+
+    Args:
+        overlap: mean share of the likeliest ids that the version that answered has in common with itself behind the
+            hint; None where no step has compared them.
+        share: of the reply's tokens that this hint taught; None where no step has used the hints.
+    """
+
+    text: str
+    overlap: float | None = None
+    share: float | None = None
+
+    def line(self) -> str:
+        """The hint with its part, e.g. `Be brief. (taught 100%, overlap 81%)`."""
+        figures = [] if self.share is None else [f"taught {self.share:.0%}"]
+        figures += [] if self.overlap is None else [f"overlap {self.overlap:.0%}"]
+        return f"{self.text} ({', '.join(figures)})" if figures else self.text
+
+    @classmethod
+    def of(cls, texts: str | None, taught: Sequence[Mapping[str, Any]] | None) -> list[TaughtHint]:
+        """
+        Args:
+            texts: the hints as a judgement stores them, one a line.
+            taught: as `db.training.steps` stores it, by `HintUse.place`.
+        """
+        uses = {use["place"]: use for use in taught or ()}
+        read = [(text, uses.get(place)) for place, text in enumerate([] if texts is None else texts.split("\n"))]
+        unused = None if taught is None else 0.0
+        return [
+            cls(text=text, share=unused) if use is None else cls(text=text, overlap=use["overlap"], share=use["share"])
+            for text, use in read
+        ]
+
+
 class TurnView(View):
     """A turn with its outcome.
 
@@ -149,7 +185,7 @@ class TurnView(View):
     verdict: int | None
     expected: float | None
     votes: int
-    hint: str | None
+    hints: Sequence[TaughtHint]
     sample: SampleState | None
     reward: float | None
     step: int | None
@@ -276,7 +312,7 @@ class SampleView(View):
     """
     Args:
         reason: of its state.
-        hinted: it has a prompt with the hint in it.
+        hinted: it has prompts with hints in them.
     """
 
     id: SampleId

@@ -1,4 +1,4 @@
-"""Chooses a turn's hint, and inserts it into the prompt.
+"""Chooses a turn's hints, and inserts them into the prompt.
 
 A hint is trivial if it only repeats the verdict, the request or the reply: the teacher learns nothing from it. A
 repeated verdict is recognised in English; in another language such a hint passes, and has little effect.
@@ -10,12 +10,15 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from clawloop.core.contracts.turns import Message
+from clawloop.core.errors import RecordUnusable
 from clawloop.core.judging.evidence import Evidence, has_control_tokens
 from clawloop.core.judging.voting import HintVote
 from clawloop.core.turns.canonical import is_volatile
 
+MOST_HINTS = 3  # kept of a turn; each costs the trainer one more reading of the reply
 SHORTEST = 10  # characters; a hint must be longer: a shorter one says "redo" rather than how
 LEAD_IN = "\n\nKeep in mind: "
 
@@ -38,27 +41,34 @@ _VERDICT_WORDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class HintChoice:
-    """The hint of a turn, or why there is none.
+    """The hints of a turn, or why there is none.
 
     Args:
-        text: None if there is no hint.
-        answered: at least as many answers could be parsed as a hint needs. Without `text`, True means that there is no
+        texts: at most MOST_HINTS, the longest first; empty if there is no hint.
+        answered: at least as many answers could be parsed as a hint needs. Without `texts`, True means that there is no
             hint, and False that it is not known whether there is one.
         why: for people.
     """
 
-    text: str | None
+    texts: tuple[str, ...]
     answered: bool
     why: str
 
+    @property
+    def text(self) -> str | None:
+        """The hints, one a line, as they are stored; None if there is none."""
+        return "\n".join(self.texts) or None
 
-NOT_ASKED = HintChoice(None, answered=False, why="no hint asked for")
+
+NOT_ASKED = HintChoice((), answered=False, why="no hint asked for")
 
 
-def choose_hint(
+def choose_hints(
     votes: Sequence[HintVote | None], evidence: Evidence, needed: int = 1, *, from_tools: bool = False
 ) -> HintChoice:
-    """The longest accepted hint of more than ten characters that is not trivial; the first of equals.
+    """All usable hints, each once, at most MOST_HINTS: the first of each answer before the second of any.
+
+    Hints that contradict each other are kept: the trainer finds out which one the reply agrees with.
 
     Args:
         votes: None for an answer that cannot be read.
@@ -69,26 +79,31 @@ def choose_hint(
     reply = "\n".join(statement.text for statement in evidence.reply)
     readable = [vote for vote in votes if vote is not None]
     if not readable:
-        return HintChoice(None, answered=False, why="no valid hint answer")
+        return HintChoice((), answered=False, why="no valid hint answer")
     answered = len(readable) >= needed
-    offered = [vote.text for vote in readable if vote.text is not None]
+    offered = [(text, fault_of(text, request=request, reply=reply)) for vote in readable for text in vote.hints]
     if not offered:
-        return HintChoice(None, answered, why="the judge found no hint")
-    faults = [fault_of(text, request=request, reply=reply) for text in offered]
-    usable = [text for text, fault in zip(offered, faults, strict=True) if fault is None]
-    if not usable:
-        return HintChoice(None, answered, why=f"hint dropped: {faults[0]}")
-    why = (
-        f"{len(usable)} of {len(readable)} hint answers usable{', which may rest on tool output' if from_tools else ''}"
-    )
-    if len(usable) < needed:
-        return HintChoice(None, answered, why=f"{why}, {needed} needed")
-    return HintChoice(max(usable, key=len), answered=True, why=why)
+        return HintChoice((), answered, why="the judge found no hint")
+    faults = dict(offered)
+    usable = [[text for text in vote.hints if faults[text] is None] for vote in readable]
+    giving = sum(bool(texts) for texts in usable)
+    if not giving:
+        return HintChoice((), answered, why=f"hint dropped: {offered[0][1]}")
+    source = ", which may rest on tool output" if from_tools else ""
+    why = f"{giving} of {len(readable)} hint answers usable{source}"
+    if giving < needed:
+        return HintChoice((), answered, why=f"{why}, {needed} needed")
+    distinct: dict[tuple[str, ...], str] = {}  # by their words, so that punctuation makes no second hint
+    for texts in zip_longest(*usable):
+        for text in filter(None, texts):
+            distinct.setdefault(tuple(_words(text)), text)
+    kept = sorted(list(distinct.values())[:MOST_HINTS], key=len, reverse=True)
+    return HintChoice(tuple(kept), answered=True, why=f"{why}, {len(kept)} different" if len(kept) > 1 else why)
 
 
-def reject_hint(choice: HintChoice, why: str) -> HintChoice:
-    """No hint, because it cannot be used, e.g. `template mismatch`."""
-    return HintChoice(None, answered=choice.answered, why=why)
+def reject_hints(choice: HintChoice, why: str) -> HintChoice:
+    """No hint, because none can be used, e.g. `template mismatch`."""
+    return HintChoice((), answered=choice.answered, why=why)
 
 
 def fault_of(hint: str, *, request: str, reply: str) -> str | None:
@@ -125,6 +140,39 @@ def with_hint(messages: Sequence[Message], hint: str) -> list[Message] | None:
             return None
         return [*messages[:at], hinted, *messages[at + 1 :]]
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChange:
+    """A hinted prompt as what it adds to the plain one: of the plain prompt it keeps a beginning and an end.
+
+    Args:
+        start: number of tokens it begins with that are those of the plain prompt.
+        end: likewise at its end.
+        added: the tokens between them.
+    """
+
+    start: int
+    end: int
+    added: tuple[int, ...]
+
+    @classmethod
+    def between(cls, plain: Sequence[int], hinted: Sequence[int]) -> PromptChange:
+        shorter = min(len(plain), len(hinted))
+        start = next((at for at in range(shorter) if plain[at] != hinted[at]), shorter)
+        rest = shorter - start
+        end = next((at for at in range(rest) if plain[-1 - at] != hinted[-1 - at]), rest)
+        return cls(start, end, tuple(hinted[start : len(hinted) - end]))
+
+    def of(self, plain: Sequence[int]) -> list[int]:
+        """The hinted prompt.
+
+        Raises:
+            RecordUnusable: it keeps more of the plain prompt than there is.
+        """
+        if self.start < 0 or self.end < 0 or self.start + self.end > len(plain):
+            raise RecordUnusable(f"a hint keeps {self.start} and {self.end} tokens of a prompt of {len(plain)}")
+        return [*plain[: self.start], *self.added, *plain[len(plain) - self.end :]]
 
 
 def _words(text: str) -> list[str]:

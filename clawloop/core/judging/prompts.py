@@ -62,6 +62,7 @@ If it does not tell, there is no hint."""
 
 _ASK_VOTE = 'You may think first. End with the line "verdict {mark}: N", where N is 1, -1 or 0.'
 _ASK_BARE_VOTE = "Answer with 1, -1 or 0 only."
+# One hint an answer: the m answers are drawn apart, and a small judge that is asked for three repeats its first.
 _ASK_HINT = 'You may think first. End with the line "hint {mark}: ..." or the line "no hint {mark}".'
 _ASK_BARE_HINT = 'Answer with the line "hint {mark}: ..." or the line "no hint {mark}".'
 

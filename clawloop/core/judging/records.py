@@ -11,7 +11,7 @@ from typing import TypeAlias
 from clawloop.core.contracts.sessions import TurnResult
 from clawloop.core.contracts.turns import StoredTurn, TurnOutcome
 from clawloop.core.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId
-from clawloop.core.judging.hints import HintChoice
+from clawloop.core.judging.hints import HintChoice, PromptChange
 from clawloop.core.judging.voting import HintVote, Verdict, Vote
 from clawloop.core.recipes.recipe import Recipe
 from clawloop.core.turns.parents import Candidate
@@ -176,33 +176,33 @@ class TurnDecision:
         outcome: SAMPLED exactly when there is a term.
         why: one line for people.
         reward: the reward term; None if there is none.
-        hint: the hint for the teacher term; None if there is none.
+        hints: for the teacher term; empty if there is none.
     """
 
     outcome: TurnOutcome
     why: str
     reward: float | None = None
-    hint: str | None = None
+    hints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class FinalizedJudgement:
-    """A decided judgement: the verdict, the hint and the turn's outcome.
+    """A decided judgement: the verdict, the hints and the turn's outcome.
 
     Args:
         not_trainable: why the turn cannot be trained whatever the verdict; None if it can.
         reward: by the turn's own verdict. With a relation it may be 0, without one 0 is None.
-        hinted_prompt_ids: None without a teacher term.
+        hinted_prompts: one for each hint, in their order; empty without a teacher term.
         relation: what the store measures the reward against; `outcome` and `why` do not include it yet.
         ballot: the votes the verdict was decided by; None for a rating, or without votes.
-        sampled: the judgement gives a sample with `reward` and `hinted_prompt_ids`.
+        sampled: the judgement gives a sample with `reward` and `hinted_prompts`.
     """
 
     verdict: Verdict
     hint: HintChoice
     not_trainable: str | None
     reward: float | None
-    hinted_prompt_ids: tuple[int, ...] | None
+    hinted_prompts: tuple[PromptChange, ...]
     outcome: TurnOutcome
     why: str
     relation: Relation = Relation.NONE

@@ -26,7 +26,8 @@ Vote: TypeAlias = Literal[-1, 0, 1]
 _VOTES: dict[str, Vote] = {"1": 1, "+1": 1, "0": 0, "-1": -1, "−1": -1, "–1": -1, "﹣1": -1, "－1": -1}
 _DECORATION = " \t\r\n*_`\"'“”"
 _LONGEST_VERDICT = 100  # characters of a line that may still be `verdict mark: N` with decoration
-_LONGEST_HINT_LINES = HINT_LIMIT * 2  # a hint with white space that is collapsed later
+MOST_HINT_LINES = 3  # hints of one answer
+_LONGEST_HINT_LINES = HINT_LIMIT * 2 * MOST_HINT_LINES  # hints with white space that is collapsed later
 _NONE_WORDS = frozenset({"none", "no hint", "n/a", "no", "nothing", "null"})
 
 
@@ -36,11 +37,15 @@ class HintVote:
 
     Args:
         accepted: there is one.
-        text: the hint; None exactly when there is none.
+        text: the hints, one a line; None exactly when there is none.
     """
 
     accepted: bool
     text: str | None
+
+    @property
+    def hints(self) -> list[str]:
+        return [] if self.text is None else self.text.split("\n")
 
 
 def parse_vote(answer: str, prompt: JudgePrompt) -> Vote | None:
@@ -58,12 +63,12 @@ def parse_vote(answer: str, prompt: JudgePrompt) -> Vote | None:
 
 
 def parse_hint(answer: str, prompt: JudgePrompt) -> HintVote | None:
-    """The hint of an answer, or that there is none; None if the answer cannot be read."""
+    """The hints of an answer, or that there is none; None if the answer cannot be read."""
     body = without_leading_thinking(answer).rstrip(_DECORATION)
     last = _last_line(body, _LONGEST_HINT_LINES)
     if re.fullmatch(rf"no\s+hint\W{{0,3}}{prompt.mark}\W{{0,2}}", last, re.IGNORECASE):
         return HintVote(accepted=False, text=None)
-    # A hint may have several lines, but it is one paragraph and the end of the answer.
+    # A hint may have several lines, but all hints are one paragraph and the end of the answer.
     end = body
     if len(body) > _LONGEST_HINT_LINES:
         end = body[-_LONGEST_HINT_LINES:].partition("\n")[2]  # begin with a complete line
@@ -73,12 +78,20 @@ def parse_hint(answer: str, prompt: JudgePrompt) -> HintVote | None:
     )
     if not forms:
         return None
-    text = " ".join(paragraph[forms[-1].end() :].strip(_DECORATION).split())
-    if text.casefold().strip(".") in _NONE_WORDS:
+    ends = [*(form.start() for form in forms[1:]), len(paragraph)]
+    texts = [
+        " ".join(paragraph[form.end() : end].strip(_DECORATION).split()) for form, end in zip(forms, ends, strict=True)
+    ]
+    if len(texts) == 1 and texts[0].casefold().strip(".") in _NONE_WORDS:
         return HintVote(accepted=False, text=None)
-    if not any(character.isalnum() for character in text) or len(text) > HINT_LIMIT:
-        return None
-    return None if prompt.mark in text.casefold() else HintVote(accepted=True, text=text)
+    # The last form must hold a hint, as of an answer that corrects itself; earlier ones count where they do.
+    usable = [text if _is_hint(text, prompt.mark) else None for text in texts[-MOST_HINT_LINES:]]
+    return None if usable[-1] is None else HintVote(accepted=True, text="\n".join(filter(None, usable)))
+
+
+def _is_hint(text: str, mark: str) -> bool:
+    is_text = any(character.isalnum() for character in text) and text.casefold().strip(".") not in _NONE_WORDS
+    return is_text and len(text) <= HINT_LIMIT and mark not in text.casefold()
 
 
 def _last_line(text: str, longest: int) -> str:

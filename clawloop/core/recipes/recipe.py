@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
@@ -22,6 +22,7 @@ from clawloop.core.recipes.schedule import Schedule as Schedule
 from clawloop.core.recipes.schedule import read_hours, read_zone
 from clawloop.core.recipes.table import Count, Positive, Table, Weight, as_rejection
 
+HintChoice: TypeAlias = Literal["sequence_optimal", "token_optimal", "shortest", "longest"]
 JudgeForm: TypeAlias = Literal["auto", "free", "grammar", "examples"]
 # A recipe's file mostly has its name: file systems allow 255 bytes, of which `.toml` takes five. Temporal takes such a
 # name too.
@@ -75,7 +76,8 @@ class Signal(Table):
     overlong: Overlong | None = None
     episode_advantage: Literal["episode", "step"] = "episode"
     """Comparison of an episode's turns: with whole `episode`s of its group, so that all its turns have the same
-    advantage, or only with the turns of the other episodes at the same index (`step`)."""
+    advantage, or only with the turns of the other episodes at the same index (`step`); a turn at an index that no other
+    episode reached has its reward as it is."""
 
 
 class Advantage(Table):
@@ -99,11 +101,17 @@ class Distillation(Table):
 
     top_k: Count = 50
     """Number of ids compared at each position, all others as one bin; less than the model's vocabulary."""
-    top_k_of: Literal["student", "teacher"] = "student"
-    """Most likely ids to compare: the `student`'s or the `teacher`'s; the teacher's cost one pass less."""
-    divergence: Literal["reverse", "forward"] = "reverse"
+    top_k_of: Literal["student", "teacher", "overlap"] = "student"
+    """Most likely ids to compare: those of the `student`, the version that answered; of the `teacher`, the same version
+    with the hint; or the `overlap`, those of both, only with `divergence = "clipped"`."""
+    divergence: Literal["reverse", "forward", "clipped"] = "reverse"
     """`reverse`: KL(student ‖ teacher). `forward`: KL(teacher ‖ student), which also relearns tokens that the student
-    no longer produces, where they are among the compared ids."""
+    no longer produces, where they are among the compared ids. `clipped`: the clipped policy gradient over these ids,
+    each with a ratio of its own and the teacher's gap as its advantage, at most ± `train.advantage.opd_clip`."""
+    hint_choice: HintChoice = "sequence_optimal"
+    """The hint that teaches, of those of a turn: the one whose reader has most of the top_k ids in common with the
+    version that answered, over the reply (`sequence_optimal`) or at each token (`token_optimal`); or the `shortest`,
+    or the `longest`. The reply is read once behind each hint that may be chosen."""
 
 
 class Loss(Table):
@@ -220,8 +228,16 @@ class Train(Table):
 
     @property
     def uses_gap(self) -> bool:
-        """True if the teacher's gap is trained, so that the version that answered scores its own answer too."""
+        """True if the teacher's gap at the sampled tokens is trained."""
         return self.loss.policy_gradient > 0 and self.advantage.teacher_weight > 0
+
+    def places_read(self, places: Iterable[int]) -> tuple[int, ...]:
+        """The hints of a sample behind which the reply is read, by their places: 0 is the longest."""
+        known = sorted(places) if self.uses_hints else []
+        if self.loss.distillation > 0 and self.distillation.hint_choice == "shortest":
+            return tuple(known[-1:])
+        chosen_by_overlap = self.loss.distillation > 0 and self.distillation.hint_choice != "longest"
+        return tuple(known if chosen_by_overlap else known[:1])
 
     def teacher_version(self, version: int) -> int:
         """The version that teaches a sample with a hint; 0 is the base model.
@@ -239,7 +255,7 @@ class Train(Table):
         """
         if not self.uses_hints:
             return frozenset()
-        return frozenset({self.teacher_version(version)} | ({version} if self.uses_gap else set()))
+        return frozenset({self.teacher_version(version), version})
 
 
 class Recipe(Table):
@@ -435,10 +451,21 @@ def _of_terms(signal: Signal, train: Train) -> Iterator[tuple[bool, str, str]]:
         "train.advantage.teacher",
         "has no effect while signal.hints is false",
     )
+    is_clipped = bool(loss.distillation) and train.distillation.divergence == "clipped"
     yield (
-        _changed(advantage, "opd_clip") and not advantage.teacher_weight,
+        _changed(advantage, "opd_clip") and not (advantage.teacher_weight or is_clipped),
         "train.advantage.opd_clip",
-        "has no effect while train.advantage.teacher_weight is 0",
+        "has no effect while train.advantage.teacher_weight is 0, unless the divergence that is trained is clipped",
+    )
+    yield (
+        bool(loss.distillation) and _changed(advantage, "teacher"),
+        "train.advantage.teacher",
+        'must be "policy" while train.loss.distillation is above 0: the version that answered is compared with itself',
+    )
+    yield (
+        bool(loss.distillation) and train.distillation.top_k_of == "overlap" and not is_clipped,
+        "train.distillation.top_k_of",
+        '"overlap" needs train.distillation.divergence = "clipped"',
     )
     yield (
         _changed(advantage, "spare_unlikely") and not loss.policy_gradient,
@@ -538,9 +565,10 @@ def _of_loss(loss: Loss, train: Train) -> Iterator[tuple[bool, str, str]]:
         "train.loss",
         "nothing is trained: set policy_gradient or distillation above 0",
     )
+    is_clipped = bool(loss.distillation) and train.distillation.divergence == "clipped"
     for name in ("clip_low", "clip_high", "dual_clip", "correction"):
         yield (
-            _changed(loss, name) and not loss.policy_gradient,
+            _changed(loss, name) and not (loss.policy_gradient or (is_clipped and name != "correction")),
             f"train.loss.{name}",
             "has no effect while train.loss.policy_gradient is 0",
         )
@@ -610,3 +638,16 @@ def _of_gate(recipe: Recipe) -> Iterator[tuple[bool, str, str]]:
 
 def _changed(table: BaseModel, name: str) -> bool:
     return bool(getattr(table, name) != type(table).model_fields[name].default)
+
+
+DEFAULT_RECIPE: Final = Recipe(
+    name="hybrid",
+    train=Train(
+        advantage=Advantage(verdict_weight=0.1, teacher_weight=0.0, opd_clip=1.0, spare_unlikely=1.0),
+        distillation=Distillation(top_k=4, divergence="clipped"),
+        loss=Loss(kl=0.1, distillation=1.0),
+        optimiser=Optimiser(beta1=0.5, grad_clip=0.05),
+    ),
+    gate=Gate(held_out=0.1, content_loss=0.05, lr_backoff=0.25),
+)
+"""The recipe of a new policy; equals deploy/recipes/hybrid.toml."""

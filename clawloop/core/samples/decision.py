@@ -222,19 +222,19 @@ def decide(signal: Signal, verdict: Verdict, hint: HintChoice, not_trainable: st
         not_trainable: the reason `why_not_trainable` gave; such a turn is judged and shown, but not sampled.
     """
     reward = (verdict.reward or None) if signal.verdicts else None
-    text = hint.text if signal.hints else None
+    hints = hint.texts if signal.hints else ()
     why = _why(signal, verdict, hint)
-    if reward is None and text is None:
+    if reward is None and not hints:
         unknown = verdict.verdict is None if signal.verdicts else not hint.answered
         return TurnDecision(TurnOutcome.UNJUDGED if unknown else TurnOutcome.UNDECIDED, why)
     if not_trainable is not None:
         return TurnDecision(TurnOutcome.NOT_TRAINABLE, f"{not_trainable} ({why})")
-    return TurnDecision(TurnOutcome.SAMPLED, why, reward, text)
+    return TurnDecision(TurnOutcome.SAMPLED, why, reward, hints)
 
 
 def _why(signal: Signal, verdict: Verdict, hint: HintChoice) -> str:
     of_verdict = verdict.why if verdict.verdict is None else f"verdict {signed(verdict.verdict)}: {verdict.why}"
-    of_hint = f"no hint: {hint.why}" if hint.text is None else f"hint: {hint.why}"
+    of_hint = f"no hint: {hint.why}" if not hint.texts else f"hint: {hint.why}"
     return "; ".join([of_verdict] * signal.verdicts + [of_hint] * signal.hints)
 
 

@@ -68,7 +68,7 @@ def with_reward(judgement: FinalizedJudgement, reward: float, reason: str) -> Fi
     """The judgement with another reward term; 0 is no term, and then only a hint makes a sample."""
     term = reward or None
     why = f"{judgement.why}; {reason}"
-    if term is None and judgement.hint.text is None:
+    if term is None and not judgement.hint.texts:
         return replace(judgement, reward=None, outcome=TurnOutcome.UNDECIDED, why=why)
     if judgement.not_trainable is not None:
         why = f"{judgement.not_trainable} ({why})"

@@ -30,7 +30,7 @@ from clawloop.training.model.checkpoint import (
     read_architecture,
 )
 from clawloop.training.model.port import LoraShape, reset_adapter, shard_like
-from clawloop.training.model.token_scores import TokenScores, score_responses
+from clawloop.training.model.token_scores import Comparing, TokenScores, score_responses
 from clawloop.training.packing import AttentionLayout, MicroBatch
 
 # Modules of torchtune -------------------------------------------------------------------------------------------------
@@ -435,7 +435,7 @@ class TorchtuneModel(nn.Module):
         *,
         entropies: bool = False,
         at_ids_NK: Tensor | None = None,
-        top_k: int | None = None,
+        comparing: Comparing | None = None,
     ) -> TokenScores:
         """See `port.PolicyModel`."""
         return score_responses(
@@ -445,7 +445,7 @@ class TorchtuneModel(nn.Module):
             self.vocab_size,
             entropies=entropies,
             at_ids_NK=at_ids_NK,
-            top_k=top_k,
+            comparing=comparing,
         )
 
 

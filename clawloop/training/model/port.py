@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from clawloop.core.errors import AdapterUnusable
-from clawloop.training.model.token_scores import TokenScores
+from clawloop.training.model.token_scores import Comparing, TokenScores
 from clawloop.training.packing import MicroBatch
 
 # LoRA -----------------------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ class PolicyModel(Protocol):
         *,
         entropies: bool = False,
         at_ids_NK: Tensor | None = None,
-        top_k: int | None = None,
+        comparing: Comparing | None = None,
     ) -> TokenScores:
         """Scores of the response tokens; logits are divided by each sample's own temperature.
 
@@ -93,7 +93,7 @@ class PolicyModel(Protocol):
             micro_batch: on the model's device.
             entropies: also compute the entropy at each position.
             at_ids_NK: int64[N, K]; also compute the log-probs of these ids.
-            top_k: also compute the log-probs of the K most likely ids; not together with `at_ids_NK`.
+            comparing: also compare these documents, which have one reply; without gradient.
         """
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from clawloop.core.algorithms.scoring import most_likely, score
+from clawloop.core.algorithms.scoring import Comparison, TopKOf, compare, score
 from clawloop.core.errors import StepDiverged
 from clawloop.training.packing import MicroBatch
 
@@ -20,6 +20,19 @@ Project: TypeAlias = Callable[[Tensor], Tensor]
 """Hidden states [N, D] → float32 logits [N, V]."""
 
 
+class Comparing(NamedTuple):
+    """Documents of a micro-batch to compare with each other.
+
+    Args:
+        groups: indices of documents with the same response: the one without a hint, then those with hints.
+        top_k, of: see `clawloop.core.algorithms.scoring.compare`.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    top_k: int
+    of: TopKOf
+
+
 class TokenScores(NamedTuple):
     """Scores at the N response positions of a micro-batch; see `clawloop.core.algorithms.scoring.Scores`.
 
@@ -28,16 +41,16 @@ class TokenScores(NamedTuple):
     Args:
         logprobs_N: float32[N], log-probs of the target tokens, in nats.
         entropies_N: float32[N]; None if not requested.
-        topk_ids_NK: int64[N, K], the requested ids or the K most likely; None if not requested.
-        topk_logprobs_NK: float32[N, K], log-probs at `topk_ids_NK`.
+        topk_logprobs_NK: float32[N, K], log-probs at the requested ids; None without any.
         tails_N: float32[N], log-probability of all other ids together.
+        compared: one for each group that was requested.
     """
 
     logprobs_N: Tensor
     entropies_N: Tensor | None
-    topk_ids_NK: Tensor | None
     topk_logprobs_NK: Tensor | None
     tails_N: Tensor | None
+    compared: tuple[Comparison, ...] = ()
 
 
 def score_responses(
@@ -48,11 +61,9 @@ def score_responses(
     *,
     entropies: bool,
     at_ids_NK: Tensor | None,
-    top_k: int | None,
+    comparing: Comparing | None,
 ) -> TokenScores:
     """Scores of a micro-batch's response tokens, from its hidden states; other arguments as in `port.PolicyModel`."""
-    if at_ids_NK is not None and top_k is not None:
-        raise ValueError("pass at_ids_NK or top_k, not both")
     hidden_ND = hidden_SD[micro_batch.rows_N]
     chunk_size = max(1, _MAX_LOGITS // vocab_size)
     chunks: list[TokenScores] = []
@@ -68,14 +79,34 @@ def score_responses(
             ids_NK,
             spans_with_temperature,
             entropies,
-            top_k,
         )
         if len(hidden_ND) > chunk_size and torch.is_grad_enabled():
             # Otherwise autograd would keep the logits of all chunks.
             chunks.append(checkpoint(_score_chunk, *arguments, use_reentrant=False, preserve_rng_state=False))
         else:
             chunks.append(_score_chunk(*arguments))
-    return concatenate(chunks)
+    scores = concatenate(chunks)
+    if comparing is None:
+        return scores
+    return scores._replace(compared=_compare_documents(hidden_SD, micro_batch, project, vocab_size, comparing))
+
+
+def _compare_documents(
+    hidden_SD: Tensor, micro_batch: MicroBatch, project: Project, vocab_size: int, comparing: Comparing
+) -> tuple[Comparison, ...]:
+    rows = torch.split(micro_batch.rows_N, list(micro_batch.response_lengths))
+    compared = []
+    for documents in comparing.groups:
+        temperature = micro_batch.temperatures[documents[0]]
+        chunk_size = max(1, _MAX_LOGITS // (vocab_size * len(documents)))
+        chunks = []
+        for chunk in zip(*(torch.split(rows[document], chunk_size) for document in documents), strict=True):
+            answered_TV, *teachers = (project(hidden_SD[places]) for places in chunk)
+            chunks.append(
+                compare(answered_TV, torch.stack(teachers), temperature=temperature, k=comparing.top_k, of=comparing.of)
+            )
+        compared.append(Comparison(*(torch.cat(column, dim=1) for column in zip(*chunks, strict=True))))
+    return tuple(compared)
 
 
 def _score_chunk(
@@ -85,7 +116,6 @@ def _score_chunk(
     ids_NK: Tensor | None,
     spans: list[tuple[int, float]],
     entropies: bool,
-    top_k: int | None,
 ) -> TokenScores:
     # Each document is projected separately: a slice of joint logits would have a gradient of the joint size, mostly
     # zeros. Split and not sliced for the same reason.
@@ -94,9 +124,7 @@ def _score_chunk(
     given = [None] * len(lengths) if ids_NK is None else torch.split(ids_NK, lengths)
     parts = []
     for (_, temperature), hidden_TD, targets_T, ids_TK in zip(spans, hidden, targets, given, strict=True):
-        logits_TV = project(hidden_TD)
-        ids = most_likely(logits_TV, top_k) if top_k else ids_TK
-        parts.append(score_positions(logits_TV, targets_T, temperature, ids, entropies))
+        parts.append(score_positions(project(hidden_TD), targets_T, temperature, ids_TK, entropies))
     return concatenate(parts)
 
 
@@ -111,8 +139,8 @@ def score_positions(
         # `Scores` raises the same error for these values.
         nan_N = logits_NV.sum(-1) * float("nan")
         nan_NK = None if ids_NK is None else nan_N[:, None].expand(ids_NK.shape)
-        return TokenScores(nan_N, nan_N if entropies else None, ids_NK, nan_NK, None if ids_NK is None else nan_N)
-    return TokenScores(scores.logprob_T, scores.entropy_T, ids_NK, scores.topk_logprobs_TK, scores.tail_T)
+        return TokenScores(nan_N, nan_N if entropies else None, nan_NK, None if ids_NK is None else nan_N)
+    return TokenScores(scores.logprob_T, scores.entropy_T, scores.topk_logprobs_TK, scores.tail_T)
 
 
 def chunk_positions(lengths: tuple[int, ...], chunk_size: int) -> list[list[tuple[int, int]]]:
@@ -138,7 +166,6 @@ def concatenate(parts: list[TokenScores]) -> TokenScores:
     return TokenScores(
         torch.cat([part.logprobs_N for part in parts]),
         _concatenate_present([part.entropies_N for part in parts]),
-        _concatenate_present([part.topk_ids_NK for part in parts]),
         _concatenate_present([part.topk_logprobs_NK for part in parts]),
         _concatenate_present([part.tails_N for part in parts]),
     )

@@ -22,7 +22,7 @@ from clawloop.core.errors import ModelUnsupported
 from clawloop.training.model.checkpoint import Family, Quantisation
 from clawloop.training.model.decoder import quantise
 from clawloop.training.model.port import LoraShape, reset_adapter
-from clawloop.training.model.token_scores import TokenScores, score_responses
+from clawloop.training.model.token_scores import Comparing, TokenScores, score_responses
 from clawloop.training.packing import MicroBatch
 
 _PEFT_PREFIX = "base_model.model."
@@ -116,7 +116,7 @@ class TransformersModel(nn.Module):
         *,
         entropies: bool = False,
         at_ids_NK: Tensor | None = None,
-        top_k: int | None = None,
+        comparing: Comparing | None = None,
     ) -> TokenScores:
         """See `port.PolicyModel`."""
         return score_responses(
@@ -126,7 +126,7 @@ class TransformersModel(nn.Module):
             self.vocab_size,
             entropies=entropies,
             at_ids_NK=at_ids_NK,
-            top_k=top_k,
+            comparing=comparing,
         )
 
 

@@ -7,10 +7,11 @@ import random
 import torch
 from torch import Tensor
 
+from clawloop.core.algorithms.advantages import support_advantage
 from clawloop.core.algorithms.losses import Divisor, StepLoss, step_loss
 from clawloop.core.algorithms.scoring import Scores, score
 from clawloop.core.algorithms.streams import Streams
-from clawloop.core.recipes.recipe import Distillation, Loss, Train
+from clawloop.core.recipes.recipe import Advantage, Distillation, Loss, Train
 from tests.unit.algorithms.plain import PlainPlan, PlainSample, log_softmax
 
 VOCABULARY = 7
@@ -62,6 +63,9 @@ def random_sample(
             float(torch.tensor([p for token, p in enumerate(row) if token not in ids]).double().logsumexp(0))
             for row, ids in zip(teacher, sample.topk_ids, strict=True)
         ]
+        before = [log_softmax(row, temperature) for row in near(own, 0.5)]
+        sample.answered_topk = [[row[token] for token in ids] for row, ids in zip(before, sample.topk_ids, strict=True)]
+        sample.within = [[rng.random() < 0.7 for _ in range(K)] for _ in range(tokens)]
     if hint:
         sample.teacher = chosen(near(own, 1.5))
         sample.answered = chosen(near(own, 0.5))
@@ -72,8 +76,14 @@ def floats(values: list[float] | list[list[float]] | None) -> Tensor | None:
     return None if values is None else torch.tensor(values, dtype=torch.float64)
 
 
-def streams_of(sample: PlainSample) -> Streams:
+def streams_of(sample: PlainSample, gap_clip: float = 1.0) -> Streams:
+    teacher_TK, answered_TK = floats(sample.topk_logprobs), floats(sample.answered_topk)
+    advantage_TK = None
+    if teacher_TK is not None and answered_TK is not None:
+        advantage_TK = support_advantage(teacher_TK, answered_TK, torch.tensor(sample.within), gap_clip)
     return Streams(
+        answered_topk_logprobs_TK=answered_TK,
+        topk_advantage_TK=advantage_TK,
         response_mask_T=torch.tensor(sample.mask),
         behaviour_logprob_T=floats(sample.behaviour),
         advantage_T=floats(sample.advantage),
@@ -103,7 +113,7 @@ def scores_of(sample: PlainSample, logits_TV: Tensor, *, entropy: bool = True) -
 
 def run(batch: list[PlainSample], logits: list[Tensor], recipe: Train, divisor: Divisor | None = None) -> StepLoss:
     """The loss of these samples; of a whole step unless a divisor is given."""
-    streams = [streams_of(sample) for sample in batch]
+    streams = [streams_of(sample, recipe.advantage.opd_clip) for sample in batch]
     pairs = [
         (scores_of(sample, logits_TV), stream) for sample, logits_TV, stream in zip(batch, logits, streams, strict=True)
     ]
@@ -129,5 +139,6 @@ def as_recipe(plan: PlainPlan) -> Train:
             correction="decoupled" if plan.decoupled else "none",
             aggregation="sequence" if plan.sequence else "token",
         ),
-        distillation=Distillation(divergence="forward" if plan.forward else "reverse"),
+        advantage=Advantage(opd_clip=plan.gap_clip),
+        distillation=Distillation(divergence="clipped" if plan.clipped else "forward" if plan.forward else "reverse"),
     )

@@ -27,6 +27,8 @@ class PlainSample:
     prox: Vector | None = None
     teacher: Vector | None = None
     answered: Vector | None = None
+    answered_topk: Matrix | None = None
+    within: list[list[bool]] | None = None
     topk_ids: list[list[int]] | None = None
     topk_logprobs: Matrix | None = None
     tail: Vector | None = None
@@ -44,6 +46,8 @@ class PlainPlan:
     decoupled: bool = False
     sequence: bool = False
     forward: bool = False
+    clipped: bool = False
+    gap_clip: float = 1.0
 
 
 @dataclass
@@ -102,6 +106,23 @@ def divergence(student: float, teacher: float, plan: PlainPlan) -> float:
     return math.exp(student) * (student - teacher)
 
 
+def support_loss(sample: PlainSample, t: int, logprobs: Vector, plan: PlainPlan) -> float:
+    """−Σ_k of the clipped objective of each id, with w_k·clip(log π_T(k) − log π_v(k)) as its advantage."""
+    assert sample.topk_ids is not None
+    assert sample.topk_logprobs is not None
+    assert sample.answered_topk is not None
+    assert sample.within is not None
+    ids, teacher, answered = sample.topk_ids[t], sample.topk_logprobs[t], sample.answered_topk[t]
+    inside = [k for k, known in enumerate(sample.within[t]) if known]
+    total = sum(math.exp(answered[k]) for k in inside)
+    loss = 0.0
+    for k in inside:
+        gap = max(-plan.gap_clip, min(plan.gap_clip, teacher[k] - answered[k]))
+        ratio = math.exp(logprobs[ids[k]] - answered[k])
+        loss -= clipped(ratio, math.exp(answered[k]) / total * gap, plan)
+    return loss
+
+
 def token_loss(sample: PlainSample, t: int, plan: PlainPlan, frozen: Vector) -> float:
     """`frozen`: the logits of this position that weights are computed from."""
     logprobs = log_softmax(sample.logits[t], sample.temperature)
@@ -121,8 +142,13 @@ def token_loss(sample: PlainSample, t: int, plan: PlainPlan, frozen: Vector) -> 
         for token, teacher in zip(sample.topk_ids[t], sample.topk_logprobs[t], strict=True):
             p = math.exp(logprobs[token])
             rest -= p
-            loss += plan.distillation * divergence(logprobs[token], teacher, plan)
-        loss += plan.distillation * divergence(math.log(rest), sample.tail[t], plan)
+            if not plan.clipped:
+                loss += plan.distillation * divergence(logprobs[token], teacher, plan)
+        loss += plan.distillation * (
+            support_loss(sample, t, logprobs, plan)
+            if plan.clipped
+            else divergence(math.log(rest), sample.tail[t], plan)
+        )
     if plan.kl and sample.reference is not None:
         distance = own - sample.reference[t]
         weight = min(2.0, math.exp(frozen_own - sample.behaviour[t]))
@@ -150,7 +176,12 @@ def near_a_kink(batch: list[PlainSample], plan: PlainPlan, margin: float = 1e-3)
         for t, token in enumerate(sample.ids):
             own = log_softmax(sample.logits[t], sample.temperature)[token]
             old = sample.prox[t] if plan.decoupled and sample.prox is not None else sample.behaviour[t]
-            for bound in (1 - plan.low, 1 + plan.high, plan.dual):
-                if abs(math.exp(own - old) - bound) < margin:
-                    return True
+            ratios = [math.exp(own - old)]
+            if sample.topk_ids is not None and sample.answered_topk is not None:
+                own_row = log_softmax(sample.logits[t], sample.temperature)
+                pairs = zip(sample.topk_ids[t], sample.answered_topk[t], strict=True)
+                ratios += [math.exp(own_row[id_] - before) for id_, before in pairs]
+            bounds = (1 - plan.low, 1 + plan.high, plan.dual)
+            if any(abs(ratio - bound) < margin for ratio in ratios for bound in bounds):
+                return True
     return False

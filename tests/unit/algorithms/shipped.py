@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from clawloop.core.algorithms.advantages import with_advantage
+from clawloop.core.algorithms.advantages import support_advantage, with_advantage
 from clawloop.core.algorithms.losses import Divisor, step_loss
 from clawloop.core.algorithms.scoring import most_likely, score
 from clawloop.core.algorithms.streams import Streams
@@ -43,7 +43,14 @@ def gradient_of(train: Train, *, reward: float | None, hint: bool, engine_below:
     topk_ids_TK = most_likely(whose_TV, K) if train.loss.distillation else None
     student = score(logits_TV, ids_T, temperature=0.6, topk_ids_TK=topk_ids_TK)
     teacher = score(teacher_TV, ids_T, temperature=0.6, topk_ids_TK=topk_ids_TK)
+    within_TK, gap_clip = torch.ones(len(MASK), K, dtype=torch.bool), train.advantage.opd_clip
+    own_TK = None if student.topk_logprobs_TK is None else student.topk_logprobs_TK.detach()
+    advantage_TK = None
+    if own_TK is not None and teacher.topk_logprobs_TK is not None:
+        advantage_TK = support_advantage(teacher.topk_logprobs_TK, own_TK, within_TK, gap_clip)
     streams = Streams(
+        answered_topk_logprobs_TK=own_TK if hint else None,
+        topk_advantage_TK=advantage_TK if hint else None,
         response_mask_T=torch.tensor(MASK),
         behaviour_logprob_T=student.logprob_T.detach() - engine_below,
         prox_logprob_T=student.logprob_T.detach(),

@@ -232,6 +232,7 @@ LEARNS_FROM = {
     "combined": {"verdict", "hint"},
     "demo": {"verdict", "hint"},
     "grpo": {"verdict"},
+    "hybrid": {"verdict", "hint"},
     "judge": {"verdict"},
     "opd": {"hint"},
     "outcome_process": {"verdict"},

@@ -41,6 +41,10 @@ def padded(sample: PlainSample, tokens: int) -> PlainSample:
     assert longer.topk_ids is not None
     assert longer.topk_logprobs is not None
     assert longer.tail is not None
+    assert longer.answered_topk is not None
+    assert longer.within is not None
+    longer.answered_topk += [[-1e4] * 3] * tokens
+    longer.within += [[True] * 3] * tokens
     longer.topk_ids += [[4, 5, 6]] * tokens
     longer.topk_logprobs += [[-1e4] * 3] * tokens
     longer.tail += [0.0] * tokens

@@ -30,6 +30,8 @@ plans = st.builds(
     decoupled=st.booleans(),
     sequence=st.booleans(),
     forward=st.booleans(),
+    clipped=st.booleans(),
+    gap_clip=st.sampled_from([0.3, 1.0]),
 )
 
 

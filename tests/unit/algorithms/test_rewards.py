@@ -167,6 +167,11 @@ def test_a_reward_that_is_not_finite_is_an_error() -> None:
         episode_advantages([1, math.nan])
 
 
+def test_a_reward_that_is_not_finite_is_an_error_also_where_nothing_is_compared_with_it() -> None:
+    with pytest.raises(StreamsUnusable, match="not finite"):
+        step_advantages([[1, math.inf], [0]])
+
+
 def test_turns_are_compared_with_turns_of_the_same_index() -> None:
     found = step_advantages([[1, 2], [0, 2, 5], None, [0.5]])
     assert found is not None
@@ -174,7 +179,7 @@ def test_turns_are_compared_with_turns_of_the_same_index() -> None:
     assert first[0] == pytest.approx(math.sqrt(1.5))
     assert first[1:] == (None,)  # both second turns have the same reward
     assert second[0] == pytest.approx(-math.sqrt(1.5))
-    assert second[1:] == (None, None)  # nobody else has a third turn
+    assert second[1:] == (None, 5)  # nobody else has a third turn: its reward as it is
     assert missing == ()
     assert short == (None,)  # the mean itself
 

@@ -41,7 +41,7 @@ from clawloop.app.demo.world import (
 )
 from clawloop.core.gate.checks import is_right
 from clawloop.core.judging.evidence import Evidence, Statement
-from clawloop.core.judging.hints import LEAD_IN, choose_hint, fault_of
+from clawloop.core.judging.hints import LEAD_IN, choose_hints, fault_of
 from clawloop.core.judging.prompts import HINT_INSTRUCTION, VOTE_INSTRUCTION, AnswerForm
 from clawloop.core.judging.voting import HintVote, parse_hint, parse_vote
 from clawloop.operations.probes import MOST_PROBES
@@ -339,7 +339,7 @@ def test_a_written_hint_is_chosen() -> None:
         (), Statement("user", "Explain rain."), (), (Statement("assistant", "In short, rain."),), (), None
     )
     written = HintVote(True, HINTS[Style.DETAILED][0])
-    assert choose_hint([written, None, HintVote(False, None)], evidence).text == written.text
+    assert choose_hints([written, None, HintVote(False, None)], evidence).text == written.text
 
 
 # The demo's probes ask what nobody else does, and take the right content in either style.

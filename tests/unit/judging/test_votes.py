@@ -13,10 +13,18 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from clawloop.core.contracts.turns import Message
-from clawloop.core.errors import EngineAnswerUnusable
+from clawloop.core.errors import EngineAnswerUnusable, RecordUnusable
 from clawloop.core.ids import TurnId
 from clawloop.core.judging.agreement import Cell, Pair, Precision, VotedTurn, agreement, by_version, precision_by_votes
-from clawloop.core.judging.hints import LEAD_IN, HintChoice, choose_hint, fault_of, reject_hint, with_hint
+from clawloop.core.judging.hints import (
+    LEAD_IN,
+    HintChoice,
+    PromptChange,
+    choose_hints,
+    fault_of,
+    reject_hints,
+    with_hint,
+)
 from clawloop.core.judging.prompts import (
     AnswerForm,
     comparison_prompt,
@@ -121,7 +129,9 @@ def test_a_constrained_answer_of_any_other_text_is_missing(answer: str) -> None:
         (f"It wants Python.\n\nhint {M}: Use Python.\n", "Use Python."),
         (f"**hint {M}:** Use Python.", "Use Python."),
         (f"hint {M}:\nUse Python.\nAnd be  brief.", "Use Python. And be brief."),
-        (f"hint {M}: Be brief.\nhint {M}: Use Python.", "Use Python."),
+        (f"hint {M}: Be brief.\nhint {M}: Use Python.", "Be brief.\nUse Python."),
+        (f"hint {M}: One.\nhint {M}: Two.\nhint {M}: Three.\nhint {M}: Four.", "Two.\nThree.\nFour."),
+        (f"hint {M}: none\nhint {M}: Use\nPython.", "Use Python."),
         (f'hint {M}: "Antworte auf Deutsch."', "Antworte auf Deutsch."),
         (f"no hint {M}\nhint {M}: 用 Python 写。", "用 Python 写。"),
         (f"<think>no hint {M}</think>hint {M}: Use Python.", "Use Python."),
@@ -375,29 +385,66 @@ def hint(text: str) -> HintVote:
     return HintVote(accepted=True, text=text)
 
 
-def test_the_longest_usable_hint_is_chosen_and_one_positive_is_enough() -> None:
+def test_all_usable_hints_are_kept_the_longest_first_and_one_positive_is_enough() -> None:
     votes = [NONE, hint("Use Python here."), None, hint("Use Python, and add type annotations.")]
-    assert choose_hint(votes, evidence()) == HintChoice(
-        "Use Python, and add type annotations.", answered=True, why="2 of 3 hint answers usable"
+    assert choose_hints(votes, evidence()) == HintChoice(
+        ("Use Python, and add type annotations.", "Use Python here."),
+        answered=True,
+        why="2 of 3 hint answers usable, 2 different",
     )
+    assert choose_hints([hint("Use Python here.")], evidence()).why == "1 of 1 hint answers usable"
+
+
+def test_one_hint_given_three_times_is_one_hint() -> None:
+    votes = [hint("Use Python here."), hint("use python, here"), hint("Use Python here.")]
+    assert choose_hints(votes, evidence()) == HintChoice(
+        ("Use Python here.",), answered=True, why="3 of 3 hint answers usable"
+    )
+
+
+def test_hints_that_contradict_each_other_are_all_kept() -> None:
+    texts = ("Always answer in JavaScript.", "Always answer in Python.", "Never write any code.")
+    assert choose_hints([hint(text) for text in reversed(texts)], evidence()).texts == texts
+
+
+def test_of_many_hints_the_first_of_each_answer_come_before_the_second_of_any() -> None:
+    votes = [
+        hint("Use Python here.\nUse Python, and add many type annotations.\nUse Python only."),
+        hint("Use type hints."),
+        hint("Add type annotations."),
+    ]
+    assert choose_hints(votes, evidence()).texts == ("Add type annotations.", "Use Python here.", "Use type hints.")
+
+
+@given(st.lists(st.integers(0, 9)), st.lists(st.integers(0, 9)))
+def test_a_hinted_prompt_is_what_it_adds_to_the_plain_one(plain: list[int], hinted: list[int]) -> None:
+    change = PromptChange.between(plain, hinted)
+    assert change.of(plain) == hinted
+    assert len(change.added) <= len(hinted)
+
+
+def test_an_insertion_is_stored_as_the_inserted_tokens() -> None:
+    assert PromptChange.between([1, 2, 3, 4], [1, 2, 9, 8, 3, 4]) == PromptChange(2, 2, (9, 8))
+    with pytest.raises(RecordUnusable, match="2 and 2 tokens of a prompt of 3"):
+        PromptChange(2, 2, (9,)).of([1, 2, 3])
 
 
 def test_as_many_answers_must_have_a_usable_hint_as_are_needed() -> None:
     votes = [NONE, hint("Use Python here."), None, hint("Use Python."), hint("Be formal.")]
-    assert choose_hint(votes, evidence(), 2).text == "Use Python here."
+    assert choose_hints(votes, evidence(), 2).texts == ("Use Python here.", "Use Python.")
     why = "2 of 4 hint answers usable, 3 needed"
-    assert choose_hint(votes, evidence(), 3) == HintChoice(None, answered=True, why=why)
+    assert choose_hints(votes, evidence(), 3) == HintChoice((), answered=True, why=why)
     unread = [None, None, hint("Use Python here.")]
     why = "1 of 1 hint answers usable, 2 needed"
-    assert choose_hint(unread, evidence(), 2) == HintChoice(None, answered=False, why=why)
+    assert choose_hints(unread, evidence(), 2) == HintChoice((), answered=False, why=why)
     for readable in (NONE, hint("Python")):
-        assert not choose_hint([None, None, readable], evidence(), 2).answered
-        assert choose_hint([None, readable, readable], evidence(), 2).answered
+        assert not choose_hints([None, None, readable], evidence(), 2).answered
+        assert choose_hints([None, readable, readable], evidence(), 2).answered
 
 
 def test_a_longer_hint_that_is_trivial_does_not_win() -> None:
     votes = [hint("Use type hints."), hint("The assistant should improve the previous response.")]
-    assert choose_hint(votes, evidence()).text == "Use type hints."
+    assert choose_hints(votes, evidence()).text == "Use type hints."
 
 
 @pytest.mark.parametrize(
@@ -411,7 +458,7 @@ def test_a_longer_hint_that_is_trivial_does_not_win() -> None:
     ],
 )
 def test_without_a_usable_hint_the_reason_is_kept(votes: list[HintVote | None], answered: bool, why: str) -> None:
-    assert choose_hint(votes, evidence()) == HintChoice(None, answered, why)
+    assert choose_hints(votes, evidence()) == HintChoice((), answered, why)
 
 
 @pytest.mark.parametrize(
@@ -442,8 +489,8 @@ def test_a_hint_in_a_script_without_spaces_can_repeat_the_request() -> None:
 
 
 def test_a_hint_that_cannot_be_used_leaves_the_turn_answered() -> None:
-    found = choose_hint([hint("Use type hints.")], evidence())
-    assert reject_hint(found, "template mismatch") == HintChoice(None, answered=True, why="template mismatch")
+    found = choose_hints([hint("Use type hints.")], evidence())
+    assert reject_hints(found, "template mismatch") == HintChoice((), answered=True, why="template mismatch")
 
 
 def test_a_hint_goes_to_the_end_of_the_last_user_message_that_is_not_volatile() -> None:

@@ -38,8 +38,8 @@ def _voted(reward: float, votes: list[float | None]) -> Member:
         # R_i = O + λ · the mean of its turns' votes: 1.375, -1.5 and -1; with λ = 2 they are 2.5, -3 and -1.
         ("episode", 0.5, [[1.39536] * 3, [-0.89701] * 2, [-0.49834]]),
         ("episode", 2.0, [[1.31982] * 3, [-1.09985] * 2, [-0.21997]]),
-        # R_ij = O + λ · its own: 1.5, -1.5 and -1 of the first turns, 1.25 and -1 of the second.
-        ("step", 0.5, [[1.39700, 1.0, None], [-0.88900, -1.0], [-0.50800]]),
+        # R_ij = O + λ · its own: 1.5, -1.5 and -1 of the first turns, 1.25 and -1 of the second; a third has no other.
+        ("step", 0.5, [[1.39700, 1.0, 1.0], [-0.88900, -1.0], [-0.50800]]),
     ],
 )
 def test_votes_count_by_their_weight(unit: str, weight: float, expected: list[list[float | None]]) -> None:

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from clawloop.core.contracts.turns import TurnOutcome, TurnStatus
 from clawloop.core.errors import EngineAnswerUnusable
 from clawloop.core.ids import TurnId, new_turn_id
-from clawloop.core.judging.hints import NOT_ASKED, HintChoice
+from clawloop.core.judging.hints import NOT_ASKED, HintChoice, PromptChange
 from clawloop.core.judging.records import FinalizedJudgement, Relation, TurnDecision
 from clawloop.core.judging.voting import Verdict, Vote, majority, rated
 from clawloop.core.recipes.recipe import Signal
@@ -40,9 +40,9 @@ GOOD, BAD, ZERO, TIE, MISSING = (
     majority([None]),
 )
 BINARY, OPD, COMBINED = Signal(hints=False), Signal(verdicts=False, at_least_one=False), Signal()
-HINT = HintChoice("Use Python.", answered=True, why="1 of 1 hint answers usable")
-NO_HINT = HintChoice(None, answered=True, why="the judge found no hint")
-NO_ANSWER = HintChoice(None, answered=False, why="no valid hint answer")
+HINT = HintChoice(("Use Python.",), answered=True, why="1 of 1 hint answers usable")
+NO_HINT = HintChoice((), answered=True, why="the judge found no hint")
+NO_ANSWER = HintChoice((), answered=False, why="no valid hint answer")
 SAMPLED, UNDECIDED, UNJUDGED = TurnOutcome.SAMPLED, TurnOutcome.UNDECIDED, TurnOutcome.UNJUDGED
 
 
@@ -80,9 +80,9 @@ def test_the_decision_table(
     outcome: TurnOutcome,
 ) -> None:
     decision = decide(signal, verdict, hint, None)
-    assert (decision.reward, decision.hint, decision.outcome) == (
+    assert (decision.reward, decision.hints, decision.outcome) == (
         reward,
-        "Use Python." if has_hint else None,
+        ("Use Python.",) if has_hint else (),
         outcome,
     )
 
@@ -125,7 +125,7 @@ def test_sampled_means_that_there_is_a_gradient(
     signal: Signal, votes: list[int | None], hint: HintChoice, fault: str | None
 ) -> None:
     decision = decide(signal, majority(votes), hint, fault)  # type: ignore[arg-type]
-    assert (decision.outcome is SAMPLED) == (decision.reward is not None or decision.hint is not None)
+    assert (decision.outcome is SAMPLED) == (decision.reward is not None or bool(decision.hints))
     assert decision.reward != 0
     assert decision.why
 
@@ -468,7 +468,7 @@ def test_a_vote_that_cannot_be_trained_says_why_and_is_compared_all_the_same() -
 
 OVERLONG = Signal.model_validate({"overlong": {"limit_tokens": 1000, "cache_tokens": 200}})
 PRAISED, EVEN = majority([1, 1, 1]), majority([1, -1, 0])
-JUDGEMENT = FinalizedJudgement(PRAISED, NOT_ASKED, None, 1.0, None, TurnOutcome.SAMPLED, "verdict +1", Relation.MEAN)
+JUDGEMENT = FinalizedJudgement(PRAISED, NOT_ASKED, None, 1.0, (), TurnOutcome.SAMPLED, "verdict +1", Relation.MEAN)
 
 
 @pytest.mark.parametrize(("tokens", "cut", "reward"), [(700, False, 1.0), (900, False, 0.5), (1100, False, 0.0)])
@@ -526,10 +526,10 @@ def test_a_reward_of_0_leaves_no_term() -> None:
 
 
 def test_a_reward_of_0_leaves_the_hint() -> None:
-    hint = HintChoice("Use Python.", answered=True, why="1 of 1")
-    hinted = replace(JUDGEMENT, hint=hint, hinted_prompt_ids=(1, 2))
+    hint = HintChoice(("Use Python.",), answered=True, why="1 of 1")
+    hinted = replace(JUDGEMENT, hint=hint, hinted_prompts=(PromptChange(0, 0, (1, 2)),))
     left = with_reward(hinted, 0.0, "mean before +1.00")
-    assert (left.reward, left.hinted_prompt_ids, left.outcome) == (None, (1, 2), TurnOutcome.SAMPLED)
+    assert (left.reward, left.hinted_prompts, left.outcome) == (None, hinted.hinted_prompts, TurnOutcome.SAMPLED)
 
 
 def members(*rewards: float | None, taken: frozenset[int] = frozenset()) -> list[Member]:
