@@ -120,8 +120,7 @@ class JudgeTrial:
             return None
         return (
             f"votes are off: {self.judge} agrees with labelled phrases by a kappa of {best:.2f}, and {LEAST_KAPPA:g} is"
-            " needed: set the recipe hindsight, which asks no judge, or another judge (`clawloop judge try` shows how"
-            " good one is)"
+            " needed: choose another judge (`clawloop judge try` shows how good one is), or learn by ratings of replies"
         )
 
 
