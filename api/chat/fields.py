@@ -20,6 +20,8 @@ _WANTS_NONE = "a call is wanted and `tools` has none. Send tools, or leave it ou
 # A name for the schema of `response_format`, which says nothing to a model.
 _SCHEMA_NAME = "response"
 _WHOLE = ("max_tokens", "max_completion_tokens", "n", "top_k", "seed")
+# Whole floats from here on are none that somebody wrote as one, and orjson writes no whole number above 2**64.
+_EXACT = 2**53
 # llama.cpp's and LM Studio's word for no limit.
 _NO_LIMIT = -1
 
@@ -43,8 +45,9 @@ def take_as_meant(body: dict[str, Any]) -> None:
 def take_sampling_as_meant(body: dict[str, Any]) -> None:
     """The same for what chats and plain completions share."""
     for name in _WHOLE:
-        if isinstance(body.get(name), float) and body[name].is_integer():
-            body[name] = int(body[name])
+        value = body.get(name)
+        if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+            body[name] = int(value)
         if name.startswith("max_") and body.get(name) == _NO_LIMIT:
             del body[name]
     if not body.get("stream"):

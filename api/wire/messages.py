@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.datastructures import Headers
 
 from api.errors import Problem
@@ -65,6 +65,10 @@ class CountTokensRequest(BaseModel):
     output_config: dict[str, Any] | None = None
 
 
+# A text alone is meant as a list of one.
+StopTexts = Annotated[Texts, BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
+
+
 class MessagesRequest(CountTokensRequest):
     """The fields of `POST /v1/messages` that the gateway reads."""
 
@@ -73,7 +77,7 @@ class MessagesRequest(CountTokensRequest):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
-    stop_sequences: str | Texts | None = None
+    stop_sequences: StopTexts | None = None
     metadata: dict[str, Any] | None = None
 
 
@@ -106,8 +110,7 @@ def translate_messages(
     chat |= {name: body[name] for name in _SAME_NAME if body.get(name) is not None}
     loaded = _Loaded()
     chat["messages"] = [*_system(body.get("system"), loaded), *_messages(body["messages"], ignored, loaded)]
-    if body.get("stop_sequences"):
-        stop = body["stop_sequences"]
+    if stop := body.get("stop_sequences"):
         chat["stop"] = [stop] if isinstance(stop, str) else stop
     _add_tools(chat, body, ignored, loaded)
     _add_thinking(chat, body.get("thinking") or {}, ignored)

@@ -129,7 +129,7 @@ PLAIN_COLUMNS: Mapping[str, str] = {
     "probes": "policy",
     # Values that operators set, secrets and hashes of them, addresses, hashes of files.
     "policies": "id base_model aliases sampling pool paused_reason recipe_hash",
-    "versions": "policy path sha256 origin_policy",
+    "versions": "policy path sha256 origin_policy held_out_scores",
     "recipes": "hash name signal_hash train_hash content",
     "api_keys": "policy policies name prefix secret_sha256 scopes",
     "engines": "id url problem added_by",

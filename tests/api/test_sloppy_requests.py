@@ -165,6 +165,14 @@ async def test_no_limit_and_whole_numbers(gateway: Gateway, name: str) -> None:
     assert f"`{name}`" in await refused(gateway, CHAT, BARE[CHAT] | {name: 0})
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize("number", [1e30, -1e30, 2.0**64])
+async def test_a_number_beyond_every_integer_is_no_error_of_ours(gateway: Gateway, path: str, number: float) -> None:
+    asked = BARE[CHAT] if path == CHAT else {"prompt": "hi"}
+    status, answer = await post(gateway, path, asked | {"seed": number})
+    assert status < 500, answer
+
+
 async def test_options_of_a_stream_without_a_stream_say_nothing(gateway: Gateway) -> None:
     found = await sent(gateway, CHAT, BARE[CHAT] | {"stream_options": {"include_usage": True}})
     assert not found.get("stream")

@@ -54,7 +54,7 @@ def test_all_methods_of_a_user_come_before_the_next_user() -> None:
         ({"seeds": "1,b"}, "--seeds 'b': a seed is"),
         ({"seeds": "101"}, "101 runs: at most 100"),
         ({"seeds": "2", "seed": "1"}, "--seed and --seeds: give one of them"),
-        ({"methods": "grpo"}, "--methods 'grpo': use binary, opd, combined"),
+        ({"methods": "grpo"}, "--methods 'grpo': use binary, opd, combined, hybrid"),
         ({"methods": ""}, "--methods '': use binary"),
         ({"interactions": 0}, "--interactions 0: give 8 to 1000; a step takes 8 samples"),
         ({"interactions": 7}, "--interactions 7: give"),
@@ -84,17 +84,21 @@ def test_a_flip_names_axes_and_has_more_interactions(flip: str | None, axes: tup
 
 def test_methods_differ_in_signals_and_advantages_alone() -> None:
     recipes = {method: demo_recipe(method) for method in Method}
-    assert len({recipe.hash for recipe in recipes.values()}) == 3
+    assert len({recipe.hash for recipe in recipes.values()}) == len(Method)
     assert not recipes[Method.BINARY].train.uses_hints
     assert recipes[Method.OPD].train.advantage.verdict_weight == 0
     assert recipes[Method.COMBINED].signal.hints
     assert recipes[Method.COMBINED].signal.verdicts
-    alike = [recipe.train.model_copy(update={"advantage": None}) for recipe in recipes.values()]
-    assert alike[0] == alike[1] == alike[2]
+    assert recipes[Method.HYBRID].signal == recipes[Method.COMBINED].signal
+    parts = {"advantage": None, "distillation": None, "loss": None}
+    assert len({recipe.train.model_copy(update=parts).model_dump_json() for recipe in recipes.values()}) == 1
+    token_alone = [recipes[method].train for method in Method if method is not Method.HYBRID]
+    assert all(train.loss == token_alone[0].loss for train in token_alone)
+    assert all(train.distillation == token_alone[0].distillation for train in token_alone)
 
 
-def test_the_demos_recipe_is_the_default_at_another_pace() -> None:
-    demo, default = demo_recipe(Method.COMBINED), DEFAULT_RECIPE
+def test_the_demos_hybrid_is_the_default_at_another_pace() -> None:
+    demo, default = demo_recipe(Method.HYBRID), DEFAULT_RECIPE
     assert demo.signal == default.signal
     assert demo.gate == default.gate.model_copy(update={"content_loss": demo.gate.content_loss})
     assert demo.gate.content_loss < default.gate.content_loss < 1

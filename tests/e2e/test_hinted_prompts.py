@@ -24,7 +24,7 @@ from clawloop.core.recipes.recipe import Recipe
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
-from db.content import bytes_to_ids
+from db.content import bytes_to_changes
 from db.database import Database
 from db.judging.judgements import PostgresJudgementStore
 from db.schema import migrate
@@ -116,7 +116,11 @@ async def judged(gateway: RealGateway, renderer: EngineRenderer, session: str, l
     query = "SELECT hinted_prompts FROM samples WHERE turn_id = %s"
     async with await psycopg.AsyncConnection.connect(gateway.database_url) as connection:
         ((stored,),) = await (await connection.execute(query, [fate.turn_id])).fetchall()
-    return Judged(call, reply, fate, None if stored is None else bytes_to_ids(stored))
+    if stored is None:
+        return Judged(call, reply, fate, None)
+    (change,) = bytes_to_changes(bytes(stored))
+    assert reply.record.prompt_ids is not None
+    return Judged(call, reply, fate, change.of(reply.record.prompt_ids))
 
 
 def inserted(ids: list[int], longer: list[int]) -> list[int]:

@@ -13,7 +13,7 @@ import orjson
 import psycopg
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from clawloop.core.contracts.turns import StoredTurn, TurnRecord, TurnStatus
 from clawloop.core.ids import TurnId
@@ -133,7 +133,8 @@ async def test_the_token_that_ends_a_reply_is_recorded(
     assert turn.response_ids is not None
     assert turn.logprobs is not None
     assert tokenizer.decode(turn.response_ids[:-1]) == "No."
-    assert turn.response_ids[-1] == tokenizer.eos_token_id
+    # The grammar allows every token that ends a reply, and the model draws one of them.
+    assert turn.response_ids[-1] in GenerationConfig.from_pretrained(tiny_model_path).eos_token_id
     assert len(turn.logprobs) == len(turn.response_ids)
 
 

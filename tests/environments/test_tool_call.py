@@ -181,6 +181,13 @@ def _refusal(status: int) -> web.HTTPException:
 
 
 @pytest.mark.slow
+def beyond(reward: str) -> str:
+    return (
+        f"the verifier's reward {reward} is not between 0 and 1: declare the range under [metadata] of task.toml, e.g. "
+        "`reward_range = [0, 10]`"
+    )
+
+
 @pytest.mark.parametrize(
     ("harness", "verifier", "ending", "reward", "why"),
     [
@@ -202,13 +209,13 @@ def _refusal(status: int) -> web.HTTPException:
             "the verifier's reward.txt does not hold one number",
         ),
         ("true", "echo nan > reward.txt", Ending.COMPLETED, None, "the verifier's reward is not finite"),
-        ("true", "echo -1e6 > reward.txt", Ending.COMPLETED, -1e6, ""),
+        ("true", "echo -1e6 > reward.txt", Ending.COMPLETED, None, beyond("-1e+06")),
         (
             "true",
             "echo 1e308 > reward.txt",
             Ending.COMPLETED,
             None,
-            "the verifier's reward 1e+308 is not between -1e+06 and 1e+06",
+            beyond("1e+308"),
         ),
         (
             "printf '\\377\\000'; rm -rf /work/* /task; echo x > x",

@@ -261,7 +261,7 @@ def test_every_verb_reports_a_shadowed_package(tmp_path: Path, monkeypatch: pyte
         ("CLAWLOOP_SESSION_IDLE_MINUTES", "soon", "input should be a valid number"),
         ("CLAWLOOP_SESSION_IDLE_MINUTES", "0", "input should be greater than 0"),
         ("CLAWLOOP_MAX_LORA_RANK", "7", "engines take one of 1, 8, 16"),
-        ("CLAWLOOP_JUDGE_FORM", "secret", "input should be 'auto', 'free' or 'grammar'"),
+        ("CLAWLOOP_JUDGE_FORM", "secret", "input should be 'auto', 'free', 'grammar' or 'examples'"),
     ],
 )
 def test_an_invalid_setting_is_one_line_with_its_name(
@@ -559,7 +559,7 @@ def test_a_rank_above_the_engines_limit_is_rejected(here: dict[str, str], tmp_pa
     url = here["DATABASE_URL"]
     with pytest.raises(RecipeRejected, match="engines take 16"):
         asyncio.run(prepare(url, "tiny", [], [], {}, recipe=large))
-    assert output_of("recipe", "show", here=here)["name"] == "combined"
+    assert output_of("recipe", "show", here=here)["name"] == "hybrid"
     wide = here | {"CLAWLOOP_MAX_LORA_RANK": "32"}
     assert clawloop("recipe", "set", str(file), **wide).returncode == 0
     # A later start with the default limit could not load adapters of that recipe.

@@ -54,6 +54,9 @@ class SimulatedJudge:
         self._system = system
         self._attempt = attempt
 
+    async def votes_off(self, policy: str, wanted: JudgeForm) -> str | None:
+        return None
+
     async def form(self, policy: str, wanted: JudgeForm) -> AnswerForm:
         return AnswerForm.GRAMMAR
 

@@ -19,7 +19,7 @@ from clawloop.training.model import decoder
 from clawloop.training.model.decoder import TorchtuneModel, load_torchtune_model
 from clawloop.training.model.port import LoraShape
 from clawloop.training.packing import Limits, TokenSequence, collate, plan_micro_batches
-from clawloop.training.scoring import ScoringPass, shard_batch
+from clawloop.training.scoring import ScoringPass, hinted_member, shard_batch
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.step import make_optimizer, train_step
 from tests.training.chat_session import session_turns
@@ -140,7 +140,7 @@ def test_sharing_prefixes_cuts_twenty_turns_of_a_real_client_to_a_third_of_the_t
     )
     assert without_sharing == sum(sequence.input_tokens for sequence in sequences)
     assert without_sharing / with_sharing > 3
-    hints = tuple(index for index, ids in enumerate(hinted) if ids is not None)
+    hints = tuple(hinted_member(index) for index, ids in enumerate(hinted) if ids is not None)
     passes = [ScoringPass(version=0, reference=True), ScoringPass(version=0, hinted=hints)]
     passes.append(ScoringPass(version=0, reference=True, hinted=hints))
     scored = shard_batch(samples, Limits(40_000, 4096, 1024), passes, rank=0, world_size=1).scored

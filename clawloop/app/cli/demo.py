@@ -62,7 +62,7 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
             str | None, typer.Option(help="Seed of the synthetic user's hidden preference; 1 by default.")
         ] = None,
         seeds: Annotated[str | None, typer.Option(help="Number of seeds (10 for 1 to 10), or a list: 3,5,8.")] = None,
-        methods: Annotated[str, typer.Option(help="binary, opd, combined; comma-separated.")] = "combined",
+        methods: Annotated[str, typer.Option(help="binary, opd, combined, hybrid; comma-separated.")] = "combined",
         interactions: Annotated[
             int | None, typer.Option(help="Main turns of each run; 64 by default, 192 with --flip.")
         ] = None,

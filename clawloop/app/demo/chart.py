@@ -14,7 +14,12 @@ from clawloop.app.demo.comparison import BAND, summarise
 from clawloop.app.demo.recipes import Method
 from clawloop.app.demo.report import GOAL, RunReport
 
-_COLOURS = {Method.BINARY: "#d1495b", Method.OPD: "#edae49", Method.COMBINED: "#00798c"}
+_COLOURS = {
+    Method.BINARY: "#d1495b",
+    Method.OPD: "#edae49",
+    Method.COMBINED: "#00798c",
+    Method.HYBRID: "#6a4c93",
+}
 # More version labels would overlap.
 _MAX_LABELLED = 12
 

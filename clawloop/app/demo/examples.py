@@ -29,6 +29,8 @@ _SYSTEM = (
     "You are a helpful assistant. Answer the user.",
     "Be helpful.",
 )
+# The form `examples` is for models that cannot judge by the instruction alone; the toy has learned to.
+LEARNED_FORMS = (AnswerForm.FREE, AnswerForm.GRAMMAR)
 _STYLES = tuple(AXIS_OF)
 _REQUESTS = {axis: taught_requests(axis) for axis in Axis}
 # Weights of liked, disliked, wished, unreadable. A wish is easy to tell from praise; its style takes more lessons.
@@ -119,7 +121,7 @@ class Lessons:
         if brief:
             evidence = replace(evidence, before=(), task=None, reply=())
         ask = vote_prompt if kind.endswith("vote") else hint_prompt
-        prompt = ask(self._turn_id(), evidence, self._rng.choice(list(AnswerForm)))
+        prompt = ask(self._turn_id(), evidence, self._rng.choice(LEARNED_FORMS))
         if ask is vote_prompt:
             return Lesson(kind, prompt.messages, vote_answer(prompt, 0 if feedback is None else feedback.vote))
         return Lesson(kind, prompt.messages, hint_answer(prompt, None if feedback is None else feedback.style))

@@ -16,11 +16,12 @@ from uuid import UUID
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from clawloop.app.demo.examples import LEARNED_FORMS
 from clawloop.app.local import tiny_model
 from clawloop.core.contracts.turns import Message
 from clawloop.core.ids import TurnId
 from clawloop.core.judging.evidence import gather
-from clawloop.core.judging.prompts import AnswerForm, hint_prompt, vote_prompt
+from clawloop.core.judging.prompts import hint_prompt, vote_prompt
 
 PAD, START, END = tiny_model.CONTROL_TOKENS
 CONTEXT_TOKENS = 8192
@@ -68,7 +69,7 @@ def fixed_lines() -> tuple[str, ...]:
     evidence = gather([], {"role": "assistant", "content": "x"}, [])
     lines: dict[str, None] = {}
     for ask in (vote_prompt, hint_prompt):
-        for form in AnswerForm:
+        for form in LEARNED_FORMS:
             prompt = ask(TurnId(UUID(int=0)), evidence, form)
             instruction, question = (str(message["content"]) for message in prompt.messages)
             asked = question.rpartition("\n")[2]

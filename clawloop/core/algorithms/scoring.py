@@ -7,6 +7,7 @@ Dimension suffixes: `_T` positions, `_V` vocabulary, `_K` top-k, `_H` hints.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -136,27 +137,39 @@ class Comparison(NamedTuple):
     overlap_HT: Tensor
 
 
-def compare(answered_TV: Tensor, teacher_HTV: Tensor, *, temperature: float, k: int, of: TopKOf) -> Comparison:
+def compare(logits: Iterable[Tensor], *, temperature: float, k: int, of: TopKOf) -> Comparison:
     """Compares logits without a hint with those behind each hint.
 
     Args:
+        logits: float[T, V] without a hint, then those behind each hint. One at a time is asked for, and let go before
+            the next: together they would take much memory.
         of: whose k likeliest ids are compared; with `overlap` those of the version without a hint, where the teacher
             has them too.
     """
-    student_TK = most_likely(answered_TV, k)
-    taught_HTK = most_likely(teacher_HTV, k)
-    in_both_HTK = (student_TK[None, :, :, None] == taught_HTK[:, :, None, :]).any(dim=-1)
-    ids_HTK = taught_HTK if of == "teacher" else student_TK.expand_as(taught_HTK)
-    answered = _scaled(answered_TV, temperature).log_softmax(dim=-1)
-    teacher = _scaled(teacher_HTV, temperature).log_softmax(dim=-1)
-    return Comparison(
-        ids_HTK=ids_HTK,
-        within_HTK=in_both_HTK if of == "overlap" else torch.ones_like(in_both_HTK),
-        answered_HTK=answered.expand_as(teacher).gather(-1, ids_HTK),
-        teacher_HTK=teacher.gather(-1, ids_HTK),
-        tail_HT=teacher.scatter(-1, ids_HTK, float("-inf")).logsumexp(dim=-1),
-        overlap_HT=in_both_HTK.sum(dim=-1),
-    )
+    documents = iter(logits)
+    logits_TV = next(documents)
+    student_TK = most_likely(logits_TV, k)
+    answered_TV = _scaled(logits_TV, temperature).log_softmax(dim=-1)
+    del logits_TV
+    rows = []
+    for logits_TV in documents:
+        taught_TK = most_likely(logits_TV, k)
+        teacher_TV = _scaled(logits_TV, temperature).log_softmax(dim=-1)
+        del logits_TV
+        in_both_TK = (student_TK[:, :, None] == taught_TK[:, None, :]).any(dim=-1)
+        ids_TK = taught_TK if of == "teacher" else student_TK
+        rows.append(
+            Comparison(
+                ids_HTK=ids_TK,
+                within_HTK=in_both_TK if of == "overlap" else torch.ones_like(in_both_TK),
+                answered_HTK=answered_TV.gather(-1, ids_TK),
+                teacher_HTK=teacher_TV.gather(-1, ids_TK),
+                tail_HT=teacher_TV.scatter(-1, ids_TK, float("-inf")).logsumexp(dim=-1),
+                overlap_HT=in_both_TK.sum(dim=-1),
+            )
+        )
+        del teacher_TV
+    return Comparison(*(torch.stack(column) for column in zip(*rows, strict=True)))
 
 
 def choose_hint(overlap_HT: Tensor, *, per_token: bool) -> Tensor:

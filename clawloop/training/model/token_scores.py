@@ -98,13 +98,11 @@ def _compare_documents(
     compared = []
     for documents in comparing.groups:
         temperature = micro_batch.temperatures[documents[0]]
-        chunk_size = max(1, _MAX_LOGITS // (vocab_size * len(documents)))
         chunks = []
-        for chunk in zip(*(torch.split(rows[document], chunk_size) for document in documents), strict=True):
-            answered_TV, *teachers = (project(hidden_SD[places]) for places in chunk)
-            chunks.append(
-                compare(answered_TV, torch.stack(teachers), temperature=temperature, k=comparing.top_k, of=comparing.of)
-            )
+        in_chunks = (torch.split(rows[document], max(1, _MAX_LOGITS // vocab_size)) for document in documents)
+        for chunk in zip(*in_chunks, strict=True):
+            logits = map(project, (hidden_SD[places] for places in chunk))
+            chunks.append(compare(logits, temperature=temperature, k=comparing.top_k, of=comparing.of))
         compared.append(Comparison(*(torch.cat(column, dim=1) for column in zip(*chunks, strict=True))))
     return tuple(compared)
 

@@ -8,7 +8,7 @@ from itertools import islice
 
 import pytest
 
-from clawloop.app.demo.examples import Lesson, Lessons, hint_answer, vote_answer
+from clawloop.app.demo.examples import LEARNED_FORMS, Lesson, Lessons, hint_answer, vote_answer
 from clawloop.app.demo.phrasing import (
     MEASURED_PHRASES,
     Feedback,
@@ -313,7 +313,7 @@ def test_hints_stand_where_the_teacher_gets_them(lessons: list[Lesson]) -> None:
         assert str(lesson.messages[-1]["content"]).rpartition(LEAD_IN)[2] in texts
 
 
-@pytest.mark.parametrize("form", list(AnswerForm))
+@pytest.mark.parametrize("form", LEARNED_FORMS)
 def test_judge_prompts_are_the_real_ones_and_right_answers_can_be_read(form: AnswerForm) -> None:
     source = Lessons("read back")
     for style in Style:
