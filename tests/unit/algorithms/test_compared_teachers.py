@@ -25,8 +25,8 @@ def test_a_comparison_is_that_of_sets_and_plain_softmax(of: TopKOf, seed: int) -
     rng = random.Random(seed)
     answered = [[rng.gauss(0, 1) for _ in range(V)] for _ in range(T)]
     teachers = [[[value + rng.gauss(0, 0.7) for value in row] for row in answered] for _ in range(H)]
-    as_tensor = torch.tensor(teachers, dtype=torch.float64)
-    found = compare(torch.tensor(answered, dtype=torch.float64), as_tensor, temperature=0.6, k=K, of=of)
+    logits = torch.tensor([answered, *teachers], dtype=torch.float64)
+    found = compare(logits, temperature=0.6, k=K, of=of)
     for h in range(H):
         for t in range(T):
             own, taught = _likeliest(answered[t]), _likeliest(teachers[h][t])
