@@ -11,12 +11,14 @@ from db.database import PostgresStore, transaction
 _COUNTS = text("""
     SELECT ARRAY(SELECT id FROM policies ORDER BY id) AS policies,
         (SELECT count(*) FROM sessions) AS sessions,
-        (SELECT count(*) FROM sessions WHERE state <> 'closed') AS open_sessions,
+        (SELECT count(*) FROM sessions s WHERE state <> 'closed'
+            AND EXISTS (SELECT FROM turns t WHERE t.session_id = s.id AND t.kind = 'main')) AS open_sessions,
         (SELECT max(last_turn_at) FROM sessions) AS newest_turn_at,
         (SELECT count(*) FROM turns WHERE outcome = 'waiting') AS waiting,
         (SELECT count(*) FROM turns WHERE announced_at IS NULL AND kind = 'main' AND episode_id IS NULL
             AND entered_at < now() - interval '2 minutes') AS late
 """)
+_POLICIES_IN_USE = text("SELECT DISTINCT policy FROM sessions LIMIT 2")
 
 
 class PostgresOverviewStore(PostgresStore):
@@ -26,3 +28,9 @@ class PostgresOverviewStore(PostgresStore):
         return ServiceCounts(
             tuple(row.policies), row.sessions, row.open_sessions, row.newest_turn_at, row.waiting, row.late
         )
+
+    @transaction
+    async def policy_in_use(self, connection: AsyncConnection) -> str:
+        """The policy whose sessions are all that there are; `default` where there are none, or several have some."""
+        found = (await connection.execute(_POLICIES_IN_USE)).scalars().all()
+        return found[0] if len(found) == 1 else "default"

@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -41,6 +42,8 @@ settings.load_profile("patient")
 # Two workers have two cores: threads of torch that wait for each other would take them from the other worker. Before
 # any test imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A person's own instances are none of the tests', nor are theirs the person's.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="clawloop-state-")
 
 # What starts services or processes, or has models, if tiny ones.
 PATIENT_FOLDERS = {"api", "local", "training", "workflows"}

@@ -26,7 +26,7 @@ class PageLinks:
 
     def of_training(self, policy: str) -> str:
         place = self._place(f"/versions?policy={policy}", "its versions, and what each was trained on")
-        return f"Training of the policy `{policy}`. {place}; so does `clawloop policy versions {policy}`."
+        return f"Training of the policy `{policy}`. {place}; so does `clawloop policy versions --policy {policy}`."
 
     def of_engine(self, engine: str) -> str:
         place = self._place("/engines", "what is loaded where, and what is wrong")

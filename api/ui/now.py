@@ -150,6 +150,12 @@ async def situation_of(services: Services, policy: str) -> Situation:
     )
 
 
+@router.get("/")
+async def front() -> Response:
+    """The page: whoever opens the address that `clawloop up` printed in a browser means it."""
+    return RedirectResponse("/ui", 307)
+
+
 @router.get("/ui")
 async def now(request: Request, policy: str | None = None) -> Response:
     login = await viewer(request)

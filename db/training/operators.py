@@ -156,7 +156,7 @@ class PostgresTrainingStore(PostgresStore):
         if state != StepState.REJECTED:
             raise StateConflict(
                 f"Version {version} of policy {policy!r} was not rejected ({state or 'no step made it'}): "
-                f"`clawloop policy versions {policy}` shows which were.",
+                f"`clawloop policy versions --policy {policy}` shows which were.",
                 code="version_not_rejected",
                 field="version",
             )
@@ -309,7 +309,9 @@ async def _require_files(connection: AsyncConnection, policy: str, version: int)
     query = select(VersionRow.removed_at).where(VersionRow.policy == policy, VersionRow.n == version)
     row = (await connection.execute(query)).one_or_none()
     if row is None:
-        message = f"Policy {policy!r} has no version {version}; `clawloop policy versions {policy}` lists them."
+        message = (
+            f"Policy {policy!r} has no version {version}; `clawloop policy versions --policy {policy}` lists them."
+        )
         raise NotFound(message, code="version_not_found", field="version")
     if row.removed_at is not None:
         message = f"The files of version {version} of policy {policy!r} were removed: choose one that still has them."

@@ -1,6 +1,6 @@
 """A program for test_demo_command.py: `clawloop demo` with real PostgreSQL and Temporal, but without a model.
 
-`python demo_with_fakes.py ENGINE_URL MODEL run|chat OPTIONS…`. The gateway is the scripted one; the engine only serves
+`python demo_with_fakes.py ENGINE_URL MODEL run OPTIONS…`. The gateway is the scripted one; the engine only serves
 its model name.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from clawloop.app.cli.demo import chat_command, run_command
+from clawloop.app.cli.demo import run_command
 from clawloop.app.cli.up import prepare_deployment
 from clawloop.app.demo import run as demo_run
 from clawloop.app.local import parts, up
@@ -41,8 +41,8 @@ async def run_up(options: UpOptions, *given: Any, **named: Any) -> None:
 
 
 app = typer.Typer()
+app.callback()(lambda: None)  # so that `run` is a verb
 app.command("run")(run_command(Settings, lambda: prepare_deployment))
-app.command("chat")(chat_command(Settings))
 
 if __name__ == "__main__":
     parts.gateways = gateways

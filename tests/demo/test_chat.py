@@ -1,4 +1,4 @@
-"""`clawloop demo chat` against a fake gateway: what it prints for each answer, and when."""
+"""`clawloop chat` against a fake gateway: what it prints for each answer, and when."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_turn_description_omits_unknown_fields() -> None:
 @pytest.mark.slow
 async def test_an_interactive_chat_in_a_terminal(tmp_path: Path) -> None:
     async with scripted_gateway() as gateway:
-        command = [sys.executable, "-m", "clawloop.app.cli.main", "demo", "chat", "--url", gateway.url, "--key", "k"]
+        command = [sys.executable, "-m", "clawloop.app.cli.main", "chat", "--url", gateway.url, "--key", "k"]
         printed = await asyncio.to_thread(_in_a_terminal, command, tmp_path)
     assert re.search(r"answer 1, by tiny", printed)
     assert re.search(r"answer 1: verdict \+1", printed)

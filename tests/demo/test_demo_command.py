@@ -139,7 +139,7 @@ def test_keep_prints_the_addresses_and_waits_for_ctrl_c(tmp_path: Path, engine: 
         running.line(r"see it learn: http://\S+/ui, key cl-\S+$")
         running.line(r"page +http://\S+/ui$")
         running.line(r"Temporal UI +http://")
-        running.line(r"clawloop demo chat --data ")
+        running.line(r"clawloop chat --data ")
         running.line(r"Ctrl-C stops everything")
         assert json.loads((tmp_path / "data" / "demo" / "demo.json").read_text())["key"] == key
         assert (tmp_path / "demo-report.json").exists()
@@ -179,9 +179,3 @@ def test_a_missing_model_names_the_command_that_makes_it(tmp_path: Path, engine:
     with demo(tmp_path, engine, str(tmp_path), "run", "--data", "data") as running:
         assert running.process.wait(START_SECONDS) == 1
     assert running.printed == f"clawloop: the demo model is not in {tmp_path}: make it with `clawloop demo pretrain`\n"
-
-
-def test_a_chat_without_a_terminal_is_refused(tmp_path: Path, engine: str, model: Path) -> None:
-    with demo(tmp_path, engine, str(model), "chat", "--data", "data") as running:
-        assert running.process.wait(START_SECONDS) == 1
-    assert running.printed == "clawloop: a chat needs a terminal; programs can use the HTTP API\n"

@@ -12,7 +12,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +28,7 @@ from typer.testing import CliRunner
 from clawloop.app.cli.main import app
 from clawloop.app.cli.openclaw_config import configuration, merged
 from clawloop.app.local import parts
+from clawloop.app.local.checks import lock_data_folder
 from clawloop.app.local.parts import Deployment, JudgeEngine
 from clawloop.app.processes.bootstrap import create_default_policy, prepare
 from clawloop.app.processes.endpoints import RuntimeAddresses, read_runtime_file, workflow_links, write_runtime_file
@@ -525,7 +527,7 @@ def test_versions_are_listed_rolled_back_and_pinned(here: dict[str, str]) -> Non
     assert "unpin first" in refusal(clawloop("policy", "roll-back", "0", **here))
     assert output_of("policy", "pin", "--none", here=here)["version"] == 0
     assert output_of("policy", "roll-back", "1", here=here)["head"] == 1
-    assert "clawloop policy versions default" in refusal(clawloop("policy", "roll-back", "7", **here))
+    assert "clawloop policy versions --policy default" in refusal(clawloop("policy", "roll-back", "7", **here))
     assert clawloop("policy", "pin", **here).returncode == 2
     (policy,) = output_of("policy", "list", here=here)["policies"]
     assert (policy["policy"], policy["base_model"], policy["training"]["head"]) == ("default", "tiny", 1)
@@ -770,3 +772,61 @@ def test_the_runtime_file_has_it_for_other_commands(tmp_path: Path) -> None:
     write_runtime_file(tmp_path, RuntimeAddresses("postgresql://me@here/x", "here:7233", UI, None, None))
     assert json.loads((tmp_path / "running.json").read_text())["temporal_ui"] == UI
     assert read_runtime_file(tmp_path) == RuntimeAddresses("postgresql://me@here/x", "here:7233", UI, None, None)
+
+
+# The instance that a command means.
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A person's home, and a working folder in it in which nothing runs."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("DATABASE_URL", "CLAWLOOP_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@contextmanager
+def runs(data: Path, url: str) -> Iterator[None]:
+    data.mkdir(exist_ok=True)
+    with lock_data_folder(data):
+        write_runtime_file(data, RuntimeAddresses(url, "127.0.0.1:1", None, "http://127.0.0.1:4000", 16384))
+        yield
+
+
+def test_a_command_without_data_means_what_runs(nowhere: Path, here: dict[str, str]) -> None:
+    url = here["DATABASE_URL"]
+    assert "no database" in refusal(clawloop("policy", "list"))
+    with runs(nowhere / "demo", url):
+        found = clawloop("policy", "list")
+        assert (found.returncode, found.stderr) == (0, f"clawloop: what runs on {nowhere / 'demo'}\n")
+        with runs(nowhere / "other", url):
+            both = refusal(clawloop("policy", "list"))
+            assert f"--data {nowhere / 'other'}, --data {nowhere / 'demo'}" in both
+            assert clawloop("policy", "list", "--data", "demo").stderr == ""
+            with runs(nowhere / ".clawloop", url):
+                assert clawloop("policy", "list").stderr == ""
+    assert "no database" in refusal(clawloop("policy", "list"))
+
+
+def test_the_only_policy_with_sessions_is_the_one_shown(turns: list[TurnRecord], here: dict[str, str]) -> None:
+    assert output_of("training", "status", here=here)["policy"] == "default"
+    assert clawloop("policy", "create", "mine", **here).returncode == 0
+    with psycopg.connect(here["DATABASE_URL"]) as connection:
+        connection.execute("UPDATE sessions SET policy = 'mine'")
+    for command in (("training", "status"), ("recipe", "show"), ("policy", "versions"), ("probe", "list")):
+        output_of(*command, here=here)
+    assert output_of("training", "status", here=here)["policy"] == "mine"
+    assert output_of("training", "status", "--policy", "default", here=here)["policy"] == "default"
+
+
+def test_a_recipe_without_a_name_has_that_of_its_file(here: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "Slow-and steady.toml"
+    file.write_text("train.batch_samples = 4\n")
+    assert clawloop("recipe", "set", str(file), **here).returncode == 0
+    assert output_of("recipe", "show", here=here)["name"] == "slow_and_steady"
+
+
+def test_a_chat_without_a_terminal_is_refused(here: dict[str, str]) -> None:
+    assert refusal(clawloop("chat", **here)) == "clawloop: a chat needs a terminal; programs can use the HTTP API"

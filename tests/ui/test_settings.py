@@ -153,7 +153,7 @@ async def test_a_policy_that_begins_from_a_version_says_so_on_the_page_and_by_co
     assert (made.returncode, " ".join(made.stdout.split()).count("head 1")) == (0, 1)
     assert (
         "begun as version 1 of default"
-        in (await asyncio.to_thread(clawloop, "policy", "versions", "ben", **settings)).stdout
+        in (await asyncio.to_thread(clawloop, "policy", "versions", "--policy", "ben", **settings)).stdout
     )
     assert "version 1" in (await asyncio.to_thread(clawloop, "policy", "events", "--policy", "ben", **settings)).stdout
     refused = await asyncio.to_thread(clawloop, "policy", "create", "cleo", "--version", "9", **settings)

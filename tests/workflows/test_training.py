@@ -55,7 +55,7 @@ async def test_the_ui_shows_the_running_step_and_search_attributes_find_it(
     assert await described.static_summary() == f"{learner.policy}: steps and versions"
     details = await described.static_details()
     assert details is not None
-    assert f"clawloop policy versions {learner.policy}" in details
+    assert f"clawloop policy versions --policy {learner.policy}" in details
     assert f"/ui/versions?policy={learner.policy}" in details
     assert described.typed_search_attributes[names.POLICY] == learner.policy
     assert described.typed_search_attributes[names.STATE] == "training"

@@ -14,7 +14,7 @@ import typer
 
 from clawloop.app.cli.operations import with_operations
 from clawloop.app.cli.session import SESSION_HELP, TURN_HELP
-from clawloop.app.cli.terminal import AsJson, Data, fail, printable, settings_of, show_json, with_database
+from clawloop.app.cli.terminal import AsJson, Data, fail, printable, running_settings, show_json, with_database
 
 if TYPE_CHECKING:
     from clawloop.app.processes.database import Reencrypted
@@ -216,7 +216,7 @@ def rotate_keys(
     from clawloop.app.processes.database import reencrypt
     from clawloop.core.encryption.key_file import SETTING
 
-    settings = settings_of(data)
+    settings = running_settings(data)
     if settings.encryption_key_file is None:
         fail(f"nothing is encrypted without keys: set {SETTING}")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clawloop.app.cli.terminal import age, printable, settings_of, show_json, show_table, with_database, wrapped
+from clawloop.app.cli.terminal import age, printable, running_settings, show_json, show_table, with_database, wrapped
 from clawloop.core.contracts.turns import TurnKind, TurnStatus
 from clawloop.core.errors import EngineAnswerUnusable
 from clawloop.core.judging.voting import signed
@@ -193,7 +193,7 @@ async def _texts(database: Database, data: Path | None, policy: str, ids: Sequen
     from db.serving.directory import PostgresDirectoryStore
 
     directory = await PostgresDirectoryStore(database).read()
-    endpoints = engine_endpoints(settings_of(data), lambda: directory)(policy)
+    endpoints = engine_endpoints(running_settings(data), lambda: directory)(policy)
     async with JsonClient(_TEXTS_SECONDS) as client:
         try:
             return texts_of((await client.post(endpoints, PATH, texts_request(ids))).body, ids)

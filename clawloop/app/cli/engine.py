@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clawloop.app.cli.operations import with_operations
-from clawloop.app.cli.terminal import AsJson, Data, fail, settings_of, show_json, show_table
+from clawloop.app.cli.terminal import AsJson, Data, fail, running_settings, show_json, show_table
 from clawloop.core.errors import StateConflict
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def renew_secret(
     from clawloop.app.local.keys_file import renew_engine_secret
     from clawloop.app.processes.endpoints import engine_secret_file
 
-    settings = settings_of(data)
+    settings = running_settings(data)
     path = settings.engine_secret_file or engine_secret_file(settings.data)
     if settings.engine_secret is not None:
         fail("CLAWLOOP_ENGINE_SECRET is fixed for each process: use CLAWLOOP_ENGINE_SECRET_FILE in its place")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from clawloop.app.cli.terminal import Data, fail, settings_of
+from clawloop.app.cli.terminal import Data, fail, running_settings
 from clawloop.core.errors import SetupError
 
 Url = Annotated[str | None, typer.Option(help="The gateway's address; by default that of `up` on the data folder.")]
@@ -20,7 +20,7 @@ def gateway_address(url: str | None, data: Data) -> str:
     from clawloop.app.processes.endpoints import gateway_url
 
     try:
-        return (url or gateway_url(settings_of(data))).rstrip("/").removesuffix("/v1")
+        return (url or gateway_url(running_settings(data))).rstrip("/").removesuffix("/v1")
     except SetupError as error:
         fail(str(error))
 
@@ -50,7 +50,7 @@ def kept_key(data: Data, scope: str) -> str:
     """The key of this scope that `clawloop up` made on this data folder."""
     from clawloop.app.local.keys_file import read_keys
 
-    path = settings_of(data).data / "keys.json"
+    path = running_settings(data).data / "keys.json"
     key = read_keys(path).get(scope)
     if key is None:
         fail(f"{path} has no {scope} key: give --key")

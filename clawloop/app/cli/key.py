@@ -14,7 +14,7 @@ from clawloop.app.cli.terminal import (
     Data,
     age,
     fail,
-    settings_of,
+    running_settings,
     show_facts,
     show_json,
     show_table,
@@ -88,7 +88,7 @@ def show_keys(data: Data = None, as_json: AsJson = False) -> None:
     """Show the keys again that `clawloop up` made, from keys.json in the data folder."""
     from clawloop.app.local.keys_file import read_keys
 
-    path = settings_of(data).data / "keys.json"
+    path = running_settings(data).data / "keys.json"
     kept = read_keys(path)
     if not kept:
         fail(f"{path} has no keys: `clawloop up` makes it; `clawloop key create` makes a key")

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from clawloop.app.cli.adapter import adapter_app
+from clawloop.app.cli.chat import chat_command
 from clawloop.app.cli.content import encryption_app, erase_command, export
 from clawloop.app.cli.demo import demo_app
 from clawloop.app.cli.engine import engine_app
@@ -59,6 +60,7 @@ def clawloop(
 
 
 app.command("up")(up_command)
+app.command("chat")(chat_command)
 
 
 @app.command()

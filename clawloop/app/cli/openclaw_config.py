@@ -11,7 +11,7 @@ import typer
 
 from clawloop.app.cli.feedback import Key
 from clawloop.app.cli.gateway_request import Url, gateway_address, kept_key
-from clawloop.app.cli.terminal import Data, fail, settings_of
+from clawloop.app.cli.terminal import Data, fail, running_settings
 from clawloop.core.errors import SetupError
 
 _NO_COST = {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}
@@ -52,7 +52,7 @@ def _context_of(data: Data) -> int:
     from clawloop.app.processes.endpoints import read_runtime_file
 
     try:
-        addresses = read_runtime_file(settings_of(data).data)
+        addresses = read_runtime_file(running_settings(data).data)
     except SetupError as error:
         fail(str(error))
     return (None if addresses is None else addresses.context_tokens) or _CONTEXT

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clawloop.app.cli.terminal import settings_of, with_database
+from clawloop.app.cli.terminal import running_settings, with_database
 from clawloop.core.errors import SignalFailed
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def with_operations(data: Path | None, work: Callable[[Operations], Coroutine[An
     async def run(database: Database) -> Result:
         from clawloop.app.processes.operations import Operations
 
-        settings = settings_of(data)
+        settings = running_settings(data)
         temporal = _TemporalOnDemand(settings)
         return await work(Operations(database, settings, temporal, temporal))
 
@@ -44,7 +44,7 @@ def links_of(data: Path | None) -> WorkflowLinks:
     """Links into Temporal's UI."""
     from clawloop.app.processes.endpoints import workflow_links
 
-    return workflow_links(settings_of(data))
+    return workflow_links(running_settings(data))
 
 
 class _TemporalOnDemand:

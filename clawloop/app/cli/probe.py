@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clawloop.app.cli.terminal import AsJson, Data, age, show_json, show_table, with_database
+from clawloop.app.cli.terminal import AsJson, Data, ReadPolicy, age, show_json, show_table, with_database, with_policy
 from clawloop.core.errors import SetupError
 from clawloop.core.ids import short_form
 
@@ -58,11 +58,11 @@ def add_probes(
 
 
 @probe_app.command("list")
-def list_probes(policy: Policy = "default", data: Data = None, as_json: AsJson = False) -> None:
+def list_probes(policy: ReadPolicy = None, data: Data = None, as_json: AsJson = False) -> None:
     """List the policy's probes."""
     from db.training.probes import PostgresProbeStore
 
-    probes = with_database(data, lambda database: PostgresProbeStore(database).all(policy))
+    probes = with_policy(data, policy, lambda database, name: PostgresProbeStore(database).all(name))
     if as_json:
         _show(probes)
         return

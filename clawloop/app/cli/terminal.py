@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
@@ -126,6 +127,12 @@ def when(moment: datetime | None) -> str:
 
 Result = TypeVar("Result")
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of everything that survives a restart.")]
+ReadPolicy = Annotated[
+    str | None,
+    typer.Option(
+        "--policy", help="The policy; without it the only one with sessions, else `default`.", show_default=False
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -135,6 +142,27 @@ def settings_of(data: Path | None) -> Settings:
 
     settings = read_settings()
     return settings if data is None else settings.model_copy(update={"data": data})
+
+
+def running_settings(data: Path | None) -> Settings:
+    """The settings of a command that asks or changes what runs: without `--data` of the instance that runs, which is
+    named on standard error where it is not the one of the settings.
+
+    Raises:
+        SetupError: several run.
+    """
+    from clawloop.app.processes.endpoints import chosen_data
+
+    settings = settings_of(data)
+    if data is not None or (found := chosen_data(settings)) == settings.data:
+        return settings
+    _name_once(found)
+    return settings.model_copy(update={"data": found})
+
+
+@cache
+def _name_once(data: Path) -> None:
+    typer.echo(f"clawloop: what runs on {data}", err=True)
 
 
 def checked_reason(reason: str) -> str:
@@ -151,14 +179,30 @@ def with_database(data: Path | None, work: Callable[[Database], Coroutine[Any, A
     """Run `work` on a connection pool that is closed afterwards."""
     from clawloop.app.processes.database import open_database
 
+    settings = running_settings(data)
+
     async def run() -> Result:
-        database = open_database(settings_of(data))
+        database = open_database(settings)
         try:
             return await work(database)
         finally:
             await database.close()
 
     return asyncio.run(run())
+
+
+def with_policy(
+    data: Path | None, policy: str | None, work: Callable[[Database, str], Coroutine[Any, Any, Result]]
+) -> Result:
+    """Run `work` with a policy that is only read: without `--policy` the one in use."""
+
+    async def run(database: Database) -> Result:
+        from db.overview import PostgresOverviewStore
+
+        found = policy or await PostgresOverviewStore(database).policy_in_use()
+        return await work(database, found)
+
+    return with_database(data, run)
 
 
 def fail(reason: str) -> NoReturn:

@@ -15,15 +15,17 @@ from clawloop.app.cli.plan import model_folder
 from clawloop.app.cli.terminal import (
     AsJson,
     Data,
+    ReadPolicy,
     age,
     checked_reason,
     doing,
     printable,
-    settings_of,
+    running_settings,
     show_facts,
     show_json,
     show_table,
     with_database,
+    with_policy,
     wrapped,
 )
 from clawloop.core.errors import PermanentError, SetupError
@@ -50,11 +52,11 @@ _VERSIONS = 20
 
 
 @training_app.command("status")
-def training_status(policy: Policy = "default", data: Data = None, as_json: AsJson = False) -> None:
+def training_status(policy: ReadPolicy = None, data: Data = None, as_json: AsJson = False) -> None:
     """Show the state of training, and what it waits for."""
     from db.training.operators import PostgresTrainingStore
 
-    _show(with_database(data, lambda database: PostgresTrainingStore(database).status(policy)), data, as_json)
+    _show(with_policy(data, policy, lambda database, name: PostgresTrainingStore(database).status(name)), data, as_json)
 
 
 @training_app.command("pause")
@@ -172,7 +174,7 @@ def _bring(adapter: Path, model: str | None, policy: str, data: Path | None) -> 
     from clawloop.operations.training import check_policy_name
     from clawloop.training.adapters.brought import bring_adapter
 
-    settings = settings_of(data)
+    settings = running_settings(data)
     base_model = model or settings.model
     if base_model is None:
         raise SetupError("--adapter: give --model MODEL, the base model, or set CLAWLOOP_MODEL")
@@ -202,7 +204,7 @@ def retire_policy(
 
 @policy_app.command("versions")
 def list_versions(
-    policy: Annotated[str, typer.Argument(help="As `policy list` shows it.")] = "default",
+    policy: ReadPolicy = None,
     full: Annotated[bool, typer.Option("--more", help="All of them.")] = False,
     data: Data = None,
     as_json: AsJson = False,
@@ -210,7 +212,7 @@ def list_versions(
     """Show all versions, also those rejected or rolled back, with their steps' metrics and the gate's results."""
     from db.training.operators import PostgresTrainingStore
 
-    versions = with_database(data, lambda database: PostgresTrainingStore(database).versions(policy))
+    versions = with_policy(data, policy, lambda database, name: PostgresTrainingStore(database).versions(name))
     if as_json:
         from clawloop.core.contracts.answers import VersionList
 
@@ -226,7 +228,7 @@ def list_versions(
 @policy_app.command("version")
 def show_version(
     version: Annotated[int, typer.Argument(min=0, max=2**31 - 1, help="As `policy versions` shows it.")],
-    policy: Policy = "default",
+    policy: ReadPolicy = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
@@ -235,10 +237,10 @@ def show_version(
     from db.training.operators import PostgresTrainingStore
     from db.training.status import PostgresTrainingBrowser
 
-    async def read(database: Database) -> VersionDetail:
-        return await version_detail(PostgresTrainingStore(database), PostgresTrainingBrowser(database), policy, version)
+    async def read(database: Database, name: str) -> VersionDetail:
+        return await version_detail(PostgresTrainingStore(database), PostgresTrainingBrowser(database), name, version)
 
-    detail = with_database(data, read)
+    detail = with_policy(data, policy, read)
     if as_json:
         show_json(detail)
         return
@@ -286,12 +288,12 @@ def pin(
 
 
 @recipe_app.command("show")
-def show_recipe(policy: Policy = "default", data: Data = None, as_json: AsJson = False) -> None:
+def show_recipe(policy: ReadPolicy = None, data: Data = None, as_json: AsJson = False) -> None:
     """Print the policy's recipe, as TOML that `recipe set` takes."""
     from clawloop.core.recipes.recipe import toml_of
     from db.training.operators import PostgresTrainingStore
 
-    recipe = with_database(data, lambda database: PostgresTrainingStore(database).recipe(policy))
+    recipe = with_policy(data, policy, lambda database, name: PostgresTrainingStore(database).recipe(name))
     if as_json:
         show_json(recipe)
         return
@@ -356,7 +358,11 @@ def _show(view: TrainingView, data: Path | None, as_json: bool) -> None:
 
 
 def _version(status: TrainingStatus) -> str:
-    return f"{status.version}{' (pinned)' if status.pinned is not None else ''}"
+    if status.pinned is None:
+        return str(status.version)
+    if status.pinned == status.version:
+        return f"{status.version} (pinned)"
+    return f"{status.version}; {status.pinned} is pinned and is being loaded"
 
 
 def _reply_row(reply: TrainedReply) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clawloop.app.cli.operations import TemporalProbe, connect_temporal, with_operations
-from clawloop.app.cli.terminal import AsJson, Data, age, doing, printable, settings_of, show_json, with_database
+from clawloop.app.cli.terminal import AsJson, Data, age, doing, printable, running_settings, show_json, with_database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ _LINES = 10
 def status_command(data: Data = None, as_json: AsJson = False) -> None:
     """Show the status of every component: engines, versions, training, sessions, and current problems."""
 
-    temporal = TemporalProbe(settings_of(data))
+    temporal = TemporalProbe(running_settings(data))
     status = with_operations(data, lambda operations: operations.overview(temporal.problem).status())
     if as_json:
         show_json(status)
@@ -91,7 +91,7 @@ def check_command(
     """Verify the ledger, also while everything runs. Exit code 1 if an invariant is violated."""
     if context.invoked_subcommand is not None:
         return
-    adapters = settings_of(data).data / "adapters"
+    adapters = running_settings(data).data / "adapters"
 
     async def check(database: Database) -> CheckReport:
         from clawloop.app.processes.operations import DatabaseCheck
@@ -115,7 +115,7 @@ def check_replay(data: Data = None, as_json: AsJson = False) -> None:
     """Before a deploy: replay the open workflows on this version's code. Exit code 1 if one could not go on."""
 
     async def replay_all() -> list[Replay]:
-        client = await connect_temporal(settings_of(data))
+        client = await connect_temporal(running_settings(data))
         from clawloop.app.temporal.replay import replay_open_workflows
 
         return [replay async for replay in replay_open_workflows(client)]
@@ -152,7 +152,7 @@ def recover_command(data: Data = None, as_json: AsJson = False) -> None:
         typer.echo(f"lost: {line}", err=as_json)
 
     async def recover(database: Database) -> Recovered:
-        settings = settings_of(data)
+        settings = running_settings(data)
         client = await connect_temporal(settings)
         from clawloop.app.processes.holding import take_database
         from clawloop.app.processes.recovery import recovery_of

@@ -1,4 +1,4 @@
-"""`clawloop demo chat`: an interactive chat that shows the verdict, hint and version of each answer.
+"""`clawloop chat`: an interactive chat that shows the verdict, hint and version of each answer.
 
 The next message is the feedback on an answer, so the verdict appears while the next answer is being read or written.
 Verdicts are polled from the admin API and printed above the prompt.

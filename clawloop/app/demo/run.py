@@ -210,7 +210,7 @@ class _Demo:
         say = self._board.say
         assert self.results is not None
         say(summary_line(self.results.runs, self.results.seconds))
-        say(f"chat with the policy of user {last.seed}: clawloop demo chat --data {self._options.setup.data}")
+        say(f"chat with the policy of user {last.seed}: clawloop chat --data {self._options.setup.data}")
         say(f"gateway      {started.gateway}/v1, model `policy`, key {self._keys[last]}")
         say(f"page         {started.gateway}/ui")
         if started.temporal_ui is not None:

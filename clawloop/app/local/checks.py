@@ -20,6 +20,7 @@ import psutil
 import psycopg
 
 from clawloop.app.local.services.temporal_server import NAMESPACE
+from clawloop.app.processes.endpoints import LOCK_NAME
 from clawloop.core.errors import SetupError
 from clawloop.core.families.chat_format import ChatOptions, read_chat_format
 from clawloop.serving.endpoints import bearer
@@ -35,7 +36,7 @@ _ANSWER_SECONDS = 10.0
 @contextmanager
 def lock_data_folder(data: Path) -> Iterator[None]:
     """Lock a data folder for this process until the end of the block or of the process."""
-    with lock_file(data / "up.lock", f"clawloop up already runs on {data}"):
+    with lock_file(data / LOCK_NAME, f"clawloop up already runs on {data}"):
         yield
 
 

@@ -6,7 +6,9 @@ Every verb imports this module, so it imports next to nothing.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
+import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -158,11 +160,63 @@ def installation_id(data: Path) -> str:
 
 
 def write_runtime_file(data: Path, addresses: RuntimeAddresses) -> None:
+    """Write the addresses, and note the data folder among this user's, for commands without `--data`."""
     path = _path(data)
     path.touch(mode=0o600)
     path.chmod(0o600)
     path.write_text(json.dumps(asdict(addresses), indent=2) + "\n")
+    note = _notes() / hashlib.sha256(bytes(data.resolve())).hexdigest()[:16]
+    # A home that cannot be written to costs the convenience, not the start.
+    with suppress(OSError):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(f"{data.resolve()}\n", encoding="utf-8")
 
 
 def _path(data: Path) -> Path:
     return data / "running.json"
+
+
+# Data folders on which a `clawloop up` or `clawloop demo run` of this user runs.
+
+LOCK_NAME = "up.lock"
+
+
+def chosen_data(settings: Settings) -> Path:
+    """The data folder that a command without `--data` means: the one of the settings, if something runs there, if the
+    environment names it or a database, or if nothing runs at all; else the one where something runs.
+
+    Raises:
+        SetupError: several run; to erase in the wrong one would be worse than to ask.
+    """
+    if "data" in settings.model_fields_set or settings.database_url is not None or _runs(settings.data):
+        return settings.data
+    running = running_data()
+    if len(running) > 1:
+        raise SetupError(f"several instances run; say which one: {', '.join(f'--data {one}' for one in running)}")
+    return running[0] if running else settings.data
+
+
+def running_data() -> list[Path]:
+    """Data folders of this user on which something runs, newest first."""
+    with suppress(OSError):
+        notes = sorted(_notes().iterdir(), key=lambda note: note.stat().st_mtime, reverse=True)
+        folders = [Path(note.read_text(encoding="utf-8").strip()) for note in notes]
+        return [folder for folder in folders if _runs(folder)]
+    return []
+
+
+def _runs(data: Path) -> bool:
+    """True while a process holds the folder's lock, see `clawloop.app.local.checks.lock_data_folder`."""
+    try:
+        with (data / LOCK_NAME).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _notes() -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "clawloop" / "instances"

@@ -8,6 +8,7 @@ method name; deploy/recipes/ holds one file for each known method, with its form
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -282,8 +283,11 @@ def held_out_share(content: Mapping[str, Any]) -> float:
     return float(content["gate"]["held_out"])
 
 
-def read_recipe(text: str) -> Recipe:
+def read_recipe(text: str, name: str | None = None) -> Recipe:
     """A recipe from TOML.
+
+    Args:
+        name: of a recipe that says none.
 
     Raises:
         RecipeRejected: not TOML; an unknown or missing key, a wrong value, or keys that contradict each
@@ -293,7 +297,7 @@ def read_recipe(text: str) -> Recipe:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RecipeRejected(f"not TOML: {error}") from error
-    return parse_recipe(content)
+    return parse_recipe(content if name is None else {"name": name, **content})
 
 
 def parse_recipe(content: Mapping[str, object]) -> Recipe:
@@ -322,7 +326,7 @@ def _parsed(content: Mapping[str, object], context: Mapping[str, bool] | None) -
 
 
 def load_recipe(path: Path) -> Recipe:
-    """A recipe from a TOML file.
+    """A recipe from a TOML file; without `name` the file's name is the recipe's.
 
     Raises:
         RecipeRejected: see `read_recipe`; also if the file cannot be read.
@@ -331,7 +335,8 @@ def load_recipe(path: Path) -> Recipe:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeRejected(f"{path} cannot be read: {error}") from error
-    return read_recipe(text)
+    name = re.sub(r"[^a-z0-9]+", "_", path.stem.lower()).strip("_")
+    return read_recipe(text, name if re.match("[a-z]", name) else None)
 
 
 def toml_of(recipe: Recipe) -> str:

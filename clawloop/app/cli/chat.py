@@ -1,0 +1,56 @@
+"""`clawloop chat`: a chat in the terminal. Heavy imports happen inside the verb."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clawloop.app.cli.terminal import Data, running_settings
+from clawloop.core.errors import SetupError
+
+if TYPE_CHECKING:
+    from clawloop.app.demo.demo_folder import Address
+    from clawloop.core.settings import Settings
+
+
+def chat_command(
+    url: Annotated[
+        str | None, typer.Option(help="URL of a gateway; by default that of the `clawloop up` or demo that runs.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="API key for the chat.")] = None,
+    admin_key: Annotated[str | None, typer.Option(help="API key for verdicts; --key by default.")] = None,
+    data: Data = None,
+) -> None:
+    """Chat, with the verdict, hint and version shown under each answer."""
+    if not sys.stdin.isatty():
+        raise SetupError("a chat needs a terminal; programs can use the HTTP API")
+    address = _address(url, key, admin_key, running_settings(data))
+    from rich.console import Console
+
+    from clawloop.app.demo.chat import chat
+
+    asyncio.run(chat(address, Console()))
+
+
+def _address(url: str | None, key: str | None, admin_key: str | None, settings: Settings) -> Address:
+    """The given options, completed from what runs on the data folder."""
+    from clawloop.app.demo.demo_folder import Address, read_address
+    from clawloop.app.local.keys_file import read_keys
+    from clawloop.app.processes.endpoints import gateway_url
+
+    if url is not None and key is not None:
+        return Address(url.rstrip("/").removesuffix("/v1"), key, admin_key or key)
+    data = settings.data
+    address = read_address(data) or read_address(data.parent)
+    if address is None:
+        keys = read_keys(data / "keys.json")
+        if "chat" not in keys and key is None:
+            raise SetupError(
+                f"nothing has run on {data}: start `clawloop up` in another terminal, or give --url and --key"
+            )
+        address = Address(gateway_url(settings), keys.get("chat", ""), keys.get("admin"))
+    gateway = (url or address.url).rstrip("/").removesuffix("/v1")
+    return Address(gateway, key or address.key, admin_key or address.admin_key)
