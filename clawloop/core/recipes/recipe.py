@@ -678,3 +678,13 @@ DEFAULT_RECIPE: Final = Recipe(
     gate=Gate(held_out=0.1, content_loss=0.05, lr_backoff=0.25),
 )
 """The recipe of a new policy; equals deploy/recipes/hybrid.toml."""
+
+WITHOUT_JUDGE: Final = Recipe(
+    name="hindsight",
+    signal=Signal(verdicts=False, hints_from="message", at_least_one=False),
+    train=DEFAULT_RECIPE.train.model_copy(
+        update={"advantage": DEFAULT_RECIPE.train.advantage.model_copy(update={"centre_gap": True})}
+    ),
+    gate=DEFAULT_RECIPE.gate.model_copy(update={"held_out": 0.0}),
+)
+"""That of a new policy whose judge would be too weak; equals deploy/recipes/hindsight.toml."""
