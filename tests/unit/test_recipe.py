@@ -56,6 +56,13 @@ hints = false
 [train.advantage]
 teacher_weight = 0.0
 """
+HINDSIGHT = """
+name = "x"
+[signal]
+verdicts = false
+at_least_one = false
+hints_from = "message"
+"""
 TOP_K = """
 name = "x"
 [signal]
@@ -302,6 +309,12 @@ def test_a_value_out_of_range_or_of_another_type_is_refused(text: str, field: st
         (BINARY.replace("[signal]", '[signal]\nvotes = "direct"\njudge_form = "free"'), "signal.judge_form"),
         (BINARY.replace("[signal]", '[signal]\nhints_from = "any"'), "signal.hints_from"),
         ("[signal]\nm = 3\nhints_needed = 4", "signal.hints_needed"),
+        (HINDSIGHT.replace("[signal]", "[signal]\nm = 5"), "signal.m"),
+        (HINDSIGHT.replace("[signal]", "[signal]\nhints_needed = 2"), "signal.hints_needed"),
+        (HINDSIGHT.replace("[signal]", '[signal]\njudge_form = "free"'), "signal.judge_form"),
+        (HINDSIGHT.replace("[signal]", "[signal]\njudge_temperature = 1.0"), "signal.judge_temperature"),
+        (HINDSIGHT.replace("at_least_one = false", ""), "signal.at_least_one"),
+        (BINARY.replace("[train.advantage]", "[train.advantage]\ncentre_gap = true"), "train.advantage.centre_gap"),
         ('[train.distillation]\ndivergence = "forward"', "train.distillation"),
         ("[signal]\nprocess_weight = 0.5", "signal.process_weight"),
         ('[signal]\nreward = "group"\nbaseline = "mean"', "signal.baseline"),
