@@ -9,7 +9,7 @@ import pytest
 from clawloop.core.contracts.turns import Message, TurnOutcome
 from clawloop.core.judging.evidence import has_control_tokens
 from clawloop.core.judging.hints import LONGEST_MESSAGE, MESSAGE_LEAD_IN
-from clawloop.core.recipes.recipe import load_recipe
+from clawloop.core.recipes.recipe import Recipe, Signal, load_recipe
 from db.erasure import PostgresErasureStore
 from db.invariants import violations
 from db.turns.sessions import PostgresSessionStore
@@ -79,6 +79,17 @@ async def test_words_and_a_rating_make_one_sample(hindsight: Bench, rated_first:
     assert (sample["reward"], len(sample["hinted_prompts"]) > 0) == (-1.0, True)
     assert await hints_of(hindsight) == [("message", both)]
     assert hindsight.judge.requests == []
+
+
+async def test_beside_votes_the_judge_is_asked_for_no_hint(hindsight: Bench) -> None:
+    await set_recipe(hindsight, Recipe(name="votes_and_message", signal=Signal(hints_from="message")))
+    first, second = hindsight.conversation("Add two numbers.", SAID)
+    session = await hindsight.insert(first, second)
+    hindsight.judge.votes = [-1]
+    (result,) = await hindsight.judge_turn(session, second)
+    assert result.why == f"verdict -1: 3 of 3 votes for -1; next message: {len(SAID)} characters"
+    assert len(hindsight.judge.requests) == 1
+    assert hindsight.judge.asked("hint") == []
 
 
 PICTURE: Message = {
