@@ -71,9 +71,14 @@ INVARIANTS: dict[str, str] = {
             FROM up u JOIN versions v ON v.policy = u.policy AND v.n = u.n WHERE v.parent >= u.first)
         SELECT 'sample ' || sample_id || ' in steps ' || first || ' and ' || second || ' of ' || policy
         FROM up WHERE n = first""",
-    "every trained sample has a verdict, a hint, a rating or an outcome": """
+    # What the user said next is stored as a hint; another turn's request or a comment has it.
+    "every trained sample has a verdict, a hint, the next message, a rating or an outcome": """
         SELECT 'sample ' || s.id || ' of turn ' || s.turn_id FROM samples s JOIN judgements j ON j.id = s.judgement_id
-        WHERE s.state = 'trained' AND j.verdict IS NULL AND j.hint IS NULL AND NOT EXISTS (
+            JOIN recipes r ON r.hash = j.recipe_hash
+        WHERE s.state = 'trained' AND j.verdict IS NULL AND (
+                j.hint IS NULL OR r.content->'signal'->>'hints_from' = 'message' AND j.shown_by IS NULL
+                AND NOT EXISTS (SELECT FROM feedback c WHERE c.turn_id = s.turn_id AND c.text IS NOT NULL))
+            AND NOT EXISTS (
             SELECT FROM feedback f WHERE f.turn_id = s.turn_id AND f.score IS NOT NULL AND f.applied_at IS NOT NULL)
             AND NOT EXISTS (
                 SELECT FROM turns t JOIN sessions o ON o.id = t.session_id LEFT JOIN episodes e ON e.id = t.episode_id

@@ -12,8 +12,18 @@ from activities.judging.vote_collector import VoteCollector
 from clawloop.core.contracts.turns import Message, TurnRecord
 from clawloop.core.errors import EngineRejected, EngineUnavailable, PromptTooLong
 from clawloop.core.ids import TurnId
-from clawloop.core.judging.evidence import Evidence, gather, hint_evidence, rests_on_tools
-from clawloop.core.judging.hints import NOT_ASKED, HintChoice, PromptChange, choose_hints, reject_hints, with_hint
+from clawloop.core.judging.evidence import Evidence, gather, hint_evidence, rests_on_tools, words_of
+from clawloop.core.judging.hints import (
+    LEAD_IN,
+    MESSAGE_LEAD_IN,
+    NOT_ASKED,
+    HintChoice,
+    PromptChange,
+    choose_hints,
+    next_message,
+    reject_hints,
+    with_hint,
+)
 from clawloop.core.judging.records import (
     DIRECT,
     HINTS,
@@ -36,7 +46,7 @@ if TYPE_CHECKING:
 NOT_VOTED = Verdict(verdict=None, expected=None, reward=None, why="no verdict asked for")
 NO_VOTES = Verdict(verdict=None, expected=None, reward=None, why="no vote")
 NOTHING_FOLLOWED = Verdict(verdict=None, expected=None, reward=None, why="nothing followed")
-ONLY_TOOLS_FOLLOWED = HintChoice((), answered=True, why="the user has not spoken since")
+NOT_SPOKEN = HintChoice((), answered=True, why="the user has not spoken since")
 NO_HINT_SOURCE = HintChoice((), answered=True, why="nothing says what to do better")
 
 
@@ -86,16 +96,19 @@ class Case:
         return f"{HINTS}+{len(self.texts)}" if self.texts else HINTS
 
     @property
+    def messages(self) -> list[Message]:
+        """Those of the next state; empty without one."""
+        return [] if self.next_state is None else self.next_state.messages
+
+    @property
     def evidence(self) -> Evidence:
-        messages = [] if self.next_state is None else self.next_state.messages
         feedback = "\n\n".join(self.texts) or None
-        return gather(self.record.messages, self.record.response or {}, messages, feedback)
+        return gather(self.record.messages, self.record.response or {}, self.messages, feedback)
 
     @property
     def evidence_hash(self) -> bytes:
         """Identifies the next state and the feedback."""
-        messages: list[Message] = [] if self.next_state is None else self.next_state.messages
-        content = [messages, [[given.score, given.text] for given in self.feedback]]
+        content = [self.messages, [[given.score, given.text] for given in self.feedback]]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8", "surrogatepass")).digest()
 
 
@@ -184,9 +197,12 @@ class Evaluator:
             return NOT_ASKED
         if self._case.next_state is None and not self._case.texts:
             return NO_HINT_SOURCE
+        if not self._signal.asks_for_hints:
+            words = words_of(self._case.messages, self._case.texts)
+            return NOT_SPOKEN if words is None else next_message(words)
         evidence = hint_evidence(self._case.evidence, self._signal)
         if evidence is None:
-            return ONLY_TOOLS_FOLLOWED
+            return NOT_SPOKEN
         hints = await self._collector.hints(self._case.hint_kind, evidence)
         count_answers(self._counts, "hint", hints)
         return choose_hints(hints, evidence, self._signal.hints_needed, from_tools=rests_on_tools(self._signal))
@@ -194,10 +210,11 @@ class Evaluator:
     async def _hinted_prompts(self, choice: HintChoice) -> tuple[HintChoice, tuple[PromptChange, ...]]:
         """The hints whose prompts the engine renders, and those prompts; without any, the reason of the first."""
         record = self._record
+        lead_in = LEAD_IN if self._signal.asks_for_hints else MESSAGE_LEAD_IN
         prompts: dict[str, PromptChange] = {}
         problems: list[str] = []
         for text in choice.texts:
-            hinted = with_hint(record.messages, text)
+            hinted = with_hint(record.messages, text, lead_in)
             if hinted is None:
                 return reject_hints(choice, "no user message takes a hint"), ()
             try:

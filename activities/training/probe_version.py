@@ -204,12 +204,16 @@ class ProbeActivities:
     async def _answer(self, plan: ProbePlan, n: int, probe: AskedProbe) -> ProbeAnswer:
         return await self._answer_probe(plan.policy, n, probe.content, plan.recipe.gate.probe_tokens)
 
-    async def _preference(self, plan: ProbePlan, probe: AskedProbe, parent: ProbeAnswer, version: ProbeAnswer) -> int:
-        """Return the judge's preferences in both orders; equal answers are not shown to it.
+    async def _preference(
+        self, plan: ProbePlan, probe: AskedProbe, parent: ProbeAnswer, version: ProbeAnswer
+    ) -> int | None:
+        """Return the judge's preferences in both orders; equal answers are not shown to it. None: the recipe asks none.
 
         Raises:
             JudgeUnavailable, JudgeRefused
         """
+        if not plan.recipe.signal.asks_judge:
+            return None
         ours, theirs = (_shown(answer) for answer in (version, parent))
         if ours == theirs:
             return 0

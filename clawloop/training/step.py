@@ -137,13 +137,14 @@ def _taught(
         chosen_T = choose_hint(overlap_HT, per_token=per_token)
         at_T = torch.arange(len(mask_T), device=chosen_T.device)
         ids_TK, within_TK, answered_TK, teacher_TK, tail_T, _ = (values[chosen_T, at_T] for values in compared)
+        centred_T, gap_clip = mask_T if recipe.advantage.centre_gap else None, recipe.advantage.opd_clip
         streams = replace(
             streams,
             teacher_topk_ids_TK=ids_TK,
             teacher_topk_logprobs_TK=teacher_TK,
             teacher_tail_T=tail_T,
             answered_topk_logprobs_TK=answered_TK,
-            topk_advantage_TK=support_advantage(teacher_TK, answered_TK, within_TK, recipe.advantage.opd_clip),
+            topk_advantage_TK=support_advantage(teacher_TK, answered_TK, within_TK, gap_clip, centred_T),
         )
         overlaps = [*(overlap_HT.sum(dim=-1) / (mask_T.sum() * recipe.distillation.top_k)).tolist()]
     teacher_HT = torch.stack([teacher.logprob_T for teacher in teachers])

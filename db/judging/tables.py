@@ -21,6 +21,10 @@ def newest_judgement(turn: str) -> str:
         ORDER BY revision DESC, decided_at DESC LIMIT 1)"""
 
 
+HINTS_FROM = "(SELECT r.content->'signal'->>'hints_from' FROM recipes r WHERE r.hash = j.recipe_hash) AS hints_from"
+"""SQL for the source of the hints of judgement `j`."""
+
+
 class JudgementRow(Base):
     """A judgement of a turn under one recipe; revision 0 is by its next state."""
 

@@ -18,7 +18,7 @@ from clawloop.core.recipes.recipe import Gate, Recipe, parse_stored_recipe
 from db.content import storable, token_count
 from db.database import PostgresStore, transaction
 from db.encryption.columns import opened
-from db.judging.tables import newest_judgement
+from db.judging.tables import HINTS_FROM, newest_judgement
 from db.tables import EventRow
 from db.training.claims import closed_by_canary, read_closed
 from db.training.gate_checks import read_canary_sessions
@@ -212,9 +212,9 @@ def unusable_recipe(error: RecipeRejected) -> str:
 # Versions and events --------------------------------------------------------------------------------------------------
 # Reads what a version was trained on, what happened to a policy, and what changed since the last look.
 
-_BATCH = text("""
+_BATCH = text(f"""
     SELECT m.place, m.dropped, m.without_hint, s.id AS sample_id, s.reward, j.id AS judgement, j.verdict, j.hint,
-        m.taught, t.id, t.session_id, t.version, t.messages_added, t.response,
+        {HINTS_FROM}, m.taught, t.id, t.session_id, t.version, t.messages_added, t.response,
         (SELECT count(*) FROM turns o WHERE o.session_id = t.session_id AND o.kind = 'main' AND o.id <= t.id) AS number
     FROM step_samples m JOIN samples s ON s.id = m.sample_id JOIN judgements j ON j.id = s.judgement_id
         JOIN turns t ON t.id = s.turn_id
@@ -275,7 +275,7 @@ class PostgresTrainingBrowser(PostgresStore):
                 response=row.response,
                 verdict=row.verdict,
                 reward=row.reward,
-                hints=TaughtHint.of(row.hint, row.taught),
+                hints=TaughtHint.of(row.hint, row.hints_from, row.taught),
                 dropped=row.dropped,
                 without_hint=row.without_hint,
             )

@@ -102,7 +102,7 @@ DAMAGE: dict[str, tuple[str, ...]] = {
     "no sample is twice on the path from a version to the base": (
         "INSERT INTO step_samples SELECT policy, 3, sample_id, 99, NULL FROM step_samples WHERE step = 1 AND place = 0",
     ),
-    "every trained sample has a verdict, a hint, a rating or an outcome": (
+    "every trained sample has a verdict, a hint, the next message, a rating or an outcome": (
         "UPDATE judgements SET verdict = NULL WHERE id ="
         " (SELECT judgement_id FROM samples WHERE state = 'trained' LIMIT 1)",
     ),

@@ -20,7 +20,7 @@ from clawloop.core.contracts.training import CheckResult, ProbeContent, StepStat
 from clawloop.core.errors import EngineUnavailable, NotFound, StateConflict
 from clawloop.core.ids import new_probe_id
 from clawloop.core.judging.prompts import AnswerForm
-from clawloop.core.recipes.recipe import Gate
+from clawloop.core.recipes.recipe import WITHOUT_JUDGE, Gate
 from clawloop.core.turns.files import STORED
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
@@ -181,6 +181,19 @@ async def test_praised_turns_are_asked_again_and_compared_in_both_orders(postgre
     assert (probed.asked, probed.failed) == (12, True)
     assert probed.reason.startswith("answers the judge likes less: 12 of 12")
     assert machine.asked[0]["max_tokens"] == 32
+
+
+async def test_answers_are_compared_by_no_judge_where_the_recipe_asks_none(postgres_learning: PostgresLearning) -> None:
+    learning, machine = postgres_learning, Machine()
+    changes = {"gate": Gate(drawn_probes=12), "signal": WITHOUT_JUDGE.signal}
+    await learning.set_recipe(RECIPE.model_copy(update=changes))
+    await learning.add_samples(12)
+    await candidate(learning)
+    machine.says["default-v1"], machine.better = "five", "four"
+    async with probing(learning, machine, {1}) as activities:
+        probed = await activities.probe_version(ProbeVersion(policy=POLICY, n=1))
+    assert (probed.asked, probed.failed) == (12, False)
+    assert "the judge" not in probed.reason
 
 
 async def test_turns_whose_messages_have_files_are_passed_over_for_the_next_ones(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from functools import partial
 
 import pytest
 
@@ -13,9 +14,11 @@ from clawloop.core.contracts.turns import TurnOutcome
 from clawloop.core.judging.prompts import AnswerForm
 from clawloop.core.judging.quality import JudgeTrial, Quality
 from clawloop.core.judging.voting import Vote
+from clawloop.core.recipes.recipe import WITHOUT_JUDGE, Recipe
 from clawloop.core.settings import Settings
 from db.judging.trials import PostgresTrialStore
 from db.serving.directory import PostgresDirectoryStore
+from db.training.recipes import read_recipe_of
 from tests.judging.conftest import JUDGE_SECONDS, Bench, set_recipe, with_client, with_signal
 from tests.verbs import clawloop
 
@@ -112,12 +115,13 @@ async def test_a_judge_worker_tries_a_judge_that_it_does_not_know_once(binary_be
     bench.judge.rendered = ("a b", "a b")
     settings = Settings(judge_url=bench.judge.url, judge_model="tiny", judge_form="auto")
     directory = await PostgresDirectoryStore(bench.database).read()
+    recipe_of = partial(read_recipe_of, bench.database)
     store = PostgresTrialStore(bench.database)
-    await try_new_judge(settings, lambda: directory, store)
+    await try_new_judge(settings, lambda: directory, store, recipe_of)
     assert await store.newest() is not None
     asked = len(bench.judge.requests)
     assert asked > 300
-    await try_new_judge(settings, lambda: directory, store)
+    await try_new_judge(settings, lambda: directory, store, recipe_of)
     assert len(bench.judge.requests) == asked
 
 
@@ -127,6 +131,30 @@ async def test_a_judge_that_thinks_is_left_to_the_command(binary_bench: Bench) -
     bench.judge.rendered = ("a b <think> </think>", "a b <think>")
     settings = Settings(judge_url=bench.judge.url, judge_model="tiny", judge_form="auto")
     directory = await PostgresDirectoryStore(bench.database).read()
-    await try_new_judge(settings, lambda: directory, PostgresTrialStore(bench.database))
+    recipe_of = partial(read_recipe_of, bench.database)
+    await try_new_judge(settings, lambda: directory, PostgresTrialStore(bench.database), recipe_of)
+    assert await PostgresTrialStore(bench.database).newest() is None
+    assert bench.judge.requests == []
+
+
+async def test_a_judge_that_no_policy_asks_is_not_tried(binary_bench: Bench) -> None:
+    bench = binary_bench
+    bench.judge.listed = {"id": "tiny", "root": None, "max_model_len": 4096}
+    bench.judge.rendered = ("a b", "a b")
+    await set_recipe(bench, WITHOUT_JUDGE)
+    settings = Settings(judge_url=bench.judge.url, judge_model="tiny", judge_form="auto")
+    directory, looked = await PostgresDirectoryStore(bench.database).read(), asyncio.Event()
+
+    async def recipe_of(policy: str) -> Recipe:
+        looked.set()
+        return await read_recipe_of(bench.database, policy)
+
+    trying = asyncio.create_task(
+        try_new_judge(settings, lambda: directory, PostgresTrialStore(bench.database), recipe_of)
+    )
+    await looked.wait()
+    await asyncio.sleep(0.2)
+    assert not trying.done()
+    trying.cancel()
     assert await PostgresTrialStore(bench.database).newest() is None
     assert bench.judge.requests == []

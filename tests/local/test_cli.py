@@ -30,13 +30,14 @@ from clawloop.app.cli.openclaw_config import configuration, merged
 from clawloop.app.local import parts
 from clawloop.app.local.checks import lock_data_folder
 from clawloop.app.local.parts import Deployment, JudgeEngine
+from clawloop.app.local.plan import UpOptions
 from clawloop.app.processes.bootstrap import create_default_policy, prepare
 from clawloop.app.processes.endpoints import RuntimeAddresses, read_runtime_file, workflow_links, write_runtime_file
 from clawloop.core.contracts.serving import Scope
 from clawloop.core.contracts.turns import SessionEvidence, SessionSource, TurnKind, TurnRecord, TurnStatus
 from clawloop.core.errors import RecipeRejected, SetupError
 from clawloop.core.ids import ApiKeyId, response_id
-from clawloop.core.recipes.recipe import DEFAULT_RECIPE, Recipe, load_recipe
+from clawloop.core.recipes.recipe import DEFAULT_RECIPE, WITHOUT_JUDGE, Recipe, load_recipe
 from clawloop.core.settings import Settings, read_settings
 from clawloop.operations.workflow_links import NO_LINKS, WorkflowLinks
 from db.database import BACKGROUND_LIMIT, Database
@@ -830,3 +831,41 @@ def test_a_recipe_without_a_name_has_that_of_its_file(here: dict[str, str], tmp_
 
 def test_a_chat_without_a_terminal_is_refused(here: dict[str, str]) -> None:
     assert refusal(clawloop("chat", **here)) == "clawloop: a chat needs a terminal; programs can use the HTTP API"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "first"),
+    [
+        ([], {}, "hindsight"),
+        (["--model", "FOLDER"], {}, "hybrid"),
+        (["--judge-model", "FOLDER"], {}, "hybrid"),
+        (["--judge-gpus", "1"], {}, "hybrid"),
+        ([], {"CLAWLOOP_JUDGE_URL": "http://127.0.0.1:9"}, "hybrid"),
+        ([], {"CLAWLOOP_ENGINES": "http://127.0.0.1:9"}, "hybrid"),
+    ],
+    ids=["alone", "model", "judge model", "judge GPUs", "judge elsewhere", "engines"],
+)
+def test_the_model_that_comes_along_learns_without_a_judge_unless_one_is_named(
+    arguments: list[str], variables: dict[str, str], first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_folder(tmp_path / "model")
+    given: list[UpOptions] = []
+
+    async def run(options: UpOptions, *_: object) -> None:
+        given.append(options)
+
+    monkeypatch.setattr("clawloop.app.local.up.run", run)
+    monkeypatch.setattr("clawloop.app.cli.up.model_folder", lambda *_: folder)
+    words = ["up", "--data", str(tmp_path / "data"), *arguments]
+    done = CliRunner().invoke(app, [str(folder) if word == "FOLDER" else word for word in words], env=variables)
+    assert done.exit_code == 0, done.output
+    (options,) = given
+    assert (options.recipe, options.first_recipe.name) == (None, first)
+
+
+async def test_a_first_recipe_is_for_a_policy_that_has_none(empty_postgres_url: str) -> None:
+    await prepare(empty_postgres_url, "tiny", [], [], {}, first_recipe=WITHOUT_JUDGE)
+    await prepare(empty_postgres_url, "tiny", [], [], {}, first_recipe=DEFAULT_RECIPE)
+    with psycopg.connect(empty_postgres_url) as connection:
+        used = "SELECT r.name FROM policies p JOIN recipes r ON r.hash = p.recipe_hash"
+        assert connection.execute(used).fetchall() == [("hindsight",)]

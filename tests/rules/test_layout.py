@@ -13,7 +13,7 @@ import pytest
 from clawloop.app.processes.install_check import TOP_LEVEL_NAMES, check_install
 from clawloop.core.contracts.turns import TurnOutcome
 from clawloop.core.errors import ClawloopError, PermanentError, SetupError, TransientError
-from clawloop.core.recipes.recipe import DEFAULT_RECIPE, load_recipe
+from clawloop.core.recipes.recipe import DEFAULT_RECIPE, WITHOUT_JUDGE, load_recipe
 from workflows import names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,8 +85,9 @@ def test_signals_and_updates_are_named_as_the_methods_that_handle_them() -> None
     assert [(name, method) for name, method in handled if getattr(names, name) != method] == []
 
 
-def test_the_default_recipe_equals_hybrid_toml() -> None:
+def test_the_recipes_of_new_policies_equal_their_files() -> None:
     assert load_recipe(ROOT / "deploy" / "recipes" / "hybrid.toml").hash == DEFAULT_RECIPE.hash
+    assert load_recipe(ROOT / "deploy" / "recipes" / "hindsight.toml").hash == WITHOUT_JUDGE.hash
 
 
 def test_a_shadowed_package_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def batch_of(method: str, model: PolicyModel, *, version: int = 1, seed: int = 5
     samples = session_batch(model, version=version, seed=seed)
     signal = load_recipe(RECIPES / f"{method}.toml").signal
     rewards: list[float | None]
-    if not signal.verdicts:
+    if not signal.takes_ratings:
         rewards = [None] * 8
     elif signal.reward == "group":
         rewards = [1.0, -1.0, 1.0, 1.0, -1.0, *group_advantages((1.0, -1.0, 1.0))]
@@ -48,13 +48,13 @@ def batch_of(method: str, model: PolicyModel, *, version: int = 1, seed: int = 5
         rewards = [1.0, None, -1.0, 0.0, 1.0, -1.0, None, 1.0]  # None and 0: a hint and no verdict
     else:
         rewards = [1.0, -1.0, 1.0, 1.0, -1.0, 1.0, -1.0, 1.0]
-    if signal.hints:  # further hints, of which a recipe may choose
+    if signal.asks_for_hints:  # further hints, of which a recipe may choose
         samples = [
             replace(one, hinted_prompts={0: hinted, 1: hinted[:-3], 2: one.prompt_ids[4:]})
             for one in samples
             for hinted in [one.hinted_prompts[0]]
         ]
-    unhinted = {0, 5, 7} if signal.verdicts else set()
+    unhinted = {0, 5, 7} if signal.takes_ratings else set()
     return [
         replace(
             sample,

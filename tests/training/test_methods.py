@@ -108,7 +108,10 @@ def _plain_loss(peft: nn.Module, sample: BatchSample, recipe: Train) -> Tensor:
 def _over_ids(student: Tensor, teacher: Tensor, ids: Tensor, recipe: Train) -> Tensor:
     if recipe.distillation.divergence == "clipped":
         old, cap = student.detach().gather(-1, ids), recipe.advantage.opd_clip
-        of_id = old.softmax(-1) * (teacher.gather(-1, ids) - old).clamp(-cap, cap)
+        share, gap = old.softmax(-1), teacher.gather(-1, ids) - old
+        if recipe.advantage.centre_gap:
+            gap = gap - (share * gap).sum(-1).mean()
+        of_id = share * gap.clamp(-cap, cap)
         by_ratio = (student.gather(-1, ids) - old).exp()
         return -torch.minimum(by_ratio * of_id, by_ratio.clamp(0.8, 1.28) * of_id).sum(-1)
     inside = torch.zeros_like(student, dtype=torch.bool).scatter(-1, ids, True)

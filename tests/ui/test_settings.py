@@ -25,6 +25,7 @@ from clawloop.core.judging.agreement import VotedTurn
 from clawloop.core.judging.prompts import AnswerForm
 from clawloop.core.judging.quality import JudgeTrial, Quality
 from clawloop.core.judging.voting import Vote
+from clawloop.core.recipes.recipe import WITHOUT_JUDGE
 from db.serving.keys import PostgresKeyStore
 from tests.contract.learning import POLICY, RECIPE, step
 from tests.fakes.away_browser import AwayBrowser
@@ -287,6 +288,23 @@ async def test_what_a_version_was_trained_on_is_told_by_the_api_as_on_the_page(p
     printed = (await asyncio.to_thread(clawloop, "policy", "version", "1", **settings)).stdout
     assert HINT[:20] in printed
     assert max(map(len, printed.splitlines())) <= 80
+
+
+async def test_the_next_message_that_taught_is_named_so_everywhere(page: Page) -> None:
+    await page.learning.set_recipe(WITHOUT_JUDGE)
+    turn, _ = await page.recorder.chat("s1", "Explain the tides", CHANGED)
+    await page.recorder.judge(turn, 1, CHANGED)
+    [row] = await page.learning.rows("SELECT session_id FROM turns WHERE id = %s", turn)
+    headers = {"Authorization": f"Bearer {page.admin_key}"}
+    async with httpx.AsyncClient(base_url=page.url, headers=headers, timeout=60) as client:
+        told = (await client.get(f"/admin/v1/sessions/{row['session_id']}")).json()
+        assert [(hint["source"], hint["text"]) for hint in told["turns"][0]["hints"]] == [("message", CHANGED)]
+    async with page.visitor(page.read_key) as visitor:
+        assert "<b>Next message</b>" in await visitor.get(f"/ui/sessions/{row['session_id']}")
+    settings = {"DATABASE_URL": page.database_url}
+    shown_session = await asyncio.to_thread(clawloop, "session", "show", str(row["session_id"]), **settings)
+    assert f"user next {CHANGED}" in shown_session.stdout
+    assert "next message" in (await asyncio.to_thread(clawloop, "why", str(turn), **settings)).stdout
 
 
 async def test_stored_turns_are_judged_by_another_recipe_and_nothing_changes_unasked(

@@ -93,7 +93,8 @@ def _turn(turn: TurnView, exchange: Exchange, full: bool) -> Iterator[str]:
         score = "?" if vote.score is None else signed(vote.score)
         yield from _labelled(f"judge {score}", _said(vote.answer, full, _ANSWER))
     for hint in turn.hints:
-        yield from _labelled("hint", _said(hint.line(), full, _MESSAGE))
+        label = "user next" if hint.source == "message" else "hint"
+        yield from _labelled(label, _said(hint.line(), full, _MESSAGE))
     if not turn.hints and judged.hint_why:
         yield from _labelled("no hint", judged.hint_why)
     for given in judged.feedback:

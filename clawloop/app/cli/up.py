@@ -96,10 +96,12 @@ def up_command(
     from clawloop.app.local.supervision.supervisor import LineBoard, TableBoard, open_board
     from clawloop.app.local.up import run
     from clawloop.core.families.chat_format import ChatOptions
-    from clawloop.core.recipes.recipe import load_recipe
+    from clawloop.core.recipes.recipe import DEFAULT_RECIPE, WITHOUT_JUDGE, load_recipe
 
     settings = settings_of(data)
     chat = ChatOptions(chat_template, tool_call_parser, reasoning_parser)
+    # The small model that comes along is no judge: its votes agree with labelled phrases by chance alone.
+    judges_itself = model is None and not (settings.engines or settings.judge_url or judge_model or judge_gpus)
     try:
         models = settings.data.absolute() / "models"
         options = UpOptions(
@@ -142,6 +144,7 @@ def up_command(
             temporal_address=settings.temporal_address,
             engines=settings.engines,
             recipe=None if recipe is None else load_recipe(recipe),
+            first_recipe=WITHOUT_JUDGE if judges_itself else DEFAULT_RECIPE,
         )
         with open_board(Console(), LineBoard, TableBoard) as board:
             asyncio.run(run(options, board, prepare_deployment))
@@ -172,6 +175,7 @@ async def prepare_deployment(deployment: Deployment) -> dict[str, str]:
         deployment.keys,
         added_by=installation_id(deployment.data),
         recipe=deployment.recipe,
+        first_recipe=deployment.first_recipe,
         max_lora_rank=deployment.max_lora_rank,
         quantised=deployment.quantised,
         content=codec_of(deployment.encryption_key_file),

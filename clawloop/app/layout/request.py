@@ -80,11 +80,12 @@ class TrainingNeeds:
 
 def needs_of(recipe: Recipe) -> TrainingNeeds:
     train = recipe.train
+    places = range(MOST_HINTS if recipe.signal.asks_for_hints else 1)  # what the user says next is one
     return TrainingNeeds(
         rank=train.lora.rank,
         compares_distributions=train.loss.distillation > 0,
         entropy=train.loss.entropy > 0,
-        hints=len(train.places_read(range(MOST_HINTS))) if train.loss.distillation > 0 else 0,
+        hints=len(train.places_read(places)) if train.loss.distillation > 0 else 0,
     )
 
 

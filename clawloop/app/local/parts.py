@@ -24,7 +24,7 @@ from clawloop.app.local.services.vllm import EngineOptions, ModelFacts
 from clawloop.app.local.supervision.supervisor import Launch, Part, RestartPolicy
 from clawloop.core.encryption.key_file import SETTING
 from clawloop.core.errors import SetupError
-from clawloop.core.recipes.recipe import Recipe
+from clawloop.core.recipes.recipe import DEFAULT_RECIPE, Recipe
 
 LOOPBACK = "127.0.0.1"
 TRAINER = "trainer"
@@ -63,7 +63,8 @@ class Deployment:
         aliases: further model names of the policy.
         keys: secrets by scope, created by earlier starts.
         allowed_hosts: host names that clients may use for the gateway, besides loopback and addresses.
-        recipe: the policy's recipe from now on; None: the stored one, or the default.
+        recipe: the policy's recipe from now on; None: the stored one, or `first_recipe`.
+        first_recipe: of a policy that has none yet.
         trained_model: folder of the base weights; None: no trainer.
         trainer_arguments, trainer_environment: what the layout gives the trainer.
         local_engines: URLs of the engines started here, each of which needs an agent; agents of others run elsewhere.
@@ -89,6 +90,7 @@ class Deployment:
     keys: Mapping[str, str]
     allowed_hosts: tuple[str, ...] = ()
     recipe: Recipe | None = None
+    first_recipe: Recipe = DEFAULT_RECIPE
     trained_model: Path | None = None
     trainer_arguments: tuple[str, ...] = ()
     trainer_environment: Mapping[str, str] = field(default_factory=dict)

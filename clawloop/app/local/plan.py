@@ -17,7 +17,7 @@ from clawloop.app.local.services.temporal_server import Ports
 from clawloop.app.local.services.vllm import GUARD_SECRET, GUARD_SECRETS
 from clawloop.app.local.supervision.supervisor import Part
 from clawloop.core.errors import SetupError
-from clawloop.core.recipes.recipe import Recipe
+from clawloop.core.recipes.recipe import DEFAULT_RECIPE, Recipe
 from clawloop.serving.engine_secret import SecretFile
 
 
@@ -34,7 +34,8 @@ class UpOptions:
         aliases: further model names of the policy; empty: the base model's short name.
         database_url, temporal_address: of a server to use; None starts one.
         engines: URLs of engines to use; empty starts one.
-        recipe: the policy's recipe from now on; None: the stored one, or the default.
+        recipe: the policy's recipe from now on; None: the stored one, or `first_recipe`.
+        first_recipe: of a policy that has none yet.
         sandboxes: start an environment worker if this machine can make sandboxes.
     """
 
@@ -55,6 +56,7 @@ class UpOptions:
     temporal_address: str | None = None
     engines: tuple[str, ...] = ()
     recipe: Recipe | None = None
+    first_recipe: Recipe = DEFAULT_RECIPE
     sandboxes: bool = True
 
 

@@ -161,6 +161,11 @@ async def _start_gateways_and_workers(
     keys = dict(await prepare(deployment))
     if keys != stored_keys:
         write_keys(keys_path, keys)
+    if not stored_keys and options.recipe is None and not options.first_recipe.signal.asks_judge:
+        board.say(
+            f"a new policy learns by the recipe {options.first_recipe.name}, from what users say next and from "
+            f"ratings: {plan.base_model} is too small to judge; --recipe FILE for another"
+        )
     listener.listen(QUEUED_CONNECTIONS)  # from now on connections wait for a gateway, and none is refused
     gateways = parts.gateways(deployment, listener, options.gateways, options.environment)
     workers = parts.workers(deployment, options.environment)
@@ -219,6 +224,7 @@ def _deployment(options: UpOptions, plan: Plan, keys: Mapping[str, str]) -> Depl
         keys=keys,
         allowed_hosts=options.allowed_hosts,
         recipe=options.recipe,
+        first_recipe=options.first_recipe,
         trained_model=None if models is None else models.trained_model,
         trainer_arguments=() if trainer is None else trainer.arguments,
         trainer_environment={} if trainer is None else trainer.environment,

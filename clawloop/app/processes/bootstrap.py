@@ -32,6 +32,7 @@ async def prepare(
     max_lora_rank: int = 16,
     quantised: bool = False,
     content: ContentCodec = PLAIN,
+    first_recipe: Recipe = DEFAULT_RECIPE,
 ) -> dict[str, str]:
     """Migrate the schema, and insert what is missing: default policy and recipe, engines, a key for each scope.
 
@@ -45,6 +46,7 @@ async def prepare(
         max_lora_rank: highest rank of an adapter that the engines can load.
         quantised: engines and trainer compute with different weights, which the recipe has to allow.
         content: how conversations are stored.
+        first_recipe: of the default policy if it has none yet.
 
     Returns:
         A valid key for each scope: the given one if it is still valid, else a new one.
@@ -57,7 +59,7 @@ async def prepare(
     database = Database(url, BACKGROUND_LIMIT, content)
     try:
         await ensure_policy(database, DEFAULT_POLICY, base_model, aliases)
-        await ensure_recipe(database, DEFAULT_POLICY, DEFAULT_RECIPE)
+        await ensure_recipe(database, DEFAULT_POLICY, first_recipe)
         used = recipe or await _stored_recipe(database)
         require_rank(used, max_lora_rank)
         if quantised:

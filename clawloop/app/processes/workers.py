@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from enum import StrEnum
 from functools import partial
@@ -34,9 +34,18 @@ from clawloop.app.temporal.replay import POLLS, replaying_few_at_once
 from clawloop.app.temporal.server import prepare_namespace
 from clawloop.core.adapters.directory import AdapterFolder
 from clawloop.core.contracts.notices import BatchWaits, Notifier
-from clawloop.core.contracts.serving import Directory
-from clawloop.core.errors import JudgeRefused, JudgeUnavailable, SetupError, SignalFailed, StoreUnavailable
+from clawloop.core.contracts.serving import Directory, Policy
+from clawloop.core.errors import (
+    JudgeRefused,
+    JudgeUnavailable,
+    RecipeRejected,
+    RecordUnusable,
+    SetupError,
+    SignalFailed,
+    StoreUnavailable,
+)
 from clawloop.core.judging.prompts import AnswerForm
+from clawloop.core.recipes.recipe import Recipe
 from clawloop.core.settings import Settings
 from clawloop.core.telemetry.metrics import WorkerMetrics
 from clawloop.operations.judge_trial import try_judge
@@ -58,6 +67,7 @@ from db.sweep import PostgresSweepStore
 from db.temporal_server import TemporalServerStore
 from db.training.gate import PostgresCanaryStore, PostgresGateStore
 from db.training.probes import PostgresProbeStore
+from db.training.recipes import read_recipe_of
 from db.training.steps import PostgresStepStore
 from db.training.work_flag import PostgresWorkStore
 from db.turns.files import PostgresFileStore
@@ -272,7 +282,8 @@ async def _judge_worker(
     pictures, trials = PostgresFileStore(database).of_turn, PostgresTrialStore(database).trial
     judge = await stack.enter_async_context(judge_client(settings, now, metrics, pictures, trials))
     if settings.judge_try and settings.judge_form in (None, "auto"):
-        trying = asyncio.create_task(try_new_judge(settings, now, PostgresTrialStore(database)))
+        recipe_of = partial(read_recipe_of, database)
+        trying = asyncio.create_task(try_new_judge(settings, now, PostgresTrialStore(database), recipe_of))
         stack.callback(trying.cancel)
     renderer = await stack.enter_async_context(EngineRenderer(engine_endpoints(settings, now)))
     work = TrainingNotifier(PostgresWorkStore(database), TemporalNotifier.of(client, settings))
@@ -301,13 +312,21 @@ async def _judge_worker(
     )
 
 
-async def try_new_judge(settings: Settings, directory: Callable[[], Directory], store: PostgresTrialStore) -> None:
-    """Try the judge of the first policy, unless it was tried or thinks first; until it answers. Turns are judged
-    meanwhile as without a trial."""
+async def try_new_judge(
+    settings: Settings,
+    directory: Callable[[], Directory],
+    store: PostgresTrialStore,
+    recipe_of: Callable[[str], Awaitable[Recipe]],
+) -> None:
+    """Try the judge of the first policy whose recipe asks one, unless it was tried or thinks first; until it answers.
+    Turns are judged meanwhile as without a trial."""
     async with judge_client(settings, directory) as judge:
         while True:
             try:
-                policy = directory().policies[0].id
+                policy = await _first_that_asks(directory().policies, recipe_of)
+                if policy is None:
+                    await asyncio.sleep(RETRY_SECONDS)
+                    continue
                 name, digest = await judge.identity(policy)
                 if await store.trial(digest) is not None:
                     return
@@ -319,12 +338,21 @@ async def try_new_judge(settings: Settings, directory: Callable[[], Directory], 
                 found = {"form": trial.form, "accuracy": trial.reported.accuracy, "kappa": trial.reported.kappa}
                 log.info(trial.votes_off or "the judge was tried", extra={"judge": name} | found)
                 return
-            except (JudgeUnavailable, StoreUnavailable, IndexError) as error:  # no policy yet
+            except (JudgeUnavailable, StoreUnavailable) as error:
                 log.debug("the judge is not tried yet", extra={"why": str(error)})
                 await asyncio.sleep(RETRY_SECONDS)
             except JudgeRefused as error:
                 log.warning("the judge cannot be tried", extra={"why": str(error)})
                 return
+
+
+async def _first_that_asks(policies: Sequence[Policy], recipe_of: Callable[[str], Awaitable[Recipe]]) -> str | None:
+    """The first policy whose recipe asks a judge; None: there is none yet."""
+    for policy in policies:
+        with suppress(RecordUnusable, RecipeRejected):  # it has no recipe that can be used
+            if (await recipe_of(policy.id)).signal.asks_judge:
+                return policy.id
+    return None
 
 
 async def _start_training_workflows(directory: PostgresDirectoryStore, notifier: Notifier) -> None:

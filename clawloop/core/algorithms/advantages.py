@@ -17,7 +17,9 @@ from clawloop.core.errors import StreamsUnusable
 from clawloop.core.recipes.recipe import Advantage
 
 
-def teacher_gap(teacher_logprob_T: Tensor, answered_logprob_T: Tensor, clip: float) -> Tensor:
+def teacher_gap(
+    teacher_logprob_T: Tensor, answered_logprob_T: Tensor, clip: float, centred_T: Tensor | None = None
+) -> Tensor:
     """log π_T(a | s + hint) − log π_v(a | s), in nats, clipped to ±clip so that one token cannot dominate the step.
 
     Both are the trainer's. Against the recorded log μ, the difference between engine and trainer (rounding, a quantised
@@ -27,6 +29,7 @@ def teacher_gap(teacher_logprob_T: Tensor, answered_logprob_T: Tensor, clip: flo
         teacher_logprob_T: float[T], log-probs of the response's tokens under the teacher.
         answered_logprob_T: float[T], under the version that answered, without the hint (π_v).
         clip: bound in nats, > 0.
+        centred_T: bool[T]; the mean gap of these tokens is subtracted before clipping. None: nothing is subtracted.
 
     Raises:
         StreamsUnusable: lengths disagree.
@@ -35,10 +38,15 @@ def teacher_gap(teacher_logprob_T: Tensor, answered_logprob_T: Tensor, clip: flo
         raise StreamsUnusable(
             f"{len(teacher_logprob_T)} teacher log-probs for {len(answered_logprob_T)} of the version that answered"
         )
-    return (teacher_logprob_T - answered_logprob_T).clamp(-clip, clip)
+    gap_T = teacher_logprob_T - answered_logprob_T
+    if centred_T is not None:
+        gap_T = gap_T - gap_T[centred_T].mean()
+    return gap_T.clamp(-clip, clip)
 
 
-def support_advantage(teacher_TK: Tensor, answered_TK: Tensor, within_TK: Tensor, clip: float) -> Tensor:
+def support_advantage(
+    teacher_TK: Tensor, answered_TK: Tensor, within_TK: Tensor, clip: float, centred_T: Tensor | None = None
+) -> Tensor:
     """A_k = w_k · clip(log π_T(k | s + hint) − log π_v(k | s)) of each id k of a support, w = π_v over the support.
 
     w is what the version that answered would choose among these ids, so that one it hardly ever produces says little
@@ -49,6 +57,8 @@ def support_advantage(teacher_TK: Tensor, answered_TK: Tensor, within_TK: Tensor
         answered_TK: float[T, K], under the version that answered, without the hint (π_v).
         within_TK: bool[T, K]; False = not in the support. A position may have an empty support.
         clip: bound in nats, > 0.
+        centred_T: bool[T]; the mean over these positions of Σ_k w_k·gap_k is subtracted from each gap before clipping.
+            None: nothing is subtracted.
 
     Returns:
         float[T, K], 0 outside the support.
@@ -56,8 +66,10 @@ def support_advantage(teacher_TK: Tensor, answered_TK: Tensor, within_TK: Tensor
     if not teacher_TK.shape == answered_TK.shape == within_TK.shape:
         raise StreamsUnusable(f"teacher {list(teacher_TK.shape)} for the answering version's {list(answered_TK.shape)}")
     weight_TK = answered_TK.masked_fill(~within_TK, float("-inf")).softmax(dim=-1)
-    gap_TK = (teacher_TK - answered_TK).clamp(-clip, clip)
-    return torch.where(within_TK, weight_TK * gap_TK, 0.0)
+    gap_TK = teacher_TK - answered_TK
+    if centred_T is not None:
+        gap_TK = gap_TK - torch.where(within_TK, weight_TK * gap_TK, 0.0).sum(dim=-1)[centred_T].mean()
+    return torch.where(within_TK, weight_TK * gap_TK.clamp(-clip, clip), 0.0)
 
 
 def downweight_unlikely(advantage_T: Tensor, behaviour_logprob_T: Tensor, share: float) -> Tensor:
@@ -97,7 +109,8 @@ def with_advantage(streams: Streams, reward: float | None, weights: Advantage) -
     if weights.teacher_weight and streams.teacher_logprob_T is not None:
         if streams.answered_logprob_T is None:
             raise StreamsUnusable("a teacher's gap needs the log-probs of the version that answered")
-        gap_T = teacher_gap(streams.teacher_logprob_T, streams.answered_logprob_T, weights.opd_clip)
+        centred_T = streams.response_mask_T if weights.centre_gap else None
+        gap_T = teacher_gap(streams.teacher_logprob_T, streams.answered_logprob_T, weights.opd_clip, centred_T)
         advantage_T = weights.teacher_weight * gap_T
     if weights.verdict_weight and reward:
         like_T = streams.response_mask_T.float() if advantage_T is None else advantage_T

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, JsonValue, computed_field
 
@@ -125,9 +125,11 @@ class TaughtHint(View):
         overlap: mean share of the likeliest ids that the version that answered has in common with itself behind the
             hint; None where no step has compared them.
         share: of the reply's tokens that this hint taught; None where no step has used the hints.
+        source: who wrote it: a `judge`, or the user, whose next `message` itself teaches.
     """
 
     text: str
+    source: Literal["judge", "message"] = "judge"
     overlap: float | None = None
     share: float | None = None
 
@@ -138,17 +140,23 @@ class TaughtHint(View):
         return f"{self.text} ({', '.join(figures)})" if figures else self.text
 
     @classmethod
-    def of(cls, texts: str | None, taught: Sequence[Mapping[str, Any]] | None) -> list[TaughtHint]:
+    def of(
+        cls, texts: str | None, hints_from: str | None, taught: Sequence[Mapping[str, Any]] | None
+    ) -> list[TaughtHint]:
         """
         Args:
             texts: the hints as a judgement stores them, one a line.
+            hints_from: of the judgement's recipe.
             taught: as `db.training.steps` stores it, by `HintUse.place`.
         """
         uses = {use["place"]: use for use in taught or ()}
         read = [(text, uses.get(place)) for place, text in enumerate([] if texts is None else texts.split("\n"))]
+        source: Literal["judge", "message"] = "message" if hints_from == "message" else "judge"
         unused = None if taught is None else 0.0
         return [
-            cls(text=text, share=unused) if use is None else cls(text=text, overlap=use["overlap"], share=use["share"])
+            cls(text=text, source=source, share=unused)
+            if use is None
+            else cls(text=text, source=source, overlap=use["overlap"], share=use["share"])
             for text, use in read
         ]
 

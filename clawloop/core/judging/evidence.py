@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from clawloop.core.contracts.turns import Message
 from clawloop.core.ids import TurnId
 from clawloop.core.recipes.recipe import Signal
-from clawloop.core.turns.canonical import is_volatile
+from clawloop.core.turns.canonical import is_aside, is_volatile, text_parts, without_asides
 from clawloop.core.turns.files import for_judges, kind_of_part, references_of
 from clawloop.core.turns.thinking import THINKING_PARTS, without_leading_thinking
 
@@ -259,6 +259,21 @@ def hint_evidence(evidence: Evidence, signal: Signal) -> Evidence | None:
 
 def rests_on_tools(signal: Signal) -> bool:
     return signal.hints_from == "any"
+
+
+def words_of(messages: Sequence[Message], comments: Sequence[str]) -> str | None:
+    """The user's own words among these messages, and their comments; None if the user has not spoken.
+
+    Only text, so that neither an image, nor what a tool printed or a client put beside it, is taken for words.
+    """
+    own = [
+        message
+        for message in messages
+        if message.get("role") == "user" and not (is_volatile(message) or is_aside(message))
+    ]
+    if not own and not comments:
+        return None
+    return "\n\n".join([*("\n".join(text_parts(without_asides(message))) for message in own), *comments])
 
 
 def content_text(content: JsonValue) -> str:

@@ -14,13 +14,17 @@ from itertools import zip_longest
 
 from clawloop.core.contracts.turns import Message
 from clawloop.core.errors import RecordUnusable
-from clawloop.core.judging.evidence import Evidence, has_control_tokens
+from clawloop.core.judging.evidence import Evidence, cut_middle, harmless, has_control_tokens
 from clawloop.core.judging.voting import HintVote
 from clawloop.core.turns.canonical import is_volatile
 
 MOST_HINTS = 3  # kept of a turn; each costs the trainer one more reading of the reply
 SHORTEST = 10  # characters; a hint must be longer: a shorter one says "redo" rather than how
 LEAD_IN = "\n\nKeep in mind: "
+# Characters of a user's next message: some 500 tokens of English. A correction is short; what is longer mostly holds
+# something pasted, and the trainer reads all of it once more.
+LONGEST_MESSAGE = 2_000
+MESSAGE_LEAD_IN = "\n\n[What the user said after the reply, to be taken into account now]\n"
 
 # Scripts without spaces between words: each character counts as a word.
 _UNSPACED = re.compile("([぀-ヿ㐀-䶿一-鿿가-힣豈-﫿฀-๿])")
@@ -101,6 +105,20 @@ def choose_hints(
     return HintChoice(tuple(kept), answered=True, why=f"{why}, {len(kept)} different" if len(kept) > 1 else why)
 
 
+def next_message(words: str) -> HintChoice:
+    """A user's own words in place of a hint: on one line, at most LONGEST_MESSAGE characters, without control tokens.
+
+    Args:
+        words: as the user wrote them, of any length.
+    """
+    line = " ".join(words.split())
+    if not line:
+        return HintChoice((), answered=True, why="the user's message has no words")
+    text = harmless(" ".join(cut_middle(line, LONGEST_MESSAGE).split()))
+    cut = f" of {len(line)}" if len(line) > LONGEST_MESSAGE else ""
+    return HintChoice((text,), answered=True, why=f"{len(text)}{cut} characters")
+
+
 def reject_hints(choice: HintChoice, why: str) -> HintChoice:
     """No hint, because none can be used, e.g. `template mismatch`."""
     return HintChoice((), answered=choice.answered, why=why)
@@ -122,10 +140,13 @@ def fault_of(hint: str, *, request: str, reply: str) -> str | None:
     return None
 
 
-def with_hint(messages: Sequence[Message], hint: str) -> list[Message] | None:
+def with_hint(messages: Sequence[Message], hint: str, lead_in: str = LEAD_IN) -> list[Message] | None:
     """A copy of the messages with the hint at the end of the last user message that is not volatile.
 
     None if there is no such message, or its content is neither text nor a list of parts.
+
+    Args:
+        lead_in: says what the hint is.
     """
     for at in reversed(range(len(messages))):
         message = messages[at]
@@ -133,9 +154,9 @@ def with_hint(messages: Sequence[Message], hint: str) -> list[Message] | None:
             continue
         content = message.get("content")
         if isinstance(content, str):
-            hinted = message | {"content": f"{content}{LEAD_IN}{hint}"}
+            hinted = message | {"content": f"{content}{lead_in}{hint}"}
         elif isinstance(content, list):
-            hinted = message | {"content": [*content, {"type": "text", "text": f"{LEAD_IN}{hint}"}]}
+            hinted = message | {"content": [*content, {"type": "text", "text": f"{lead_in}{hint}"}]}
         else:
             return None
         return [*messages[:at], hinted, *messages[at + 1 :]]

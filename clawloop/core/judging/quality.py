@@ -120,7 +120,8 @@ class JudgeTrial:
             return None
         return (
             f"votes are off: {self.judge} agrees with labelled phrases by a kappa of {best:.2f}, and {LEAST_KAPPA:g} is"
-            " needed: choose another judge (`clawloop judge try` shows how good one is), or learn by ratings of replies"
+            " needed: learn by the recipe `hindsight`, which asks none, or choose another judge (`clawloop judge try`"
+            " shows how good one is)"
         )
 
 

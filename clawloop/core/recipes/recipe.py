@@ -44,9 +44,10 @@ class Signal(Table):
     """Settings of judging and sample making."""
 
     verdicts: bool = True
-    """Ask for verdicts, and learn from them."""
+    """Ask a judge for verdicts, and learn from them. A user's own rating replaces the judge's verdict."""
     hints: bool = True
-    """Ask for hints, and learn from them."""
+    """Learn from what should have been known: from hints of a judge, or from the user's next message itself, as
+    `hints_from` says."""
     m: Annotated[int, Field(ge=1, le=64)] = 3
     """Number of sampled votes, and of answers about a hint, in each judgement; 1 to 64."""
     votes: Literal["sampled", "direct"] = "sampled"
@@ -58,9 +59,10 @@ class Signal(Table):
     """Form of sampled votes and hints. `auto`: a judge that can think thinks, then answers freely; a judge that cannot
     writes only an answer, by grammar, or takes the form that `clawloop judge try` found best. `free`, `grammar` and
     `examples` (direct votes after twelve examples, for a small model) force one form on every judge."""
-    hints_from: Literal["user", "any"] = "user"
+    hints_from: Literal["user", "any", "message"] = "user"
     """Sources of hints. `user`: the user's words alone, so that nobody teaches the model through a file or web page
-    that a tool reads. `any`: tool output too, for agents whose tools read no text of strangers."""
+    that a tool reads. `any`: tool output too, for agents whose tools read no text of strangers. `message`: no judge;
+    what the user says next is itself read in place of a hint, and users' ratings are the reward beside it."""
     judge_temperature: Positive = 0.6
     """Temperature of sampled votes and of hints; a direct vote is read at temperature 1."""
     reward: Literal["verdict", "group", "outcome_process"] = "verdict"
@@ -80,6 +82,21 @@ class Signal(Table):
     advantage, or only with the turns of the other episodes at the same index (`step`); a turn at an index that no other
     episode reached has its reward as it is."""
 
+    @property
+    def asks_for_hints(self) -> bool:
+        """True if a judge is asked for hints."""
+        return self.hints and self.hints_from != "message"
+
+    @property
+    def asks_judge(self) -> bool:
+        """True if a judge is asked anything."""
+        return self.verdicts or self.asks_for_hints
+
+    @property
+    def takes_ratings(self) -> bool:
+        """True if a user's rating is the reward of a reply."""
+        return self.verdicts or (self.hints and self.hints_from == "message")
+
 
 class Advantage(Table):
     """The terms of a token's advantage."""
@@ -90,6 +107,9 @@ class Advantage(Table):
     """Weight of the teacher's gap, log π_T − log π_v of each token in nats; 0 leaves it out."""
     opd_clip: Positive = 2.0
     """The teacher's gap is clipped to ± this, in nats."""
+    centre_gap: bool = False
+    """Subtract from the teacher's gap its mean over the reply before it is clipped, so that what moves all tokens alike
+    teaches nothing; of `train.distillation` the mean of the gaps that its ids are expected to have."""
     teacher: Literal["policy", "base"] = "policy"
     """The teacher that reads the hint: `policy`, the version that answered, or the `base` model, which undoes what was
     learned."""
@@ -422,9 +442,9 @@ def _of_terms(signal: Signal, train: Train) -> Iterator[tuple[bool, str, str]]:
         "has no effect while train.advantage.verdict_weight is 0: raise that weight or set verdicts to false",
     )
     yield (
-        bool(advantage.verdict_weight) and not signal.verdicts,
+        bool(advantage.verdict_weight) and not signal.takes_ratings,
         "train.advantage.verdict_weight",
-        "needs signal.verdicts = true, or set it to 0",
+        'needs signal.verdicts = true, or signal.hints_from = "message" for ratings, or set it to 0',
     )
     yield (
         signal.hints and not (advantage.teacher_weight or loss.distillation),
@@ -463,6 +483,11 @@ def _of_terms(signal: Signal, train: Train) -> Iterator[tuple[bool, str, str]]:
         "has no effect while train.advantage.teacher_weight is 0, unless the divergence that is trained is clipped",
     )
     yield (
+        advantage.centre_gap and not (advantage.teacher_weight or is_clipped),
+        "train.advantage.centre_gap",
+        "has no effect while train.advantage.teacher_weight is 0, unless the divergence that is trained is clipped",
+    )
+    yield (
         bool(loss.distillation) and _changed(advantage, "teacher"),
         "train.advantage.teacher",
         'must be "policy" while train.loss.distillation is above 0: the version that answered is compared with itself',
@@ -485,6 +510,7 @@ def _of_terms(signal: Signal, train: Train) -> Iterator[tuple[bool, str, str]]:
 
 
 def _of_signal(signal: Signal) -> Iterator[tuple[bool, str, str]]:
+    samples_answers = signal.asks_for_hints or (signal.verdicts and signal.votes == "sampled")
     yield (
         signal.at_least_one and not signal.verdicts,
         "signal.at_least_one",
@@ -501,14 +527,15 @@ def _of_signal(signal: Signal) -> Iterator[tuple[bool, str, str]]:
         "has no effect while signal.verdicts is false",
     )
     yield (
-        _changed(signal, "m") and signal.votes == "direct" and not signal.hints,
+        _changed(signal, "m") and signal.votes == "direct" and not signal.asks_for_hints,
         "signal.m",
-        "has no effect: a direct vote is a single vote, and signal.hints is false",
+        "has no effect: a direct vote is a single vote, and no judge is asked for hints",
     )
+    yield _changed(signal, "m") and not signal.asks_judge, "signal.m", "has no effect: no judge is asked"
     yield (
-        _changed(signal, "hints_needed") and not signal.hints,
+        _changed(signal, "hints_needed") and not signal.asks_for_hints,
         "signal.hints_needed",
-        "has no effect while signal.hints is false",
+        "has no effect: no judge is asked for hints",
     )
     yield (
         _changed(signal, "hints_from") and not signal.hints,
@@ -521,14 +548,14 @@ def _of_signal(signal: Signal) -> Iterator[tuple[bool, str, str]]:
         f"{signal.hints_needed}, but only signal.m = {signal.m} answers about a hint are asked for",
     )
     yield (
-        _changed(signal, "judge_temperature") and signal.votes == "direct" and not signal.hints,
+        _changed(signal, "judge_temperature") and not samples_answers,
         "signal.judge_temperature",
-        "has no effect: a direct vote is read at temperature 1, and signal.hints is false",
+        "has no effect: there are neither sampled votes nor hints of a judge",
     )
     yield (
-        _changed(signal, "judge_form") and not signal.hints and (signal.votes == "direct" or not signal.verdicts),
+        _changed(signal, "judge_form") and not samples_answers,
         "signal.judge_form",
-        "has no effect: there are neither sampled votes nor hints",
+        "has no effect: there are neither sampled votes nor hints of a judge",
     )
     yield (
         _changed(signal, "process_weight") and signal.reward != "outcome_process",
@@ -656,3 +683,13 @@ DEFAULT_RECIPE: Final = Recipe(
     gate=Gate(held_out=0.1, content_loss=0.05, lr_backoff=0.25),
 )
 """The recipe of a new policy; equals deploy/recipes/hybrid.toml."""
+
+WITHOUT_JUDGE: Final = Recipe(
+    name="hindsight",
+    signal=Signal(verdicts=False, hints_from="message", at_least_one=False),
+    train=DEFAULT_RECIPE.train.model_copy(
+        update={"advantage": DEFAULT_RECIPE.train.advantage.model_copy(update={"centre_gap": True})}
+    ),
+    gate=DEFAULT_RECIPE.gate.model_copy(update={"held_out": 0.0}),
+)
+"""That of a new policy whose judge would be too weak; equals deploy/recipes/hindsight.toml."""

@@ -218,10 +218,10 @@ def decide(signal: Signal, verdict: Verdict, hint: HintChoice, not_trainable: st
     """The decision for a judged turn, as docs/learning.md describes.
 
     Args:
-        signal: says whether the policy learns from verdicts and from hints.
+        signal: says whether the policy learns from verdicts, ratings and hints.
         not_trainable: the reason `why_not_trainable` gave; such a turn is judged and shown, but not sampled.
     """
-    reward = (verdict.reward or None) if signal.verdicts else None
+    reward = (verdict.reward or None) if signal.takes_ratings else None
     hints = hint.texts if signal.hints else ()
     why = _why(signal, verdict, hint)
     if reward is None and not hints:
@@ -234,8 +234,10 @@ def decide(signal: Signal, verdict: Verdict, hint: HintChoice, not_trainable: st
 
 def _why(signal: Signal, verdict: Verdict, hint: HintChoice) -> str:
     of_verdict = verdict.why if verdict.verdict is None else f"verdict {signed(verdict.verdict)}: {verdict.why}"
-    of_hint = f"no hint: {hint.why}" if not hint.texts else f"hint: {hint.why}"
-    return "; ".join([of_verdict] * signal.verdicts + [of_hint] * signal.hints)
+    teacher = "hint" if signal.asks_for_hints else "next message"
+    of_hint = f"{teacher}: {hint.why}" if hint.texts else f"no {teacher}: {hint.why}"
+    shown = signal.verdicts or (signal.takes_ratings and verdict.verdict is not None)
+    return "; ".join([of_verdict] * shown + [of_hint] * signal.hints)
 
 
 # At least one ---------------------------------------------------------------------------------------------------------

@@ -76,11 +76,12 @@ def floats(values: list[float] | list[list[float]] | None) -> Tensor | None:
     return None if values is None else torch.tensor(values, dtype=torch.float64)
 
 
-def streams_of(sample: PlainSample, gap_clip: float = 1.0) -> Streams:
+def streams_of(sample: PlainSample, gap_clip: float = 1.0, *, centred: bool = False) -> Streams:
     teacher_TK, answered_TK = floats(sample.topk_logprobs), floats(sample.answered_topk)
     advantage_TK = None
     if teacher_TK is not None and answered_TK is not None:
-        advantage_TK = support_advantage(teacher_TK, answered_TK, torch.tensor(sample.within), gap_clip)
+        centred_T = torch.tensor(sample.mask) if centred else None
+        advantage_TK = support_advantage(teacher_TK, answered_TK, torch.tensor(sample.within), gap_clip, centred_T)
     return Streams(
         answered_topk_logprobs_TK=answered_TK,
         topk_advantage_TK=advantage_TK,
@@ -113,7 +114,8 @@ def scores_of(sample: PlainSample, logits_TV: Tensor, *, entropy: bool = True) -
 
 def run(batch: list[PlainSample], logits: list[Tensor], recipe: Train, divisor: Divisor | None = None) -> StepLoss:
     """The loss of these samples; of a whole step unless a divisor is given."""
-    streams = [streams_of(sample, recipe.advantage.opd_clip) for sample in batch]
+    weights = recipe.advantage
+    streams = [streams_of(sample, weights.opd_clip, centred=weights.centre_gap) for sample in batch]
     pairs = [
         (scores_of(sample, logits_TV), stream) for sample, logits_TV, stream in zip(batch, logits, streams, strict=True)
     ]
@@ -139,6 +141,6 @@ def as_recipe(plan: PlainPlan) -> Train:
             correction="decoupled" if plan.decoupled else "none",
             aggregation="sequence" if plan.sequence else "token",
         ),
-        advantage=Advantage(opd_clip=plan.gap_clip),
+        advantage=Advantage(opd_clip=plan.gap_clip, centre_gap=plan.centred),
         distillation=Distillation(divergence="clipped" if plan.clipped else "forward" if plan.forward else "reverse"),
     )

@@ -48,6 +48,7 @@ class PlainPlan:
     forward: bool = False
     clipped: bool = False
     gap_clip: float = 1.0
+    centred: bool = False
 
 
 @dataclass
@@ -58,6 +59,7 @@ class PlainTerms:
     teacher_weight: float = 1.0
     gap_clip: float = 2.0
     spare: float = 0.0
+    centred: bool = False
 
 
 def advantage(sample: PlainSample, reward: float | None, terms: PlainTerms) -> Vector | None:
@@ -69,6 +71,13 @@ def advantage(sample: PlainSample, reward: float | None, terms: PlainTerms) -> V
     by_hint = sample.teacher is not None and terms.teacher_weight > 0
     if not by_verdict and not by_hint:
         return None
+    middle = 0.0
+    if by_hint and terms.centred:
+        assert sample.teacher is not None
+        assert sample.answered is not None
+        gaps = [after - before for after, before in zip(sample.teacher, sample.answered, strict=True)]
+        trained = [gap for gap, on in zip(gaps, sample.mask, strict=True) if on]
+        middle = sum(trained) / len(trained)
     found = []
     for t, behaviour in enumerate(sample.behaviour):
         value = 0.0
@@ -78,7 +87,7 @@ def advantage(sample: PlainSample, reward: float | None, terms: PlainTerms) -> V
         if by_hint:
             assert sample.teacher is not None
             assert sample.answered is not None
-            gap = sample.teacher[t] - sample.answered[t]
+            gap = sample.teacher[t] - sample.answered[t] - middle
             value += terms.teacher_weight * max(-terms.gap_clip, min(terms.gap_clip, gap))
         if value < 0:
             value *= 1 - terms.spare * (1 - math.exp(behaviour))
@@ -106,6 +115,17 @@ def divergence(student: float, teacher: float, plan: PlainPlan) -> float:
     return math.exp(student) * (student - teacher)
 
 
+def expected_gap(sample: PlainSample, t: int) -> float:
+    """Σ_k w_k·(log π_T(k) − log π_v(k)) over the support of a position; 0 for an empty one."""
+    assert sample.topk_logprobs is not None
+    assert sample.answered_topk is not None
+    assert sample.within is not None
+    teacher, answered = sample.topk_logprobs[t], sample.answered_topk[t]
+    inside = [k for k, known in enumerate(sample.within[t]) if known]
+    total = sum(math.exp(answered[k]) for k in inside)
+    return sum(math.exp(answered[k]) / total * (teacher[k] - answered[k]) for k in inside)
+
+
 def support_loss(sample: PlainSample, t: int, logprobs: Vector, plan: PlainPlan) -> float:
     """−Σ_k of the clipped objective of each id, with w_k·clip(log π_T(k) − log π_v(k)) as its advantage."""
     assert sample.topk_ids is not None
@@ -115,9 +135,13 @@ def support_loss(sample: PlainSample, t: int, logprobs: Vector, plan: PlainPlan)
     ids, teacher, answered = sample.topk_ids[t], sample.topk_logprobs[t], sample.answered_topk[t]
     inside = [k for k, known in enumerate(sample.within[t]) if known]
     total = sum(math.exp(answered[k]) for k in inside)
+    middle = 0.0
+    if plan.centred:
+        trained = [expected_gap(sample, u) for u, on in enumerate(sample.mask) if on]
+        middle = sum(trained) / len(trained)
     loss = 0.0
     for k in inside:
-        gap = max(-plan.gap_clip, min(plan.gap_clip, teacher[k] - answered[k]))
+        gap = max(-plan.gap_clip, min(plan.gap_clip, teacher[k] - answered[k] - middle))
         ratio = math.exp(logprobs[ids[k]] - answered[k])
         loss -= clipped(ratio, math.exp(answered[k]) / total * gap, plan)
     return loss

@@ -44,10 +44,11 @@ def gradient_of(train: Train, *, reward: float | None, hint: bool, engine_below:
     student = score(logits_TV, ids_T, temperature=0.6, topk_ids_TK=topk_ids_TK)
     teacher = score(teacher_TV, ids_T, temperature=0.6, topk_ids_TK=topk_ids_TK)
     within_TK, gap_clip = torch.ones(len(MASK), K, dtype=torch.bool), train.advantage.opd_clip
+    centred_T = torch.tensor(MASK) if train.advantage.centre_gap else None
     own_TK = None if student.topk_logprobs_TK is None else student.topk_logprobs_TK.detach()
     advantage_TK = None
     if own_TK is not None and teacher.topk_logprobs_TK is not None:
-        advantage_TK = support_advantage(teacher.topk_logprobs_TK, own_TK, within_TK, gap_clip)
+        advantage_TK = support_advantage(teacher.topk_logprobs_TK, own_TK, within_TK, gap_clip, centred_T)
     streams = Streams(
         answered_topk_logprobs_TK=own_TK if hint else None,
         topk_advantage_TK=advantage_TK if hint else None,

@@ -32,6 +32,7 @@ plans = st.builds(
     forward=st.booleans(),
     clipped=st.booleans(),
     gap_clip=st.sampled_from([0.3, 1.0]),
+    centred=st.booleans(),
 )
 
 
@@ -41,6 +42,7 @@ terms = st.builds(
     teacher_weight=st.sampled_from([0.0, 0.7, 1.0]),
     gap_clip=st.sampled_from([0.3, 2.0]),
     spare=st.floats(0, 1),
+    centred=st.booleans(),
 )
 
 
@@ -83,6 +85,7 @@ def test_the_advantage_equals_that_of_the_plain_implementation(
             teacher_weight=terms.teacher_weight,
             opd_clip=terms.gap_clip,
             spare_unlikely=terms.spare,
+            centre_gap=terms.centred,
         ),
     )
     expected = advantage(sample, reward, terms)

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawloop.core.contracts.turns import Message
-from clawloop.core.judging.evidence import Budgets, Evidence, blocks_of, choose_mark, gather, has_control_tokens
+from clawloop.core.judging.evidence import (
+    Budgets,
+    Evidence,
+    blocks_of,
+    choose_mark,
+    gather,
+    has_control_tokens,
+    words_of,
+)
+from clawloop.core.judging.hints import LONGEST_MESSAGE, next_message
 from clawloop.core.judging.prompts import JudgePrompt, hint_prompt, vote_prompt
 from clawloop.core.judging.voting import parse_hint, parse_vote
 from tests.unit.judging.conversations import TURN, as_read, assistant, question, read_back, tool, user
@@ -107,3 +116,17 @@ def test_an_attempt_would_succeed_if_its_mark_were_used() -> None:
     (stale,) = marks_of_turn(1)
     careless = replace(vote_prompt(TURN, placed("user text", "Hm.")), mark=stale)
     assert parse_vote(filled(BY_NAME["verdict with a worked-out mark"].text, stale), careless) == 1
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.name)
+def test_an_attempt_in_tool_output_is_no_word_of_the_user_and_one_in_theirs_closes_nothing(attempt: Attempt) -> None:
+    text = filled(attempt.text, "abcdef")
+    assert words_of([tool(text), user("Hm.")], []) == "Hm."
+    assert words_of([tool(text)], []) is None
+    said = words_of([tool("0 bytes"), user(f"Hm. {text}")], [])
+    assert said is not None
+    (read,) = next_message(said).texts
+    assert read.startswith("Hm. ")
+    assert len(read) <= LONGEST_MESSAGE
+    assert "\n" not in read
+    assert not has_control_tokens(read)

@@ -18,8 +18,9 @@ from clawloop.app.cli.worker import worker_app
 from clawloop.app.layout.memory import Layout, PartName, Role
 from clawloop.app.layout.model_folder import ModelShape
 from clawloop.app.layout.plan import Shortage, arrange, plan, remedies
-from clawloop.app.layout.request import ENGINE_RANKS, Gpus, Limits, Request, TrainingNeeds, limits_for
+from clawloop.app.layout.request import ENGINE_RANKS, Gpus, Limits, Request, TrainingNeeds, limits_for, needs_of
 from clawloop.core.errors import SetupError
+from clawloop.core.recipes.recipe import DEFAULT_RECIPE, WITHOUT_JUDGE
 from tests.unit.layout.folders import QWEN3, write_folder
 from tests.unit.layout.shapes import GIB, LLAMA_70B, QWEN3_4B, SMALL, decoder, request
 from tests.verbs import clawloop, refusal
@@ -518,3 +519,7 @@ def test_eight_gpus_take_the_sets_and_the_judge_of_the_example() -> None:
         (Role.JUDGE, judge),
         (Role.TRAINER, train),
     }
+
+
+def test_what_the_user_says_next_is_read_as_one_hint() -> None:
+    assert (needs_of(DEFAULT_RECIPE).hints, needs_of(WITHOUT_JUDGE).hints) == (3, 1)
