@@ -198,8 +198,8 @@ class CandidateQuery:
         """Each candidate with the place of its request."""
         for n, turn_id, kind, response, reply, asked in rows:
             # A digest that no request holds stays in its stored form, and equals none of the requests'.
-            digests = [self._digests.get(digest, digest) for digest in (response, reply)]
-            yield n, Candidate(TurnId(turn_id), TurnKind(kind), *digests, asked)
+            response, reply = (self._digests.get(digest, digest) for digest in (response, reply))
+            yield n, Candidate(TurnId(turn_id), TurnKind(kind), response, reply, asked)
 
 
 # A batch --------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from clawloop.core.ids import SessionId
 from db.erasure import PostgresErasureStore
@@ -64,7 +65,7 @@ async def test_exports_equal_the_ledger_also_after_an_erasure(page: Page, tmp_pa
     assert "My number is 12." in str(found["turns"])  # of the reply before the one that was erased
     assert str(written.made["erased"]) not in str(found)
 
-    tides: SessionId = written.made["tides"]
+    tides = SessionId(UUID(str(written.made["tides"])))
     of_tides = {str(row["id"]) for row in await learning.rows("SELECT id FROM turns WHERE session_id = %s", tides)}
     assert {line["id"] for line in found["turns"] + found["judgements"]} & of_tides
     assert await PostgresErasureStore(learning.database).erase_session(tides) is not None
