@@ -49,6 +49,7 @@ INVARIANTS: dict[str, str] = {
             t.outcome <> 'erased' OR t.messages_added::text <> '[]' OR t.response IS NOT NULL OR t.error IS NOT NULL
             OR t.prompt_ids IS NOT NULL OR t.response_ids IS NOT NULL OR t.logprobs IS NOT NULL
             OR t.tools_sha256 IS NOT NULL OR t.response_digest IS NOT NULL OR t.reply_digest IS NOT NULL
+            OR t.asked_digest IS NOT NULL
             OR t.sampling::text <> '{}' OR t.evidence->>'value' IS NOT NULL
             OR EXISTS (SELECT FROM turn_files f WHERE f.turn_id = t.id)
             OR EXISTS (SELECT FROM feedback f WHERE f.turn_id = t.id AND f.text <> 'erased'))

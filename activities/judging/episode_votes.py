@@ -99,7 +99,7 @@ class EpisodeJudgingActivities:
         )
         if await collector.votes_off():
             return False
-        if await collector.is_direct():
+        if await collector.has_direct_verdict():
             verdict = await collector.direct_vote()
             count_answers(self._counts, "vote", [verdict.verdict])
         else:

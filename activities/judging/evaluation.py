@@ -182,7 +182,7 @@ class Evaluator:
             return NOTHING_FOLLOWED, None
         if await self._collector.votes_off():
             return NO_VOTES, None
-        if await self._collector.is_direct():
+        if await self._collector.has_direct_verdict():
             verdict = await self._collector.direct_vote()
             ballot = Ballot(DIRECT, (verdict.verdict,))
         else:

@@ -36,7 +36,7 @@ class StoredTurnJudge:
             return None
         judgement = OpenJudgement(new_judgement_id(), recipe, {}, {})
         collector = VoteCollector(_Forgetful(), self._judge, case.record, case.evidence, judgement, None)
-        if await collector.is_direct():
+        if await collector.has_direct_verdict():
             found = await collector.direct_vote()
         else:
             found = majority(await collector.votes())

@@ -193,7 +193,7 @@ class VoteCollector:
 
         return await self._collect(_Question[HintVote](self._judgement.hints, stored, prompt, parse_hint, store))
 
-    async def is_direct(self) -> bool:
+    async def has_direct_verdict(self) -> bool:
         """True if the verdict is a direct vote: by the recipe, or because that is the form of the judge.
 
         Raises:

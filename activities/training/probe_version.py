@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 from uuid import UUID
 
@@ -19,10 +19,10 @@ from temporalio import activity
 from activities.judging.vote_collector import Judge
 from activities.training.steps import REASON_LIMIT
 from clawloop.core.contracts.notices import Message
-from clawloop.core.contracts.training import AskedProbe, CheckResult, GateCheck, ProbeAnswer, ProbeContent, ProbePlan
+from clawloop.core.contracts.training import AskedProbe, GateCheck, ProbeAnswer, ProbeContent, ProbePlan
 from clawloop.core.errors import EngineRejected, EngineUnavailable, JudgeRefused, JudgeUnavailable
 from clawloop.core.gate.checks import AnswerScores, AskedProbes, ProbePair, ProbeScores, is_right, not_asked
-from clawloop.core.gate.gate import BY_PROBES, found
+from clawloop.core.gate.gate import BY_PROBES, decide, found
 from clawloop.core.heartbeat import heartbeating
 from clawloop.core.ids import TurnId
 from clawloop.core.judging.prompts import comparison_prompt, parse_choice, preference
@@ -44,8 +44,8 @@ class ProbeStore(Protocol):
     async def plan(self, policy: str, n: int) -> ProbePlan | None:
         """Return the questions for a version, always the same; None if it is no candidate or was asked already."""
 
-    async def record(self, policy: str, n: int, check: GateCheck) -> None:
-        """Store the check of a candidate; the first one counts. Nothing once it is decided."""
+    async def record(self, policy: str, n: int, checks: Sequence[GateCheck]) -> None:
+        """Store the checks of a candidate; the first of each name counts. Nothing once it is decided."""
 
 
 AnswerProbe = Callable[[str, int, ProbeContent, int], Awaitable[ProbeAnswer]]
@@ -128,7 +128,7 @@ class ProbeActivities:
                 return VersionProbed(policy=request.policy, n=request.n)
             if not plan.probes:
                 nothing = not_asked("there is no probe, nor a praised turn to ask again")
-                await self._store.record(request.policy, request.n, nothing)
+                await self._store.record(request.policy, request.n, [nothing])
                 return VersionProbed(policy=request.policy, n=request.n, reason=nothing.reason)
 
             async def ask(probe: AskedProbe) -> None:
@@ -149,17 +149,17 @@ class ProbeActivities:
             scores = [result.scores for result in results if result.scores is not None]
             problems = [result.problem for result in results if result.problem]
             asked_probes = AskedProbes(scores, problems, progress().seconds)
-            (check,) = found(BY_PROBES, asked_probes, plan.recipe.gate)
-            await self._store.record(request.policy, request.n, check)
-        facts = {"policy": request.policy, "version": request.n, "result": check.result, "why": check.reason}
-        log.info("version probed", extra=facts)
-        failed = check.result is CheckResult.FAILED
+            checks = found(BY_PROBES, asked_probes, plan.recipe.gate)
+            await self._store.record(request.policy, request.n, checks)
+        for check in checks:
+            facts = {"policy": request.policy, "version": request.n, "result": check.result, "why": check.reason}
+            log.info("version probed", extra=facts | {"check": check.name})
         return VersionProbed(
             policy=request.policy,
             n=request.n,
             asked=len(scores),
-            failed=failed,
-            reason=check.reason[:REASON_LIMIT],
+            failed=decide(checks) is not None,
+            reason="; ".join(check.reason for check in checks)[:REASON_LIMIT],
         )
 
     async def _ask(self, plan: ProbePlan, probe: AskedProbe) -> ProbeResult:

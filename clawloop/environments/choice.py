@@ -80,7 +80,9 @@ def _ours(name: str, harness: CommandHarness | None, browser: BrowserOptions) ->
         return BrowserEnvironment(Chromium.find(browser.chromium), browser.screenshots, _kinds(browser.kinds))
     if name == ReasoningGymEnvironment.name:
         return ReasoningGymEnvironment.find()
-    return ToolCallEnvironment()
+    if name == ToolCallEnvironment.name:
+        return ToolCallEnvironment()
+    raise AssertionError(f"{name!r} is in ENVIRONMENTS, and nothing here makes it")
 
 
 def _kinds(names: Sequence[str]) -> Sequence[Kind]:

@@ -264,31 +264,13 @@ class HarborEnvironment:
         """The environment of the tasks that can be read; the others are logged, each with the reason.
 
         Raises:
-            SetupError: the folder has no tasks, or none can be read.
+            SetupError: as `read_tasks`.
         """
-        try:
-            found = sorted(path.parent for path in folder.glob("*/task.toml"))
-        except OSError as error:
-            raise SetupError(f"{folder} cannot be read: {error.strerror}") from error
-        if not found:
-            raise SetupError(f"{folder} has no task directories: each needs a task.toml")
-        tasks, problems = [], []
-        for path in found:
-            try:
-                tasks.append(read_task(path))
-            except SetupError as error:
-                problems.append(str(error))
+        tasks, problems = read_tasks(folder)
         for problem in problems:
             log.warning("task left out", extra={"why": problem})
-        if not tasks:
-            raise SetupError(f"{folder}: none of its {len(found)} tasks can be used: {problems[0]}")
         log.info("tasks read", extra={"folder": str(folder), "usable": len(tasks), "left_out": len(problems)})
-        environment = cls(folder.resolve().name, tasks, harness, variables)
-        if not environment._tasks[Split.TRAIN]:
-            raise SetupError(
-                f"{folder}: all its tasks are held out by their hash, none is left to practise on: add some"
-            )
-        return environment
+        return cls(environment_name(folder), tasks, harness, variables)
 
     @property
     def images(self) -> set[str]:
@@ -303,6 +285,36 @@ class HarborEnvironment:
         task = tasks[number % len(tasks)]
         made = environment_task(task_id, task, self._harness, self._variables)
         return replace(made, digest=task.digest)
+
+
+def environment_name(folder: Path) -> str:
+    """The name of the environment whose tasks the folder has."""
+    return folder.resolve().name
+
+
+def read_tasks(folder: Path) -> tuple[list[HarborTask], list[str]]:
+    """The tasks of the folder that can be read, and for each other one the reason.
+
+    Raises:
+        SetupError: the folder has no tasks, none can be read, or all of them are held out.
+    """
+    try:
+        found = sorted(path.parent for path in folder.glob("*/task.toml"))
+    except OSError as error:
+        raise SetupError(f"{folder} cannot be read: {error.strerror}") from error
+    if not found:
+        raise SetupError(f"{folder} has no task directories: each needs a task.toml")
+    tasks, problems = [], []
+    for path in found:
+        try:
+            tasks.append(read_task(path))
+        except SetupError as error:
+            problems.append(str(error))
+    if not tasks:
+        raise SetupError(f"{folder}: none of its {len(found)} tasks can be used: {problems[0]}")
+    if all(task.split is not Split.TRAIN for task in tasks):
+        raise SetupError(f"{folder}: all its tasks are held out by their hash, none is left to practise on: add some")
+    return tasks, problems
 
 
 def read_task(folder: Path) -> HarborTask:

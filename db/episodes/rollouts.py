@@ -259,6 +259,17 @@ async def _barren(connection: AsyncConnection, row: Any) -> str | None:
     return f"{len(newest)} groups in a row gave no sample; the last: {newest[0].reason}"
 
 
+async def _last_unscored(connection: AsyncConnection, row: Any) -> str:
+    """The reason that the newest finished group of this environment has no reward, e.g. that its task cannot be played;
+    empty if it has one."""
+    group = RolloutGroupRow
+    query = select(group.reason, group.mean_reward).where(
+        group.policy == row.policy, group.environment == row.environment, group.state != GroupState.OPEN
+    )
+    newest = (await connection.execute(query.order_by(group.finished_at.desc()).limit(1))).one_or_none()
+    return "" if newest is None or newest.mean_reward is not None else f"the last group: {newest.reason}"
+
+
 async def _must_wait(connection: AsyncConnection, policy: str) -> str | None:
     limits = (await connection.execute(_LIMITS, {"policy": policy})).one()
     if limits.paused_reason is not None:
@@ -276,7 +287,7 @@ async def _view(connection: AsyncConnection, policy: str) -> RolloutsView:
     if row is not None:
         plan = RolloutsPlan(row.environment, row.group_size, row.groups_in_flight, row.barren_limit, row.curriculum)
         state = RolloutsState.RUNNING if row.paused_reason is None else RolloutsState.PAUSED
-        reason = row.paused_reason or await _must_wait(connection, policy) or ""
+        reason = row.paused_reason or await _must_wait(connection, policy) or await _last_unscored(connection, row)
     return RolloutsView(
         policy=policy,
         state=state,

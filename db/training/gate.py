@@ -10,12 +10,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.core.contracts.training import CheckResult, GateCheck, StepState
 from clawloop.core.errors import RecipeRejected
 from clawloop.core.gate.canary import JudgedSessions
-from clawloop.core.gate.gate import BY_SESSIONS, found
+from clawloop.core.gate.gate import BY_SESSIONS, decide, found
 from clawloop.core.recipes.recipe import Gate
 from db.database import PostgresStore, transaction
 from db.serving.publishing import canary_parent, notify_directory
 from db.tables import PolicyRow, StepRow, VersionRow
-from db.training.gate_checks import insert_checks, read_canary_sessions, read_checks, record_check
+from db.training.gate_checks import insert_checks, read_canary_sessions, read_checks, record_checks
 from db.training.operators import continue_from
 from db.training.policies import insert_event, lock_policy
 from db.training.recipes import recipe_by_hash
@@ -38,7 +38,7 @@ class PostgresGateStore(PostgresStore):
 
     @transaction
     async def record(self, connection: AsyncConnection, policy: str, n: int, check: GateCheck) -> None:
-        await record_check(connection, policy, n, check)
+        await record_checks(connection, policy, n, [check])
 
     @transaction
     async def accept(self, connection: AsyncConnection, policy: str, n: int) -> tuple[StepState, str]:
@@ -75,11 +75,11 @@ async def _gate(connection: AsyncConnection, step: StepRow) -> Gate:
 
 
 # Canaries -------------------------------------------------------------------------------------------------------------
-# Canaries in PostgreSQL: the head answers a share of the sessions until verdicts, or time, decide about it.
+# The head answers a share of the sessions until verdicts, or time, decide about it.
 
 
 class PostgresCanaryStore(PostgresStore):
-    """SQL condition: the version is a canary."""
+    """Open canaries, and the decision about each, for `activities.training.gate.Canaries`."""
 
     @transaction
     async def open(self, connection: AsyncConnection) -> list[str]:
@@ -98,18 +98,19 @@ class PostgresCanaryStore(PostgresStore):
         of_canary, of_others = await read_canary_sessions(connection, policy, row.canary, before, row.canary_since)
         sessions = JudgedSessions(of_canary, of_others, (now - row.canary_since) / timedelta(hours=1))
         checks = found(BY_SESSIONS, sessions, gate)
-        if not checks:
-            return None
-        (check,) = checks
+        why_not = decide(checks)
+        if why_not is None and len(checks) < len(BY_SESSIONS):
+            return None  # a check that has not found anything yet may still fail
+        check = next((each for each in checks if each.result is CheckResult.FAILED), checks[0])
         await insert_checks(connection, policy, row.canary, checks)
         detail = {"version": row.canary, "result": check.result.value, "reason": check.reason}
         await insert_event(connection, policy, "canary_ended", **detail)
-        if check.result is CheckResult.FAILED:
+        if why_not is not None:
             retired = update(VersionRow).where(VersionRow.policy == policy, VersionRow.n == row.canary)
             await connection.execute(retired.values(retired_at=func.now()))
             why = f"version {row.canary} was a canary that verdicts found worse"
             await continue_from(connection, row, before, why, row.rejections)
-            await count_rejection(connection, policy, row.canary, f"canary: {check.reason}", gate.pause_after)
+            await count_rejection(connection, policy, row.canary, why_not, gate.pause_after)
             await insert_event(connection, policy, "rolled_back", to=before, head=row.head, active=row.active)
         else:
             accepted = {"canary": None, "rejections": 0}

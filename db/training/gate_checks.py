@@ -105,12 +105,12 @@ async def insert_checks(connection: AsyncConnection, policy: str, version: int, 
         await connection.execute(insert(GateCheckRow).values(row).on_conflict_do_nothing())
 
 
-async def record_check(connection: AsyncConnection, policy: str, version: int, check: GateCheck) -> None:
-    """Insert a check of a candidate; nothing once it is decided."""
+async def record_checks(connection: AsyncConnection, policy: str, version: int, checks: Sequence[GateCheck]) -> None:
+    """Insert checks of a candidate; nothing once it is decided."""
     await lock_policy(connection, policy)
     state = select(StepRow.state).where(StepRow.policy == policy, StepRow.n == version)
     if (await connection.execute(state)).scalar_one_or_none() == StepState.CANDIDATE:
-        await insert_checks(connection, policy, version, [check])
+        await insert_checks(connection, policy, version, checks)
 
 
 async def read_checks(connection: AsyncConnection, policy: str) -> dict[int, list[GateCheck]]:

@@ -26,7 +26,7 @@ from db.content import content_of, exact_json, storable
 from db.database import Database, PostgresStore, transaction
 from db.encryption.columns import opened
 from db.tables import PolicyRow, ProbeRow, VersionRow
-from db.training.gate_checks import read_checks, record_check
+from db.training.gate_checks import read_checks, record_checks
 from db.training.policies import lock_policy, require_policy, version_ref
 from db.training.recipes import recipe_by_hash
 from db.training.steps import lock_step
@@ -112,8 +112,8 @@ class PostgresProbeStore(PostgresStore):
         )
 
     @transaction
-    async def record(self, connection: AsyncConnection, policy: str, n: int, check: GateCheck) -> None:
-        await record_check(connection, policy, n, check)
+    async def record(self, connection: AsyncConnection, policy: str, n: int, checks: Sequence[GateCheck]) -> None:
+        await record_checks(connection, policy, n, checks)
 
     async def _drawn(self, connection: AsyncConnection, policy: str, n: int, drawn: int) -> list[AskedProbe]:
         probes: list[AskedProbe] = []

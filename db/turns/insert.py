@@ -28,7 +28,7 @@ from clawloop.core.contracts.turns import (
 from clawloop.core.errors import ContentUnreadable, RecordUnusable, StoreContended, StoreUnavailable
 from clawloop.core.ids import ApiKeyId, SessionId, TurnId
 from clawloop.core.turns.files import take_files
-from clawloop.core.turns.parents import find_parent, may_be_placed
+from clawloop.core.turns.parents import continues_other_words, find_parent, may_be_placed
 from clawloop.core.turns.places import PlacedReply
 from db.content import ContentCodec, content_of, exact_json, logprobs_to_bytes, storable
 from db.database import Database, PostgresStore, Raw, raw_connection, transaction
@@ -461,7 +461,11 @@ async def _read_stored(raw: Raw, entries: Sequence[Entry]) -> list[InsertedTurn]
 
 async def _find_parent(connection: AsyncConnection, conversations: ConversationCache, entry: Entry) -> None:
     history, placed = entry.prepared.request.history, list[PlacedReply]()
-    if not entry.opens_session and may_be_placed(history, entry.candidates):
+    content = entry.prepared.content
+    if not entry.opens_session and (
+        may_be_placed(history, entry.candidates)
+        or continues_other_words(history, entry.candidates, lambda digest: content.find_digests([digest]))
+    ):
         found = await find_places_in(connection, entry.session, entry.prepared.request)
         placed, entry.asked = found.replies, found.whole
     if (match := find_parent(history, entry.candidates, placed)) is not None:

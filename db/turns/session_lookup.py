@@ -49,7 +49,7 @@ _KNOWN_PREFIXES = text("""
 # later turn would cost thousands of rows. Rows are compared and ordered as their index has them, because with equal
 # signs PostgreSQL may choose the index of the session's turns, and read all of them.
 _NEWEST = """
-    SELECT t.id, t.kind, t.response_digest, t.reply_digest FROM turns t
+    SELECT t.id, t.kind, t.response_digest, t.reply_digest, t.asked_digest FROM turns t
     WHERE (t.session_id, t.{digest}, t.id) < (r.session_id, r.{digest}, r.before)
         AND (t.session_id, t.{digest}) >= (r.session_id, r.{digest})
     ORDER BY t.session_id DESC, t.{digest} DESC, t.id DESC LIMIT 16
@@ -61,7 +61,7 @@ CANDIDATES = f"""
     in_context AS (
         SELECT r.n, r.reply_digest AS prefix, found.*
         FROM asked r CROSS JOIN LATERAL ({_NEWEST.format(digest="reply_digest")}) found)
-    SELECT n, id, kind, response_digest, reply_digest FROM in_context
+    SELECT n, id, kind, response_digest, reply_digest, asked_digest FROM in_context
     UNION
     SELECT r.n, found.* FROM (
         SELECT DISTINCT n, session_id, before, response_digest FROM asked a
@@ -196,10 +196,10 @@ class CandidateQuery:
 
     def read(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[int, Candidate]]:
         """Each candidate with the place of its request."""
-        for n, turn_id, kind, response, reply in rows:
+        for n, turn_id, kind, response, reply, asked in rows:
             # A digest that no request holds stays in its stored form, and equals none of the requests'.
-            digests = [self._digests.get(digest, digest) for digest in (response, reply)]
-            yield n, Candidate(TurnId(turn_id), TurnKind(kind), *digests)
+            response, reply = (self._digests.get(digest, digest) for digest in (response, reply))
+            yield n, Candidate(TurnId(turn_id), TurnKind(kind), response, reply, asked)
 
 
 # A batch --------------------------------------------------------------------------------------------------------------

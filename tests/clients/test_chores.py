@@ -72,10 +72,6 @@ def captured(name: str) -> list[dict[str, Any]]:
     return requests
 
 
-def replies_in(body: dict[str, Any]) -> list[dict[str, Any]]:
-    return [item for item in body.get("messages") or body["input"] if item.get("role") == "assistant"]
-
-
 async def send_again(gateway: Gateway, requests: list[dict[str, Any]]) -> list[StoredTurn]:
     """The turns of all requests, each answered as the client was answered then."""
     said: list[Reply] = []

@@ -19,6 +19,8 @@ from clawloop.core.contracts.training import (
 )
 from clawloop.core.contracts.turns import TurnOutcome
 from clawloop.core.errors import NotFound, RecordUnusable, StateConflict
+from clawloop.core.gate.canary import JudgedSessions
+from clawloop.core.gate.gate import BY_SESSIONS, Check
 from clawloop.core.recipes.recipe import Gate, Recipe
 from db.serving.directory import PostgresDirectoryStore
 from db.training.gate import PostgresCanaryStore
@@ -358,6 +360,34 @@ async def test_a_worse_canary_is_rolled_back(postgres_learning: PostgresLearning
     assert check.result is CheckResult.FAILED
     assert check.reason.startswith("worse: mean verdict -2.00")
     assert await store.decide(POLICY) is None
+
+
+@pytest.mark.parametrize(
+    ("second", "ends"),
+    [(None, None), (CheckResult.PASSED, CheckResult.PASSED), (CheckResult.FAILED, CheckResult.FAILED)],
+)
+async def test_a_second_check_of_a_canary_counts_too(
+    postgres_learning: PostgresLearning,
+    monkeypatch: pytest.MonkeyPatch,
+    second: CheckResult | None,
+    ends: CheckResult | None,
+) -> None:
+    """A canary goes on while one check has not found anything yet, and is rolled back if any fails."""
+    learning = postgres_learning
+    store = await begun(learning)
+    await judged(learning, 1, 12, 1)
+    await judged(learning, 0, 12, -1)
+
+    def find(sessions: JudgedSessions, gate: Gate) -> GateCheck | None:
+        return None if second is None else GateCheck("length", second, "longer", {})
+
+    monkeypatch.setattr("db.training.gate.BY_SESSIONS", (*BY_SESSIONS, Check("length", find, ())))
+    decision = await store.decide(POLICY)
+    assert (None if decision is None else decision.result) is ends
+    kept = [check.name for check in (await learning.operators.versions(POLICY))[1].gate]
+    assert [name for name in kept if name in ("canary", "length")] == ([] if ends is None else ["canary", "length"])
+    head = (await learning.steps.status(POLICY)).head
+    assert head == (0 if ends is CheckResult.FAILED else 1)
 
 
 async def test_a_better_canary_becomes_the_version_of_all(postgres_learning: PostgresLearning) -> None:

@@ -181,6 +181,7 @@ async def test_a_violation_is_reported_with_its_row(used: PostgresLearning, inva
         "UPDATE judgements SET hint = 'Be brief.' WHERE turn_id = :turn",
         "UPDATE samples SET hinted_prompts = decode('01000000', 'hex') WHERE turn_id = :turn",
         "UPDATE turns SET reply_digest = decode(repeat('00', 32), 'hex') WHERE id = :turn",
+        "UPDATE turns SET asked_digest = decode(repeat('00', 32), 'hex') WHERE id = :turn",
         # The turn was a next state, by which another one was judged.
         "INSERT INTO hints (judgement_id, kind, index, raw) SELECT id, 'hint', 9, 'hint' FROM judgements"
         " WHERE turn_id <> :turn LIMIT 1;"

@@ -96,6 +96,26 @@ async def test_renamed_call_ids_continue_the_conversation(stores: Stores, eviden
     assert version == second.record.version
 
 
+@pytest.mark.parametrize("evidence", [NAMED, BY_MESSAGES])
+async def test_a_reply_in_other_words_is_found_after_one_in_the_same_words(
+    stores: Stores, evidence: SessionEvidence
+) -> None:
+    """A client keeps its own ids of calls for some requests, and then changes all of them."""
+
+    def said(identity: str, *after: Message) -> list[Message]:
+        return [*ASKED, calling(identity), told(identity), *after]
+
+    ten: list[Message] = [{"role": "assistant", "content": "Ten."}, {"role": "user", "content": "And in Rome?"}]
+    first = await inserted(stores, ASKED, calling("chatcmpl1"), evidence=evidence)
+    second = await inserted(stores, said("mine1"), ten[0], evidence=evidence)
+    assert parent(second) == (first.record.turn_id, MatchedBy.PLACE)
+    third = await inserted(stores, said("mine1", *ten), calling("chatcmpl2", "Rome"), evidence=evidence)
+    assert parent(third) == (second.record.turn_id, MatchedBy.CONTEXT)
+    anew = said("new1", *ten, calling("new2", "Rome"), told("new2"))
+    fourth = await inserted(stores, anew, {"role": "assistant", "content": "Eleven."}, evidence=evidence)
+    assert parent(fourth) == (third.record.turn_id, MatchedBy.PLACE)
+
+
 async def test_an_equal_conversation_is_found_as_such(stores: Stores) -> None:
     first = await inserted(stores, ASKED, calling("a"), evidence=NAMED)
     second = await inserted(stores, [*ASKED, calling("a"), told("a")], calling("b"), evidence=NAMED)

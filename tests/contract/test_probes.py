@@ -16,8 +16,10 @@ from starlette.routing import Route
 from activities.training.gate import DecideVersion, GateActivities
 from activities.training.probe_version import ProbeActivities, ProbeVersion
 from clawloop.core.contracts.serving import Directory, Engine, Policy
-from clawloop.core.contracts.training import CheckResult, ProbeContent, StepState
+from clawloop.core.contracts.training import CheckResult, GateCheck, ProbeContent, StepState
 from clawloop.core.errors import EngineUnavailable, NotFound, StateConflict
+from clawloop.core.gate.checks import AskedProbes
+from clawloop.core.gate.gate import BY_PROBES, Check
 from clawloop.core.ids import new_probe_id
 from clawloop.core.judging.prompts import AnswerForm
 from clawloop.core.recipes.recipe import WITHOUT_JUDGE, Gate
@@ -119,6 +121,28 @@ async def test_the_recipe_of_the_open_step_says_whether_its_version_is_probed(
     await learning.steps.claim(POLICY, 2)
     await learning.set_recipe(drawing)
     assert not (await learning.steps.status(POLICY)).probed
+
+
+async def test_a_second_check_by_probes_counts_too(
+    postgres_learning: PostgresLearning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learning = postgres_learning
+
+    def find(asked: AskedProbes, gate: Gate) -> GateCheck:
+        return GateCheck("manners", CheckResult.FAILED, "rude", {})
+
+    monkeypatch.setattr("activities.training.probe_version.BY_PROBES", (*BY_PROBES, Check("manners", find, ())))
+    await PostgresProbeStore(learning.database).add(POLICY, [asks(f"{n}", contains=["four"]) for n in range(8)], 200)
+    await candidate(learning)
+    async with probing(learning, Machine(), {1}) as activities:
+        probed = await activities.probe_version(ProbeVersion(policy=POLICY, n=1))
+    assert probed.failed
+    assert probed.reason.endswith("; rude")
+    checks = await learning.gate.checks(POLICY, 1)
+    assert [(check.name, check.result) for check in checks] == [
+        ("manners", CheckResult.FAILED),
+        ("probes", CheckResult.PASSED),
+    ]
 
 
 async def test_a_version_that_forgot_is_rejected_with_its_figures(postgres_learning: PostgresLearning) -> None:

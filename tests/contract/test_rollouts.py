@@ -217,9 +217,17 @@ async def test_rollouts_stop_themselves_after_barren_groups(postgres_learning: P
     store = PostgresRolloutStore(learning.database)
     await store.start(POLICY, PLAN)
     await run_group(learning, [1, 0])
+    assert (await store.status(POLICY)).reason == ""
     for _ in range(2):
         await run_group(learning, [None, None])
     assert (await store.next_groups(POLICY)).running
+    no_reward = "the last group: 0 of 2 episodes have a reward, 2 are needed; for example: the verifier hung"
+    assert (await store.status(POLICY)).reason == no_reward
+    # Also if they are continued: what was wrong may not be mended.
+    assert (await store.start(POLICY, PLAN)).reason == no_reward
+    await learning.execute("UPDATE rollouts SET environment = 'another'")
+    assert (await store.status(POLICY)).reason == ""
+    await learning.execute("UPDATE rollouts SET environment = 'tool-call', started_at = '2000-01-01'")
     await run_group(learning, [None, 1])
     found = await store.next_groups(POLICY)
     expected = "3 groups in a row gave no sample; the last: 1 of 2 episodes have a reward, 2 are needed"

@@ -24,7 +24,7 @@ from clawloop.sandboxes.boxes import BoxResult, BoxTask
 from clawloop.sandboxes.bubblewrap import Bubblewrap
 from clawloop.sandboxes.folders import BoxFolders
 from tests.environments.scripted_model import bash_call, model
-from tests.verbs import clawloop_process
+from tests.verbs import clawloop, clawloop_process, refusal
 
 HOST = '[environment]\nsandbox = "host"\n'
 ILL = f'{HOST}healthcheck = {{command = "false"}}\n'
@@ -456,6 +456,23 @@ def test_a_folder_is_used_without_the_tasks_that_cannot_be_read(
     only = write(tmp_path / "only" / "bad", f"{HOST}gpus = 1\n").parent
     with pytest.raises(SetupError, match=r"none of its 1 tasks can be used: .*environment\.gpus"):
         HarborEnvironment.read(only)
+
+
+def test_starting_rollouts_of_a_folder_says_which_tasks_cannot_be_used(tmp_path: Path) -> None:
+    nothing = {"DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none", "CLAWLOOP_DATA": str(tmp_path / "data")}
+    tasks = write(tmp_path / "tasks" / "bad", f"{HOST}gpus = 1\n").parent
+    refused = refusal(clawloop("rollouts", "start", "--environment", str(tasks), **nothing))
+    assert f"{tasks}: none of its 1 tasks can be used: " in refused
+    assert "environment.gpus: sandboxes have no GPU" in refused
+    assert "has no task directories" in refusal(
+        clawloop("rollouts", "start", "--environment", str(tmp_path), **nothing)
+    )
+    for number in range(8):
+        write(tasks / f"good-{number}", **{"instruction.md": f"Write {number}."})
+    left_out, counted, _ = clawloop("rollouts", "start", "--environment", str(tasks), **nothing).stderr.splitlines()
+    assert left_out.startswith("left out: ")
+    assert "environment.gpus: sandboxes have no GPU" in left_out
+    assert counted == "8 of 9 tasks can be read"
 
 
 @pytest.mark.slow

@@ -297,6 +297,12 @@ def test_without_the_package_it_is_refused_in_one_line(monkeypatch: pytest.Monke
     assert ReasoningGymEnvironment.name not in DEFAULT_ENVIRONMENTS
 
 
+def test_an_environment_that_nothing_makes_is_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clawloop.environments.choice.ENVIRONMENTS", (*DEFAULT_ENVIRONMENTS, "new"))
+    with pytest.raises(AssertionError, match="'new' is in ENVIRONMENTS"):
+        choose(["new"])
+
+
 @pytest.mark.long
 def test_tasks_are_the_same_in_every_process_and_scored_by_the_package(tmp_path: Path) -> None:
     python = foreign_python(tmp_path, *PACKAGES) / "python"

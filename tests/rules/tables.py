@@ -166,6 +166,15 @@ def part(text: str, heading: str) -> str:
     return re.split(r"\n#+ ", text.split(f"\n{heading}\n", 1)[1], maxsplit=1)[0]
 
 
+def with_recipe_headings(text: str, names: Iterable[str]) -> str:
+    """The text with a heading for each recipe: a missing one is put after the section of the last that is there."""
+    names = list(names)
+    missing = [name for name in names if f"\n### `{name}`\n" not in text]
+    last = max(text.index(f"\n### `{name}`\n") for name in names if name not in missing)
+    end = last + 1 + re.search(r"\n#+ |\Z", text[last + 1 :]).start()  # type: ignore[union-attr]
+    return text[:end] + "".join(f"\n### `{name}`\n" for name in missing) + text[end:]
+
+
 def _with_part(text: str, heading: str, change: Callable[[str], str]) -> str:
     before = part(text, heading)
     return text.replace(f"\n{heading}\n{before}", f"\n{heading}\n{change(before)}", 1)
@@ -243,6 +252,7 @@ def operating(text: str) -> str:
 def learning(text: str) -> str:
     outcomes = _coded(outcome.value for outcome in TurnOutcome)
     text = _with_part(text, "## What became of a turn", lambda section: _with_rows(section, outcomes))
+    text = with_recipe_headings(text, (path.stem for path in RECIPES))
     for path in RECIPES:
         text = _with_part(text, f"### `{path.stem}`", lambda _, path=path: _recipe_section(path))  # type: ignore[misc]
     return _with_part(text, "## All recipe keys", lambda section: _with_whole_table(section, (key.row for key in KEYS)))

@@ -30,6 +30,28 @@ def test_every_module_has_a_docstring() -> None:
     assert [str(path) for path in modules if not path.read_text().startswith('"""')] == []
 
 
+def test_modules_that_comments_name_exist() -> None:
+    """In backticks: a file, or a module with one of its names."""
+    tests = sorted((ROOT / "tests").rglob("*.py"))
+    files = {path.name for path in (*SOURCES, *tests)}
+    dotted = re.compile(rf"`((?:{'|'.join(PACKAGES)})\.[\w.]+)")
+    missing = []
+    for path in (*SOURCES, *tests):
+        text = path.read_text()
+        missing += [(path, name) for name in re.findall(r"`(?:\w+/)*(\w+\.py)`", text) if name not in files]
+        missing += [(path, name) for name in dotted.findall(text) if not _exists(name.rstrip(".").split("."))]
+    assert missing == []
+
+
+def _exists(parts: list[str]) -> bool:
+    for end in range(len(parts), 0, -1):
+        module = ROOT.joinpath(*parts[:end])
+        if module.with_suffix(".py").is_file():
+            source = module.with_suffix(".py").read_text()
+            return all(re.search(rf"\b{name}\b", source) for name in parts[end:])
+    return ROOT.joinpath(*parts).is_dir()
+
+
 def test_no_module_has_a_generic_name() -> None:
     generic = {"utils", "util", "helpers", "helper", "manager", "common", "misc", "base"}
     assert [path for path in SOURCES if path.stem in generic] == []
@@ -53,8 +75,8 @@ def test_each_error_is_permanent_or_transient_and_in_the_drawn_tree() -> None:
 
 def test_every_outcome_is_assigned_somewhere() -> None:
     """An outcome that no turn can have should not be documented."""
-    telling = {"contracts.py", "again.py", "stored.py"}  # they name outcomes, and give none
-    written = "\n".join(path.read_text() for path in SOURCES if path.name not in telling)
+    naming = {"wording.py", "explain.py", "descriptions.py"}  # they name outcomes, and give none
+    written = "\n".join(path.read_text() for path in SOURCES if path.name not in naming)
     assert [outcome.value for outcome in TurnOutcome if f"Outcome.{outcome.name}" not in written] == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.rules.tables import KEYS, RECIPES, ROOT, head
+from tests.rules.tables import KEYS, RECIPES, ROOT, head, with_recipe_headings
 
 LEARNING = (ROOT / "docs" / "learning.md").read_text(encoding="utf-8")
 SYMBOLS = LEARNING.split("## Symbols")[1].split("\n## ")[0]
@@ -29,3 +29,11 @@ def test_every_symbol_of_a_formula_is_explained() -> None:
     assert used
     assert used - explained == set()
     assert {"k2(base)", "clip(x, a, b)", "gap"} <= explained
+
+
+def test_a_recipe_without_a_heading_gets_one_after_the_others() -> None:
+    text = "# Learning\n\n### `a`\n\nFirst.\n\n### `b`\n\nSecond.\n\n## All recipe keys\n"
+    made = with_recipe_headings(text, ["a", "b", "c"])
+    assert made == text.replace("Second.\n", "Second.\n\n### `c`\n")
+    assert with_recipe_headings(made, ["a", "b", "c"]) == made
+    assert with_recipe_headings("\n### `a`\n\nAlone.\n", ["a", "b"]) == "\n### `a`\n\nAlone.\n\n### `b`\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections import Counter
+from collections.abc import Sequence
 from datetime import timedelta
 from uuid import uuid4
 
@@ -260,8 +261,8 @@ class SixProbes:
             probes=self.probes,
         )
 
-    async def record(self, policy: str, n: int, check: GateCheck) -> None:
-        self.checks.append(check)
+    async def record(self, policy: str, n: int, checks: Sequence[GateCheck]) -> None:
+        self.checks += checks
 
 
 class EngineThatRestarts:

@@ -376,6 +376,20 @@ async def test_commands_say_that_no_worker_serves_the_environment_until_one_does
         assert line.replace("problem     no", "problem    no") in all_stands
         assert line in (await asyncio.to_thread(clawloop, "rollouts", "pause", "lunch", **settings)).stdout
         assert line in (await asyncio.to_thread(clawloop, "rollouts", "status", **settings)).stdout
+        tasks = tmp_path / runner.environment
+        for number in range(8):
+            task = tasks / f"task-{number}"
+            for name, content in {
+                "task.toml": '[environment]\nsandbox = "host"\n',
+                "instruction.md": f"Write {number}.",
+                "solution/solve.sh": "true",
+                "tests/test.sh": "true",
+            }.items():
+                (task / name).parent.mkdir(parents=True, exist_ok=True)
+                (task / name).write_text(content)
+        of_folder = await asyncio.to_thread(clawloop, "rollouts", "start", "--environment", str(tasks), **settings)
+        assert (of_folder.returncode, of_folder.stderr) == (0, "")
+        assert line in of_folder.stdout
         async with environment_worker(client, runner.store, runner):
             await until(lambda: TemporalEnvironmentWorkers(client).asks_for_work(runner.environment))
             shown = await asyncio.to_thread(clawloop, "rollouts", "status", "--json", **settings)

@@ -16,6 +16,7 @@ from clawloop.app.cli.terminal import (
     Data,
     age,
     checked_reason,
+    printable,
     show_facts,
     show_json,
     show_table,
@@ -49,7 +50,9 @@ _TURNS = 50
 
 @rollouts_app.command("start")
 def start_rollouts(
-    environment: Annotated[str, typer.Option(help="Where the tasks come from, as its worker calls it.")],
+    environment: Annotated[
+        str, typer.Option(help="Where the tasks come from: as its worker calls it, or a folder of Harbor tasks.")
+    ],
     size: Annotated[int, typer.Option(min=2, max=1024, help="Episodes of a group, which are compared.")] = 8,
     groups: Annotated[int, typer.Option(min=1, max=1024, help="Groups in flight.")] = 2,
     barren: Annotated[int, typer.Option(min=1, help="Pause after this many groups in a row without a sample.")] = 20,
@@ -63,8 +66,28 @@ def start_rollouts(
     """Start rollouts, or continue them by these settings. Needs `clawloop worker environment`."""
     from clawloop.core.contracts.episodes import RolloutsPlan
 
-    plan = RolloutsPlan(environment, size, groups, barren, curriculum)
+    plan = RolloutsPlan(_environment_name(environment), size, groups, barren, curriculum)
     _show(_apply(data, lambda rollouts: rollouts.start(policy, plan)), as_json)
+
+
+def _environment_name(environment: str) -> str:
+    """The name; of a folder of Harbor tasks its own, after a line for each task that no worker can read.
+
+    Raises:
+        SetupError: the folder has no task that can be read.
+    """
+    from clawloop.environments.harbor import environment_name, read_tasks
+
+    folder = Path(environment).expanduser()
+    is_path = environment.startswith(("/", ".", "~"))
+    if not is_path and not (folder / "task.toml").is_file() and not any(folder.glob("*/task.toml")):
+        return environment
+    tasks, problems = read_tasks(folder)
+    for problem in problems:
+        typer.echo(printable(f"left out: {problem}"), err=True)
+    if problems:
+        typer.echo(f"{len(tasks)} of {len(tasks) + len(problems)} tasks can be read", err=True)
+    return environment_name(folder)
 
 
 @rollouts_app.command("pause")

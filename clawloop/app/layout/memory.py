@@ -450,10 +450,10 @@ def one_layer(model: ModelShape, needs: TrainingNeeds, tokens: int, number_bytes
     for all heads and what attention gave (4·Q·b); the head norms' inputs in float32 (Q and K); sine and cosine for
     queries and keys (4·H·b). In the MLP's: gate, its activation, up, their product and two gradients (6·I·b), and the
     low-rank products before down (6·r·b). In attention's: the residual's (D·b), and gradients of queries, keys and
-    values and temporaries of the head norms' (6·Q·b). Where samples share a beginning (`clawloop.training.attention`),
-    what their branches gave is joined (Q·b); and if that is more than the gradients of all, there are those of the
-    queries, and of one branch its sample's keys and values, their gradients, and the beginning's as they are summed
-    (8·Q·b for each of the sample's tokens).
+    values and temporaries of the head norms' (6·Q·b). Where samples share a beginning
+    (`clawloop.training.model.decoder`), what their branches gave is joined (Q·b); and if that is more than the
+    gradients of all, there are those of the queries, and of one branch its sample's keys and values, their gradients,
+    and the beginning's as they are summed (8·Q·b for each of the sample's tokens).
 
     Args:
         joined: tokens of the longest sample that shares its beginning with others; 0 if none does.

@@ -55,7 +55,7 @@ class Limits:
         """Most tokens the trainer reads at once.
 
         A sample may have all of `max_sample_tokens`, and beside a long one half the budget of what those add that
-        share its beginning (`clawloop.training.collate.Limits.room`).
+        share its beginning (`clawloop.training.packing.Limits.capacity`).
         """
         budget = min(self.micro_batch_tokens, self.max_sample_tokens)
         return self.max_sample_tokens + budget // 2

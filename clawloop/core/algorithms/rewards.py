@@ -104,20 +104,6 @@ def judge_consistency(reward: float, mean_vote: float) -> float:
     return reward * mean_vote
 
 
-def precision_bound(votes: int, *, true_positive_rate: float, true_negative_rate: float) -> float:
-    """Lower bound of the share of turns that m votes judge rightly: 1 − exp(−m(μ − 1)²/4), μ the sum of both rates.
-
-    0 for a judge no better than chance (μ ≤ 1): more votes do not help it.
-
-    Raises:
-        ValueError: a rate outside 0..1, or a negative number of votes.
-    """
-    if votes < 0 or not (0 <= true_positive_rate <= 1 and 0 <= true_negative_rate <= 1):
-        raise ValueError(f"{votes} votes at rates {true_positive_rate} and {true_negative_rate}")
-    better = max(0.0, true_positive_rate + true_negative_rate - 1)
-    return -math.expm1(-votes * better**2 / 4)
-
-
 def overlong_penalty(tokens: int, *, limit_tokens: int, cache_tokens: int, cut_by_length: bool) -> float:
     """Soft penalty on replies near the length limit, in −1..0 (overlong shaping of DAPO, arXiv 2503.14476).
 

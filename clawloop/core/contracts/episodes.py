@@ -321,7 +321,7 @@ class RolloutsView:
     """A policy's rollouts, for people.
 
     Args:
-        reason: why they are paused, or what they wait for.
+        reason: why they are paused, what they wait for, or why the last group has no reward.
         plan: None if they were never started.
         in_flight: open groups.
         settled, dropped: finished groups.

@@ -7,7 +7,7 @@ engine's `/tokenize`. `request_as_sent` is the pure function by which whatever a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -124,18 +124,6 @@ def probing() -> Generator[Probe, Rendered, frozenset[Rule]]:
         if rule is Rule.LEADING and not (yield from _shows_tools()):
             rules.add(Rule.TOOLS)
     return frozenset(rules)
-
-
-def rules_of(rendered: Callable[[Probe], Rendered]) -> frozenset[Rule]:
-    """The rules of a template that is rendered here."""
-    asking = probing()
-    try:
-        probe = next(asking)
-        while True:
-            probe = asking.send(rendered(probe))
-    except StopIteration as end:
-        found: frozenset[Rule] = end.value
-        return found
 
 
 # Roles in order, each with 1 where its text is asked about; the message before it is the other one whose text changes.

@@ -32,7 +32,7 @@ from clawloop.core.turns.thinking import without_leading_thinking
 # Prompts for a judge: was the reply good (vote), and what should have been known before it (hint).
 #
 # The fixed part comes first, so that engines cache its prefix; the question comes last, after the evidence. A vote or
-# hint counts only in a form that carries the prompt's mark, which no evidence contains (`parsing.py`): a judge that
+# hint counts only in a form that carries the prompt's mark, which no evidence contains (`voting.py`): a judge that
 # only repeats evidence gives no answer.
 
 VOTE_CHOICES = ("1", "0", "-1")

@@ -10,7 +10,7 @@ beginning: that resolves most ambiguities.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from clawloop.core.contracts.turns import MatchedBy, TurnKind
@@ -26,12 +26,14 @@ class Candidate:
     Args:
         response_digest: digest of the response alone.
         reply_digest: prefix digest of the request, extended by the response.
+        asked: digest of the request as matched, in its stored form; None if it is not known.
     """
 
     turn_id: TurnId
     kind: TurnKind
     response_digest: bytes
     reply_digest: bytes
+    asked: bytes | None = None
 
 
 def find_parent(
@@ -53,10 +55,29 @@ def may_be_placed(history: History, candidates: Sequence[Candidate]) -> bool:
 
     A reply at the very end is one that the client began itself.
     """
-    last = next((place for place in reversed(history.alone) if place < len(history.messages) - 1), None)
+    last = _last_reply(history)
+    return last is not None and all(candidate.reply_digest != history.prefixes[last] for candidate in candidates)
+
+
+def continues_other_words(
+    history: History, candidates: Sequence[Candidate], stored: Callable[[bytes], Collection[bytes]]
+) -> bool:
+    """True if the last reply of a request is a candidate's in its context, and that turn's own request had replies in
+    other words: this one has them, too.
+
+    Args:
+        stored: the forms in which a digest may be stored.
+    """
+    last = _last_reply(history)
     if last is None:
         return False
-    return all(candidate.reply_digest != history.prefixes[last] for candidate in candidates)
+    asked = {turn.asked for turn in candidates if turn.reply_digest == history.prefixes[last]} - {None}
+    return bool(asked) and asked.isdisjoint(stored(history.before(last)))
+
+
+def _last_reply(history: History) -> int | None:
+    """Place of the last reply that something follows."""
+    return next((place for place in reversed(history.alone) if place < len(history.messages) - 1), None)
 
 
 def find_speakers(

@@ -12,7 +12,6 @@ from clawloop.core.algorithms.rewards import (
     integrated_reward,
     judge_consistency,
     overlong_penalty,
-    precision_bound,
     process_reward,
 )
 from clawloop.core.algorithms.streams import Streams
@@ -71,13 +70,3 @@ def test_a_success_with_two_good_votes_of_three_earns_1_33() -> None:
     assert f"{reward:.2f}" == "1.33"
     assert f"{judge_consistency(reward, 1):.2f}" == "1.33"
     assert f"{judge_consistency(reward, -1):.2f}" == "-1.33"
-
-
-@pytest.mark.parametrize(("votes", "bound"), [(5, "0.142"), (20, "0.458"), (100, "0.953")])
-def test_more_votes_of_a_mediocre_judge_are_right_more_often(votes: int, bound: str) -> None:
-    found = precision_bound(votes, true_positive_rate=0.7, true_negative_rate=0.65)
-    assert f"{found:.3f}" == bound
-
-
-def test_the_precision_bound_of_a_judge_at_chance_is_zero() -> None:
-    assert precision_bound(1000, true_positive_rate=0.4, true_negative_rate=0.4) == 0.0

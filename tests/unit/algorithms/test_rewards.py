@@ -21,7 +21,6 @@ from clawloop.core.algorithms.rewards import (
     is_stale,
     needed_rewards,
     overlong_penalty,
-    precision_bound,
     process_reward,
     step_advantages,
     versions_apart,
@@ -82,12 +81,6 @@ def test_outcome_and_process_count_alone_where_the_other_is_not_known() -> None:
     assert integrated_reward(-1, None) == -1.0
     assert integrated_reward(None, process_reward(0.25, process_weight=2.0)) == 0.5
     assert integrated_reward(None, None) is None
-
-
-@pytest.mark.parametrize(("votes", "rate"), [(-1, 0.5), (3, 1.1), (3, -0.1)])
-def test_a_bound_for_impossible_rates_is_refused(votes: int, rate: float) -> None:
-    with pytest.raises(ValueError, match="votes at rates"):
-        precision_bound(votes, true_positive_rate=rate, true_negative_rate=0.5)
 
 
 def test_the_baseline_is_the_mean_of_earlier_verdicts() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from clawloop.core.families.orders import Probe, Rule, as_sent, probing, rules_of
+from clawloop.core.families.orders import Probe, Rendered, Rule, as_sent, probing
 
 TEMPLATES = Path(__file__).parent / "templates"
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
@@ -97,6 +97,18 @@ def call(number: int = 1) -> dict[str, Any]:
 
 def result(text: str, number: int = 1) -> dict[str, Any]:
     return message("tool", text) | {"tool_call_id": f"call1234{number}"}
+
+
+def rules_of(rendered: Callable[[Probe], Rendered]) -> frozenset[Rule]:
+    """The rules of a template that is rendered here."""
+    asking = probing()
+    try:
+        probe = next(asking)
+        while True:
+            probe = asking.send(rendered(probe))
+    except StopIteration as end:
+        found: frozenset[Rule] = end.value
+        return found
 
 
 @pytest.mark.parametrize("name", NAMES)
