@@ -44,7 +44,7 @@ REQUEST_EXAMPLES: dict[str, JsonValue] = {
     "POST /admin/v1/training/pause": {"reason": "On holiday until Monday."},
     "POST /admin/v1/training/resume": {"retry": False},
     "POST /admin/v1/policies": {"name": "anna", "like": "default"},
-    "POST /admin/v1/policies/{policy}/roll-back": {"version": 0},
+    "POST /admin/v1/policies/{policy}/roll-back": {"version": 0, "recipe": {"name": "combined"}},
     "POST /admin/v1/policies/{policy}/release": {"version": 3},
     "POST /admin/v1/policies/{policy}/pin": {"version": 0},
     "POST /admin/v1/policies/{policy}/recipe": {"name": "combined", "train": {"batch_samples": 16}},

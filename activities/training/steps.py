@@ -63,6 +63,9 @@ class StepStore(Protocol):
     async def note_progress(self, policy: str, n: int, attempt: int, progress: str, pace: Pace | None = None) -> None:
         """Note what an attempt does, for people; does nothing unless the step is claimed and no later one has begun."""
 
+    async def is_claimed(self, policy: str, n: int) -> bool:
+        """Whether the step still waits for its version: it has none, and nothing has ended it."""
+
     async def batch(self, policy: str, n: int) -> StepBatch:
         """The batch of a claimed step, without samples erased since; the same for every call.
 

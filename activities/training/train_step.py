@@ -242,7 +242,7 @@ class TrainingActivities:
 
     async def _train(self, request: TrainStep, batch: StepBatch, report: StatusCallback) -> StepDone:
         try:
-            trained = await self._trainer.train(batch, report)
+            trained = await self._train_unless_ended(request, batch, report)
         except NothingToTrain as error:
             reason = str(error)
             await self._steps.expire(request.policy, request.n, reason)
@@ -261,6 +261,10 @@ class TrainingActivities:
                 await self._steps.quarantine(request.policy, request.n, reason)
             log.warning("step quarantined", extra={"policy": request.policy, "step": request.n, "why": reason})
             return _ended(request, StepState.QUARANTINED, reason)
+        if trained is None:
+            claim = await self._steps.claim(request.policy, request.n)
+            log.info("step stopped: it had ended", extra={"policy": request.policy, "step": request.n})
+            return _ended(request, claim.state or StepState.ABANDONED, claim.reason)
         report(f"step {request.n}: committing")
         checks = found(BY_TRAINER, ComputedStep(batch, trained), batch.recipe.gate)
         crash_point(CrashPoint.SAVED_NOT_COMMITTED)
@@ -276,6 +280,33 @@ class TrainingActivities:
             )
         await self._log_run(request)
         return _made(trained.version, state, trained)
+
+    async def _train_unless_ended(
+        self, request: TrainStep, batch: StepBatch, report: StatusCallback
+    ) -> TrainedStep | None:
+        """The trained step; None if something, such as a roll-back, ended the step first, and the trainer stopped."""
+        training = asyncio.ensure_future(self._trainer.train(batch, report))
+        ended = asyncio.create_task(self._wait_for_end(request))
+        try:
+            await asyncio.wait({training, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if training.done():
+                return training.result()
+            ended.result()
+            return None
+        finally:
+            ended.cancel()
+            training.cancel()  # the trainer takes no other step before it has stopped
+            await asyncio.wait({training, ended})
+            if not training.cancelled():
+                training.exception()  # retrieved, so that asyncio does not log it: stopped, it may end with an error
+
+    async def _wait_for_end(self, request: TrainStep) -> None:
+        """Return once the step is not claimed any more; the ledger alone tells, as operators write there first."""
+        while True:
+            await asyncio.sleep(self._note_seconds)
+            with suppress(StoreUnavailable):
+                if not await self._steps.is_claimed(request.policy, request.n):
+                    return
 
     async def _log_run(self, request: TrainStep) -> None:
         """Best effort: the figures stay in the ledger."""

@@ -70,6 +70,8 @@ class ResumeRequest(RequestBody):
 class RollBackRequest(RequestBody):
     version: Annotated[int, Field(ge=0, le=_LARGEST)]
     """Training goes on from it, and it answers."""
+    recipe: dict[str, Any] | None = None
+    """The keys of a file in deploy/recipes: what it learns by from then on; null: as before."""
 
 
 class ReleaseRequest(RequestBody):
@@ -176,10 +178,19 @@ async def list_events(
 
 @router.post("/policies/{policy}/roll-back", openapi_extra=described(RollBackRequest))
 async def roll_back(request: Request, policy: str) -> TrainingStatus:
-    """Go on from an earlier version; a running step is abandoned, and its samples are fresh again."""
+    """Go on from an earlier version; a running step is abandoned, and its samples are fresh again.
+
+    With a recipe no step by the one before begins from the version.
+    """
     services = await admin_services(request)
     requested = check(RollBackRequest, await read_json(request, services.limits))
-    return _status(await services.training_operations.roll_back(policy, requested.version))
+    operations = services.training_operations
+    recipe = None if requested.recipe is None else _read_recipe(requested.recipe, operations)
+    try:
+        applied = await operations.roll_back(policy, requested.version, recipe)
+    except RecipeRejected as error:
+        raise _conflict(error) from error
+    return _status(applied)
 
 
 @router.post("/policies/{policy}/release", openapi_extra=described(ReleaseRequest))
@@ -215,8 +226,8 @@ async def set_recipe(request: Request, policy: str) -> TrainingStatus:
     recipe = _read_recipe(await read_json(request, services.limits), services.training_operations)
     try:
         applied = await services.training_operations.set_recipe(policy, recipe)
-    except RecipeRejected as error:  # a valid recipe, but training cannot go on with it from the policy's head
-        raise RequestRejected(f"{error}.", status=409, code="recipe_conflict", field=error.field) from error
+    except RecipeRejected as error:
+        raise _conflict(error) from error
     return _status(applied)
 
 
@@ -225,6 +236,11 @@ def _read_recipe(body: dict[str, Any], operations: TrainingOperations) -> Recipe
         return operations.check_recipe(parse_recipe(body))
     except RecipeRejected as error:
         raise RequestRejected(f"{error}.", code="invalid_recipe", field=error.field) from error
+
+
+def _conflict(error: RecipeRejected) -> RequestRejected:
+    """The recipe is valid, but training cannot go on with it from the policy's head."""
+    return RequestRejected(f"{error}.", status=409, code="recipe_conflict", field=error.field)
 
 
 def _status(applied: Applied[TrainingView]) -> TrainingStatus:

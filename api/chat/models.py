@@ -1,7 +1,7 @@
 """Model names: the policy and version that each stands for, and `GET /v1/models`, whole or one.
 
 `policy` and the policy's aliases stand for the key's policy; with `-side` appended, for its side turns. `{policy}-v{n}`
-is one version. The base model's own name is version 0, unless it is an alias.
+is one version, which engines load when it is asked. The base model's own name is version 0, unless it is an alias.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -18,14 +18,15 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
 from api.dependencies import Services, services_of
-from clawloop.core.contracts.serving import ApiKey, Directory, Policy, Scope
+from clawloop.core.contracts.serving import ApiKey, Policy, Scope
 from clawloop.core.errors import RequestRejected
-from clawloop.core.ids import version_name
 from clawloop.serving.directory import DirectoryCache
 
 router = APIRouter(tags=["chat"])
 
 POLICY_HEADER = "X-Clawloop-Policy"
+# A version that a request names stays loaded at least so long for the next request, and its conversation.
+NAMED_FOR = timedelta(minutes=10)
 _SIDE = "-side"
 _VERSION = re.compile(r"(?P<policy>.+)-v(?P<number>\d{1,9})")
 
@@ -43,11 +44,8 @@ class ModelChoice:
     side: bool
 
 
-def resolve_name(name: str, policy: Policy, versions: frozenset[int]) -> ModelChoice:
+def resolve_name(name: str, policy: Policy) -> ModelChoice:
     """The meaning of `name` with a key of this policy.
-
-    Args:
-        versions: the adapter versions that engines have loaded.
 
     Raises:
         RequestRejected: 404, lists the aliases.
@@ -60,8 +58,7 @@ def resolve_name(name: str, policy: Policy, versions: frozenset[int]) -> ModelCh
     if name == policy.base_model:
         return ModelChoice(version=0, side=False)
     match = _VERSION.fullmatch(name)
-    # The active version exists also while no engine has it: a restarted engine loads it again, and the request waits.
-    if match and match["policy"] == policy.id and int(match["number"]) in versions | {0, policy.active}:
+    if match and match["policy"] == policy.id and int(match["number"]) in policy.kept | {0, policy.active}:
         return ModelChoice(version=int(match["number"]), side=False)
     raise RequestRejected(
         f"The model {name!r} does not exist here. Use {_join_or(aliases)}; GET /v1/models lists all.",
@@ -80,11 +77,26 @@ async def resolve_model(name: str, key: ApiKey, directory: DirectoryCache) -> tu
     """
     policy = await directory.find_policy(key.policy)
     try:
-        return policy, resolve_name(name, policy, loaded_versions(directory.snapshot, policy))
+        return policy, resolve_name(name, policy)
     except RequestRejected:
         await directory.refresh()
         policy = directory.policy(key.policy)
-        return policy, resolve_name(name, policy, loaded_versions(directory.snapshot, policy))
+        return policy, resolve_name(name, policy)
+
+
+async def load_named(services: Services, policy: Policy, choice: ModelChoice) -> None:
+    """Have an engine load the version that a request names, if none has it and it is not to be loaded anyhow.
+
+    The request waits for it, as for the active version of an engine that restarted. The version takes a slot that is
+    free, never another's; one that was named before leaves once it is idle.
+
+    Raises:
+        StoreUnavailable
+    """
+    if (n := choice.version) is None or n in (policy.active, policy.canary):
+        return
+    if not services.engines.has_version(policy.id, n):
+        await services.want_versions(policy.id, [n], NAMED_FOR)
 
 
 async def chat_key(services: Services, headers: Headers) -> ApiKey:
@@ -123,11 +135,6 @@ def _is_there(policy: str, directory: DirectoryCache) -> bool:
     return any(known.id == policy for known in directory.snapshot.policies)
 
 
-def loaded_versions(directory: Directory, policy: Policy) -> frozenset[int]:
-    """The adapter versions of this policy that at least one engine has."""
-    return frozenset[int]().union(*(engine.versions.get(policy.id, frozenset()) for engine in directory.engines))
-
-
 class Model(BaseModel):
     id: str
     object: str = "model"
@@ -143,7 +150,7 @@ class ModelList(BaseModel):
 @router.get("/v1/models", response_model=None)
 async def list_models(
     request: Request,
-    versions: Annotated[bool, Query(description="list each loaded version too")] = False,
+    versions: Annotated[bool, Query(description="list each version that can be asked too")] = False,
 ) -> ModelList | JSONResponse:
     """The model names this key can use; in Anthropic's form with the header `anthropic-version`."""
     services = services_of(request)
@@ -152,9 +159,8 @@ async def list_models(
     aliases = ("policy", *policy.aliases)
     names = [*aliases, *(f"{alias}{_SIDE}" for alias in aliases)]
     if versions:
-        loaded = loaded_versions(services.directory.snapshot, policy)
         names += [policy.base_model] if policy.base_model not in names else []
-        names += [version_name(policy.id, number, policy.base_model) for number in sorted(loaded - {0})]
+        names += [f"{policy.id}-v{number}" for number in sorted(policy.kept | {0, policy.active})]
     if "anthropic-version" in request.headers:
         data = [_anthropic_model(name) for name in names]
         return JSONResponse({"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]})

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 
 from api.chat.bounds import check_bounds, forced_forms
 from api.chat.fields import NAMED_LIMIT, sort_fields, take_as_meant, tools_for_engine, trainable_fields
-from api.chat.models import resolve_model
+from api.chat.models import load_named, resolve_model
 from api.chat.schemas import ChatRequest, parse_chat_request
 from api.chat.sent import Sent
 from api.dependencies import Limits, Services
@@ -128,6 +128,7 @@ async def prepare(
         # Its turns follow the active version, and its client's settings must not keep them from being trained.
         version = policy.active if version is None else version
         fields, asked = trainable_fields(fields, body)
+    await load_named(services, policy, choice)
     if version is None:
         version = await services.versions.choose(key.id, policy, evidence, messages, affinity)
         if not services.engines.has_version(policy.id, version):

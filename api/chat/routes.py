@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 
 from api.chat.bounds import check_bounds, check_counted, forced_forms
 from api.chat.fields import NAMED_LIMIT, refuse_internal, sort_fields, take_sampling_as_meant, tools_for_engine
-from api.chat.models import chat_key, resolve_model
+from api.chat.models import chat_key, load_named, resolve_model
 from api.chat.request import INSTRUCTIONS, ORIGINS, PreparedChat, cache_salt, prepare
 from api.chat.schemas import ChatRequest, StreamOptions
 from api.chat.sent import sent_to
@@ -208,6 +208,7 @@ async def _prepare(services: Services, key: ApiKey, headers: Headers, body: dict
     shared = {name: value for name, value in body.items() if name not in (*_CHAT_FIELDS, "logprobs")}
     check_bounds(shared | {"messages": messages}, services.limits.chat)
     policy, choice = await resolve_model(body["model"], key, services.directory)
+    await load_named(services, policy, choice)
     fields = sort_fields(shared, (*_ENGINE_FIELDS, *services.limits.engine_fields))
     engine = dict(policy.sampling) | {name: value for name, value in fields.engine.items() if value is not None}
     engine |= {"return_token_ids": True, "logprobs": body.get("logprobs") or 0}

@@ -13,7 +13,8 @@ from api.dependencies import services_of
 from api.ui.now import situation_of
 from api.ui.page import PageRoute, operator, policy_of, read_form, render_page, version_number, viewer
 from clawloop.core.contracts.training import TrainingView, VersionView
-from clawloop.core.errors import RequestRejected
+from clawloop.core.errors import RecipeRejected, RequestRejected
+from clawloop.core.recipes.recipe import read_recipe
 from clawloop.operations.applied import Applied
 from clawloop.operations.training import version_detail
 
@@ -114,7 +115,12 @@ async def change(request: Request, action: str, policy: str | None = None) -> Re
         case "roll-back" | "pin" | "release":
             version = version_number(form.get("version", ""))
             if action == "roll-back":
-                applied = await operations.roll_back(chosen, version)
+                written = form.get("recipe", "").strip()
+                try:
+                    recipe = operations.check_recipe(read_recipe(written)) if written else None
+                    applied = await operations.roll_back(chosen, version, recipe)
+                except RecipeRejected as error:
+                    raise RequestRejected(f"{error}.", code="invalid_recipe", field=error.field) from error
                 note = _noted(applied, f"Rolled back: training goes on from version {version}.")
             elif action == "pin":
                 note = _noted(await operations.pin(chosen, version), f"Version {version} answers until you unpin it.")

@@ -102,13 +102,17 @@ class TrainingStore(Protocol):
             retry_quarantined: make quarantined samples fresh again.
         """
 
-    async def roll_back(self, policy: str, version: int) -> TrainingView:
+    async def roll_back(self, policy: str, version: int, recipe: Recipe | None = None) -> TrainingView:
         """Continue from this version: it becomes the head at once, and active as soon as an engine has it.
 
         A claimed step is abandoned, a publishing in progress becomes invalid (the epoch changes), and turns trained by
         later steps are rolled back. Rolling forward to a rolled-back version works the same way.
 
+        Args:
+            recipe: learn by it from the next step on, as `set_recipe`; both happen, or neither.
+
         Raises:
+            RecipeRejected: no step of the recipe can start from the version.
             NotFound: there is no such version.
             StateConflict: its files were removed, it was never accepted, or another version is pinned.
         """
@@ -179,10 +183,15 @@ class TrainingOperations:
         view = await self._store.resume(policy, retry_quarantined=retry)
         return await self._notify(view, OperatorAction.RESUME, "with quarantined samples" if retry else "as before")
 
-    async def roll_back(self, policy: str, version: int) -> Applied[TrainingView]:
-        """Go on from an earlier version; a step that runs is abandoned, and its samples are fresh again."""
-        view = await self._store.roll_back(policy, version)
-        return await self._notify(view, OperatorAction.ROLL_BACK, f"to version {version}")
+    async def roll_back(self, policy: str, version: int, recipe: Recipe | None = None) -> Applied[TrainingView]:
+        """Go on from an earlier version; a step that runs is abandoned, and its samples are fresh again.
+
+        Args:
+            recipe: one that `check_recipe` returned; no step by the one before begins from the version.
+        """
+        view = await self._store.roll_back(policy, version, recipe)
+        by = "" if recipe is None else f" by {recipe.name} {recipe.hash[:12]}"
+        return await self._notify(view, OperatorAction.ROLL_BACK, f"to version {version}{by}")
 
     async def release(self, policy: str, version: int) -> Applied[TrainingView]:
         """Accept a version that the gate rejected, and go on from it; an open step is abandoned."""

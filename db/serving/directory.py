@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 import psycopg
 from pydantic import JsonValue
-from sqlalchemy import make_url, select
+from sqlalchemy import func, make_url, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -37,6 +37,11 @@ DEFAULT_SAMPLING: dict[str, JsonValue] = {
 class PostgresDirectoryStore(PostgresStore):
     @transaction
     async def read(self, connection: AsyncConnection) -> Directory:
+        files = select(VersionRow.policy, func.array_agg(VersionRow.n).label("versions")).where(
+            VersionRow.path.is_not(None), VersionRow.removed_at.is_(None)
+        )
+        rows = await connection.execute(files.group_by(VersionRow.policy))
+        kept = {row.policy: frozenset[int](row.versions) for row in rows}
         policies = [
             Policy(
                 id=row.id,
@@ -46,6 +51,7 @@ class PostgresDirectoryStore(PostgresStore):
                 sampling=row.sampling,
                 canary=None if row.pinned is not None else row.canary,
                 canary_share=row.canary_share or 0.0,
+                kept=kept.get(row.id, frozenset()),
             )
             for row in await connection.execute(
                 select(PolicyRow).where(PolicyRow.retired_at.is_(None)).order_by(PolicyRow.id)

@@ -138,13 +138,17 @@ class PostgresTrainingStore(PostgresStore):
         return await read_status(connection, policy)
 
     @transaction
-    async def roll_back(self, connection: AsyncConnection, policy: str, version: int) -> TrainingView:
+    async def roll_back(
+        self, connection: AsyncConnection, policy: str, version: int, recipe: Recipe | None = None
+    ) -> TrainingView:
         row = await _lock(connection, policy)
         await _require_files(connection, policy, version)
         await _require_accepted(connection, policy, version)
         _require_unpinned(row, version)
         await continue_from(connection, row, version, f"rolled back to version {version}")
         await insert_event(connection, policy, "rolled_back", to=version, head=row.head, active=row.active)
+        if recipe is not None:  # checked against the new head; samples that the open step set free expire with the rest
+            await change_recipe(connection, policy, recipe)
         return await read_status(connection, policy)
 
     @transaction

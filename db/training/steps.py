@@ -379,6 +379,11 @@ class PostgresStepStore(PostgresStore):
         await connection.execute(newest.values(progress=storable(progress), **known))
 
     @transaction
+    async def is_claimed(self, connection: AsyncConnection, policy: str, n: int) -> bool:
+        state = await connection.scalar(select(StepRow.state).where(StepRow.policy == policy, StepRow.n == n))
+        return state == StepState.CLAIMED
+
+    @transaction
     async def end_attempt(
         self, connection: AsyncConnection, policy: str, n: int, attempt: int, *, failed: bool, why: str | None = None
     ) -> Attempts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -127,6 +127,7 @@ async def running_gateway(
     secret: Secret = no_secret,
     active: int = 0,
     versions: frozenset[int] = frozenset(),
+    unloaded: frozenset[int] = frozenset(),
     spool_bytes: int = 10**8,
     held_bytes: int = 10**8,
     when_full: WhenStorageIsFull = WhenStorageIsFull.ANSWER,
@@ -137,9 +138,15 @@ async def running_gateway(
     sessions = FakeSessionStore(turns)
     ledger, operator = FakeLedger(), FakeNotifier()
     ledger.add_policy("default", Recipe(name="combined"))
-    policy = Policy("default", "tiny", ("qwen3-4b",), active, dict(DEFAULT_SAMPLING))
+    kept = versions | unloaded
+    policy = Policy("default", "tiny", ("qwen3-4b",), active, dict(DEFAULT_SAMPLING), kept=kept)
     rows = tuple(Engine(f"e{n}", engine.url, {"default": versions}, False) for n, engine in enumerate(engines))
     directory = FakeDirectoryStore(Directory((policy,), rows))
+
+    async def load(policy: str, wanted: Sequence[int], how_long: timedelta) -> None:
+        have = versions | (unloaded & set(wanted))
+        directory.set_engines([replace(row, versions={policy: have}) for row in rows])
+
     key = keys.add("default", frozenset({Scope.CHAT}))
     admin_key = keys.add("default", frozenset({Scope.ADMIN}))
     spool = Spool(folder / "spool", spool_bytes)
@@ -223,7 +230,7 @@ async def running_gateway(
                     key_limits=KeyLimiter(stored=stored),
                     key_uses=keys,
                     exporter=Exporter(FakeExportStore(turns)),
-                    want_versions=load_nothing,
+                    want_versions=load,
                 )
             )
             yield created[0]
@@ -250,10 +257,6 @@ async def running_gateway(
             counts[0],
             episode_keys,
         )
-
-
-async def load_nothing(policy: str, versions: Sequence[int], how_long: timedelta) -> None:
-    pass
 
 
 async def temporal_answers() -> str | None:

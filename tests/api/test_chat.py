@@ -707,7 +707,7 @@ async def test_the_models_are_those_of_the_chosen_policy(two_policies: Gateway) 
     async with two_policies.client(key_for(two_policies, "anna")) as client:
         answer = await client.get("/v1/models", params={"versions": True}, headers=ANNA)
         names = [model["id"] for model in answer.json()["data"]]
-        assert names == ["policy", "annas-model", "policy-side", "annas-model-side", "tiny", "anna-v3"]
+        assert names == ["policy", "annas-model", "policy-side", "annas-model-side", "tiny", "anna-v0", "anna-v3"]
         assert (await client.get("/v1/models/anna-v3", headers=ANNA)).status_code == 200
         assert (await client.get("/v1/models/anna-v3")).status_code == 404
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -554,7 +555,7 @@ def is_ended(text: str) -> bool:
 
 # What a model name stands for.
 
-POLICY = Policy("default", "Qwen/Qwen3-4B", ("qwen3-4b",), 7, {})
+POLICY = Policy("default", "Qwen/Qwen3-4B", ("qwen3-4b",), 7, {}, kept=frozenset({5, 7}))
 
 
 @pytest.mark.parametrize(
@@ -564,27 +565,49 @@ POLICY = Policy("default", "Qwen/Qwen3-4B", ("qwen3-4b",), 7, {})
         ("qwen3-4b", ModelChoice(None, side=False)),
         ("policy-side", ModelChoice(None, side=True)),
         ("default-v7", ModelChoice(7, side=False)),
+        ("default-v5", ModelChoice(5, side=False)),
         ("default-v0", ModelChoice(0, side=False)),
         ("Qwen/Qwen3-4B", ModelChoice(0, side=False)),
     ],
 )
 def test_a_name_stands_for_a_version_or_the_active_one(name: str, choice: ModelChoice) -> None:
-    assert resolve_name(name, POLICY, frozenset({7})) == choice
+    assert resolve_name(name, POLICY) == choice
 
 
 def test_the_active_version_exists_while_no_engine_has_it() -> None:
-    assert resolve_name("default-v7", POLICY, frozenset()) == ModelChoice(7, side=False)
+    assert resolve_name("default-v7", replace(POLICY, kept=frozenset())) == ModelChoice(7, side=False)
+
+
+async def test_a_kept_version_that_no_engine_has_is_loaded_when_it_is_named(tmp_path: Path) -> None:
+    async with (
+        fake_engine() as engine,
+        running_gateway(
+            tmp_path, engines=[engine], active=7, versions=frozenset({7}), unloaded=frozenset({5, 6})
+        ) as gateway,
+        gateway.client() as client,
+    ):
+        listed = (await client.get("/v1/models", params={"versions": True})).json()["data"]
+        named = [model["id"] for model in listed if "-v" in model["id"]]
+        assert named == ["default-v0", "default-v5", "default-v6", "default-v7"]
+        for path, asked in (
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
+            ("/v1/completions", {"prompt": "Once upon"}),
+        ):
+            for n in (5, 6, 0, 7):
+                answer = await client.post(path, json=asked | {"model": f"default-v{n}"})
+                assert (answer.status_code, answer.headers["x-clawloop-version"]) == (200, str(n))
+        assert (await client.post(path, json=asked | {"model": "default-v4"})).status_code == 404
 
 
 def test_the_base_models_name_may_be_an_alias() -> None:
     policy = Policy("default", "qwen3-4b", ("qwen3-4b",), 7, {})
-    assert resolve_name("qwen3-4b", policy, frozenset()) == ModelChoice(None, side=False)
+    assert resolve_name("qwen3-4b", policy) == ModelChoice(None, side=False)
 
 
 @pytest.mark.parametrize("name", ["", "gpt-4", "default-v8", "default-v6", "other-v7", "Qwen/Qwen3-4B-side"])
 def test_other_names_are_refused_with_a_list_of_aliases(name: str) -> None:
     with pytest.raises(RequestRejected, match="`policy` or `qwen3-4b`") as raised:
-        resolve_name(name, POLICY, frozenset({7}))
+        resolve_name(name, POLICY)
     assert raised.value.status == 404
 
 

@@ -247,6 +247,15 @@ async def test_a_roll_back_goes_on_from_an_earlier_version(fresh_gateway: Gatewa
     ]
 
 
+async def test_a_roll_back_takes_the_recipe_to_learn_by_from_there(fresh_gateway: Gateway) -> None:
+    with_versions(fresh_gateway, 3)
+    recipe = {"name": "other", "train": {"batch_samples": 4}}
+    status, body = await post(fresh_gateway, f"{POLICY}/roll-back", {"version": 2, "recipe": recipe})
+    assert (status, body["head"], body["needed"]) == (200, 2, 4)
+    [(_, change)] = fresh_gateway.operator.changes
+    assert change.detail == f"to version 2 by other {parse_recipe(recipe).hash[:12]}"
+
+
 async def test_a_pinned_version_is_shown_and_unpinned_by_null(fresh_gateway: Gateway) -> None:
     with_versions(fresh_gateway, 2)
     assert (await post(fresh_gateway, f"{POLICY}/pin", {"version": 1}))[1]["pinned"] == 1
@@ -286,6 +295,7 @@ async def test_a_recipe_is_shown_changed_and_set(fresh_gateway: Gateway) -> None
         (f"{POLICY}/roll-back", {"version": 2**31}, 400, "version"),
         (f"{POLICY}/roll-back", {"version": 7}, 404, "version"),
         (f"{POLICY}/roll-back", {"version": None}, 400, "version"),
+        (f"{POLICY}/roll-back", {"version": 0, "recipe": {"train": {}}}, 400, "name"),
         (f"{POLICY}/pin", {}, 400, "version"),
         (f"{POLICY}/recipe", {}, 400, "name"),
         (f"{POLICY}/recipe", {"name": "other", "train": {"batch_sample": 4}}, 400, "train.batch_sample"),

@@ -188,6 +188,35 @@ async def test_a_roll_back_abandons_the_claimed_step(learning: Learning) -> None
     assert (claim.state, claim.reason) == (StepState.ABANDONED, "rolled back to version 0")
 
 
+async def test_a_roll_back_with_a_recipe_frees_the_step_s_samples_for_that_recipe_alone(learning: Learning) -> None:
+    await step(learning, 1)
+    await learning.add_samples(4, version=1)
+    await learning.steps.claim(POLICY, 2)
+    same_signal = recipe(batch_samples=3, drift=0.5)
+    view = await learning.operators.roll_back(POLICY, 0, same_signal)
+    assert (view.head, view.ready, view.needed) == (0, 4, 3)
+    assert await learning.operators.recipe(POLICY) == same_signal
+    claimed = await learning.steps.claim(POLICY, view.step)
+    assert (claimed.state, claimed.samples) == (StepState.CLAIMED, 3)
+    other_signal = Recipe.model_validate(same_signal.model_dump() | {"signal": {"m": 5}})
+    assert (await learning.operators.roll_back(POLICY, 1, other_signal)).ready == 0
+
+
+async def test_a_roll_back_with_a_recipe_that_cannot_start_there_changes_nothing(
+    postgres_learning: PostgresLearning,
+) -> None:
+    operators, learned = postgres_learning.operators, recipe(lora={"rank": 8, "alpha": 16.0})
+    await operators.set_recipe(POLICY, learned)
+    for n in (1, 2):
+        await step(postgres_learning, n)
+    other_shape = recipe(lora={"rank": 16, "alpha": 16.0})
+    with pytest.raises(RecipeRejected, match="version 1 of policy"):
+        await operators.roll_back(POLICY, 1, other_shape)
+    assert ((await operators.status(POLICY)).head, await operators.recipe(POLICY)) == (2, learned)
+    view = await operators.roll_back(POLICY, 0, other_shape)  # version 0 has no adapter
+    assert (view.head, await operators.recipe(POLICY)) == (0, other_shape)
+
+
 async def test_a_pinned_version_prevents_a_roll_back_to_another(learning: Learning) -> None:
     for n in (1, 2):
         await step(learning, n)

@@ -47,9 +47,17 @@ async def test_ensuring_a_policy_again_keeps_its_versions(database: Database, po
     await ensure_policy(database, "default", "tiny", ["another", "name"])
 
     (policy,) = (await PostgresDirectoryStore(database).read()).policies
-    assert policy == Policy("default", "tiny", ("another", "name"), 7, DEFAULT_SAMPLING)
+    assert policy == Policy("default", "tiny", ("another", "name"), 7, DEFAULT_SAMPLING, kept=frozenset({7}))
     with psycopg.connect(postgres_url) as connection:
         assert connection.execute("SELECT n FROM versions ORDER BY n").fetchall() == [(0,), (7,)]
+
+
+async def test_versions_whose_files_were_removed_cannot_be_asked(database: Database, postgres_url: str) -> None:
+    for n in (1, 2):
+        execute(postgres_url, f"INSERT INTO versions (policy, n, parent, path) VALUES ('default', {n}, 0, 'v{n}')")
+    execute(postgres_url, "UPDATE versions SET removed_at = now() WHERE n = 1")
+    (policy,) = (await PostgresDirectoryStore(database).read()).policies
+    assert policy.kept == frozenset({2})
 
 
 async def test_a_policy_never_changes_its_base_model(database: Database) -> None:

@@ -505,6 +505,34 @@ async def test_a_new_attempt_begins_anew_and_a_store_that_is_away_costs_no_step(
     assert done.state is StepState.CANDIDATE
 
 
+async def test_a_roll_back_stops_the_trainer_and_the_samples_go_to_the_next_step(desk: Desk) -> None:
+    begun, stopped = asyncio.Event(), asyncio.Event()
+
+    class Endless(FakeTrainer):
+        async def train(self, step: StepBatch, report: StatusCallback) -> TrainedStep:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                stopped.set()
+                raise
+            raise AssertionError
+
+    samples, _ = await desk.claim()
+    activities = TrainingActivities(desk.learning.steps, Endless(), note_seconds=0.001)
+    training = asyncio.create_task(activities.train_step(ASK))
+    await begun.wait()
+    await asyncio.sleep(0.05)
+    assert not training.done()
+    await desk.learning.operators.roll_back(POLICY, 0)
+    done = await asyncio.wait_for(training, 60)
+    assert stopped.is_set()
+    assert done == StepDone(policy=POLICY, n=1, state=StepState.ABANDONED, reason="rolled back to version 0")
+    assert (await desk.learning.operators.status(POLICY)).state is TrainingState.WAITING
+    claim = await desk.learning.steps.claim(POLICY, 2)
+    assert (claim.state, claim.samples) == (StepState.CLAIMED, len(samples))
+
+
 async def test_a_step_that_made_its_version_is_not_trained_again(desk: Desk) -> None:
     await desk.claim()
     first = await desk.activities.train_step(ASK)

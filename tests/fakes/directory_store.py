@@ -32,7 +32,7 @@ class FakeDirectoryStore:
         engines = [
             replace(engine, versions=engine.versions | {policy.id: versions}) for engine in self._directory.engines
         ]
-        self._directory = Directory((*self._directory.policies, policy), tuple(engines))
+        self._directory = Directory((*self._directory.policies, replace(policy, kept=versions)), tuple(engines))
 
     def set_active(self, version: int, versions: frozenset[int] | None = None) -> None:
         """Make this version every policy's active one.
@@ -41,7 +41,7 @@ class FakeDirectoryStore:
             versions: those that every engine has loaded; None: only this one.
         """
         loaded = frozenset({version}) if versions is None else versions
-        policies = tuple(replace(policy, active=version) for policy in self._directory.policies)
+        policies = tuple(replace(policy, active=version, kept=loaded - {0}) for policy in self._directory.policies)
         engines = tuple(
             replace(engine, versions={policy.id: loaded for policy in policies}) for engine in self._directory.engines
         )

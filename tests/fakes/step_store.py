@@ -126,6 +126,10 @@ class FakeStepStore:
         if step is not None and step.state is StepState.CLAIMED and step.attempt == attempt:
             step.progress, step.pace = progress, pace
 
+    async def is_claimed(self, policy: str, n: int) -> bool:
+        step = self.ledger.steps.get((policy, n))
+        return step is not None and step.state is StepState.CLAIMED
+
     async def end_attempt(self, policy: str, n: int, attempt: int, *, failed: bool, why: str | None = None) -> Attempts:
         self.ledger.require_policy(policy)
         step = self._step(policy, n)

@@ -90,12 +90,13 @@ class FakeTrainingStore:
         self.ledger.refresh_work_flag(policy)
         return self.ledger.view(policy)
 
-    async def roll_back(self, policy: str, version: int) -> TrainingView:
+    async def roll_back(self, policy: str, version: int, recipe: Recipe | None = None) -> TrainingView:
         self._changeable(policy)
         self._with_files(policy, version)
         self._accepted(policy, version)
         self._unpinned(policy, version)
-        return self._continue_from(policy, version, f"rolled back to version {version}")
+        view = self._continue_from(policy, version, f"rolled back to version {version}")
+        return view if recipe is None else await self.set_recipe(policy, recipe)
 
     async def release(self, policy: str, version: int) -> TrainingView:
         self._changeable(policy)

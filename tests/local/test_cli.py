@@ -527,7 +527,10 @@ def test_versions_are_listed_rolled_back_and_pinned(here: dict[str, str]) -> Non
     assert (pinned["version"], pinned["pinned"]) == (0, 1)  # no engine has it yet
     assert "unpin first" in refusal(clawloop("policy", "roll-back", "0", **here))
     assert output_of("policy", "pin", "--none", here=here)["version"] == 0
-    assert output_of("policy", "roll-back", "1", here=here)["head"] == 1
+    recipe = Path(here["CLAWLOOP_DATA"]) / "binary.toml"
+    recipe.write_text('name = "binary"\ntrain.batch_samples = 4\n')
+    back = output_of("policy", "roll-back", "1", "--recipe", str(recipe), here=here)
+    assert (back["head"], back["needed"]) == (1, 4)
     assert "clawloop policy versions --policy default" in refusal(clawloop("policy", "roll-back", "7", **here))
     assert clawloop("policy", "pin", **here).returncode == 2
     (policy,) = output_of("policy", "list", here=here)["policies"]

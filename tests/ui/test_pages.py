@@ -219,6 +219,14 @@ async def test_a_version_shows_what_it_learned_from_and_its_gate(page: Page) -> 
         assert "workers see the change" in released.text
         back = await visitor.post("/ui/training/roll-back", version="1")
         assert "goes on from version 1" in back.text
+        wrong = await visitor.post("/ui/training/roll-back", version="1", recipe="train.batch_samples = 4")
+        assert wrong.status_code == 400
+        recipe = 'name = "other"\ntrain.batch_samples = 4'
+        assert (
+            "goes on from version 0" in (await visitor.post("/ui/training/roll-back", version="0", recipe=recipe)).text
+        )
+        assert (await page.learning.operators.status(POLICY)).needed == 4
+        assert "goes on from version 1" in (await visitor.post("/ui/training/roll-back", version="1")).text
         pinned = await visitor.post("/ui/training/pin", version="0")
         assert "Unpin version 0" in pinned.text
         assert "Version 0 of policy 'default' is pinned" in html.unescape(

@@ -254,12 +254,27 @@ def show_version(
 @policy_app.command("roll-back")
 def roll_back(
     version: Annotated[int, typer.Argument(min=0, max=2**31 - 1, help="As `policy versions` shows it.")],
+    recipe: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Learn by it from then on; default: as before.")
+    ] = None,
     policy: Policy = "default",
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on from an earlier version; a running step is abandoned, and its samples are fresh again."""
-    _show(_apply(data, lambda training: training.roll_back(policy, version)), data, as_json)
+    """Go on from an earlier version; a running step is abandoned, and its samples are fresh again.
+
+    With --recipe no step by the recipe before begins from the version.
+    """
+    from clawloop.core.recipes.recipe import load_recipe
+
+    learned_by = None if recipe is None else load_recipe(recipe)
+
+    async def change(training: TrainingOperations) -> Applied[TrainingView]:
+        return await training.roll_back(
+            policy, version, None if learned_by is None else training.check_recipe(learned_by)
+        )
+
+    _show(_apply(data, change), data, as_json)
 
 
 @policy_app.command("release")

@@ -123,6 +123,7 @@ class Policy:
         sampling: defaults of sampling fields that a client leaves out.
         canary: a version that a share of the conversations gets instead of the active one; None if there is none.
         canary_share: that share, 0 to 1.
+        kept: versions above 0 that have their files, so that engines can load them.
     """
 
     id: str
@@ -132,6 +133,7 @@ class Policy:
     sampling: dict[str, JsonValue]
     canary: int | None = None
     canary_share: float = 0.0
+    kept: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
