@@ -119,6 +119,21 @@ PROBE = ActivityOptions(
 )
 """A candidate's probes."""
 
+ASK_BASE = ActivityOptions(
+    task_queue=JUDGE_QUEUE,
+    # Far above what 123 short answers take after the chats of a busy CPU: the next attempt goes on.
+    start_to_close_timeout=timedelta(minutes=20),
+    heartbeat_timeout=timedelta(seconds=30),
+    # An engine may be away for days, and nothing but a version's probes waits for it, for a while.
+    retry_policy=RetryPolicy(
+        initial_interval=timedelta(seconds=1),
+        backoff_coefficient=2.0,
+        maximum_interval=timedelta(seconds=60),
+        non_retryable_error_types=_PERMANENT,
+    ),
+)
+"""The general questions, to a base model."""
+
 STORE = ActivityOptions(
     task_queue=LEDGER_QUEUE,
     start_to_close_timeout=timedelta(minutes=2),

@@ -19,7 +19,7 @@ from temporalio.exceptions import ActivityError, is_cancelled_exception
 with workflow.unsafe.imports_passed_through():
     from activities.serving.publishing import PublishingActivities, PublishVersion
     from activities.training.gate import DecideVersion, GateActivities
-    from activities.training.probe_version import ProbeActivities, ProbeVersion
+    from activities.training.probe_version import AskBase, ProbeActivities, ProbeVersion
     from activities.training.steps import REASON_LIMIT, AbandonStep, ClaimBatch, QuarantineStep, StepActivities
     from activities.training.train_step import StepDone, TrainingActivities, TrainStep
     from clawloop.core.contracts.training import (
@@ -31,11 +31,13 @@ with workflow.unsafe.imports_passed_through():
         TrainingView,
     )
     from workflows import descriptions, names
-    from workflows.activity_options import PROBE, PUBLISH, STORE, call_ledger, train_on
+    from workflows.activity_options import ASK_BASE, PROBE, PUBLISH, STORE, call_ledger, train_on
     from workflows.long_running import LongRunningWorkflow, error_type_of, reason_of
     from workflows.page_links import NO_PAGE
     from workflows.state import STEPS_LIMIT, PolicyTraining
 
+# A version is decided without the general questions where the base model does not answer them for so long.
+ASK_BASE_WAIT = timedelta(minutes=20)
 # Publishing that takes longer than this is done again by the next run; engines keep what they have loaded.
 ROLL_OVER_WAIT = timedelta(minutes=2)
 # The error type of a step that was rolled back while the trainer computed it.
@@ -60,13 +62,15 @@ class TrainingWorkflow(LongRunningWorkflow):
         self._computing: Claim | None = None
         self._computing_since: datetime = workflow.now()
         self._ended_step: int | None = None
+        self._base_asked = False
         self._store_problem = ""
         self._publish_problem = ""
         self._search_attributes: tuple[str, int] | None = None
 
     @workflow.run
     async def run(self, state: PolicyTraining) -> None:
-        tasks = [self._start(self._publish_versions()), self._start(self._follow_operators())]
+        beside = (self._publish_versions(), self._follow_operators(), self._ask_base())
+        tasks = [self._start(one) for one in beside]
         while True:
             if self._must_roll_over():
                 await self._roll_over(tasks)
@@ -159,6 +163,8 @@ class TrainingWorkflow(LongRunningWorkflow):
 
     async def _decide(self, done: StepDone, view: TrainingView) -> StepDone:
         """The step after the gate's decision about its version."""
+        if view.general_unasked:
+            await self._wait_for_base()
         not_probed = await self._probe(done.n) if view.probed else ""
         request = DecideVersion(policy=self._policy, n=done.n, not_probed=not_probed)
         decided = await call_ledger(GateActivities.decide_version, request, f"decide about version {done.n}")
@@ -181,6 +187,14 @@ class TrainingWorkflow(LongRunningWorkflow):
                 raise
             return _reason(error)
         return ""
+
+    async def _wait_for_base(self) -> None:
+        """Wait until the base model was asked the general questions, so that the first version is compared with it."""
+        try:
+            await workflow.wait_condition(lambda: not self._base_unasked(), timeout=ASK_BASE_WAIT)
+        except TimeoutError:
+            workflow.logger.info("the base model has not answered the general questions yet")
+        self._raise_bug()
 
     async def _compute(self, view: TrainingView, claimed: Claim) -> StepDone:
         try:
@@ -269,6 +283,25 @@ class TrainingWorkflow(LongRunningWorkflow):
                 await self._read_view()
             except ActivityError as error:
                 self._show_store_problem(error)
+
+    async def _ask_base(self) -> None:
+        """Ask the base model the general questions once, beside all else: those it knows watch over its versions."""
+        await workflow.wait_condition(self._base_unasked)
+        try:
+            await workflow.execute_activity_method(
+                ProbeActivities.ask_general_questions,
+                AskBase(policy=self._policy),
+                summary="ask the base model the general questions",
+                **ASK_BASE,
+            )
+        except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
+            workflow.logger.warning("the general questions cannot be asked: %s", _reason(error))
+        self._base_asked = True
+
+    def _base_unasked(self) -> bool:
+        return self._view is not None and self._view.general_unasked and not self._base_asked
 
     # Continue as new -------------------------------------------------------------------------------------------------
 

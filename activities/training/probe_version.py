@@ -1,4 +1,5 @@
-"""Asks a candidate, its parent and the base model the policy's probes, and stores what the gate's check by them found.
+"""Asks a candidate, its parent and the base model the policy's probes, and stores what the gate's check by them found;
+and asks a base model the general questions.
 
 The chat notices little of it: few requests at a time, answers of bounded length. Like side turns they are never judged
 or trained; they are in no session.
@@ -9,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Protocol, TypeVar
 from uuid import UUID
 
 from pydantic import ValidationError
@@ -21,8 +22,9 @@ from activities.training.steps import REASON_LIMIT
 from clawloop.core.contracts.notices import Message
 from clawloop.core.contracts.training import AskedProbe, GateCheck, ProbeAnswer, ProbeContent, ProbePlan
 from clawloop.core.errors import EngineRejected, EngineUnavailable, JudgeRefused, JudgeUnavailable
-from clawloop.core.gate.checks import AnswerScores, AskedProbes, ProbePair, ProbeScores, is_right, not_asked
+from clawloop.core.gate.checks import AnswerScores, AskedProbes, ProbePair, ProbeScores, is_right
 from clawloop.core.gate.gate import BY_PROBES, decide, found
+from clawloop.core.gate.general import ANSWER_TOKENS, general_questions, why_not_watched
 from clawloop.core.heartbeat import heartbeating
 from clawloop.core.ids import TurnId
 from clawloop.core.judging.prompts import comparison_prompt, parse_choice, preference
@@ -36,6 +38,8 @@ _TEMPERATURE = 0.1
 # Figures of answers, no text: of some policies with all their probes, a few hundred bytes each.
 _KEPT_ANSWERS = 2000
 
+Progress = TypeVar("Progress", bound=Message)
+
 
 class ProbeStore(Protocol):
     """Stores what probes are asked of candidates, and what they found. Every call raises StoreUnavailable if PostgreSQL
@@ -46,6 +50,12 @@ class ProbeStore(Protocol):
 
     async def record(self, policy: str, n: int, checks: Sequence[GateCheck]) -> None:
         """Store the checks of a candidate; the first of each name counts. Nothing once it is decided."""
+
+    async def lacks_general(self, policy: str) -> bool:
+        """Return whether the policy's base model was not asked the general questions yet; False if it is retired."""
+
+    async def keep_general(self, policy: str, known: Sequence[ProbeContent]) -> None:
+        """Make the general questions that the base model knows the policy's probes, if they are enough; once."""
 
 
 AnswerProbe = Callable[[str, int, ProbeContent, int], Awaitable[ProbeAnswer]]
@@ -62,6 +72,30 @@ class ProbeVersion(Message):
 
     policy: str
     n: int
+
+
+class AskBase(Message):
+    """Ask the policy's base model the general questions."""
+
+    policy: str
+
+
+class BaseAsked(Message):
+    """
+    Args:
+        asked: 0 if the base model was asked before.
+        known: number of the questions that it answered rightly.
+    """
+
+    policy: str
+    asked: int = 0
+    known: int = 0
+
+
+class BaseProgress(Message):
+    """The general questions asked so far, by their place: whether the answer was right."""
+
+    right: dict[int, bool]
 
 
 class VersionProbed(Message):
@@ -98,15 +132,56 @@ class ProbeActivities:
     """On the queue `judge`, whose workers reach engines and judge.
 
     Args:
+        answer: as soon as the engine can: a candidate waits for it.
+        answer_later: after the chats.
         at_once: probes that are asked at the same time, beside chats.
     """
 
-    def __init__(self, store: ProbeStore, answer: AnswerProbe, judge: Judge, at_once: int = 2) -> None:
+    def __init__(
+        self, store: ProbeStore, answer: AnswerProbe, answer_later: AnswerProbe, judge: Judge, at_once: int = 2
+    ) -> None:
         self._store = store
         self._answer_probe = answer
+        self._answer_later = answer_later
         self._judge = judge
         self._slots = asyncio.Semaphore(at_once)  # of all policies whose versions are probed here
+        self._later_slots = asyncio.Semaphore(at_once)
         self._answered: dict[tuple[str, int, UUID, int], tuple[AnswerScores, bool | None]] = {}
+
+    @activity.defn
+    async def ask_general_questions(self, request: AskBase) -> BaseAsked:
+        """Ask the base model the general questions; those that it answers rightly are probes of the policy from then
+        on. Nothing if it was asked before.
+
+        Raises:
+            EngineUnavailable: no engine answers; retry.
+            StoreUnavailable
+        """
+        questions = general_questions()
+        right = dict(_before(BaseProgress, BaseProgress(right={})).right)
+
+        def progress() -> BaseProgress:
+            return BaseProgress(right=right)
+
+        async def ask(place: int) -> None:
+            async with self._later_slots:
+                content = questions[place].content
+                try:
+                    answer = await self._answer_later(request.policy, 0, content, ANSWER_TOKENS)
+                except EngineRejected:
+                    right[place] = False  # what cannot be asked cannot be watched
+                else:
+                    right[place] = bool(is_right(content, answer.text))
+
+        async with heartbeating(progress):
+            if not await self._store.lacks_general(request.policy):
+                return BaseAsked(policy=request.policy)
+            await _all([ask(place) for place in range(len(questions)) if place not in right], progress)
+            known = [question.content for place, question in enumerate(questions) if right[place]]
+            await self._store.keep_general(request.policy, known)
+        facts = {"policy": request.policy, "known": len(known), "asked": len(questions)}
+        log.info("base model asked the general questions", extra=facts)
+        return BaseAsked(policy=request.policy, asked=len(questions), known=len(known))
 
     @activity.defn
     async def probe_version(self, request: ProbeVersion) -> VersionProbed:
@@ -116,7 +191,7 @@ class ProbeActivities:
             EngineUnavailable: no engine has one of the versions, or the one that has did not answer; retry.
             StoreUnavailable
         """
-        before = _progress_before()
+        before = _before(ProbeProgress, ProbeProgress(asked={}))
         asked, began = dict(before.asked), time.monotonic()
 
         def progress() -> ProbeProgress:
@@ -126,29 +201,17 @@ class ProbeActivities:
             plan = await self._store.plan(request.policy, request.n)
             if plan is None:
                 return VersionProbed(policy=request.policy, n=request.n)
-            if not plan.probes:
-                nothing = not_asked("there is no probe, nor a praised turn to ask again")
-                await self._store.record(request.policy, request.n, [nothing])
-                return VersionProbed(policy=request.policy, n=request.n, reason=nothing.reason)
 
             async def ask(probe: AskedProbe) -> None:
                 async with self._slots:
                     asked[probe.id] = await self._ask(plan, probe)
 
-            tasks = [asyncio.create_task(ask(probe)) for probe in plan.probes if probe.id not in asked]
-            try:
-                await asyncio.gather(*tasks)
-            except EngineUnavailable:
-                if activity.in_activity():
-                    activity.heartbeat(progress())  # what the next attempt need not ask again
-                raise
-            finally:
-                for task in tasks:
-                    task.cancel()
+            await _all([ask(probe) for probe in plan.probes if probe.id not in asked], progress)
             results = [asked[probe.id] for probe in plan.probes]
             scores = [result.scores for result in results if result.scores is not None]
             problems = [result.problem for result in results if result.problem]
-            asked_probes = AskedProbes(scores, problems, progress().seconds)
+            note = why_not_watched(plan.general_known) if plan.recipe.gate.general_probes else ""
+            asked_probes = AskedProbes(scores, problems, progress().seconds, note)
             checks = found(BY_PROBES, asked_probes, plan.recipe.gate)
             await self._store.record(request.policy, request.n, checks)
         for check in checks:
@@ -186,7 +249,8 @@ class ProbeActivities:
         parent, right_parent = await self._known(plan, plan.parent, probe)
         right_base = (await self._known(plan, 0, probe))[1] if plan.parent else None
         version, right = await self._known(plan, plan.candidate.n, probe)
-        return ProbeScores(parent, version, bool(probe.content.tools), right_parent, right, None, right_base)
+        tools = bool(probe.content.tools)
+        return ProbeScores(parent, version, tools, right_parent, right, None, right_base, probe.general)
 
     async def _known(self, plan: ProbePlan, n: int, probe: AskedProbe) -> tuple[AnswerScores, bool | None]:
         """Return the checked part of a version's answer to a probe, and whether it is right.
@@ -226,13 +290,31 @@ class ProbeActivities:
         return preference(*choices)
 
 
-def _progress_before() -> ProbeProgress:
-    """Results of earlier attempts; none where they ran another version of this code."""
+async def _all(asking: Sequence[Coroutine[None, None, None]], progress: Callable[[], object]) -> None:
+    """Ask all of them, or heartbeat what the next attempt need not ask again.
+
+    Raises:
+        EngineUnavailable
+    """
+    tasks = [asyncio.create_task(one) for one in asking]
+    try:
+        await asyncio.gather(*tasks)
+    except EngineUnavailable:
+        if activity.in_activity():
+            activity.heartbeat(progress())
+        raise
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _before(kind: type[Progress], nothing: Progress) -> Progress:
+    """The progress of earlier attempts; `nothing` where they ran another version of this code."""
     details = activity.info().heartbeat_details if activity.in_activity() else ()
     try:
-        return ProbeProgress.model_validate(details[0]) if details else ProbeProgress(asked={})
+        return kind.model_validate(details[0]) if details else nothing
     except ValidationError:
-        return ProbeProgress(asked={})
+        return nothing
 
 
 def _shown(answer: ProbeAnswer) -> str:

@@ -168,6 +168,8 @@ FIGURES = {
     "right": "share of those that it answered rightly",
     "parent_right": "share of those that its parent answered rightly",
     "base_right": "share of those that the base model answered rightly",
+    "general": "general questions that the base model knows",
+    "general_right": "share of those that it answered rightly",
     "compared": "probes on which a judge compared it with its parent",
     "preferred": "probes on which the judge preferred it",
     "parent_preferred": "probes on which the judge preferred its parent",

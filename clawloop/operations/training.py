@@ -210,7 +210,8 @@ class TrainingOperations:
 
         Args:
             recipe: one that `check_recipe` returned; None takes that of `like`.
-            version: 0: the base model; the policy's workflow then starts with its first batch.
+            version: 0: the base model; without general questions to ask it the policy's workflow starts with its first
+                batch.
             brought: what it begins from in place of a version.
 
         Raises:
@@ -218,7 +219,7 @@ class TrainingOperations:
             StateConflict: it is one's already, or nothing can begin from the version.
         """
         view = await self._store.create_policy(check_policy_name(name), like, recipe, version, brought)
-        if not view.unpublished:
+        if not (view.unpublished or view.general_unasked):
             return Applied(view)
         return await notify_best_effort(view, self._notifier.notify(BatchWaits(view.policy)))
 

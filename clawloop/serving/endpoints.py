@@ -118,6 +118,8 @@ class Endpoint:
 BEFORE_CHATS = {"priority": -1}
 """Priority of a request to our own engine before chats, which have 0 and may not set another priority.
 Engines that were started without `--scheduling-policy priority` ignore it (vllm 0.32)."""
+AFTER_CHATS = {"priority": 1}
+"""Likewise of a request that nothing waits for."""
 
 Endpoints = Callable[[str], Sequence[Endpoint]]
 """The servers of a policy now; may be empty."""

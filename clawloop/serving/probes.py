@@ -13,7 +13,7 @@ from clawloop.core.contracts.training import ProbeAnswer, ProbeContent
 from clawloop.core.errors import EngineRejected, EngineUnavailable
 from clawloop.core.families.template import switched
 from clawloop.core.ids import version_name
-from clawloop.serving.endpoints import BEFORE_CHATS, Endpoint, JsonClient, NoReply
+from clawloop.serving.endpoints import AFTER_CHATS, BEFORE_CHATS, Endpoint, JsonClient, NoReply
 from clawloop.serving.engine_secret import Secret
 
 # A busy CPU engine answers a prompt of 4,096 tokens within this.
@@ -42,8 +42,13 @@ class ProbeClient:
     async def __aexit__(self, *_: object) -> None:
         await self._client.__aexit__(None, None, None)
 
-    async def answer(self, policy: str, version: int, content: ProbeContent, max_tokens: int) -> ProbeAnswer:
+    async def answer(
+        self, policy: str, version: int, content: ProbeContent, max_tokens: int, *, after_chats: bool = False
+    ) -> ProbeAnswer:
         """The version's answer.
+
+        Args:
+            after_chats: nothing waits for it, so that the engine computes chats first.
 
         Raises:
             EngineUnavailable: no engine has the version, or it did not answer; retry.
@@ -57,7 +62,7 @@ class ProbeClient:
             "temperature": 0.0,
             "max_tokens": max_tokens,
             "chat_template_kwargs": switched(False),
-            **BEFORE_CHATS,
+            **(AFTER_CHATS if after_chats else BEFORE_CHATS),
         }
         if content.tools:
             body["tools"] = [dict(tool) for tool in content.tools]

@@ -36,6 +36,7 @@ class PolicyRow(Base):
     work_waiting: Mapped[bool] = mapped_column(server_default=false())
     work_signalled_at: Mapped[datetime | None]  # when its training workflow was notified
     recipe_hash: Mapped[str | None] = mapped_column(ForeignKey("recipes.hash"))  # None: the policy does not learn
+    general_known: Mapped[int | None]  # of the general questions, by the base model; None: it was not asked yet
     verdict_count: Mapped[int] = mapped_column(server_default=text("0"))  # verdicts of +1 and -1 so far
     verdict_total: Mapped[int] = mapped_column(server_default=text("0"))  # their sum
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())

@@ -1,11 +1,12 @@
-"""Probes in PostgreSQL: the operators' own, and those drawn from praised turns when a version is checked."""
+"""Probes in PostgreSQL: the operators' own, the general questions that the base model knows, and those drawn from
+praised turns when a version is checked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import delete, func, insert, select, text
+from sqlalchemy import delete, func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.contracts.training import (
@@ -19,6 +20,7 @@ from clawloop.core.contracts.training import (
 from clawloop.core.contracts.turns import TurnRecord
 from clawloop.core.errors import NotFound, RecipeRejected, RecordUnusable, StateConflict
 from clawloop.core.gate.checks import PROBES
+from clawloop.core.gate.general import MIN_KNOWN
 from clawloop.core.ids import ProbeId, TurnId, new_probe_id
 from clawloop.core.recipes.recipe import Recipe
 from clawloop.core.turns.files import references_in
@@ -59,22 +61,14 @@ class PostgresProbeStore(PostgresStore):
         self, connection: AsyncConnection, policy: str, probes: Sequence[ProbeContent], most: int
     ) -> list[StoredProbe]:
         await _lock(connection, policy)
-        count = select(func.count()).select_from(ProbeRow).where(ProbeRow.policy == policy)
+        count = select(func.count()).select_from(ProbeRow).where(ProbeRow.policy == policy, ProbeRow.general.is_(False))
         if (have := (await connection.execute(count)).scalar_one()) + len(probes) > most:
             raise StateConflict(
                 f"Policy {policy!r} has {have} probes and can have {most}: remove some with `clawloop probe remove`.",
                 code="too_many_probes",
                 field="probes",
             )
-        content = content_of(connection)
-        rows: list[dict[str, Any]] = []
-        for probe in probes:
-            row = new_probe_id()
-            written = content.write_json(exact_json(_written(probe)), "probes.content", row)
-            rows.append({"id": row, "policy": policy, "content": written})
-        if rows:
-            await connection.execute(insert(ProbeRow), rows)
-        added = {row["id"] for row in rows}
+        added = await _insert(connection, policy, probes)
         return [probe for probe in await _read(connection, policy) if probe.id in added]
 
     @transaction
@@ -89,6 +83,21 @@ class PostgresProbeStore(PostgresStore):
         return (await connection.execute(row.returning(ProbeRow.id))).first() is not None
 
     @transaction
+    async def lacks_general(self, connection: AsyncConnection, policy: str) -> bool:
+        query = select(PolicyRow.general_known).where(PolicyRow.id == policy, PolicyRow.retired_at.is_(None))
+        row = (await connection.execute(query)).one_or_none()
+        return row is not None and row.general_known is None
+
+    @transaction
+    async def keep_general(self, connection: AsyncConnection, policy: str, known: Sequence[ProbeContent]) -> None:
+        row = await lock_policy(connection, policy)
+        if row.general_known is None:
+            if len(known) >= MIN_KNOWN:
+                await _insert(connection, policy, known, general=True)
+            counted = update(PolicyRow).where(PolicyRow.id == policy).values(general_known=len(known))
+            await connection.execute(counted)
+
+    @transaction
     async def plan(self, connection: AsyncConnection, policy: str, n: int) -> ProbePlan | None:
         step = await lock_step(connection, policy, n)
         checks = (await read_checks(connection, policy)).get(n, [])
@@ -98,17 +107,23 @@ class PostgresProbeStore(PostgresStore):
             recipe = await recipe_by_hash(connection, step.recipe_hash)
         except RecipeRejected:  # of another version of Clawloop
             recipe = Recipe(name="default")
-        probes = [AskedProbe(probe.id, probe.content) for probe in await _read(connection, policy)]
+        probes = [
+            AskedProbe(probe.id, probe.content, probe.general)
+            for probe in await _read(connection, policy)
+            if recipe.gate.general_probes or not probe.general
+        ]
         probes += await self._drawn(connection, policy, n, recipe.gate.drawn_probes)
         version = select(VersionRow).where(VersionRow.policy == policy, VersionRow.n == n)
-        base = select(PolicyRow.base_model).where(PolicyRow.id == policy)
+        base = select(PolicyRow.base_model, PolicyRow.general_known).where(PolicyRow.id == policy)
+        base_model, general_known = (await connection.execute(base)).one()
         return ProbePlan(
             policy=policy,
-            base_model=(await connection.execute(base)).scalar_one(),
+            base_model=base_model,
             candidate=version_ref((await connection.execute(version)).one()),
             parent=step.parent,
             recipe=recipe,
             probes=probes,
+            general_known=general_known,
         )
 
     @transaction
@@ -147,10 +162,27 @@ async def _lock(connection: AsyncConnection, policy: str) -> None:
         raise NotFound(f"There is no policy {policy!r}.", code="policy_not_found", field="policy") from error
 
 
+async def _insert(
+    connection: AsyncConnection, policy: str, probes: Sequence[ProbeContent], *, general: bool = False
+) -> set[ProbeId]:
+    content = content_of(connection)
+    rows: list[dict[str, Any]] = []
+    for probe in probes:
+        row = new_probe_id()
+        written = content.write_json(exact_json(_written(probe)), "probes.content", row)
+        rows.append({"id": row, "policy": policy, "content": written, "general": general})
+    if rows:
+        await connection.execute(insert(ProbeRow), rows)
+    return {row["id"] for row in rows}
+
+
 async def _read(connection: AsyncConnection, policy: str) -> list[StoredProbe]:
-    rows = await connection.execute(select(ProbeRow).where(ProbeRow.policy == policy).order_by(ProbeRow.id))
+    """The policy's probes, an operator's own first."""
+    rows = await connection.execute(
+        select(ProbeRow).where(ProbeRow.policy == policy).order_by(ProbeRow.general, ProbeRow.id)
+    )
     return [
-        StoredProbe(ProbeId(row.id), ProbeContent(**row.content), row.created_at)
+        StoredProbe(ProbeId(row.id), ProbeContent(**row.content), row.created_at, row.general)
         for row in opened(connection, rows, probes="id")
     ]
 

@@ -47,7 +47,7 @@ _STATUS = text("""
                 SELECT FROM samples s WHERE s.policy = p.id AND s.rollout_group_id = g.id AND s.state = 'held_out'
                     AND s.created_at > last_claim.at)
         ) AS held_out_groups,
-        EXISTS (SELECT FROM probes WHERE policy = p.id) AS has_probes,
+        EXISTS (SELECT FROM probes WHERE policy = p.id AND NOT general) AS has_probes, p.general_known,
         (SELECT count(*) FROM turns t JOIN sessions c ON c.id = t.session_id
             WHERE t.outcome = 'waiting' AND t.episode_id IS NULL AND c.policy = p.id) AS judging,
         st.n AS step, st.attempt, st.state AS step_state, st.progress, st.tokens_a_second, st.seconds_left,
@@ -117,7 +117,10 @@ async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
         closed_seconds=None if closed is None else closed.seconds,
         canary=row.canary,
         canary_parent=row.canary_parent,
-        probed=row.has_probes or (gated_by is not None and gated_by.gate.drawn_probes > 0),
+        probed=row.has_probes or (gated_by is not None and gated_by.gate.asks_probes),
+        general_unasked=(
+            row.general_known is None and row.retired_at is None and recipe is not None and recipe.gate.general_probes
+        ),
         progress=_progress(row),
     )
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, func, text
+from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, false, func, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from clawloop.core.contracts.training import CheckResult, SampleState, StepState
@@ -132,7 +132,8 @@ class GateCheckRow(Base):
 
 
 class ProbeRow(Base):
-    """A prompt of an operator's that the gate asks of each version, with what a right answer has."""
+    """A prompt that the gate asks of each version, with what a right answer has: an operator's, or a general question
+    that the base model answers rightly."""
 
     __tablename__ = "probes"
     __table_args__ = (Index(None, "policy", "id"),)
@@ -140,6 +141,7 @@ class ProbeRow(Base):
     id: Mapped[UUID] = mapped_column(primary_key=True)
     policy: Mapped[str] = mapped_column(ForeignKey("policies.id"))
     content: Mapped[Any] = mapped_column(ExactJson)  # a ProbeContent
+    general: Mapped[bool] = mapped_column(server_default=false())
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 

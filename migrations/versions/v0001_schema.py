@@ -39,6 +39,7 @@ CREATE TABLE policies (
     work_waiting boolean NOT NULL DEFAULT false,
     work_signalled_at timestamptz,
     recipe_hash text REFERENCES recipes,
+    general_known integer,
     verdict_count integer NOT NULL DEFAULT 0,
     verdict_total integer NOT NULL DEFAULT 0,
     created_at timestamptz NOT NULL DEFAULT now(),
@@ -510,6 +511,7 @@ CREATE TABLE probes (
     id uuid PRIMARY KEY,
     policy text NOT NULL REFERENCES policies,
     content json NOT NULL,
+    general boolean NOT NULL DEFAULT false,
     created_at timestamptz NOT NULL DEFAULT now()
 );
 CREATE INDEX probes_policy_id_idx ON probes (policy, id);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from activities.training.gate import DecideVersion, GateActivities
-from activities.training.probe_version import ProbeActivities, ProbeVersion
+from activities.training.probe_version import AskBase, ProbeActivities, ProbeVersion
 from clawloop.core.contracts.serving import Directory, Engine, Policy
 from clawloop.core.contracts.training import CheckResult, GateCheck, ProbeContent, StepState
 from clawloop.core.errors import EngineUnavailable, NotFound, StateConflict
@@ -33,6 +34,10 @@ from tests.fakes.engine import serving
 from tests.pictures import asks_about, png
 
 
+def gate(**keys: Any) -> Gate:
+    return Gate(**{"general_probes": False} | keys)
+
+
 def asks(text: str, **checks: Any) -> ProbeContent:
     return ProbeContent(messages=[{"role": "user", "content": text}], **checks)
 
@@ -42,12 +47,14 @@ class Machine:
 
     Attributes:
         says: the answer to a prompt, by the model's name.
+        knows: the answer of any version to a question.
         better: a text that the judge prefers wherever it stands.
         status: of each answer to a probe.
     """
 
     def __init__(self) -> None:
         self.says = {"tiny": "four", "default-v1": "four"}
+        self.knows: dict[str, str] = {}
         self.better = "nothing"
         self.status = 200
         self.asked: list[dict[str, Any]] = []
@@ -62,7 +69,7 @@ class Machine:
             self.asked.append(body)
             if self.status != 200:
                 return JSONResponse({"error": {}}, self.status)
-            text = self.says[body["model"]]
+            text = self.knows.get(question, self.says[body["model"]])
         message = {"role": "assistant", "content": text}
         return JSONResponse({"choices": [{"message": message, "finish_reason": "stop"}]})
 
@@ -77,7 +84,9 @@ async def probing(learning: PostgresLearning, machine: Machine, loaded: set[int]
             ProbeClient(lambda: directory, lambda: "secret") as engines,
             JudgeClient(lambda policy: [Endpoint(url, "tiny")], AnswerForm.GRAMMAR) as judge,
         ):
-            yield ProbeActivities(PostgresProbeStore(learning.database), engines.answer, judge)
+            yield ProbeActivities(
+                PostgresProbeStore(learning.database), engines.answer, partial(engines.answer, after_chats=True), judge
+            )
 
 
 async def candidate(learning: PostgresLearning) -> None:
@@ -90,6 +99,7 @@ async def candidate(learning: PostgresLearning) -> None:
 
 async def test_probes_are_kept_in_their_order_and_bounded(postgres_learning: PostgresLearning) -> None:
     store = PostgresProbeStore(postgres_learning.database)
+    await postgres_learning.set_recipe(RECIPE.model_copy(update={"gate": gate()}))
     assert not (await postgres_learning.steps.status(POLICY)).probed
     content = asks("2 + 2?", contains=("4",), regex=r"\d", exact="4", tools=[{"type": "function"}])
     first, second = await store.add(POLICY, [content, asks("Hello")], 3)
@@ -110,11 +120,11 @@ async def test_the_recipe_of_the_open_step_says_whether_its_version_is_probed(
     postgres_learning: PostgresLearning,
 ) -> None:
     learning = postgres_learning
-    drawing = RECIPE.model_copy(update={"gate": Gate(drawn_probes=12)})
+    drawing, plain = (RECIPE.model_copy(update={"gate": gate(drawn_probes=drawn)}) for drawn in (12, 0))
     await learning.set_recipe(drawing)
     await learning.add_samples(4)
     await learning.steps.claim(POLICY, 1)
-    await learning.set_recipe(RECIPE)
+    await learning.set_recipe(plain)
     assert (await learning.steps.status(POLICY)).probed
     await learning.steps.abandon(POLICY, 1, "why")
     assert not (await learning.steps.status(POLICY)).probed
@@ -177,7 +187,7 @@ async def test_the_recipe_bounds_what_a_version_may_lose(
     postgres_learning: PostgresLearning, content_loss: float, state: StepState
 ) -> None:
     learning, machine = postgres_learning, Machine()
-    await learning.set_recipe(RECIPE.model_copy(update={"gate": Gate(content_loss=content_loss)}))
+    await learning.set_recipe(RECIPE.model_copy(update={"gate": gate(content_loss=content_loss)}))
     both = [asks(f"{n}", regex="four|five") for n in range(8)]
     lost = [asks(f"{n}", contains=["four"]) for n in range(2)]
     await PostgresProbeStore(learning.database).add(POLICY, [*both, *lost], 200)
@@ -195,7 +205,7 @@ async def test_the_recipe_bounds_what_a_version_may_lose(
 
 async def test_praised_turns_are_asked_again_and_compared_in_both_orders(postgres_learning: PostgresLearning) -> None:
     learning, machine = postgres_learning, Machine()
-    await learning.set_recipe(RECIPE.model_copy(update={"gate": Gate(drawn_probes=12, probe_tokens=32)}))
+    await learning.set_recipe(RECIPE.model_copy(update={"gate": gate(drawn_probes=12, probe_tokens=32)}))
     assert (await learning.steps.status(POLICY)).probed
     await learning.add_samples(12)
     await candidate(learning)
@@ -225,7 +235,7 @@ async def test_turns_whose_messages_have_files_are_passed_over_for_the_next_ones
 ) -> None:
     """An engine takes no reference in place of an image; a judge that sees and learns has samples of such turns."""
     learning, machine = postgres_learning, Machine()
-    await learning.set_recipe(RECIPE.model_copy(update={"gate": Gate(drawn_probes=4)}))
+    await learning.set_recipe(RECIPE.model_copy(update={"gate": gate(drawn_probes=4)}))
     await learning.add_samples(4)
     await learning.add_samples(24, messages=[asks_about(png())])
     await candidate(learning)
@@ -239,7 +249,7 @@ async def test_where_no_turn_was_praised_yet_the_gate_says_that_nothing_was_aske
     postgres_learning: PostgresLearning,
 ) -> None:
     learning = postgres_learning
-    await learning.set_recipe(RECIPE.model_copy(update={"gate": Gate(drawn_probes=12)}))
+    await learning.set_recipe(RECIPE.model_copy(update={"gate": gate(drawn_probes=12)}))
     await candidate(learning)  # all that was praised is in the step's own batch
     async with probing(learning, Machine(), {1}) as activities:
         probed = await activities.probe_version(ProbeVersion(policy=POLICY, n=1))
@@ -276,9 +286,89 @@ async def test_without_an_engine_that_has_it_the_version_waits_and_is_then_decid
 
 async def test_probes_that_the_engine_refuses_are_left_out_and_counted(postgres_learning: PostgresLearning) -> None:
     learning, machine = postgres_learning, Machine()
+    await learning.set_recipe(RECIPE.model_copy(update={"gate": gate()}))
     await PostgresProbeStore(learning.database).add(POLICY, [asks("one", contains=["four"])], 200)
     await candidate(learning)
     machine.status = 400
     async with probing(learning, machine, {1}) as activities:
         probed = await activities.probe_version(ProbeVersion(policy=POLICY, n=1))
     assert (probed.asked, probed.reason) == (0, "not asked: 1 probes: the engine refused (400)")
+
+
+# General questions ----------------------------------------------------------------------------------------------------
+
+
+ANSWERS = {
+    "What is the capital of France?": "The capital of France is Paris.",
+    "What is 2 + 2?": "2 + 2 = 4",
+    "How many days are in a week?": "Seven.",
+    "What color is grass?": "**Green**",
+    "Which planet is known as the Red Planet?": "Mars",
+    "Was ist die Hauptstadt von Deutschland?": "Das ist Berlin.",
+    "¿Cuál es la capital de España?": "Madrid",
+    "What do bees make?": "Bees make honey, of course.",
+}
+
+
+async def test_the_base_model_is_asked_once_and_what_it_knows_watches_over_its_versions(
+    postgres_learning: PostgresLearning,
+) -> None:
+    learning, machine = postgres_learning, Machine()
+    await learning.set_recipe(RECIPE.model_copy(update={"gate": Gate(content_loss=0.05)}))
+    store = PostgresProbeStore(learning.database)
+    (own,) = await store.add(POLICY, [asks("mine", contains=["four"])], 1)
+    assert (await learning.steps.status(POLICY)).general_unasked
+    machine.says["tiny"], machine.knows = "I do not know.", ANSWERS
+    async with probing(learning, machine, {1}) as activities:
+        asked = await activities.ask_general_questions(AskBase(policy=POLICY))
+        assert (asked.asked, asked.known) == (123, len(ANSWERS))
+        assert {
+            (each["model"], each["temperature"], each["max_tokens"], each["priority"]) for each in machine.asked
+        } == {("tiny", 0.0, 24, 1)}
+        assert len(machine.asked) == 123
+        assert not (await learning.steps.status(POLICY)).general_unasked
+        assert (await activities.ask_general_questions(AskBase(policy=POLICY))).asked == 0
+        assert len(machine.asked) == 123
+        stored = await store.all(POLICY)
+        assert [probe.id for probe in stored if not probe.general] == [own.id]
+        questions = {str(probe.content.messages[0]["content"]) for probe in stored if probe.general}
+        assert questions == set(ANSWERS)
+        await store.remove(POLICY, own.id)
+        await store.add(POLICY, [asks("another")], 1)  # ours do not count towards what an operator may have
+        await candidate(learning)
+        machine.knows, machine.asked = {}, []
+        machine.says = {"tiny": "4, 7, Paris, Mars, green, Berlin, Madrid, honey", "default-v1": "I do not know."}
+        await activities.probe_version(ProbeVersion(policy=POLICY, n=1))
+    decided = await GateActivities(learning.gate).decide_version(DecideVersion(policy=POLICY, n=1))
+    assert decided.reason.startswith("rejected: probes: wrong content: 8 of 8 probes on which")
+    (check,) = (await learning.operators.versions(POLICY))[1].gate
+    assert (check.figures["general"], check.figures["general_right"]) == (8, 0.0)
+
+
+async def test_a_base_model_that_knows_too_little_is_not_watched_and_the_check_says_so(
+    postgres_learning: PostgresLearning,
+) -> None:
+    learning, machine = postgres_learning, Machine()
+    machine.says["tiny"], machine.knows = "I do not know.", dict(list(ANSWERS.items())[:3])
+    async with probing(learning, machine, {1}) as activities:
+        assert (await activities.ask_general_questions(AskBase(policy=POLICY))).known == 3
+        await candidate(learning)
+        probed = await activities.probe_version(ProbeVersion(policy=POLICY, n=1))
+    assert await PostgresProbeStore(learning.database).all(POLICY) == []
+    assert (probed.asked, probed.reason) == (
+        0,
+        "not asked: the base model knows 3 of 123 general questions, and 8 are needed to watch its content by them",
+    )
+
+
+async def test_a_recipe_may_leave_the_general_questions_out(postgres_learning: PostgresLearning) -> None:
+    learning, machine = postgres_learning, Machine()
+    machine.knows = ANSWERS
+    async with probing(learning, machine, {1}) as activities:
+        await activities.ask_general_questions(AskBase(policy=POLICY))
+        await learning.set_recipe(RECIPE.model_copy(update={"gate": gate()}))
+        status = await learning.steps.status(POLICY)
+        assert (status.probed, status.general_unasked) == (False, False)
+        await candidate(learning)
+        probed = await activities.probe_version(ProbeVersion(policy=POLICY, n=1))
+    assert (probed.asked, probed.reason) == (0, "not asked: there is no probe, nor a praised turn to ask again")

@@ -278,6 +278,7 @@ class FakeLedger:
             max_wait_seconds=None if policy_row.recipe is None else 3600 * policy_row.recipe.train.max_wait_hours,
             closed_seconds=None if closed is None else closed.seconds,
             probed=False,
+            general_unasked=False,
             canary=None,
             canary_parent=None,
             progress=self._progress(policy_row, opened),

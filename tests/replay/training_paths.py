@@ -72,6 +72,16 @@ async def training_probed(learner: Learner, scripted: ScriptedLearning) -> None:
     await until(lambda: scripted.version == 2)
 
 
+async def training_base_asked(learner: Learner, scripted: ScriptedLearning) -> None:
+    """The base model is asked the general questions while the first step is computed; its version waits for them."""
+    scripted.general_unasked = scripted.probed = True
+    scripted.base.clear()
+    await learner.samples(16)
+    await until(lambda: "train 1" in scripted.happened)
+    scripted.base.set()
+    await until(lambda: scripted.version == 1)
+
+
 async def training_candidate_found(learner: Learner, scripted: ScriptedLearning) -> None:
     """An earlier run ended before the gate decided about its version."""
     scripted.step_state = StepState.CANDIDATE
@@ -160,6 +170,7 @@ PATHS: tuple[Path, ...] = (
     training_quarantined,
     training_rejected,
     training_probed,
+    training_base_asked,
     training_candidate_found,
     training_refused,
     training_rolled_back_and_pinned,

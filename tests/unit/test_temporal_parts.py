@@ -148,6 +148,7 @@ VIEW = TrainingView(
     max_wait_seconds=None,
     closed_seconds=None,
     probed=False,
+    general_unasked=False,
     canary=None,
     canary_parent=None,
     progress=None,

@@ -15,7 +15,7 @@ from temporalio.worker import Worker
 
 from activities.serving.publishing import Published, PublishVersion
 from activities.training.gate import DecideVersion, VersionDecided
-from activities.training.probe_version import ProbeVersion, VersionProbed
+from activities.training.probe_version import AskBase, BaseAsked, ProbeVersion, VersionProbed
 from activities.training.steps import AbandonStep, ClaimBatch, QuarantineStep
 from activities.training.train_step import StepDone, TrainStep
 from clawloop.app.temporal.notifier import TemporalNotifier
@@ -51,6 +51,9 @@ class ScriptedLearning:
         probed: versions are asked probes.
         pool: of the trainers; by default one of its own.
         probes_fail: how asking a version fails, by its number.
+        general_unasked: the base model was not asked the general questions.
+        base: the base model's answers wait for it.
+        base_fails: how asking the base model fails.
         at_gate: the gate waits for it.
     """
 
@@ -80,6 +83,10 @@ class ScriptedLearning:
         self.claims_fail: list[ApplicationError] = []
         self.probed = False
         self.probes_fail: dict[int, ApplicationError] = {}
+        self.general_unasked = False
+        self.base = asyncio.Event()
+        self.base.set()
+        self.base_fails: ApplicationError | None = None
         self.at_gate = asyncio.Event()
         self.at_gate.set()
         self.at_once = self.most_at_once = 0
@@ -122,6 +129,7 @@ class ScriptedLearning:
             max_wait_seconds=self.max_wait_seconds,
             closed_seconds=self.closed_seconds,
             probed=self.probed,
+            general_unasked=self.general_unasked,
             canary=None,
             canary_parent=None,
             progress=None,
@@ -196,6 +204,18 @@ class ScriptedLearning:
         if (away := self.probes_fail.get(ask.n)) is not None:
             raise away
         return VersionProbed(policy=ask.policy, n=ask.n, asked=8)
+
+    @activity.defn(name="ask_general_questions")
+    async def ask_base(self, ask: AskBase) -> BaseAsked:
+        self.happened.append("ask the base model")
+        while not self.base.is_set():
+            activity.heartbeat()
+            await asyncio.sleep(0.05)
+        if self.base_fails is not None:
+            raise self.base_fails
+        self.general_unasked = False
+        self.happened.append("the base model answered")
+        return BaseAsked(policy=ask.policy, asked=123, known=60)
 
     @activity.defn(name="decide_version")
     async def decide(self, ask: DecideVersion) -> VersionDecided:
@@ -317,7 +337,7 @@ async def learning(client: Client, scripted: ScriptedLearning, *, trainer: bool 
     """Workers for learning; what still runs at the end is ended."""
     async with (
         orchestrating(client, scripted.where_workflows_run, scripted.on_the_queue),
-        Worker(client, task_queue=names.JUDGE_QUEUE, activities=[scripted.probe]),
+        Worker(client, task_queue=names.JUDGE_QUEUE, activities=[scripted.probe, scripted.ask_base]),
     ):
         try:
             if trainer:
@@ -327,6 +347,7 @@ async def learning(client: Client, scripted: ScriptedLearning, *, trainer: bool 
                 yield
         finally:
             scripted.gate.set()
+            scripted.base.set()
             scripted.at_gate.set()
             scripted.engines.set()
             await end_all(client)

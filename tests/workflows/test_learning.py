@@ -16,7 +16,7 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from activities.training.probe_version import ProbeActivities, ProbeVersion, VersionProbed
+from activities.training.probe_version import AskBase, BaseAsked, ProbeActivities, ProbeVersion, VersionProbed
 from activities.training.steps import ClaimBatch
 from clawloop.app.temporal.plugin import PAYLOAD_WARN_BYTES
 from clawloop.app.temporal.server import UPDATE_LIMIT
@@ -31,7 +31,7 @@ from clawloop.core.contracts.training import (
 )
 from clawloop.core.errors import AdapterUnreadable, ClawloopError, EngineUnavailable, StoreUnavailable
 from clawloop.core.judging.prompts import AnswerForm
-from clawloop.core.recipes.recipe import Recipe
+from clawloop.core.recipes.recipe import Gate, Recipe
 from clawloop.serving.judge import JudgeClient
 from clawloop.training.adapters.files import write_error
 from tests.judging.conftest import Bench, bench, binary_bench, judge
@@ -41,7 +41,7 @@ from tests.workflows.shared_trainer import all_queued, shared_trainer
 from tests.workflows.test_judge_command import clawloop, end_unjudged
 from tests.workflows.test_whole import at_work
 from workflows import names
-from workflows.activity_options import JUDGE, LOCAL_STORE, PROBE
+from workflows.activity_options import ASK_BASE, JUDGE, LOCAL_STORE, PROBE
 
 __all__ = ["bench", "binary_bench", "judge"]
 
@@ -243,6 +243,15 @@ class OneProbing:
         return await workflow.execute_activity_method(ProbeActivities.probe_version, request, **options)
 
 
+@workflow.defn(name="OneAsking")
+class OneAsking:
+    @workflow.run
+    async def run(self, request: AskBase) -> BaseAsked:
+        options = ASK_BASE.copy()
+        options["task_queue"] = QUEUE
+        return await workflow.execute_activity_method(ProbeActivities.ask_general_questions, request, **options)
+
+
 class SixProbes:
     """Satisfies `ProbeStore`."""
 
@@ -250,6 +259,13 @@ class SixProbes:
         contents = [ProbeContent(messages=[{"role": "user", "content": f"{n}"}], contains=["four"]) for n in range(6)]
         self.probes = [AskedProbe(uuid4(), content) for content in contents]
         self.checks: list[GateCheck] = []
+        self.known: list[str] | None = None
+
+    async def lacks_general(self, policy: str) -> bool:
+        return self.known is None
+
+    async def keep_general(self, policy: str, known: Sequence[ProbeContent]) -> None:
+        self.known = [str(content.messages[0]["content"]) for content in known]
 
     async def plan(self, policy: str, n: int) -> ProbePlan | None:
         return ProbePlan(
@@ -257,7 +273,7 @@ class SixProbes:
             base_model="tiny",
             candidate=VersionRef(policy, n, n - 1, "path", "0" * 64),
             parent=n - 1,
-            recipe=Recipe(name="r"),
+            recipe=Recipe(name="r", gate=Gate(general_probes=False)),
             probes=self.probes,
         )
 
@@ -283,7 +299,9 @@ class EngineThatRestarts:
 
 async def test_an_attempt_asks_only_what_the_one_before_did_not(client: Client) -> None:
     store, engine = SixProbes(), EngineThatRestarts()
-    activities = ProbeActivities(store, engine.answer, JudgeClient(lambda policy: [], AnswerForm.GRAMMAR))
+    activities = ProbeActivities(
+        store, engine.answer, engine.answer, JudgeClient(lambda policy: [], AnswerForm.GRAMMAR)
+    )
     async with Worker(
         client,
         task_queue=QUEUE,
@@ -301,6 +319,45 @@ async def test_an_attempt_asks_only_what_the_one_before_did_not(client: Client) 
     assert sum(engine.asked[question] == 2 for question in "0123") >= 3
 
 
+class BaseThatRestarts:
+    """Knows two things; it is away for one request, the hundredth."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+        self.was_away = False
+
+    async def answer(self, policy: str, version: int, content: ProbeContent, max_tokens: int) -> ProbeAnswer:
+        if len(self.asked) == 99 and not self.was_away:
+            self.was_away = True
+            raise EngineUnavailable("it restarts")
+        self.asked[str(content.messages[0]["content"])] += 1
+        return ProbeAnswer("Paris, or honey")
+
+
+async def test_the_base_model_is_asked_each_general_question_once_though_the_engine_was_away(client: Client) -> None:
+    store, base = SixProbes(), BaseThatRestarts()
+    judge = JudgeClient(lambda policy: [], AnswerForm.GRAMMAR)
+    activities = ProbeActivities(store, base.answer, base.answer, judge)
+    async with Worker(
+        client,
+        task_queue=QUEUE,
+        workflows=[OneAsking],
+        activities=[activities.ask_general_questions],
+        workflow_runner=UnsandboxedWorkflowRunner(),
+    ):
+        asked = await client.execute_workflow(
+            OneAsking.run, AskBase(policy="default"), id=f"asking-{uuid4()}", task_queue=QUEUE
+        )
+    assert base.was_away
+    assert (asked.asked, asked.known, len(base.asked), max(base.asked.values())) == (123, 4, 123, 1)
+    assert store.known == [
+        "What is the capital of France?",
+        "What do bees make?",
+        "Was ist die Hauptstadt von Frankreich?",
+        "¿Cuál es la capital de Francia?",
+    ]
+
+
 class ForgettingEngine:
     """Answers probes; each version answers three probes more wrongly than the one before."""
 
@@ -315,13 +372,49 @@ class ForgettingEngine:
 
 async def test_what_versions_lose_one_after_the_other_is_seen_beside_the_base_model_which_is_asked_once() -> None:
     store, engine = SixProbes(), ForgettingEngine()
-    activities = ProbeActivities(store, engine.answer, JudgeClient(lambda policy: [], AnswerForm.GRAMMAR))
+    activities = ProbeActivities(
+        store, engine.answer, engine.answer, JudgeClient(lambda policy: [], AnswerForm.GRAMMAR)
+    )
     probed = [await activities.probe_version(ProbeVersion(policy="default", n=n)) for n in (1, 2)]
     assert [(each.asked, each.failed) for each in probed] == [(6, False), (6, True)]
     assert probed[1].reason.startswith("wrong content: 6 of 6 probes on which the version and the base model differ")
     assert [check.figures["base_right"] for check in store.checks] == [None, 1.0]
     assert set(engine.asked.values()) == {1}
     assert len(engine.asked) == 18
+
+
+async def test_the_base_model_is_asked_at_once_and_the_first_version_waits_for_its_answers(client: Client) -> None:
+    scripted = ScriptedLearning()
+    scripted.general_unasked = scripted.probed = True
+    scripted.base.clear()
+    learner = Learner(client, scripted)
+    async with learning(client, scripted):
+        await learner.begin()
+        await until(lambda: "ask the base model" in scripted.happened)
+        await learner.samples(32)
+        await until(lambda: "train 1" in scripted.happened)
+        scripted.base.set()
+        await until(lambda: scripted.version == 2)
+    decisive = [each for each in scripted.happened if each.startswith(("the base", "probe", "decide", "ask"))]
+    assert decisive == [
+        "ask the base model",
+        "the base model answered",
+        "probe 1",
+        "decide 1: accepted",
+        "probe 2",
+        "decide 2: accepted",
+    ]
+
+
+async def test_a_base_model_that_can_never_be_asked_holds_up_no_version(client: Client) -> None:
+    scripted = ScriptedLearning()
+    scripted.general_unasked = scripted.probed = True
+    scripted.base_fails = ApplicationError("there is no such policy", type="RecordUnusable", non_retryable=True)
+    learner = Learner(client, scripted)
+    async with learning(client, scripted):
+        await learner.samples(16)
+        await until(lambda: scripted.version == 1)
+    assert scripted.happened.count("ask the base model") == 1
 
 
 async def test_probes_that_are_added_while_a_step_is_computed_are_asked(client: Client) -> None:

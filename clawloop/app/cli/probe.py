@@ -140,6 +140,7 @@ def _row(probe: StoredProbe, probes: list[StoredProbe]) -> dict[str, str]:
     return {
         "id": short_form(probe.id, *(other.id for other in probes if other.id != probe.id)),
         "age": age(probe.created_at),
+        "from": "general" if probe.general else "operator",
         "tools": str(len(content.tools or ())),
         "prompt": _shortened(text.replace("\n", " "), _SHOWN),
         "checks": ", ".join(checks) or "compared by the judge",

@@ -72,6 +72,7 @@ def demo_recipe(method: Method) -> Recipe:
         # Without verdicts there is nothing to compare held-out turns by.
         gate=Gate(
             held_out=0.0 if method is Method.OPD else _HELD_OUT,
+            general_probes=False,  # the toy knows its own world only
             content_loss=_CONTENT_LOSS,
             lr_backoff=_LR_BACKOFF,
         ),

@@ -296,7 +296,8 @@ async def _judge_worker(
     )
     engines = await stack.enter_async_context(ProbeClient(now, engine_secret(settings)))
     probes = PostgresProbeStore(database, conversations)
-    probing = ProbeActivities(probes, engines.answer, judge, settings.probes_at_once)
+    answer_later = partial(engines.answer, after_chats=True)
+    probing = ProbeActivities(probes, engines.answer, answer_later, judge, settings.probes_at_once)
     return Worker(
         client,
         task_queue=names.JUDGE_QUEUE,
@@ -305,6 +306,7 @@ async def _judge_worker(
             judging.judge_turns,
             judging.collect_direct_vote,
             probing.probe_version,
+            probing.ask_general_questions,
             episodes.judge_episode,
         ],
         max_concurrent_activities=MAX_CONCURRENT_ACTIVITIES,

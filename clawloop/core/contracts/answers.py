@@ -320,9 +320,14 @@ class Comparison(View):
 
 
 class Probe(View):
-    """A probe as it is stored; without any check the judge compares the answers to it."""
+    """A probe as it is stored; without any check the judge compares the answers to it.
+
+    Args:
+        general: one of Clawloop's general questions, which the base model answers rightly.
+    """
 
     id: UUID
+    general: bool
     messages: Sequence[dict[str, Any]]
     tools: Sequence[dict[str, Any]] | None
     contains: Sequence[str]
@@ -335,6 +340,7 @@ class Probe(View):
         content = stored.content
         return cls(
             id=stored.id,
+            general=stored.general,
             messages=[dict(message) for message in content.messages],
             tools=None if content.tools is None else [dict(tool) for tool in content.tools],
             contains=list(content.contains),

@@ -489,6 +489,7 @@ class TrainingView:
         closed_seconds: the recipe's schedule lets no batch be claimed, and it is worth to look again after this long;
             None if one may be claimed.
         probed: the gate asks probes of the open step's version, by the step's own recipe, or else of the next one.
+        general_unasked: the recipe has the general questions watch over content, and the base model was not asked yet.
         canary: the head, while only a share of the conversations gets it; None if there is no canary.
         canary_parent: the version that the other conversations get meanwhile; None if there is no canary.
         progress: what is done with the open step or the newest version; None: nothing.
@@ -512,6 +513,7 @@ class TrainingView:
     max_wait_seconds: float | None
     closed_seconds: float | None
     probed: bool
+    general_unasked: bool
     canary: int | None
     canary_parent: int | None
     progress: StepProgress | None
@@ -575,11 +577,16 @@ class ProbeContent:
 
 @dataclass(frozen=True, slots=True)
 class StoredProbe:
-    """An operator's probe."""
+    """A policy's probe.
+
+    Args:
+        general: one of our general questions, which the base model answers rightly; else an operator's own.
+    """
 
     id: ProbeId
     content: ProbeContent
     created_at: datetime
+    general: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -587,11 +594,13 @@ class AskedProbe:
     """A probe of a check.
 
     Args:
-        id: the operator's probe, or the praised turn that it was drawn from.
+        id: the stored probe, or the praised turn that it was drawn from.
+        general: see `StoredProbe`.
     """
 
     id: UUID
     content: ProbeContent
+    general: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -601,6 +610,7 @@ class ProbePlan:
     Args:
         base_model: the name under which engines serve version 0.
         parent: number of the version that the candidate is compared with.
+        general_known: number of the general questions that the base model answers rightly; None: it was not asked yet.
     """
 
     policy: str
@@ -609,6 +619,7 @@ class ProbePlan:
     parent: int
     recipe: Recipe
     probes: Sequence[AskedProbe]
+    general_known: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

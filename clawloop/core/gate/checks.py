@@ -260,6 +260,7 @@ class ProbeScores:
     Args:
         tools: whether the probe offers tools.
         right_parent, right, preferred, right_base: as in the pair of answers.
+        general: it is one of the general questions.
     """
 
     parent: AnswerScores
@@ -269,6 +270,7 @@ class ProbeScores:
     right: bool | None
     preferred: int | None
     right_base: bool | None = None
+    general: bool = False
 
     @classmethod
     def of(cls, pair: ProbePair) -> ProbeScores:
@@ -282,7 +284,8 @@ def check_probes(scores: Sequence[ProbeScores], content_loss: float = 1.0) -> Ga
     it lost more than `content_loss` beside the base model.
 
     Args:
-        content_loss: the recipe's `gate.content_loss`; 1 allows every loss.
+        content_loss: the recipe's `gate.content_loss`; 1 allows every loss. It bounds what is lost of an operator's
+            probes and of the general questions each by itself: many of one kind must not outweigh a loss of the other.
     """
     checked = [each for each in scores if each.right is not None and each.right_parent is not None]
     compared = [each for each in scores if each.preferred is not None]
@@ -294,7 +297,9 @@ def check_probes(scores: Sequence[ProbeScores], content_loss: float = 1.0) -> Ga
         for words, other, worse, better in tests
         if (chance := sign_test(worse, better)) <= level
     ]
-    failed += _beyond(checked, content_loss)
+    general = [each for each in checked if each.general]
+    failed += _beyond("probes", [each for each in checked if not each.general], content_loss)
+    failed += _beyond("general questions", general, content_loss)
     figures = _figures(scores, checked, compared, with_tools)
     if failed:
         return GateCheck(PROBES, CheckResult.FAILED, "; ".join(failed), figures)
@@ -304,6 +309,8 @@ def check_probes(scores: Sequence[ProbeScores], content_loss: float = 1.0) -> Ga
         told += f"the parent's {sum(bool(each.right_parent) for each in checked)}"
         if any(each.right_base is not None for each in checked):
             told += f", the base model's {sum(bool(each.right_base) for each in checked)}"
+    if general:
+        told += f"; of {len(general)} general questions {sum(bool(each.right) for each in general)} right"
     if compared:
         wins, losses = (sum(each.preferred == sign for each in compared) for sign in (1, -1))
         told += f"; the judge prefers it {wins} times, its parent {losses} times of {len(compared)}"
@@ -339,7 +346,7 @@ def _tests(
     return tests
 
 
-def _beyond(checked: Sequence[ProbeScores], content_loss: float) -> list[str]:
+def _beyond(kind: str, checked: Sequence[ProbeScores], content_loss: float) -> list[str]:
     """A reason if a version lost more content than its recipe allows; empty if not, or with too few probes to tell.
 
     A parent that lost as much itself, e.g. one that was released by hand, does not keep out a version that loses
@@ -354,7 +361,7 @@ def _beyond(checked: Sequence[ProbeScores], content_loss: float) -> list[str]:
     lost, gained = _lost_and_gained([(bool(of), bool(each.right)) for of, each in zip(base, checked, strict=True)])
     if lost - gained <= len(checked) * content_loss:
         return []
-    told = f"lost content: {lost - gained} of {len(checked)} probes beside the base model"
+    told = f"lost content: {lost - gained} of {len(checked)} {kind} beside the base model"
     return [f"{told}, limit {content_loss:.3g} (gate.content_loss)"]
 
 
@@ -370,19 +377,22 @@ class AskedProbes:
         scores: of the probes that were answered.
         problems: one for each probe that was not answered, or not compared.
         seconds: how long asking took.
+        note: why the general questions do not count; empty if they do.
     """
 
     scores: Sequence[ProbeScores]
     problems: Sequence[str]
     seconds: float
+    note: str = ""
 
 
 def check_asked(asked: AskedProbes, gate: Gate) -> GateCheck:
     """The check by the probes that were answered; problems are named with their number."""
     counted = Counter(asked.problems)
-    noted = "; ".join(f"{count} probes: {problem}" for problem, count in counted.items())
+    notes = [f"{count} probes: {problem}" for problem, count in counted.items()]
+    noted = "; ".join(notes + [asked.note] * bool(asked.note))
     if not asked.scores:
-        return not_asked(noted).timed(asked.seconds)
+        return not_asked(noted or "there is no probe, nor a praised turn to ask again").timed(asked.seconds)
     check = check_probes(asked.scores, gate.content_loss)
     return (check.noting(noted) if noted else check).timed(asked.seconds)
 
@@ -445,6 +455,8 @@ def _figures(
         "right": _share([bool(each.right) for each in checked]),
         "parent_right": _share([bool(each.right_parent) for each in checked]),
         "base_right": _share([bool(each.right_base) for each in checked if each.right_base is not None]),
+        "general": sum(each.general for each in checked),
+        "general_right": _share([bool(each.right) for each in checked if each.general]),
         "compared": len(compared),
         "preferred": sum(each.preferred == 1 for each in compared),
         "parent_preferred": sum(each.preferred == -1 for each in compared),

@@ -44,10 +44,15 @@ class Gate(Table):
     beside the probes of `clawloop probe add`; a comparison decides from 10 pairs on."""
     probe_tokens: Annotated[int, Field(ge=16, le=4096)] = 256
     """Longest answer to a probe, in tokens."""
+    general_probes: bool = True
+    """Ask each version general questions, those of ours that the base model answers rightly: what a policy learns must
+    not cost what its model knew. The base model is asked once, with 24 tokens each; a model that knows fewer than 8 of
+    them is not watched this way."""
     content_loss: Annotated[float, Field(gt=0, le=1)] = 1.0
     """A version is rejected if it answers more than this share of the probes with checked content wrongly that the base
-    model answers rightly, less those of which the reverse holds. It applies from as many probes on as make one probe
-    allowed (20 with 0.05). 1: the sign test alone decides."""
+    model answers rightly, less those of which the reverse holds; of an operator's probes and of the general ones each
+    by themselves. It applies from as many probes on as make one probe allowed (20 with 0.05). 1: the sign test alone
+    decides."""
     canary_share: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Share of the conversations that get a new version first, while the others stay on the one before, until verdicts
     say that it is better, as good or worse; worse is a roll-back. No batch is claimed meanwhile. 0: all get it."""
@@ -59,6 +64,11 @@ class Gate(Table):
     lr_backoff: Annotated[float, Field(gt=0, le=1)] = 0.5
     """After each step in a row without an accepted version the next step's learning rate is multiplied by this; the
     next accepted version ends it. 1 leaves the learning rate as it is."""
+
+    @property
+    def asks_probes(self) -> bool:
+        """True if a version is asked probes even where an operator added none."""
+        return self.general_probes or self.drawn_probes > 0
 
     def lr_scale(self, rejections: int) -> float:
         """Factor of the learning rate after `rejections` steps in a row without an accepted version.
