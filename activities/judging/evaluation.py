@@ -152,6 +152,7 @@ class Evaluator:
             response_ids=record.response_ids,
             logprobs=record.logprobs,
             unseen=unseen_parts(record.messages),
+            reply=record.response,
         )
         decision = decide(signal, verdict, hint, fault)
         hinted: tuple[PromptChange, ...] = ()

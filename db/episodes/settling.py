@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.core.contracts.episodes import EpisodeState, GroupResult, GroupState
 from clawloop.core.contracts.sessions import SessionState
 from clawloop.core.contracts.training import SampleState
-from clawloop.core.contracts.turns import TurnOutcome, TurnStatus
+from clawloop.core.contracts.turns import Message, TurnOutcome, TurnStatus
 from clawloop.core.errors import ContentUnreadable, EngineAnswerUnusable, RecipeRejected, RecordUnusable
 from clawloop.core.ids import EpisodeId, JudgementId, RolloutGroupId, TurnId, new_judgement_id, new_sample_id
 from clawloop.core.recipes.recipe import Recipe, Signal
@@ -40,7 +40,7 @@ _WITH_LATE_TURNS = text("""
 """)
 _TURNS = text(f"""
     SELECT t.id, t.episode_id, t.status, t.finish_reason, t.sampling, t.messages_added, t.tools_sha256, l.tools,
-        t.logprobs,
+        t.logprobs, t.response,
         j.id AS judgement_id, j.expected,
         coalesce(t.prompt_shared, 0) + coalesce({token_count("t.prompt_ids")}, 0) AS prompt_tokens,
         {token_count("t.response_ids")} AS response_tokens
@@ -155,19 +155,20 @@ async def _turns(connection: AsyncConnection, episodes: Sequence[Any]) -> dict[E
     for row in opened(connection, rows, turns="id", tool_lists="tools_sha256"):
         judgement = None if row.judgement_id is None else JudgementId(row.judgement_id)
         episode = EpisodeId(row.episode_id)
-        why = turn_not_trainable(row, unseen[episode])
+        why = turn_not_trainable(row, unseen[episode], row.response)
         cut = row.finish_reason == "length"
         turn = EpisodeTurn(TurnId(row.id), why, row.expected, judgement, row.response_tokens, cut)
         turns[episode].append(turn)
     return turns
 
 
-def turn_not_trainable(row: Any, unseen: list[str]) -> str | None:
+def turn_not_trainable(row: Any, unseen: list[str], reply: Message | None = None) -> str | None:
     """The reason that the turn cannot be trained; None if it can.
 
     Args:
         row: opened, with the turn's columns as `_TURNS` names them.
         unseen: parts of the messages before it that the trainer cannot read; those of its own are added.
+        reply: see `why_not_trainable`.
     """
     response = None if row.response_tokens is None else range(row.response_tokens)
     try:
@@ -181,6 +182,7 @@ def turn_not_trainable(row: Any, unseen: list[str]) -> str | None:
             response_ids=response,
             logprobs=None if logprobs is None else bytes_to_logprobs(logprobs, len(response or ())),
             unseen=unseen,
+            reply=reply,
         )
     except (
         ContentUnreadable,

@@ -511,11 +511,14 @@ async def test_equal_rewards_tell_the_difficulty_and_teach_nothing(postgres_lear
 async def test_a_turn_that_cannot_be_trained_says_why(postgres_learning: PostgresLearning) -> None:
     learning = postgres_learning
     store = PostgresEpisodeStore(learning.database)
-    group = new_group(2)
+    group = new_group(3)
     await store.make_group(group)
-    episodes = [await store.begin_episode(group.id, place, 1, LIFETIME) for place in range(2)]
+    episodes = [await store.begin_episode(group.id, place, 1, LIFETIME) for place in range(3)]
     for place, episode in enumerate(episodes):
         (turn,) = await add_turns(learning, episode, 1)
+        if place == 1:
+            garbage = f'{{"role": "assistant", "content": "{"!" * 64}"}}'
+            await learning.execute("UPDATE turns SET response = %s WHERE id = %s", garbage, turn.turn_id)
         if place == 0:
             sampling = '{"temperature": 1.0, "top_p": 0.9, "top_k": -1}'
             await learning.execute("UPDATE turns SET sampling = %s WHERE id = %s", sampling, turn.turn_id)
@@ -523,6 +526,7 @@ async def test_a_turn_that_cannot_be_trained_says_why(postgres_learning: Postgre
         await store.score_episode(EpisodeScore(episode.id, float(place), ""))
     assert (await store.settle(group.id))[0].samples == 1
     assert await outcomes(learning, episodes[0].id) == [("not_trainable", "not trainable: top_p")]
+    assert await outcomes(learning, episodes[1].id) == [("not_trainable", "not trainable: reply of one character")]
 
 
 async def test_turns_of_lost_attempts_and_after_the_end_are_not_trained(

@@ -189,6 +189,21 @@ async def test_a_turn_with_other_sampling_settings_is_judged_and_shown_but_not_t
     assert bench.rows("SELECT * FROM samples") == []
 
 
+async def test_a_reply_of_one_character_is_judged_and_shown_but_not_trained(binary_bench: Bench) -> None:
+    bench = binary_bench
+    first, second = bench.conversation("one", "two")
+    garbage = {"role": "assistant", "content": "!" * 64}
+    first, second = (
+        replace(first, response=garbage),
+        replace(second, messages=[first.messages[0], garbage, user("two")]),
+    )
+    session = await bench.insert(first, second)
+    (result,) = await bench.judge_turn(session, second)
+    assert (result.outcome, result.verdict) == (TurnOutcome.NOT_TRAINABLE, 1)
+    assert result.why == "not trainable: reply of one character (verdict +1: 3 of 3 votes for 1)"
+    assert bench.rows("SELECT * FROM samples") == []
+
+
 # Answers --------------------------------------------------------------------------------------------------------------
 
 
@@ -339,7 +354,7 @@ async def test_odd_text_is_judged_like_any(binary_bench: Bench, text: str) -> No
 async def test_ten_megabytes_are_judged_by_their_beginning_and_end(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second = bench.conversation("one", "begins " + "y" * 10 * 2**20 + " ends")
-    first = replace(first, response={"role": "assistant", "content": "starts " + "x" * 10 * 2**20 + " stops"})
+    first = replace(first, response={"role": "assistant", "content": "starts " + "xz" * 5 * 2**20 + "x stops"})
     messages = [first.messages[0], first.response or {}, *second.messages[2:]]
     session = await bench.insert(first, replace(second, messages=messages))
     (result,) = await bench.judge_turn(session, second)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
@@ -19,7 +20,7 @@ from clawloop.core.judging.voting import Verdict, signed
 from clawloop.core.recipes.recipe import Signal
 from clawloop.core.turns.canonical import TEXT_PARTS
 from clawloop.core.turns.files import kind_of_part
-from clawloop.core.turns.thinking import THINKING_PARTS
+from clawloop.core.turns.thinking import THINKING_PARTS, without_leading_thinking
 
 # Held-out conversations -----------------------------------------------------------------------------------------------
 # Conversations held out of training, chosen by a hash, so that every process and every retry chooses the same.
@@ -81,6 +82,9 @@ _ABSENT = (
     "thinking_token_budget",  # forces the end of thinking
     "watermarking",
 )
+# A shorter one may be an answer: a number, or a line of dots.
+_SHORTEST_RUN = 20
+_SAME_SHARE = 0.9
 _READ = TEXT_PARTS | THINKING_PARTS | {"refusal"}
 
 
@@ -93,6 +97,7 @@ def why_not_trainable(
     response_ids: Sequence[int] | None,
     logprobs: Sequence[float] | None,
     unseen: Sequence[str],
+    reply: Message | None = None,
 ) -> str | None:
     """All reasons why the turn cannot be trained, e.g. `not trainable: top_p`; None if it can.
 
@@ -103,13 +108,46 @@ def why_not_trainable(
         tools: the request's tools; a strict one makes vLLM constrain the reply even if `tool_choice` is auto.
         unseen: what of the request the trainer cannot read, as `unseen_parts` names it: it loads the decoder alone, so
             its log-probs would be those of a prompt without the image.
+        reply: the assistant message; None where the reply is no answer to a person, as a judge's vote.
 
     Raises:
         EngineAnswerUnusable: response ids and log-probs differ in number.
     """
     reasons = [*_of_reply(status, prompt_ids, response_ids, logprobs), *sampling_problems(sampling, tools)]
+    if reply is not None and response_ids and (empty := without_content(reply, len(response_ids))) is not None:
+        reasons.append(empty)
     reasons += [f"{kind} in the prompt" for kind in unseen]
     return PREFIX + ", ".join(reasons) if reasons else None
+
+
+def without_content(reply: Message, tokens: int) -> str | None:
+    """What the reply is instead of an answer; None if it has content.
+
+    What is learned from such replies is to make more of them, whatever they were rewarded: in a replication of the
+    method one-character replies became samples, and took the gradient's norm from 8 to 2,243.
+
+    Args:
+        tokens: of the reply, its end included if the model ended it.
+    """
+    if reply.get("tool_calls") or reply.get("refusal"):
+        return None
+    written = _text_of(reply)
+    text = without_leading_thinking(written).strip()
+    if not text:
+        return "thinking without an end" if written.strip() or reply.get("reasoning_content") else "empty reply"
+    if tokens == 1:
+        return "reply of one token"
+    characters = Counter("".join(text.split()))
+    if characters.total() >= _SHORTEST_RUN and max(characters.values()) >= _SAME_SHARE * characters.total():
+        return "reply of one character"
+    return None
+
+
+def _text_of(message: Message) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
 
 
 def unseen_parts(messages: Sequence[Message]) -> list[str]:

@@ -18,7 +18,14 @@ from clawloop.core.judging.hints import NOT_ASKED, HintChoice, PromptChange
 from clawloop.core.judging.records import FinalizedJudgement, Relation, TurnDecision
 from clawloop.core.judging.voting import Verdict, Vote, majority, rated
 from clawloop.core.recipes.recipe import Signal
-from clawloop.core.samples.decision import JudgedTurn, at_least_one, decide, unseen_parts, why_not_trainable
+from clawloop.core.samples.decision import (
+    JudgedTurn,
+    at_least_one,
+    decide,
+    unseen_parts,
+    why_not_trainable,
+    without_content,
+)
 from clawloop.core.samples.rewards import (
     CastVote,
     Member,
@@ -146,6 +153,7 @@ def why(
     prompt_ids: list[int] | None = None,
     unknown: str = "",
     logprobs: tuple[float, ...] = (-0.1, -0.2),
+    reply: dict[str, JsonValue] | None = None,
 ) -> str | None:
     sampling = {name: value for name, value in (PLAIN | (changes or {})).items() if name != without}
     return why_not_trainable(
@@ -156,6 +164,7 @@ def why(
         response_ids=None if unknown == "response_ids" else [4, 5],
         logprobs=None if unknown == "logprobs" else logprobs,
         unseen=(),
+        reply=reply,
     )
 
 
@@ -289,6 +298,40 @@ def test_an_empty_reply_cannot_be_trained() -> None:
         status=TurnStatus.COMPLETE, sampling=PLAIN, tools=None, prompt_ids=[1], response_ids=[], logprobs=[], unseen=()
     )
     assert reason == "not trainable: empty reply"
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ({"content": "Yes."}, None),
+        ({"content": ""}, "empty reply"),
+        ({"content": None}, "empty reply"),
+        ({"content": " \n\t "}, "empty reply"),
+        ({"content": [{"type": "text", "text": " "}]}, "empty reply"),
+        ({"content": "!" * 20}, "reply of one character"),
+        ({"content": "! " * 300}, "reply of one character"),
+        ({"content": "no" + "o" * 200 + "!"}, "reply of one character"),
+        ({"content": "11111111"}, None),
+        ({"content": "-----\n| a | b |\n-----"}, None),
+        ({"content": "<think>\nI wonder, "}, "thinking without an end"),
+        ({"content": "<think>so</think>"}, "thinking without an end"),
+        ({"content": "<think>so</think>\nYes."}, None),
+        ({"content": None, "reasoning_content": "I wonder"}, "thinking without an end"),
+        ({"content": "Yes.", "reasoning_content": "so"}, None),
+        ({"content": None, "tool_calls": [{"function": {"name": "f", "arguments": ""}}]}, None),
+        ({"content": None, "refusal": "I will not."}, None),
+    ],
+)
+def test_a_reply_without_content_is_named_for_what_it_is(reply: dict[str, JsonValue], reason: str | None) -> None:
+    assert without_content({"role": "assistant", **reply}, 40) == reason
+    assert why(reply=reply) == (None if reason is None else f"not trainable: {reason}")
+
+
+def test_a_reply_of_one_token_is_not_trained_and_a_judges_vote_of_one_is() -> None:
+    assert without_content({"role": "assistant", "content": "Yes"}, 1) == "reply of one token"
+    assert without_content({"role": "assistant", "content": "Yes"}, 2) is None
+    assert without_content({"role": "assistant", "content": "", "tool_calls": [{}]}, 1) is None
+    assert why() is None
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf, -9999.0])
