@@ -37,6 +37,8 @@ PROBLEM_LIMIT = 300
 _TEMPERATURE = 0.1
 # Figures of answers, no text: of some policies with all their probes, a few hundred bytes each.
 _KEPT_ANSWERS = 2000
+# So many times the tokens of an answer are left to one that may begin with thinking.
+_THINKING = 4
 
 Progress = TypeVar("Progress", bound=Message)
 
@@ -211,7 +213,7 @@ class ProbeActivities:
             scores = [result.scores for result in results if result.scores is not None]
             problems = [result.problem for result in results if result.problem]
             note = why_not_watched(plan.general_known) if plan.recipe.gate.general_probes else ""
-            asked_probes = AskedProbes(scores, problems, progress().seconds, note)
+            asked_probes = AskedProbes(scores, problems, progress().seconds, note, plan.judged)
             checks = found(BY_PROBES, asked_probes, plan.recipe.gate)
             await self._store.record(request.policy, request.n, checks)
         for check in checks:
@@ -247,17 +249,17 @@ class ProbeActivities:
             EngineUnavailable, EngineRejected
         """
         parent, right_parent = await self._known(plan, plan.parent, probe)
-        right_base = (await self._known(plan, 0, probe))[1] if plan.parent else None
+        base, right_base = await self._known(plan, 0, probe) if plan.parent else (None, None)
         version, right = await self._known(plan, plan.candidate.n, probe)
         tools = bool(probe.content.tools)
-        return ProbeScores(parent, version, tools, right_parent, right, None, right_base, probe.general)
+        return ProbeScores(parent, version, tools, right_parent, right, None, right_base, base, probe.general)
 
     async def _known(self, plan: ProbePlan, n: int, probe: AskedProbe) -> tuple[AnswerScores, bool | None]:
         """Return the checked part of a version's answer to a probe, and whether it is right.
 
         Asked once of each version: a parent was a candidate before, and the base model is that of all.
         """
-        key = (plan.policy, n, probe.id, plan.recipe.gate.probe_tokens)
+        key = (plan.policy, n, probe.id, _most_tokens(plan, probe))
         if key not in self._answered:
             answer = await self._answer(plan, n, probe)
             self._answered[key] = AnswerScores.of(answer), is_right(probe.content, answer.text)
@@ -266,7 +268,7 @@ class ProbeActivities:
         return self._answered[key]
 
     async def _answer(self, plan: ProbePlan, n: int, probe: AskedProbe) -> ProbeAnswer:
-        return await self._answer_probe(plan.policy, n, probe.content, plan.recipe.gate.probe_tokens)
+        return await self._answer_probe(plan.policy, n, probe.content, _most_tokens(plan, probe))
 
     async def _preference(
         self, plan: ProbePlan, probe: AskedProbe, parent: ProbeAnswer, version: ProbeAnswer
@@ -288,6 +290,10 @@ class ProbeActivities:
             answers = await self._judge.answers(plan.policy, prompt, 1, _TEMPERATURE)
             choices.append(parse_choice(answers[0].text, prompt) if answers and not answers[0].cut else None)
         return preference(*choices)
+
+
+def _most_tokens(plan: ProbePlan, probe: AskedProbe) -> int:
+    return plan.recipe.gate.probe_tokens * (_THINKING if probe.content.thinks else 1)
 
 
 async def _all(asking: Sequence[Coroutine[None, None, None]], progress: Callable[[], object]) -> None:

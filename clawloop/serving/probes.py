@@ -13,6 +13,7 @@ from clawloop.core.contracts.training import ProbeAnswer, ProbeContent
 from clawloop.core.errors import EngineRejected, EngineUnavailable
 from clawloop.core.families.template import switched
 from clawloop.core.ids import version_name
+from clawloop.core.turns.thinking import without_leading_thinking
 from clawloop.serving.endpoints import AFTER_CHATS, BEFORE_CHATS, Endpoint, JsonClient, NoReply
 from clawloop.serving.engine_secret import Secret
 
@@ -61,7 +62,7 @@ class ProbeClient:
             "messages": list(content.messages),
             "temperature": 0.0,
             "max_tokens": max_tokens,
-            "chat_template_kwargs": switched(False),
+            **({} if content.thinks else {"chat_template_kwargs": switched(False)}),
             **(AFTER_CHATS if after_chats else BEFORE_CHATS),
         }
         if content.tools:
@@ -97,7 +98,7 @@ def _read(body: dict[str, Any] | None) -> ProbeAnswer:
         message = choice["message"]
         calls = [call["function"] for call in message.get("tool_calls") or []]
         return ProbeAnswer(
-            text=str(message.get("content") or ""),
+            text=without_leading_thinking(str(message.get("content") or "")),  # of an engine without a parser for it
             tool_calls=[(str(call.get("name") or ""), str(call.get("arguments") or "")) for call in calls],
             cut=choice.get("finish_reason") == "length",
         )

@@ -4,6 +4,7 @@ praised turns when a version is checked."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import delete, func, insert, select, text, update
@@ -12,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.core.contracts.training import (
     AskedProbe,
     GateCheck,
+    JudgedReply,
     ProbeContent,
     ProbePlan,
     StepState,
@@ -24,7 +26,7 @@ from clawloop.core.gate.general import MIN_KNOWN
 from clawloop.core.ids import ProbeId, TurnId, new_probe_id
 from clawloop.core.recipes.recipe import Recipe
 from clawloop.core.turns.files import references_in
-from db.content import content_of, exact_json, storable
+from db.content import content_of, exact_json, storable, token_count
 from db.database import Database, PostgresStore, transaction
 from db.encryption.columns import opened
 from db.tables import PolicyRow, ProbeRow, VersionRow
@@ -45,6 +47,15 @@ _PRAISED = text("""
         ORDER BY s.id DESC LIMIT 8 * :drawn) newest
     ORDER BY md5(turn_id::text || '/' || CAST(:n AS text))
 """)
+# Replies that were sampled, trained and held out alike: a verdict is older than what was learned from it.
+_JUDGED = text(f"""
+    SELECT {token_count("t.response_ids")} AS tokens, j.verdict
+    FROM samples s JOIN judgements j ON j.id = s.judgement_id JOIN turns t ON t.id = s.turn_id
+    WHERE s.policy = :policy AND j.verdict IN (1, -1) AND s.rollout_group_id IS NULL AND t.response_ids IS NOT NULL
+    ORDER BY s.id DESC LIMIT 200
+""")
+# One of so many general questions may be thought about, so that thinking without an end is seen.
+_THOUGHT_ABOUT = 4
 # A longer prompt would cost an engine more than the answers to it.
 _LONGEST_PROMPT = 4096
 
@@ -107,11 +118,14 @@ class PostgresProbeStore(PostgresStore):
             recipe = await recipe_by_hash(connection, step.recipe_hash)
         except RecipeRejected:  # of another version of Clawloop
             recipe = Recipe(name="default")
-        probes = [
-            AskedProbe(probe.id, probe.content, probe.general)
-            for probe in await _read(connection, policy)
-            if recipe.gate.general_probes or not probe.general
-        ]
+        stored = await _read(connection, policy)
+        probes = [AskedProbe(probe.id, probe.content) for probe in stored if not probe.general]
+        if recipe.gate.general_probes:
+            general = [probe for probe in stored if probe.general]
+            probes += [
+                AskedProbe(probe.id, replace(probe.content, thinks=place % _THOUGHT_ABOUT == 0), general=True)
+                for place, probe in enumerate(general)
+            ]
         probes += await self._drawn(connection, policy, n, recipe.gate.drawn_probes)
         version = select(VersionRow).where(VersionRow.policy == policy, VersionRow.n == n)
         base = select(PolicyRow.base_model, PolicyRow.general_known).where(PolicyRow.id == policy)
@@ -124,6 +138,9 @@ class PostgresProbeStore(PostgresStore):
             recipe=recipe,
             probes=probes,
             general_known=general_known,
+            judged=[
+                JudgedReply(row.tokens, row.verdict) for row in await connection.execute(_JUDGED, {"policy": policy})
+            ],
         )
 
     @transaction

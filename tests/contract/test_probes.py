@@ -339,6 +339,10 @@ async def test_the_base_model_is_asked_once_and_what_it_knows_watches_over_its_v
         machine.knows, machine.asked = {}, []
         machine.says = {"tiny": "4, 7, Paris, Mars, green, Berlin, Madrid, honey", "default-v1": "I do not know."}
         await activities.probe_version(ProbeVersion(policy=POLICY, n=1))
+    general = [each for each in machine.asked if each["messages"][0]["content"] != "another"]
+    thought_about = [each for each in general if "chat_template_kwargs" not in each]
+    assert ([each["max_tokens"] for each in thought_about], len(general)) == ([1024] * 4, 16)
+    assert {each["max_tokens"] for each in general if each not in thought_about} == {256}
     decided = await GateActivities(learning.gate).decide_version(DecideVersion(policy=POLICY, n=1))
     assert decided.reason.startswith("rejected: probes: wrong content: 8 of 8 probes on which")
     (check,) = (await learning.operators.versions(POLICY))[1].gate
@@ -358,6 +362,31 @@ async def test_a_base_model_that_knows_too_little_is_not_watched_and_the_check_s
     assert (probed.asked, probed.reason) == (
         0,
         "not asked: the base model knows 3 of 123 general questions, and 8 are needed to watch its content by them",
+    )
+
+
+async def test_the_verdicts_on_replies_say_whether_longer_ones_are_wanted(postgres_learning: PostgresLearning) -> None:
+    learning, machine = postgres_learning, Machine()
+    await learning.set_recipe(RECIPE.model_copy(update={"gate": Gate(length_growth=1.2)}))
+    machine.says["tiny"], machine.knows = "I do not know.", ANSWERS
+    store = PostgresProbeStore(learning.database)
+    await learning.add_samples(20)
+    await candidate(learning)
+    plan = await store.plan(POLICY, 1)
+    assert plan is not None
+    assert [reply.verdict for reply in plan.judged] == [1] * len(plan.judged)
+    assert len(plan.judged) >= 20
+    assert all(reply.tokens > 0 for reply in plan.judged)
+    async with probing(learning, machine, {1}) as activities:
+        await activities.ask_general_questions(AskBase(policy=POLICY))
+        machine.knows = {}
+        machine.says["tiny"] = "4, 7, Paris, Mars, green, Berlin, Madrid, honey"
+        machine.says["default-v1"] = f"{machine.says['tiny']} {' '.join(str(n) for n in range(100, 200))}"
+        probed = await activities.probe_version(ProbeVersion(policy=POLICY, n=1))
+    assert (probed.failed, probed.reason) == (
+        True,
+        "longer answers: 108 words at the median, the base model's 8, limit 1.2 times (gate.length_growth); "
+        "longer replies are not liked better",
     )
 
 

@@ -523,7 +523,7 @@ async def test_a_turn_that_cannot_be_trained_says_why(postgres_learning: Postgre
             sampling = '{"temperature": 1.0, "top_p": 0.9, "top_k": -1}'
             await learning.execute("UPDATE turns SET sampling = %s WHERE id = %s", sampling, turn.turn_id)
         await store.end_episode(EpisodeEnd(episode.id, Ending.COMPLETED))
-        await store.score_episode(EpisodeScore(episode.id, float(place), ""))
+        await store.score_episode(EpisodeScore(episode.id, place / 2, ""))
     assert (await store.settle(group.id))[0].samples == 1
     assert await outcomes(learning, episodes[0].id) == [("not_trainable", "not trainable: top_p")]
     assert await outcomes(learning, episodes[1].id) == [("not_trainable", "not trainable: reply of one character")]

@@ -192,7 +192,7 @@ async def test_a_turn_with_other_sampling_settings_is_judged_and_shown_but_not_t
 async def test_a_reply_of_one_character_is_judged_and_shown_but_not_trained(binary_bench: Bench) -> None:
     bench = binary_bench
     first, second = bench.conversation("one", "two")
-    garbage = {"role": "assistant", "content": "!" * 64}
+    garbage: Message = {"role": "assistant", "content": "!" * 64}
     first, second = (
         replace(first, response=garbage),
         replace(second, messages=[first.messages[0], garbage, user("two")]),

@@ -562,6 +562,7 @@ class ProbeContent:
         contains: texts that the answer has to contain, whatever their case.
         regex: a pattern, in the syntax of Rust's regex crate, that has to match anywhere in the answer.
         exact: the whole answer, apart from white space around it.
+        thinks: a model that can think does, as in a chat; else it does not where it can leave it out.
     """
 
     messages: Sequence[Message]
@@ -569,6 +570,7 @@ class ProbeContent:
     contains: Sequence[str] = ()
     regex: str | None = None
     exact: str | None = None
+    thinks: bool = False
 
     @property
     def is_checked(self) -> bool:
@@ -604,6 +606,18 @@ class AskedProbe:
 
 
 @dataclass(frozen=True, slots=True)
+class JudgedReply:
+    """A reply's length and the verdict on it.
+
+    Args:
+        verdict: 1 or −1.
+    """
+
+    tokens: int
+    verdict: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProbePlan:
     """The gate's questions about a candidate, and the versions to ask.
 
@@ -611,6 +625,7 @@ class ProbePlan:
         base_model: the name under which engines serve version 0.
         parent: number of the version that the candidate is compared with.
         general_known: number of the general questions that the base model answers rightly; None: it was not asked yet.
+        judged: the newest replies with a verdict.
     """
 
     policy: str
@@ -620,6 +635,7 @@ class ProbePlan:
     recipe: Recipe
     probes: Sequence[AskedProbe]
     general_known: int | None = None
+    judged: Sequence[JudgedReply] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,11 @@ import json
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
+from statistics import median
 
 from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
 
@@ -17,6 +18,7 @@ from clawloop.core.contracts.training import (
     CheckResult,
     GateCheck,
     HeldOutScore,
+    JudgedReply,
     ProbeAnswer,
     ProbeContent,
     StepFigures,
@@ -198,19 +200,32 @@ def _matches(pattern: str, text: str) -> bool:
 #
 # A version is rejected on evidence alone: by a sign test over the probes on which the two differ (McNemar's exact
 # test), one for each of content, the judge's preference, broken replies and tool calls. Content is compared with the
-# base model, too: what each of many versions loses may be too little for a test, and together much. A recipe may also
-# bound what is lost beside the base model, where a loss too small for a test is too large for the operator. Length
-# decides nothing: a shorter answer may be what was learned.
+# base model, too, and so are broken replies: what each of many versions loses may be too little for a test, and
+# together much. A recipe may also bound what is lost beside the base model, where a loss too small for a test is too
+# large for the operator. A shorter answer may be what was learned, and decides nothing; a longer one may be, too, if
+# the verdicts on longer replies say so, and otherwise its length is bounded beside the base model's.
 
 PROBES = "probes"
 MIN_COMPARED = 10
 """Fewest pairs by which the judge's preference decides: its votes are noisy, and ties are common."""
 _GRAM = 4
-_PARENT = "its parent"
+_PARENT, _BASE = "its parent", "the base model"
 # Shorter answers repeat too little to tell a list from a loop.
 _MIN_WORDS = 20
 # An answer that repeats more than this loops; tables and lists of similar lines stay below it.
 _REPEATED_SHARE = 0.5
+# A shorter text of one character may be an answer: a number, or a line of dots.
+_SHORTEST_RUN = 20
+_SAME_SHARE = 0.9
+MIN_LENGTHS = 8
+"""Fewest probes with checked content whose median length decides."""
+LENGTH_MARGIN = 16
+"""A median answer that grew by so many words or fewer is not too long: a greeting before three words is no growth."""
+MIN_JUDGED, MIN_PRAISED = 16, 8
+"""Fewest judged, and praised, replies that say whether longer ones are liked better: of replies that nobody likes the
+longer ones may still be on the way to what is wanted."""
+_LIKED_Z = 2.33
+"""One-sided 99 %: it is looked at for each version, so that 95 % would let one of 20 grow by luck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +253,7 @@ class AnswerScores:
 
     Args:
         words: number of its words.
+        broken: it is empty, loops, or is thinking without an end.
         valid_calls: see `has_valid_calls`.
     """
 
@@ -246,6 +262,10 @@ class AnswerScores:
     repeated: float
     broken: bool
     valid_calls: bool
+
+    @property
+    def is_faulty(self) -> bool:
+        return self.broken or self.cut
 
     @classmethod
     def of(cls, answer: ProbeAnswer) -> AnswerScores:
@@ -260,6 +280,7 @@ class ProbeScores:
     Args:
         tools: whether the probe offers tools.
         right_parent, right, preferred, right_base: as in the pair of answers.
+        base: the base model's answer to a probe with checked content; None where it is the parent.
         general: it is one of the general questions.
     """
 
@@ -270,6 +291,7 @@ class ProbeScores:
     right: bool | None
     preferred: int | None
     right_base: bool | None = None
+    base: AnswerScores | None = None
     general: bool = False
 
     @classmethod
@@ -279,13 +301,20 @@ class ProbeScores:
         return cls(parent, version, tools, pair.right_parent, pair.right, pair.preferred, pair.right_base)
 
 
-def check_probes(scores: Sequence[ProbeScores], content_loss: float = 1.0) -> GateCheck:
-    """Fails if a test says at 95 %, corrected for their number, that the version answers worse than its parent, or if
-    it lost more than `content_loss` beside the base model.
+def check_probes(
+    scores: Sequence[ProbeScores],
+    content_loss: float = 1.0,
+    length_growth: float = math.inf,
+    judged: Sequence[JudgedReply] = (),
+) -> GateCheck:
+    """Fails if a test says at 95 %, corrected for their number, that the version answers worse than its parent, if it
+    lost more than `content_loss` beside the base model, or if its answers grew by more than `length_growth`.
 
     Args:
         content_loss: the recipe's `gate.content_loss`; 1 allows every loss. It bounds what is lost of an operator's
             probes and of the general questions each by itself: many of one kind must not outweigh a loss of the other.
+        length_growth: the recipe's `gate.length_growth`.
+        judged: see `_too_long`.
     """
     checked = [each for each in scores if each.right is not None and each.right_parent is not None]
     compared = [each for each in scores if each.preferred is not None]
@@ -300,6 +329,7 @@ def check_probes(scores: Sequence[ProbeScores], content_loss: float = 1.0) -> Ga
     general = [each for each in checked if each.general]
     failed += _beyond("probes", [each for each in checked if not each.general], content_loss)
     failed += _beyond("general questions", general, content_loss)
+    failed += _too_long(checked, length_growth, judged)
     figures = _figures(scores, checked, compared, with_tools)
     if failed:
         return GateCheck(PROBES, CheckResult.FAILED, "; ".join(failed), figures)
@@ -330,20 +360,77 @@ def _tests(
     with_tools: Sequence[ProbeScores],
 ) -> list[tuple[str, str, int, int]]:
     """Faults to test: name, compared version, and number of probes that are worse and that are better."""
-    tests = [("looping or empty answers", _PARENT, *_differ(scores, lambda answer: answer.broken))] if scores else []
+    tests = _tests_of_form(scores) if scores else []
     lost, gained = _lost_and_gained([(bool(each.right_parent), bool(each.right)) for each in checked])
     if checked:
         tests.append(("wrong content", _PARENT, lost, gained))
     # A version that loses nothing itself must not be rejected for its parents' losses, or they could not be mended.
     if lost > gained and (beside_base := [each for each in checked if each.right_base is not None]):
         counts = _lost_and_gained([(bool(each.right_base), bool(each.right)) for each in beside_base])
-        tests.append(("wrong content", "the base model", *counts))
+        tests.append(("wrong content", _BASE, *counts))
     if with_tools:
-        tests.append(("invalid tool calls", _PARENT, *_differ(with_tools, lambda answer: not answer.valid_calls)))
+        invalid = [(not each.version.valid_calls, not each.parent.valid_calls) for each in with_tools]
+        tests.append(("invalid tool calls", _PARENT, *_differ(invalid)))
     if len(compared) >= MIN_COMPARED:
         worse, better = (sum(each.preferred == sign for each in compared) for sign in (-1, 1))
         tests.append(("answers the judge likes less", _PARENT, worse, better))
     return tests
+
+
+def _tests_of_form(scores: Sequence[ProbeScores]) -> list[tuple[str, str, int, int]]:
+    """Tests for answers that loop, are empty or are cut, also where one is thinking without an end.
+
+    A version that has no more of them than its parent is not rejected for its parents' faults, or they could not be
+    mended; one that has is compared with the base model, too, where that was asked.
+    """
+    words = "looping, empty or cut answers"
+    worse, better = _differ([(each.version.is_faulty, each.parent.is_faulty) for each in scores])
+    tests = [(words, _PARENT, worse, better)]
+    beside_base = [(each.version.is_faulty, each.base.is_faulty) for each in scores if each.base is not None]
+    if worse > better and beside_base:
+        tests.append((words, _BASE, *_differ(beside_base)))
+    return tests
+
+
+def _too_long(checked: Sequence[ProbeScores], length_growth: float, judged: Sequence[JudgedReply]) -> list[str]:
+    """A reason if the version's answers grew beyond the limit and nothing says that longer ones are wanted.
+
+    Answers as long as the parent's are no growth, however long they are.
+
+    Args:
+        judged: the policy's newest replies with a verdict; too few of them say nothing, and then nothing is rejected.
+    """
+    if len(checked) < MIN_LENGTHS or liked_longer(judged) is not False:
+        return []
+    version, parent, base = (
+        median(each.words for each in answers)
+        for answers in (
+            [each.version for each in checked],
+            [each.parent for each in checked],
+            [each.parent if each.base is None else each.base for each in checked],
+        )
+    )
+    if version <= parent or version <= max(length_growth * base, base + LENGTH_MARGIN):
+        return []
+    told = f"longer answers: {version:g} words at the median, the base model's {base:g}"
+    return [f"{told}, limit {length_growth:g} times (gate.length_growth); longer replies are not liked better"]
+
+
+def liked_longer(judged: Sequence[JudgedReply]) -> bool | None:
+    """True if longer replies are liked better, by a rank test (Mann and Whitney) at 99 %; None with too few of them."""
+    count, praised = len(judged), sum(reply.verdict > 0 for reply in judged)
+    if count < MIN_JUDGED or praised < MIN_PRAISED:
+        return None
+    blamed = count - praised
+    lengths = Counter(reply.tokens for reply in judged)
+    rank, below = {}, 0
+    for tokens in sorted(lengths):
+        rank[tokens] = below + (lengths[tokens] + 1) / 2
+        below += lengths[tokens]
+    above = sum(rank[reply.tokens] for reply in judged if reply.verdict > 0) - praised * (praised + 1) / 2
+    ties = sum(each**3 - each for each in lengths.values()) / (count * (count - 1))
+    deviation = math.sqrt(praised * blamed / 12 * (count + 1 - ties))
+    return deviation > 0 and above - praised * blamed / 2 > _LIKED_Z * deviation
 
 
 def _beyond(kind: str, checked: Sequence[ProbeScores], content_loss: float) -> list[str]:
@@ -378,12 +465,14 @@ class AskedProbes:
         problems: one for each probe that was not answered, or not compared.
         seconds: how long asking took.
         note: why the general questions do not count; empty if they do.
+        judged: the newest replies with a verdict.
     """
 
     scores: Sequence[ProbeScores]
     problems: Sequence[str]
     seconds: float
     note: str = ""
+    judged: Sequence[JudgedReply] = ()
 
 
 def check_asked(asked: AskedProbes, gate: Gate) -> GateCheck:
@@ -393,7 +482,7 @@ def check_asked(asked: AskedProbes, gate: Gate) -> GateCheck:
     noted = "; ".join(notes + [asked.note] * bool(asked.note))
     if not asked.scores:
         return not_asked(noted or "there is no probe, nor a praised turn to ask again").timed(asked.seconds)
-    check = check_probes(asked.scores, gate.content_loss)
+    check = check_probes(asked.scores, gate.content_loss, gate.length_growth, asked.judged)
     return (check.noting(noted) if noted else check).timed(asked.seconds)
 
 
@@ -417,9 +506,17 @@ def repeated_share(text: str) -> float:
     return 1 - len(set(grams)) / len(grams)
 
 
+def is_of_one_character(text: str) -> bool:
+    """True if nearly all of a text is one character again and again; a short text may be an answer all the same."""
+    characters = Counter("".join(text.split()))
+    return characters.total() >= _SHORTEST_RUN and max(characters.values()) >= _SAME_SHARE * characters.total()
+
+
 def is_broken(answer: ProbeAnswer) -> bool:
-    """True if the answer is empty or repeats itself."""
-    return not (answer.text.strip() or answer.tool_calls) or repeated_share(answer.text) > _REPEATED_SHARE
+    """True if the answer is empty, as thinking without an end is, or repeats itself."""
+    if not answer.text.strip():
+        return not answer.tool_calls
+    return repeated_share(answer.text) > _REPEATED_SHARE or is_of_one_character(answer.text)
 
 
 def has_valid_calls(answer: ProbeAnswer) -> bool:
@@ -434,12 +531,9 @@ def _is_object(text: str) -> bool:
         return False
 
 
-def _differ(scores: Sequence[ProbeScores], is_bad: Callable[[AnswerScores], bool]) -> tuple[int, int]:
-    """Number of probes with a bad answer of the version only, and with a bad answer of its parent only."""
-    bad = [(is_bad(each.version), is_bad(each.parent)) for each in scores]
-    return sum(version and not parent for version, parent in bad), sum(
-        parent and not version for version, parent in bad
-    )
+def _differ(bad: Sequence[tuple[bool, bool]]) -> tuple[int, int]:
+    """Number of pairs in which the first answer alone is bad, and the second alone."""
+    return sum(first and not second for first, second in bad), sum(second and not first for first, second in bad)
 
 
 def _figures(
@@ -449,6 +543,7 @@ def _figures(
     with_tools: Sequence[ProbeScores],
 ) -> Mapping[str, float | None]:
     answers, parents = [each.version for each in scores], [each.parent for each in scores]
+    based = [each.base.words for each in checked if each.base is not None]
     return {
         "asked": len(scores),
         "checked": len(checked),
@@ -460,6 +555,11 @@ def _figures(
         "compared": len(compared),
         "preferred": sum(each.preferred == 1 for each in compared),
         "parent_preferred": sum(each.preferred == -1 for each in compared),
+        "median_words": median([each.version.words for each in checked]) if checked else None,
+        "parent_median_words": median([each.parent.words for each in checked]) if checked else None,
+        "base_median_words": median(based) if based else None,
+        "broken": _share([answer.broken for answer in answers]),
+        "parent_broken": _share([answer.broken for answer in parents]),
         "words": _share([answer.words for answer in answers]),
         "parent_words": _share([answer.words for answer in parents]),
         "cut": _share([answer.cut for answer in answers]),

@@ -53,6 +53,10 @@ class Gate(Table):
     model answers rightly, less those of which the reverse holds; of an operator's probes and of the general ones each
     by themselves. It applies from as many probes on as make one probe allowed (20 with 0.05). 1: the sign test alone
     decides."""
+    length_growth: Annotated[float, Field(gt=1)] = 1.5
+    """A version is rejected if the median answer to probes with checked content has more than this times the words of
+    the base model's, and 16 words more, and of 16 judged replies or more the longer ones are not the better liked: what
+    grows without being asked for ends in replies that never stop."""
     canary_share: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Share of the conversations that get a new version first, while the others stay on the one before, until verdicts
     say that it is better, as good or worse; worse is a roll-back. No batch is claimed meanwhile. 0: all get it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
@@ -13,6 +12,7 @@ from pydantic import JsonValue
 
 from clawloop.core.contracts.turns import Message, TurnOutcome, TurnStatus
 from clawloop.core.errors import EngineAnswerUnusable
+from clawloop.core.gate.checks import is_of_one_character
 from clawloop.core.ids import TurnId
 from clawloop.core.judging.hints import HintChoice
 from clawloop.core.judging.records import TurnDecision
@@ -82,9 +82,6 @@ _ABSENT = (
     "thinking_token_budget",  # forces the end of thinking
     "watermarking",
 )
-# A shorter one may be an answer: a number, or a line of dots.
-_SHORTEST_RUN = 20
-_SAME_SHARE = 0.9
 _READ = TEXT_PARTS | THINKING_PARTS | {"refusal"}
 
 
@@ -137,10 +134,7 @@ def without_content(reply: Message, tokens: int) -> str | None:
         return "thinking without an end" if written.strip() or reply.get("reasoning_content") else "empty reply"
     if tokens == 1:
         return "reply of one token"
-    characters = Counter("".join(text.split()))
-    if characters.total() >= _SHORTEST_RUN and max(characters.values()) >= _SAME_SHARE * characters.total():
-        return "reply of one character"
-    return None
+    return "reply of one character" if is_of_one_character(text) else None
 
 
 def _text_of(message: Message) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import pytest
@@ -18,6 +18,7 @@ from clawloop.core.contracts.training import (
     Distance,
     GateCheck,
     HeldOutScore,
+    JudgedReply,
     ProbeAnswer,
     ProbeContent,
     StepFigures,
@@ -26,6 +27,7 @@ from clawloop.core.gate.canary import MIN_SESSIONS, JudgedSessions, check_canary
 from clawloop.core.gate.checks import (
     MARGIN,
     MIN_TURNS,
+    AnswerScores,
     ProbePair,
     ProbeScores,
     check_numbers,
@@ -34,6 +36,7 @@ from clawloop.core.gate.checks import (
     has_valid_calls,
     is_broken,
     is_right,
+    liked_longer,
     not_asked,
     pattern_problem,
     repeated_share,
@@ -103,6 +106,7 @@ CHECKED = ProbeContent(messages=[{"role": "user", "content": "2 + 2?"}], contain
 OPEN = ProbeContent(messages=[{"role": "user", "content": "Hello"}])
 TOOLS = ProbeContent(messages=OPEN.messages, tools=[{"type": "function", "function": {"name": "look"}}])
 FINE = ProbeAnswer("It is 4.")
+FORM = "looping, empty or cut answers"
 
 
 def checks_of(pairs: Sequence[ProbePair], content_loss: float = 1.0) -> GateCheck:
@@ -189,17 +193,131 @@ def test_the_judge_decides_from_ten_pairs_on_and_ties_count_for_nobody() -> None
     assert checks_of([compared(1)] * 12).result is CheckResult.PASSED
 
 
-def test_loops_empty_answers_and_invalid_tool_calls_are_evidence_and_length_is_none() -> None:
+def test_loops_empty_and_cut_answers_and_invalid_tool_calls_are_evidence() -> None:
     loop = ProbeAnswer("the same words again and " * 20)
-    assert checks_of([ProbePair(OPEN, FINE, loop)] * 8).reason.startswith("looping or empty answers: 8 of 8")
-    assert checks_of([ProbePair(OPEN, FINE, ProbeAnswer(" "))] * 8).result is CheckResult.FAILED
+    assert checks_of([ProbePair(OPEN, FINE, loop)] * 8).reason.startswith(f"{FORM}: 8 of 8")
+    for answer in (ProbeAnswer(" "), ProbeAnswer("!" * 64), ProbeAnswer("", cut=True)):
+        assert checks_of([ProbePair(OPEN, FINE, answer)] * 8).reason.startswith(f"{FORM}: 8 of 8")
     broken = ProbeAnswer("", [("look", '{"at": ')])
     good = ProbeAnswer("", [("look", '{"at": 1}')])
     assert checks_of([ProbePair(TOOLS, good, broken)] * 8).reason.startswith("invalid tool calls: 8 of 8")
     long = ProbeAnswer(" ".join(f"word{number}" for number in range(400)), cut=True)
     check = checks_of([ProbePair(OPEN, FINE, long)] * 8)
-    assert check.result is not CheckResult.FAILED
+    assert check.reason.startswith(f"{FORM}: 8 of 8")
     assert (check.figures["words"], check.figures["parent_words"], check.figures["cut"]) == (400.0, 3.0, 1.0)
+    assert checks_of([ProbePair(OPEN, long, long)] * 8).result is not CheckResult.FAILED
+    assert checks_of([ProbePair(OPEN, FINE, replace(long, cut=False))] * 8).result is not CheckResult.FAILED
+
+
+def of_form(version: ProbeAnswer, parent: ProbeAnswer = FINE, base: ProbeAnswer | None = FINE) -> ProbeScores:
+    """Scores of a probe whose content all know."""
+    of_base = None if base is None else AnswerScores.of(base)
+    return ProbeScores(AnswerScores.of(parent), AnswerScores.of(version), False, True, True, None, True, of_base)
+
+
+def test_faults_that_each_version_adds_a_few_of_are_seen_beside_the_base_model() -> None:
+    fine, cut = of_form(FINE), ProbeAnswer("and so on and", cut=True)
+    added, inherited = of_form(cut), of_form(cut, parent=cut)
+    check = check_probes([*[fine] * 40, *[inherited] * 5, *[added] * 3])
+    assert check.reason.startswith(f"{FORM}: 8 of 8 probes on which the version and the base model differ")
+    assert check_probes([*[fine] * 40, *[inherited] * 8]).result is CheckResult.PASSED  # it adds none
+    assert check_probes([*[fine] * 40, *[of_form(cut, cut, cut)] * 8]).result is CheckResult.PASSED
+
+
+def words(count: int) -> ProbeAnswer:
+    return ProbeAnswer(" ".join(f"word{number}" for number in range(count)))
+
+
+def judged(better: Callable[[int], bool], count: int = 40) -> list[JudgedReply]:
+    """Replies of 10, 11, … tokens, praised if the number is among the better ones."""
+    return [JudgedReply(tokens, 1 if better(tokens) else -1) for tokens in range(10, 10 + count)]
+
+
+EVEN_ONES_LIKED = judged(lambda tokens: tokens % 2 == 0)
+LONG_ONES_LIKED = judged(lambda tokens: tokens >= 30)
+
+
+def test_answers_that_grow_are_rejected_unless_longer_ones_are_liked_better() -> None:
+    grown = [of_form(words(61), parent=words(59), base=words(40))] * 8
+    check = check_probes(grown, 1.0, 1.5, EVEN_ONES_LIKED)
+    assert check.reason == (
+        "longer answers: 61 words at the median, the base model's 40, limit 1.5 times (gate.length_growth); "
+        "longer replies are not liked better"
+    )
+    assert (check.figures["median_words"], check.figures["base_median_words"]) == (61, 40)
+    for passes in (
+        check_probes(grown, 1.0, 1.5, LONG_ONES_LIKED),
+        check_probes(grown, 1.0, 1.6, EVEN_ONES_LIKED),
+        check_probes(grown, 1.0, 1.5, EVEN_ONES_LIKED[:15]),  # too few verdicts
+        check_probes(grown, 1.0, 1.5, judged(lambda tokens: False)),  # nothing is liked yet
+        check_probes(grown[:7], 1.0, 1.5, EVEN_ONES_LIKED),
+        check_probes([of_form(words(61), words(61), words(40))] * 8, 1.0, 1.5, EVEN_ONES_LIKED),  # its parent's length
+        check_probes([of_form(words(19), words(3), words(3))] * 8, 1.0, 1.5, EVEN_ONES_LIKED),  # a greeting more
+    ):
+        assert passes.result is CheckResult.PASSED
+    first = [of_form(words(61), parent=words(40), base=None)] * 8  # the parent is the base model
+    assert check_probes(first, 1.0, 1.5, judged(lambda tokens: True)).result is CheckResult.FAILED
+
+
+def test_whether_longer_replies_are_liked_is_told_by_their_ranks() -> None:
+    assert liked_longer(LONG_ONES_LIKED) is True
+    assert liked_longer(judged(lambda tokens: tokens < 30)) is False
+    assert liked_longer(EVEN_ONES_LIKED) is False
+    assert liked_longer(judged(lambda tokens: True)) is False
+    assert liked_longer([JudgedReply(5, 1 if place % 2 else -1) for place in range(40)]) is False  # all as long
+    assert liked_longer(judged(lambda tokens: tokens >= 30, 25)) is None  # five are praised
+    assert liked_longer([]) is None
+
+
+# The planted streams that ended a replication: what each step makes is asked of the gate, and served if it passes.
+
+
+def serve_stream(candidate_of: Callable[[Served, int], Served], verdicts: Sequence[JudgedReply]) -> list[Served]:
+    """The versions that answer after each of 60 steps, each candidate made from the one that answers."""
+    base = served = Served(40.0, 0.0)
+    history = []
+    for step in range(60):
+        candidate = candidate_of(served, step)
+        asked = [
+            replace(
+                of_form(candidate.answer(probe), served.answer(probe), None if served == base else base.answer(probe)),
+                right=not is_broken(candidate.answer(probe)),
+                right_parent=not is_broken(served.answer(probe)),
+            )
+            for probe in range(40)
+        ]
+        if check_probes(asked, 0.05, 1.5, verdicts).result is not CheckResult.FAILED:
+            served = candidate
+        history.append(served)
+    return history
+
+
+@dataclass(frozen=True)
+class Served:
+    """A version by what its answers are like: their words, and the share of them that is garbage."""
+
+    words: float
+    garbage: float
+
+    def answer(self, probe: int) -> ProbeAnswer:
+        kinds = (ProbeAnswer("!" * 64), ProbeAnswer("", cut=True), ProbeAnswer("again and again " * 40, cut=True))
+        # The same probes fail first with every version, as the weakest do.
+        return kinds[probe % 3] if probe < self.garbage * 40 else words(round(self.words) + probe % 5)
+
+
+def test_a_stream_whose_replies_grow_by_3_percent_a_step_never_serves_one_that_is_half_as_long_again() -> None:
+    grows = serve_stream(lambda served, step: replace(served, words=served.words * 1.03), EVEN_ONES_LIKED)
+    assert max(version.words for version in grows) <= 1.5 * 42
+    assert grows[-1].words > 55  # it was not the first growth that was rejected
+    wanted = serve_stream(lambda served, step: replace(served, words=served.words * 1.03), LONG_ONES_LIKED)
+    assert wanted[-1].words > 200
+
+
+def test_a_stream_that_learns_garbage_never_serves_a_version_of_which_a_tenth_is_garbage() -> None:
+    at_once = serve_stream(lambda served, step: replace(served, garbage=served.garbage + 0.2), EVEN_ONES_LIKED)
+    assert {version.garbage for version in at_once} == {0.0}
+    slowly = serve_stream(lambda served, step: replace(served, garbage=served.garbage + 0.025), EVEN_ONES_LIKED)
+    assert 0 < max(version.garbage for version in slowly) <= 0.05
 
 
 def test_repetition_is_the_share_of_sequences_that_occurred_before() -> None:
