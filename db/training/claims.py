@@ -144,6 +144,8 @@ async def choose_samples(connection: AsyncConnection, policy: str, recipe: Recip
         parameters = {"policy": policy, "after": after, "limit": limit}
         rows = opened(connection, await connection.execute(_FRESH, parameters), turns="turn_id")
         usable += await expire_unusable(connection, eligibility, rows)
+        while len(usable) >= batch_samples and eligibility.lacks_corrections(usable[:batch_samples]):
+            usable = await _expire_praised(connection, eligibility, usable[:batch_samples]) + usable[batch_samples:]
         if len(rows) < limit:
             break
         after, examined, limit = str(rows[-1].id), examined + len(rows), _CHUNK
@@ -151,14 +153,33 @@ async def choose_samples(connection: AsyncConnection, policy: str, recipe: Recip
     if recipe.signal.reward == "group":
         usable = await _complete_groups(connection, eligibility, policy, usable)
     full = len(usable) >= batch_samples
+    if not full and _has_waited(usable, recipe) and eligibility.lacks_corrections(usable):
+        usable = await _expire_praised(connection, eligibility, usable)
     return choice(usable, f"{len(usable)} of {batch_samples} samples", recipe, full=full)
+
+
+async def _expire_praised(connection: AsyncConnection, eligibility: Eligibility, batch: Sequence[Any]) -> list[Any]:
+    """The batch's samples that are blamed or have a hint; the others expire.
+
+    If they waited instead, a policy that does well would gather praise without end, and learn from old praise once
+    somebody complains.
+    """
+    kept = [row for row in batch if eligibility.corrects(row)]
+    share = eligibility.recipe.train.corrected_share
+    why = f"nothing to correct: {len(kept)} of {len(batch)} samples blamed or hinted, {share:g} of them are needed"
+    expired = {SampleId(row.id): f"{why} (train.corrected_share)" for row in batch if row not in kept}
+    await end_samples(connection, expired, SampleState.EXPIRED, TurnOutcome.EXPIRED)
+    return kept
 
 
 def choice(usable: Sequence[Any], reason: str, recipe: Recipe, *, full: bool) -> Chosen:
     """The usable rows, if they are a full batch or the oldest has waited long enough."""
-    waited = bool(usable) and usable[0].age >= timedelta(hours=recipe.train.max_wait_hours)
-    samples = [SampleId(row.id) for row in usable] if full or waited else []
+    samples = [SampleId(row.id) for row in usable] if full or _has_waited(usable, recipe) else []
     return Chosen(samples, reason, full, SampleId(usable[0].id) if usable else None)
+
+
+def _has_waited(usable: Sequence[Any], recipe: Recipe) -> bool:
+    return bool(usable) and usable[0].age >= timedelta(hours=recipe.train.max_wait_hours)
 
 
 async def expire_unusable(connection: AsyncConnection, eligibility: Eligibility, rows: Sequence[Any]) -> list[Any]:
@@ -231,6 +252,16 @@ class Eligibility:
         if not by_reward and needs_version(train, row.version, self.head) and row.version not in self.readable:
             return f"version {row.version}, which answered, is gone: its hint cannot be read"
         return sample_fault(row, known_prompt_tokens(row), sampling)
+
+    def corrects(self, row: Any) -> bool:
+        """True if the sample's reply was blamed, or has a hint that is learned from."""
+        train = self.recipe.train
+        blamed = train.uses_rewards and row.reward is not None and row.reward < 0
+        return blamed or (train.uses_hints and row.hinted_tokens is not None)
+
+    def lacks_corrections(self, batch: Sequence[Any]) -> bool:
+        """True if too few samples of a batch correct something, so that it only praises what is so already."""
+        return sum(map(self.corrects, batch)) < self.recipe.train.corrected_share * len(batch)
 
     def apart_from_head(self, version: int) -> int:
         """Number of steps between the version and the head."""

@@ -576,3 +576,47 @@ async def test_a_prompt_whose_parent_lost_tokens_is_detected(postgres_learning: 
     assert claim.state is None
     (row,) = await postgres_learning.rows("SELECT reason FROM samples WHERE state = 'expired'")
     assert "its prompt is 9 tokens of its parent's and 3 more, but 8 are there" in row["reason"]
+
+
+# Nothing to correct ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_batch_of_praise_alone_makes_no_step_and_says_so(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    await learning.set_recipe(recipe(corrected_share=0.5))
+    praised = await learning.add_samples(8)
+    assert (await learning.steps.claim(POLICY, 1)).state is None
+    for sample in praised:
+        assert await learning.sample_result(sample) == (
+            SampleState.EXPIRED,
+            TurnOutcome.EXPIRED,
+            "nothing to correct: 0 of 4 samples blamed or hinted, 0.5 of them are needed (train.corrected_share)",
+        )
+    assert not await learning.work_waiting()
+
+
+async def test_what_corrects_waits_until_it_is_enough_of_a_batch(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    await learning.set_recipe(recipe(corrected_share=0.5))
+    (blamed,) = await learning.add_samples(1, reward=-1.0)
+    used_up = await learning.add_samples(3)
+    assert (await learning.steps.claim(POLICY, 1)).state is None
+    assert (await learning.sample_result(blamed))[0] is SampleState.FRESH
+    assert {(await learning.sample_result(sample))[0] for sample in used_up} == {SampleState.EXPIRED}
+    praised = await learning.add_samples(2)
+    (hinted,) = await learning.add_samples(1, hinted=[1, 2, 3])
+    assert (await learning.steps.claim(POLICY, 1)).state is StepState.CLAIMED
+    batch = await learning.steps.batch(POLICY, 1)
+    assert {sample.sample_id for sample in batch.samples} == {blamed, hinted, *praised}
+
+
+async def test_a_little_praise_that_waited_long_is_no_batch_either(postgres_learning: PostgresLearning) -> None:
+    learning = postgres_learning
+    await learning.set_recipe(recipe(corrected_share=0.5))
+    praised = await learning.add_samples(2)
+    (blamed,) = await learning.add_samples(1, reward=-1.0)
+    await learning.age(timedelta(hours=25))
+    assert (await learning.steps.claim(POLICY, 1)).state is StepState.CLAIMED
+    batch = await learning.steps.batch(POLICY, 1)
+    assert [sample.sample_id for sample in batch.samples] == [blamed]
+    assert {(await learning.sample_result(sample))[0] for sample in praised} == {SampleState.EXPIRED}

@@ -214,6 +214,11 @@ class Train(Table):
     staleness_versions: Annotated[int, Field(ge=0)] = 4
     """A sample from next-state evidence expires when its version is more steps than this from the head; explicit
     feedback never does."""
+    corrected_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of a batch's chat samples that are blamed or have a hint, below which no step is made of it: its praised
+    samples expire, with the reason, and the others wait for the next batch. With all five methods that were tried on
+    SmolLM2-135M, one run each, content went on being lost once most replies were praised; no share was measured, and 0
+    trains every batch."""
     batch_groups: Annotated[int, Field(ge=1, le=1_000)] = 8
     """Number of rollout groups of a step that learns from episodes; it takes all samples of a group or none, and none
     of a chat."""
@@ -501,6 +506,11 @@ def _of_terms(signal: Signal, train: Train) -> Iterator[tuple[bool, str, str]]:
         _changed(advantage, "spare_unlikely") and not loss.policy_gradient,
         "train.advantage.spare_unlikely",
         "has no effect while train.loss.policy_gradient is 0",
+    )
+    yield (
+        bool(train.corrected_share) and signal.reward != "verdict",
+        "train.corrected_share",
+        f'must be 0 with signal.reward = "{signal.reward}": it compares replies, so that some are blamed always',
     )
     yield (
         _changed(train, "distillation") and not loss.distillation,
