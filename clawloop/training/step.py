@@ -56,9 +56,16 @@ class BatchSignals:
 
 
 def gather_batch_signals(
-    scorer: Scorer, samples: Sequence[BatchSample], shard: RankShard, recipe: Train
+    scorer: Scorer,
+    samples: Sequence[BatchSample],
+    shard: RankShard,
+    recipe: Train,
+    end_tokens: frozenset[int] = frozenset(),
 ) -> BatchSignals:
     """Runs the passes without gradient and combines their scores with what was recorded.
+
+    Args:
+        end_tokens: see `train_step`.
 
     Raises:
         StepDiverged: a pass gives numbers that are not finite.
@@ -80,6 +87,7 @@ def gather_batch_signals(
             teacher |= scores
         answered |= {index: scores[index] for index in scoring_pass.answered if index in scores}
     signals = BatchSignals({}, {}, {})
+    spared = end_tokens if recipe.distillation.spare_end else frozenset()
     for index in (member for micro_batch in shard.trained for member in micro_batch.members):
         sample = samples[index]
         try:
@@ -87,6 +95,7 @@ def gather_batch_signals(
             if places := recipe.places_read(sample.hinted_prompts):
                 teachers = [teacher[hinted_member(index, place)] for place in places]
                 streams, taught = _taught(streams, answered[index], teachers, compared.get(index), places, recipe)
+                streams = _without_gap(streams, sample.response_ids, spared)
                 signals.taught[index] = taught
             if recipe.loss.correction == "decoupled":
                 streams = replace(streams, prox_logprob_T=policy[index].logprob_T)
@@ -155,6 +164,20 @@ def _taught(
     )
     shares = [float((chosen_T == hint)[mask_T].double().mean()) for hint in range(len(places))]
     return streams, [HintUse(*use) for use in zip(places, overlaps, shares, strict=True)]
+
+
+def _without_gap(streams: Streams, response_ids: Sequence[int], tokens: frozenset[int]) -> Streams:
+    """The streams without a gap of the teacher's at these tokens, where they were sampled or are compared."""
+    assert streams.teacher_logprob_T is not None
+    assert streams.answered_logprob_T is not None
+    ends = torch.tensor(sorted(tokens), dtype=torch.int64, device=streams.teacher_logprob_T.device)
+    sampled_T = torch.isin(torch.tensor(response_ids, device=ends.device), ends)
+    spared = torch.where(sampled_T, streams.answered_logprob_T, streams.teacher_logprob_T)
+    streams = replace(streams, teacher_logprob_T=spared)
+    if streams.topk_advantage_TK is None or streams.teacher_topk_ids_TK is None:
+        return streams
+    at_end_TK = torch.isin(streams.teacher_topk_ids_TK, ends)
+    return replace(streams, topk_advantage_TK=streams.topk_advantage_TK.masked_fill(at_end_TK, 0.0))
 
 
 def _drift(policy: Scores, streams: Streams) -> float:
@@ -253,6 +276,7 @@ def train_step(
     ranks: Ranks | None = None,
     on_progress: ProgressCallback | None = None,
     token_distance: float = Gate().token_distance,
+    end_tokens: frozenset[int] = frozenset(),
 ) -> StepFigures:
     """Trains on one batch; the same figures on every rank.
 
@@ -266,6 +290,7 @@ def train_step(
         ranks: the ranks that take the step; this process alone if None.
         on_progress: called after each micro-batch, on every rank.
         token_distance: beyond this a token has moved far, in nats.
+        end_tokens: ids that end a turn or thinking, which `distillation.spare_end` keeps out of the teacher's gap.
 
     Raises:
         SampleUnusable: a sample is too long or malformed; nothing was computed.
@@ -280,7 +305,7 @@ def train_step(
     shard = shard_batch(samples, limits, passes, rank=ranks.rank, world_size=ranks.world_size)
     on_progress = PaceMeter(on_progress, _work(shard, recipe))
     scorer = Scorer(model, parent, read_version, ranks, on_progress)
-    signals = gather_batch_signals(scorer, samples, shard, recipe)
+    signals = gather_batch_signals(scorer, samples, shard, recipe, end_tokens)
     dropped = _merge(ranks.all_gather(signals.dropped))
     divisor = sum(ranks.all_gather(Divisor.of(signals.streams.values())), start=Divisor(0, 0))
     sequences = _sequence_tokens(samples, signals, ranks)

@@ -62,6 +62,7 @@ from clawloop.training.memory import (
     train_within_memory,
 )
 from clawloop.training.model.base_weights import BaseWeights
+from clawloop.training.model.checkpoint import end_tokens
 from clawloop.training.model.loading import load_model, load_sharded_model
 from clawloop.training.model.port import LoraShape, PolicyModel
 from clawloop.training.packing import Limits
@@ -330,6 +331,7 @@ class StepRunner:
         _require_top_k(step, limits.vocab_size)
         batch = select_trainable(step, limits)
         settings = step.recipe.train
+        ends = end_tokens(self._setup.model) if settings.distillation.spare_end else frozenset()
         # The optimiser's state stays the parent's; only how far its update goes is scaled.
         scaled = settings.optimiser.model_copy(update={"lr": settings.optimiser.lr * step.lr_scale})
         optimizer = make_optimizer(model, scaled)
@@ -363,6 +365,7 @@ class StepRunner:
                 ranks=self._ranks,
                 on_progress=lambda progress: report_or_stop(str(progress), progress.pace),
                 token_distance=step.recipe.gate.token_distance,
+                end_tokens=ends,
             )
             began = time.monotonic()
             known = [turn for turn in turns if turn.sample_id in before]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +14,10 @@ from torch import Tensor
 
 from clawloop.core.algorithms.streams import Streams
 from clawloop.core.contracts.training import BatchSample
+from clawloop.core.errors import ModelUnsupported
 from clawloop.core.recipes.recipe import Train
 from clawloop.training.batch import hinted_sequence, plain_sequence
+from clawloop.training.model.checkpoint import end_tokens
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape, PolicyModel, adapter_tensors, set_adapter
 from clawloop.training.packing import Limits, TokenSequence, collate
@@ -32,12 +36,14 @@ def load(base: Path) -> PolicyModel:
     return model
 
 
-def signals(model: PolicyModel, samples: Sequence[BatchSample], recipe: Train) -> dict[int, Streams]:
+def signals(
+    model: PolicyModel, samples: Sequence[BatchSample], recipe: Train, ends: frozenset[int] = frozenset()
+) -> dict[int, Streams]:
     older = {name: 0.5 * tensor for name, tensor in adapter_tensors(model).items()}
     passes = plan_scoring_passes(samples, recipe, PARENT)
     shard = shard_batch(samples, Limits(200, 256, VOCAB), passes, rank=0, world_size=1)
     scorer = Scorer(model, PARENT, lambda _: older, Ranks(), ignore_progress)
-    gathered = gather_batch_signals(scorer, samples, shard, recipe)
+    gathered = gather_batch_signals(scorer, samples, shard, recipe, ends)
     assert not gathered.dropped
     return gathered.streams
 
@@ -99,3 +105,45 @@ def test_an_engines_rounding_does_not_reach_the_gap(qwen3: Path, teacher: str) -
         assert streams.behaviour_logprob_T is not None
         assert other.behaviour_logprob_T is not None
         assert not torch.equal(streams.behaviour_logprob_T, other.behaviour_logprob_T)
+
+
+CLIPPED = {"distillation": {"divergence": "clipped", "top_k": 4}, "loss": {"policy_gradient": 0.0, "distillation": 1.0}}
+
+
+@pytest.mark.parametrize("settings", [{"advantage": OPD}, CLIPPED], ids=["sampled", "support"])
+def test_end_tokens_are_kept_out_of_the_gap_wherever_they_stand(qwen3: Path, settings: dict[str, Any]) -> None:
+    model = load(qwen3)
+    samples = answered_by_three_versions(model)
+    ends = frozenset(sample.response_ids[-1] for sample in samples)
+    plain = Train.model_validate(settings)
+    sparing = plain.model_copy(update={"distillation": plain.distillation.model_copy(update={"spare_end": True})})
+    before, spared = (signals(model, samples, recipe, ends) for recipe in (plain, sparing))
+    found = 0
+    for index, sample in enumerate(samples):
+        if settings is CLIPPED:
+            ids, was, now = (
+                before[index].teacher_topk_ids_TK,
+                before[index].topk_advantage_TK,
+                spared[index].topk_advantage_TK,
+            )
+        else:
+            ids, was, now = torch.tensor(sample.response_ids), before[index].advantage_T, spared[index].advantage_T
+        assert ids is not None
+        assert was is not None
+        assert now is not None
+        at_end = torch.isin(ids, torch.tensor(sorted(ends)))
+        found += int((was[at_end] != 0).sum())
+        assert (now[at_end] == 0).all()
+        assert torch.equal(now[~at_end], was[~at_end])
+    assert found  # without the setting there is a gap
+
+
+def test_end_tokens_are_read_from_the_models_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnsupported, match="names no eos_token_id"):
+        end_tokens(tmp_path)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    assert end_tokens(tmp_path) == {7, 9}
+    added = [{"id": 3, "content": "<think>"}, {"id": 4, "content": "</think>"}, {"id": 5, "content": "<tool_call>"}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    assert end_tokens(tmp_path) == {4, 7, 9}

@@ -137,6 +137,7 @@ _BRACKETS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|channel>thought", "<channel|>"),
 )
+CLOSES_THINKING = frozenset(closes for _, closes in _BRACKETS)
 # Mistral's models think because the system prompt of their template asks them to, and shows the brackets.
 _BY_PROMPT = "[THINK]"
 # gpt-oss writes to channels, and to `analysis` first; its template only says so.

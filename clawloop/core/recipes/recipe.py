@@ -134,6 +134,11 @@ class Distillation(Table):
     version that answered, over the reply (`sequence_optimal`) or at each token (`token_optimal`); or the `shortest`,
     or the `longest`. The reply is read once behind each hint that may be chosen."""
 
+    spare_end: bool = False
+    """Keep the tokens that end a turn or thinking out of the teacher's gap: a teacher that has read the hint may find
+    them less likely, and a model that learns that never ends. In a replication every run with hints ended so, and none
+    without; here the effect is not measured."""
+
 
 class Loss(Table):
     """Weighted parts of the loss, and how tokens are clipped and averaged."""
@@ -503,6 +508,16 @@ def _of_terms(signal: Signal, train: Train) -> Iterator[tuple[bool, str, str]]:
         '"overlap" needs train.distillation.divergence = "clipped"',
     )
     yield (
+        train.distillation.spare_end and bool(loss.distillation) and not is_clipped,
+        "train.distillation.spare_end",
+        'needs train.distillation.divergence = "clipped": a whole distribution has no gap of single tokens',
+    )
+    yield (
+        train.distillation.spare_end and not train.uses_hints,
+        "train.distillation.spare_end",
+        "has no effect without a teacher: raise train.advantage.teacher_weight or train.loss.distillation",
+    )
+    yield (
         _changed(advantage, "spare_unlikely") and not loss.policy_gradient,
         "train.advantage.spare_unlikely",
         "has no effect while train.loss.policy_gradient is 0",
@@ -512,8 +527,9 @@ def _of_terms(signal: Signal, train: Train) -> Iterator[tuple[bool, str, str]]:
         "train.corrected_share",
         f'must be 0 with signal.reward = "{signal.reward}": it compares replies, so that some are blamed always',
     )
+    kept = train.distillation.model_copy(update={"spare_end": False})
     yield (
-        _changed(train, "distillation") and not loss.distillation,
+        kept != Distillation() and not loss.distillation,
         "train.distillation",
         "has no effect while train.loss.distillation is 0",
     )

@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint: its architecture and its family, from `config.json` alone."""
+"""A Hugging Face checkpoint: its architecture, its family and its end tokens, from its JSON files alone."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, ValidationError
 
 from clawloop.core.errors import FamilyUnknown, ModelUnsupported
+from clawloop.core.families.template import CLOSES_THINKING
 
 # Architecture ---------------------------------------------------------------------------------------------------------
 # The decoder architecture in a Hugging Face checkpoint's `config.json`, and the names of its tensors.
@@ -273,6 +274,30 @@ def read_family(checkpoint: Path, backend: Backend | None = None, max_tokens: in
     elif backend == "torchtune":
         read_architecture(checkpoint, max_tokens)
     return Family(model_type, backend, DECODER_PREFIX[model_type])
+
+
+def end_tokens(checkpoint: Path) -> frozenset[int]:
+    """Ids of the tokens that end a turn, and of those that end thinking.
+
+    Raises:
+        ModelUnsupported: the checkpoint names no token that ends a turn.
+    """
+    named: set[int] = set()
+    for file in ("generation_config.json", "config.json"):
+        ids = _json_of(checkpoint / file).get("eos_token_id")
+        named |= {each for each in (ids if isinstance(ids, list) else [ids]) if isinstance(each, int)}
+    if not named:
+        raise ModelUnsupported(f"{checkpoint} names no eos_token_id in generation_config.json or config.json")
+    added = _json_of(checkpoint / "tokenizer.json").get("added_tokens") or []
+    return frozenset(named) | {token["id"] for token in added if token.get("content") in CLOSES_THINKING}
+
+
+def _json_of(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _normalised(name: str) -> str:
