@@ -62,7 +62,7 @@ class TrainingWorkflow(LongRunningWorkflow):
         self._computing: Claim | None = None
         self._computing_since: datetime = workflow.now()
         self._ended_step: int | None = None
-        self._base_asked = False
+        self._base_awaited = False
         self._store_problem = ""
         self._publish_problem = ""
         self._search_attributes: tuple[str, int] | None = None
@@ -194,6 +194,7 @@ class TrainingWorkflow(LongRunningWorkflow):
             await workflow.wait_condition(lambda: not self._base_unasked(), timeout=ASK_BASE_WAIT)
         except TimeoutError:
             workflow.logger.info("the base model has not answered the general questions yet")
+            self._base_awaited = True  # later versions do not wait as long once more
         self._raise_bug()
 
     async def _compute(self, view: TrainingView, claimed: Claim) -> StepDone:
@@ -298,10 +299,10 @@ class TrainingWorkflow(LongRunningWorkflow):
             if is_cancelled_exception(error):
                 raise
             workflow.logger.warning("the general questions cannot be asked: %s", _reason(error))
-        self._base_asked = True
+        self._base_awaited = True
 
     def _base_unasked(self) -> bool:
-        return self._view is not None and self._view.general_unasked and not self._base_asked
+        return self._view is not None and self._view.general_unasked and not self._base_awaited
 
     # Continue as new -------------------------------------------------------------------------------------------------
 

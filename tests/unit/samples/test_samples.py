@@ -327,6 +327,13 @@ def test_a_reply_without_content_is_named_for_what_it_is(reply: dict[str, JsonVa
     assert why(reply=reply) == (None if reason is None else f"not trainable: {reason}")
 
 
+def test_of_a_stream_with_a_tenth_of_garbage_exactly_the_garbage_is_left_out() -> None:
+    garbage = ["!" * 64, "", "<think>and then", "\n" * 30, "0 " * 200]
+    stream = [garbage[place // 10 % 5] if place % 10 == 0 else f"Answer {place} is long." for place in range(200)]
+    left_out = [text for text in stream if why(reply={"role": "assistant", "content": text}) is not None]
+    assert left_out == garbage * 4
+
+
 def test_a_reply_of_one_token_is_not_trained_and_a_judges_vote_of_one_is() -> None:
     assert without_content({"role": "assistant", "content": "Yes"}, 1) == "reply of one token"
     assert without_content({"role": "assistant", "content": "Yes"}, 2) is None
