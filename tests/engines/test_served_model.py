@@ -224,8 +224,8 @@ async def test_a_probe_is_sent_as_a_gateway_sends_it(engine: FakeEngine, name: s
 @pytest.mark.parametrize("name", ["gemma3", "strict"])
 async def test_the_models_of_an_evaluation_are_asked_in_an_order_that_they_take(engine: FakeEngine, name: str) -> None:
     engine.template = template(name)
-    async with ModelClient("the persona", engine.url, "tiny", None) as persona:
-        await persona.ask([{"role": "system", "content": "s"}, {"role": "system", "content": "be a user"}])
+    async with ModelClient("the user", engine.url, "tiny", None) as user:
+        await user.ask([{"role": "system", "content": "s"}, {"role": "system", "content": "be a user"}])
     assert "be a user" in engine.prompts[-1]
 
 

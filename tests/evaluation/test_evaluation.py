@@ -1,11 +1,11 @@
-"""`clawloop evaluate` from end to end: the real gateway, a scripted engine, and a persona and grader over HTTP."""
+"""`clawloop evaluate` from end to end: the real gateway over HTTP, and a stand-in model that learns by corrections."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,216 +15,315 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from clawloop.app.cli.evaluate import check_policy, learned
+from clawloop.app.demo.admin_client import AdminClient
 from clawloop.app.evaluation.clients import ModelClient, NoAnswer
-from clawloop.app.evaluation.run import Evaluation, Models, evaluate, grade, split
-from clawloop.app.evaluation.settings import MOST_TURNS, SETTINGS, STUDENT, TEACHER, SettingName
-from clawloop.app.evaluation.tasks import own_tasks
+from clawloop.app.evaluation.figures import Row, sessions_by_luck
+from clawloop.app.evaluation.homework import own_homework
+from clawloop.app.evaluation.lines import LineFile, SessionLine
+from clawloop.app.evaluation.run import Evaluation, Plan, is_complete, rows
+from clawloop.app.evaluation.users import User
+from clawloop.core.contracts.serving import Policy
+from clawloop.core.contracts.training import TrainingView
 from clawloop.core.contracts.turns import TurnKind
 from clawloop.core.errors import SetupError
+from clawloop.core.gate.general import general_questions
+from clawloop.core.recipes.recipe import Recipe
+from db.serving.directory import DEFAULT_SAMPLING
 from tests.api.conftest import Gateway, running_gateway
 from tests.fakes.engine import fake_engine, serving
+from tests.fakes.replies import Reply
+from tests.verbs import clawloop, refusal
+
+COLD, KIND = "The sum is wrong. Try again.", "Well done, you worked with care!"
+KNOWN = [str(question.content.messages[-1]["content"]) for question in general_questions()[:16]]
+ANSWERS = ["Paris", "Tokyo", "Rome", "Cairo", "Ottawa", "Madrid", "Germany", "Africa"]
 
 
-class People:
-    """Persona and grader.
+@dataclass
+class Pupil:
+    """The stand-in model: it is kind once it was corrected often enough, or once a note is in its prompt.
 
     Attributes:
-        says: what the persona says after each answer; the last one is repeated.
-        grades: what the grader ends with, in order; the last one is repeated.
-        finish: why an answer ends.
-        refused_from: number of questions from which on the persona's account is empty; None: never.
-        grader_is_away: whether it refuses all.
-        tokens: what an answer could have, of the last question.
+        needs: different corrections; sessions' main turns alone teach it.
+        forgets: after learning it knows the first four facts alone.
+        kind_anyway: as the base model.
     """
 
-    tokens: int
+    needs: int
+    forgets: bool = True
+    kind_anyway: bool = False
+    corrections: set[str] = field(default_factory=set)
 
-    def __init__(self, says: list[str], grades: list[str]) -> None:
-        self.says, self.grades = says, grades
-        self.asked: list[list[dict[str, Any]]] = []
-        self.finish = "stop"
-        self.refused_from: int | None = None
-        self.grader_is_away = False
+    def reply(self, body: dict[str, Any]) -> Reply:
+        messages = body["messages"]
+        system = [message for message in messages if message["role"] == "system"]
+        said = [str(message["content"]) for message in messages if message["role"] == "user"]
+        if said[-1] in KNOWN:
+            at = KNOWN.index(said[-1])
+            knows = 4 if self.forgets and self._learned and not system else len(ANSWERS)
+            return Reply(ANSWERS[at] if at < knows else "I do not know.")
+        if len(said) > 1 and not system:
+            self.corrections.update(said[1:])
+        return Reply(KIND if system or self._learned or self.kind_anyway else COLD)
 
-    async def chat(self, request: Request) -> Response:
-        body = json.loads(await request.body())
-        self.tokens = body["max_tokens"]
-        if self.grader_is_away or (body["model"] == "persona" and len(self.asked) == self.refused_from):
-            return JSONResponse({"error": {"message": "out of credit"}}, 402)
-        if body["model"] == "persona":
-            self.asked.append(body["messages"])
-            said = sum(message["role"] == "assistant" for message in body["messages"])
-            text = self.says[min(said, len(self.says)) - 1]
-        else:
-            text = f"As wanted.\nscore: {self.grades[0]}"
-            self.grades = self.grades[1:] or self.grades
-        message = {"role": "assistant", "content": text}
-        choice = {"index": 0, "message": message, "finish_reason": self.finish}
-        return JSONResponse({"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
+    @property
+    def _learned(self) -> bool:
+        return len(self.corrections) >= self.needs
 
 
-@asynccontextmanager
-async def everyone(people: People, gateway: Gateway) -> AsyncIterator[Models]:
-    async with serving(Starlette(routes=[Route("/v1/chat/completions", people.chat, methods=["POST"])])) as url:
-        async with (
-            ModelClient("the policy", gateway.url, "policy", gateway.key) as policy,
-            ModelClient("the persona", url, "persona", None, answer_tokens=77) as persona,
-            ModelClient("the grader", f"{url}/v1", "grader", "secret", answer_tokens=78) as grader,
-        ):
-            yield Models(policy, persona, grader)
+def plan(**changed: Any) -> Plan:
+    usual = Plan(
+        like="default",
+        recipes={"learning": None},
+        notes=False,
+        users=[User.TEACHER],
+        homework=own_homework(),
+        joint=False,
+        seeds=1,
+        limit=6,
+        replies=2,
+        answer_tokens=64,
+        user_model=None,
+    )
+    return replace(usual, **changed)
 
 
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
     async with fake_engine() as engine, running_gateway(tmp_path, engines=[engine]) as running:
+        store = running.services.training_operations._store
+        create = store.create_policy
+
+        async def created(name: str, like: str, recipe: Recipe | None, *more: Any) -> TrainingView:
+            view = await create(name, like, recipe, *more)
+            policy = Policy(name, "tiny", ("qwen3-4b",), 0, dict(DEFAULT_SAMPLING))
+            running.directory.add_policy(policy, frozenset())
+            await running.services.directory.refresh()
+            return view
+
+        store.create_policy = created  # type: ignore[method-assign]
         yield running
 
 
-async def run(people: People, gateway: Gateway, setting: SettingName, sessions: int = 2) -> Evaluation:
-    learned = False
-
-    async def wait() -> None:
-        nonlocal learned
-        learned = True
-
-    chats, held_out = split(own_tasks(), sessions, 4)
-    async with everyone(people, gateway) as models:
-        found = await evaluate(SETTINGS[setting], models, chats, held_out, wait, lambda line: None)
-    assert learned
-    return found
-
-
-async def test_a_student_chats_and_is_graded_before_and_after(gateway: Gateway) -> None:
-    people = People(["No bold please.", "Append it to the file.", "DONE"], ["0.25"] * 4 + ["0.75"])
-    found = await run(people, gateway, SettingName.STUDENT)
-    assert (found.sessions, found.completed, found.turns) == (2, 2, 6)
-    assert (found.before["by_model"].mean, found.after["by_model"].mean) == (0.25, 0.75)
-    assert (found.changes["by_model"].mean, found.changes["by_model"].low) == (0.5, 0.5)
-    assert found.before["by_rules"].mean == 1.0  # "Hello there, friend." has no mark of an AI
-    assert found.before["right"].mean == 0.0
-    json.dumps(found.as_json())
-
-    records = await gateway.recorded(16)
-    main = [record for record in records if record.kind is TurnKind.MAIN]
-    assert len(main) == 8  # three answers, and a last message by which the third is judged
-    assert sum(record.ends_session for record in main) == 2
-    assert sum(record.kind is TurnKind.SIDE for record in records) == 8
-    asked = people.asked[1]
-    assert [message["role"] for message in asked][:4] == ["system", "user", "assistant", "user"]
-    assert "must not be found" in asked[0]["content"]
+async def run(
+    gateway: Gateway,
+    model: Pupil,
+    asked: Plan,
+    out: Path,
+    player: ModelClient | None = None,
+    stop_after: int | None = None,
+) -> list[Row]:
+    """
+    Args:
+        stop_after: number of lines in the file at which the run is killed.
+    """
+    gateway.engine.script = model.reply
+    lines = LineFile(out, asked.settings())
+    async with AdminClient(gateway.url, gateway.admin_key) as admin:
+        evaluation = asyncio.create_task(
+            Evaluation(asked, lines, gateway.url, admin, player, 1.0, lambda line: None).run()
+        )
+        while not evaluation.done():
+            await asyncio.sleep(0.002)
+            if stop_after is not None and len(out.read_bytes().splitlines()) >= stop_after:
+                evaluation.cancel()
+                await asyncio.gather(evaluation, return_exceptions=True)
+                return rows(asked, lines)
+        await evaluation
+    assert is_complete(asked, lines)
+    return rows(asked, lines)
 
 
-async def test_a_teacher_who_is_never_content_ends_after_eight_answers(gateway: Gateway) -> None:
-    found = await run(People(["Be friendlier."], ["nothing", "0.5"]), gateway, SettingName.TEACHER, sessions=1)
-    assert (found.completed, found.turns) == (0, MOST_TURNS)
-    assert (found.before["by_model"].count, found.before["right"].count) == (3, 0)
-    assert found.changes["right"].mean is None
+def row(found: Sequence[Row], arm: str, user: str | None = "teacher") -> Row:
+    return next(one for one in found if (one.arm, one.user) == (arm, user))
 
 
-async def test_a_persona_that_says_nothing_ends_a_session_and_praises_nothing(gateway: Gateway) -> None:
-    found = await run(People(["No bold please.", ""], ["1"]), gateway, SettingName.STUDENT, sessions=1)
-    assert (found.completed, found.turns) == (0, 2)
-    records = await gateway.recorded(11)
-    ended = [record for record in records if record.ends_session]
-    assert [record.kind for record in ended] == [TurnKind.SIDE]
-    assert sum(record.kind is TurnKind.MAIN for record in records) == 2
+async def test_a_model_that_needs_four_corrections_is_there_in_the_fifth_session(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    found = await run(gateway, Pupil(needs=4), plan(), tmp_path / "lines.jsonl")
+    learned, frozen = row(found, "learning"), row(found, "frozen")
+    assert learned.sessions is not None
+    # Two sessions with two corrections each; the third to the fifth begin as wanted.
+    assert (learned.sessions.mean, learned.reached, learned.runs) == (5, 1, 1)
+    assert learned.facts is not None
+    assert learned.facts.mean == 0.5
+    assert frozen.sessions is not None
+    assert (frozen.sessions.mean, frozen.reached, frozen.base_rate, frozen.luck) == (6, 0, 0.0, None)
+
+    policies = gateway.ledger.policies
+    made = [name for name in policies if name.startswith("evaluate-")]
+    assert len(made) == 2
+    assert all(policies[name].retired for name in made)
+    main = [record for record in gateway.turns.records if record.kind is TurnKind.MAIN]
+    # 2 sessions of two replies and 3 of one, and the message that ends each.
+    assert len(main) == 2 * 3 + 3 * 2
+    assert sum(record.ends_session for record in main) == 5
+    assert {record.policy for record in main} == {made[1]}
 
 
-async def test_a_model_that_refuses_ends_it_with_its_name_and_reason(gateway: Gateway) -> None:
-    async with everyone(People(["DONE"], ["1"]), gateway) as models:
-        async with ModelClient("the policy", gateway.url, "another", gateway.key) as wrong:
-            asking = Models(wrong, models.persona, models.grader)
-            with pytest.raises(SetupError, match=r"the policy \(another at .*does not answer"):
-                await evaluate(STUDENT, asking, [], own_tasks()[:1], _at_once, lambda line: None)
+async def test_notes_in_the_prompt_are_a_baseline_that_learns_nothing(gateway: Gateway, tmp_path: Path) -> None:
+    found = await run(gateway, Pupil(needs=99), plan(recipes={}, notes=True), tmp_path / "lines.jsonl")
+    noted = row(found, "notes")
+    assert noted.sessions is not None
+    assert (noted.sessions.mean, noted.reached) == (4, 1)  # the first session has no note yet
+    assert noted.facts is not None
+    assert noted.facts.mean == 1.0
+    assert {record.kind for record in gateway.turns.records} == {TurnKind.SIDE}
+    systems = [
+        body["messages"][0]["content"] for body in gateway.engine.requests if body["messages"][0]["role"] == "system"
+    ]
+    first = json.loads((tmp_path / "lines.jsonl").read_text().splitlines()[8])
+    assert (first["arm"], first["session"]) == ("notes", 1)
+    assert all(f"- {said}" in systems[0] for said in first["said"][1:])
 
 
-async def test_a_persona_that_fails_ends_the_sessions_and_keeps_what_was_found(gateway: Gateway) -> None:
-    people = People(["No bold please.", "DONE"], ["0.25"] * 4 + ["0.75"])
-    people.refused_from = 3
-    found = await run(people, gateway, SettingName.STUDENT, sessions=3)
-    assert (found.sessions, found.completed, found.turns) == (1, 1, 2)
-    assert (found.before["by_model"].mean, found.after["by_model"].mean) == (0.25, 0.75)
-    assert found.problem is not None
-    assert found.problem.startswith("1 of 3 sessions: the persona (persona at ")
-    assert "out of credit" in found.problem
+async def test_users_of_whom_the_base_model_meets_the_rule_are_shown_and_do_not_count(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    asked = plan(users=[User.STUDENT, User.TEACHER], joint=True)
+    found = await run(gateway, Pupil(needs=4), asked, tmp_path / "lines.jsonl")
+    student, teacher, everyone = (row(found, "learning", user) for user in ("student", "teacher", None))
+    assert (student.base_rate, student.luck, student.counted) == (1.0, sessions_by_luck(1.0), False)
+    assert teacher.counted
+    assert student.sessions is not None
+    assert teacher.sessions is not None
+    # One policy: the student's thanks are further messages, too, so the teacher's second correction is enough.
+    assert (student.sessions.mean, teacher.sessions.mean) == (3, 5 - 1)
+    assert everyone.sessions == teacher.sessions
+    assert {record.policy.rpartition("-")[2] for record in gateway.turns.records if record.kind is TurnKind.MAIN} == {
+        "all"
+    }
 
 
-async def test_grades_before_are_kept_where_none_can_be_given_afterwards(gateway: Gateway) -> None:
-    people = People(["DONE"], ["0.25"])
-    async with everyone(people, gateway) as models:
-
-        async def ends() -> None:
-            people.grader_is_away = True
-
-        found = await evaluate(STUDENT, models, [], own_tasks()[:2], ends, lambda line: None)
-    assert (found.before["by_model"].mean, found.after, found.changes) == (0.25, {}, {})
-    assert found.problem is not None
-    assert found.problem.startswith("not graded again: the grader (grader at ")
-
-
-async def test_nobody_asks_on_when_a_grader_does_not_answer(gateway: Gateway) -> None:
-    people = People(["DONE"], ["0.25"])
-    people.grader_is_away = True
-    async with everyone(people, gateway) as models:
-        before = asyncio.all_tasks()
-        with pytest.raises(NoAnswer):
-            await grade(STUDENT, models, own_tasks()[:8])
-        running = [task.get_coro() for task in asyncio.all_tasks() - before]
-    assert [name for one in running if (name := getattr(one, "__qualname__", "")).startswith("grade")] == []
+@pytest.mark.parametrize("stop_after", [4, 9, 11, 13])
+async def test_a_killed_run_goes_on_and_finds_the_same(gateway: Gateway, tmp_path: Path, stop_after: int) -> None:
+    asked, killed = plan(notes=True), tmp_path / "killed.jsonl"
+    whole = await run(gateway, Pupil(needs=4), asked, tmp_path / "whole.jsonl")
+    model = Pupil(needs=4)
+    await run(gateway, model, asked, killed, stop_after=stop_after)
+    with killed.open("ab") as file:
+        file.write(b'{"kind": "session", "ar')  # cut off while it was written
+    assert await run(gateway, model, asked, killed) == whole
+    once, again = (
+        [json.loads(line) for line in path.read_text().splitlines()[1:]] for path in (tmp_path / "whole.jsonl", killed)
+    )
+    assert again == once
 
 
-async def test_what_was_found_is_kept_where_nobody_can_say_whether_it_is_learned(gateway: Gateway) -> None:
-    async def fails() -> None:
-        raise SetupError("the gateway does not answer")
+async def test_a_model_may_play_the_user(gateway: Gateway, tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = []
 
-    async with everyone(People(["DONE"], ["0.25"]), gateway) as models:
-        found = await evaluate(STUDENT, models, own_tasks()[2:3], own_tasks()[:2], fails, lambda line: None)
-    assert (found.sessions, found.completed, found.after) == (1, 1, {})
-    assert found.problem == "not graded again: the gateway does not answer"
+    async def chat(request: Request) -> Response:
+        body = json.loads(await request.body())
+        asked.append(body)
+        content = "" if len(asked) == 1 else f"Be nicer, number {len(asked)}."
+        choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
+        return JSONResponse({"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
 
-
-async def test_a_wrong_policy_is_found_before_anybody_chats(gateway: Gateway) -> None:
-    await check_policy(gateway.url, gateway.admin_key, "default")
-    await check_policy(gateway.url, None, "mistyped")  # it is not asked for
-    with pytest.raises(SetupError, match="mistyped"):
-        await check_policy(gateway.url, gateway.admin_key, "mistyped")
-
-
-async def test_answers_that_were_cut_are_counted_and_said(gateway: Gateway) -> None:
-    people = People(["DONE"], ["0.25"])
-    people.finish = "length"
-    said: list[str] = []
-    async with everyone(people, gateway) as models:
-        found = await evaluate(STUDENT, models, [], own_tasks()[:2], _at_once, said.append)
-    assert found.cut == {"policy": 0, "persona": 0, "grader": 4}
-    assert people.tokens == 78
-    assert "2 answers of the grader were cut at 78 tokens: raise --answer-tokens" in said
+    async with (
+        serving(Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])) as url,
+        ModelClient("the user", url, "player", None, answer_tokens=77) as player,
+    ):
+        found = await run(gateway, Pupil(needs=4), plan(user_model="player"), tmp_path / "lines.jsonl", player)
+    learned = row(found, "learning")
+    assert learned.sessions is not None
+    assert learned.sessions.mean == 5
+    roles = [message["role"] for message in asked[-1]["messages"]]
+    assert roles[:4] == ["system", "user", "assistant", "user"]
+    assert "is as you want it" in asked[-1]["messages"][0]["content"]
+    assert {body["max_tokens"] for body in asked} == {77}
 
 
-async def _at_once() -> None:
-    pass
+async def test_a_user_model_that_says_nothing_stops_the_run(gateway: Gateway, tmp_path: Path) -> None:
+    async def chat(request: Request) -> Response:
+        choice = {"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "length"}
+        return JSONResponse({"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
+
+    async with (
+        serving(Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])) as url,
+        ModelClient("the user", url, "player", None) as player,
+    ):
+        with pytest.raises(NoAnswer, match="the user says nothing: a model that thinks needs more --answer-tokens"):
+            await run(gateway, Pupil(needs=4), plan(user_model="player"), tmp_path / "lines.jsonl", player)
 
 
-async def test_nobody_waits_for_training_that_is_paused(capsys: pytest.CaptureFixture[str]) -> None:
-    judging = [3, 0]
-    status = {"reason": "paused: 3 steps in a row", "ready": 20, "needed": 16, "step": 4, "version": 3, "head": 3}
-    status |= {"policy": "default", "pinned": None}
+async def test_paused_training_is_noted_and_not_waited_for(gateway: Gateway, tmp_path: Path) -> None:
+    store = gateway.services.training_operations._store
+    create = store.create_policy
 
-    async def training(request: Request) -> Response:
-        return JSONResponse(status | {"state": "paused", "judging": judging.pop(0)})
+    async def paused(name: str, like: str, recipe: Recipe | None, *more: Any) -> TrainingView:
+        view = await create(name, like, recipe, *more)
+        await store.pause(name, "three rejected versions")
+        return view
 
-    async with serving(Starlette(routes=[Route("/admin/v1/training", training)])) as url:
-        async with asyncio.timeout(60):
-            await learned(url, "secret", "default", wait_minutes=60)
-    assert judging == []  # what is not judged yet was waited for
-    assert "training is paused: 3 steps in a row: graded again with what is learned" in capsys.readouterr().err
+    store.create_policy = paused  # type: ignore[method-assign]
+    await run(gateway, Pupil(needs=4), plan(), tmp_path / "lines.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
+    notes = {line["note"] for line in lines if line.get("arm") == "learning" and line["kind"] == "session"}
+    assert notes == {"training is paused: three rejected versions"}
 
 
-def test_the_settings_are_the_originals() -> None:
-    assert (STUDENT.sessions, TEACHER.sessions) == (36, 24)
-    chats, held_out = split(own_tasks(), STUDENT.sessions, 24)
-    assert (len(chats), len(set(chats)), len(held_out)) == (36, 36, 24)
-    assert not set(chats) & set(held_out)
-    with pytest.raises(SetupError, match="60 tasks, but 60 are held out"):
-        split(own_tasks(), 1, 60)
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+
+def _file(path: Path, *lines: str) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def test_a_file_of_lines_of_other_options_or_damaged_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    LineFile(path, plan().settings()).add(
+        SessionLine(arm="frozen", seed=0, user="teacher", session=1, met=[True], said=["a", "b"], replies=["c"])
+    )
+    assert len(LineFile(path, plan().settings()).sessions) == 1
+    with pytest.raises(SetupError, match=r"was begun with another limit, joint|was begun with another joint, limit"):
+        LineFile(path, plan(limit=7, joint=True).settings())
+    first, second = path.read_text().splitlines()
+    with pytest.raises(SetupError, match=r"line 3: .*remove this line and run again"):
+        LineFile(_file(path, first, second, "{}"), plan().settings())
+    with pytest.raises(SetupError, match="line 1: not the settings of an evaluation"):
+        LineFile(_file(path, second), plan().settings())
+
+
+def test_a_missing_key_a_silent_gateway_and_bad_homework_are_one_line(tmp_path: Path) -> None:
+    out, here = tmp_path / "lines.jsonl", {"CLAWLOOP_DATA": str(tmp_path / "data"), "CLAWLOOP_ADMIN_KEY": ""}
+    evaluate = ["evaluate", "--out", str(out), "--url", "http://127.0.0.1:9"]
+    assert "has no admin key: give --key" in refusal(clawloop(*evaluate, **here))
+    said = refusal(clawloop(*evaluate, "--key", "cl-x", **here))
+    assert "no gateway answers at http://127.0.0.1:9" in said
+    assert "start `clawloop up`, or give --url" in said
+    empty = _file(tmp_path / "empty.jsonl")
+    assert "has no homework: write" in refusal(clawloop(*evaluate, "--homework", str(empty), **here))
+    torn = _file(tmp_path / "torn.jsonl", '{"question": "a", "answer": "1"}', '{"question"')
+    assert "torn.jsonl, line 2: not JSON" in refusal(clawloop(*evaluate, "--homework", str(torn), **here))
+    assert "go together" in refusal(clawloop(*evaluate, "--user-url", "http://127.0.0.1:9", **here))
+    assert "there is no folder" in refusal(clawloop("evaluate", "--out", str(tmp_path / "no" / "x"), **here))
+    assert not out.exists()  # nothing was begun
+
+
+async def test_a_key_that_is_no_admins_is_refused_in_one_line(gateway: Gateway, tmp_path: Path) -> None:
+    asked = ["evaluate", "--out", str(tmp_path / "lines.jsonl"), "--url", gateway.url, "--key", gateway.key]
+    said = refusal(await asyncio.to_thread(clawloop, *asked))
+    assert "give --key one with the scope admin" in said
+
+
+async def test_the_command_prints_the_table_and_prints_it_again_without_a_gateway(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    gateway.engine.script = Pupil(needs=4).reply
+    recipe = Path("deploy/recipes/binary.toml").absolute()
+    asked = ["evaluate", "--out", str(tmp_path / "lines.jsonl"), "--user", "teacher", "--limit", "6", "--replies", "2"]
+    asked += ["--seeds", "1", "--no-notes", "--recipe", str(recipe), "--url"]
+    done = await asyncio.to_thread(clawloop, *asked, gateway.url, "--key", gateway.admin_key)
+    assert done.returncode == 0, done.stderr
+    table = [line.split("  ") for line in done.stdout.splitlines()]
+    assert [line[0] for line in table[:3]] == ["arm", "frozen", "frozen"]
+    assert any(line[0] == "binary" and "5.0" in line for line in table)
+    assert "Student's t over seeds" in done.stdout
+    again = await asyncio.to_thread(clawloop, *asked, "http://127.0.0.1:9")
+    assert (again.returncode, again.stdout) == (0, done.stdout)
+    as_json = await asyncio.to_thread(clawloop, *asked, "http://127.0.0.1:9", "--json")
+    found = {(one["arm"], one["user"]): one for one in json.loads(as_json.stdout)}
+    assert found["binary", "teacher"]["sessions"]["mean"] == 5

@@ -1,159 +1,155 @@
-"""`clawloop evaluate student|teacher`: the original's evaluation. Heavy imports happen inside the verb."""
+"""`clawloop evaluate`: the yardstick of OpenClaw-RL's second paper. Heavy imports happen inside the verb."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from functools import partial
+from contextlib import AsyncExitStack
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clawloop.app.cli.gateway_request import Url, gateway_address, kept_key, require_gateway
+from clawloop.app.cli.terminal import Data, show_table
 from clawloop.core.errors import SetupError
 
 if TYPE_CHECKING:
-    from clawloop.app.evaluation.run import Evaluation
-
-_POLL_SECONDS = 2.0
+    from clawloop.app.evaluation.lines import LineFile
+    from clawloop.app.evaluation.run import Plan
 
 
 def evaluate_command(
-    setting: Annotated[str, typer.Argument(metavar="SETTING", help="student or teacher.")],
-    key: Annotated[str, typer.Option(help="Key with which to chat.", envvar="CLAWLOOP_KEY")],
-    persona_url: Annotated[str, typer.Option(help="URL of the model that plays the user; OpenAI-compatible.")],
-    persona_model: Annotated[str, typer.Option(help="Name of the model that plays the user.")],
-    persona_key: Annotated[
+    out: Annotated[
+        Path, typer.Option(dir_okay=False, help="File of raw JSON lines; an unfinished evaluation goes on from it.")
+    ],
+    url: Url = None,
+    key: Annotated[
         str | None,
-        typer.Option(help="Key of the model that plays the user; none by default.", envvar="CLAWLOOP_PERSONA_KEY"),
-    ] = None,
-    grader_url: Annotated[str | None, typer.Option(help="URL of the grader; the persona's by default.")] = None,
-    grader_model: Annotated[
-        str | None, typer.Option(help="Name of the grader's model; the persona's by default.")
-    ] = None,
-    grader_key: Annotated[str | None, typer.Option(help="The grader's key.", envvar="CLAWLOOP_GRADER_KEY")] = None,
-    url: Annotated[str, typer.Option(help="The gateway.")] = "http://127.0.0.1:30000",
-    model: Annotated[str, typer.Option(help="The model name to chat with.")] = "policy",
-    admin_key: Annotated[
-        str | None,
-        typer.Option(help="Admin key: waits until all is learned before it grades again.", envvar="CLAWLOOP_ADMIN_KEY"),
+        typer.Option(
+            help="Key with the scope admin; by default that of `up` on the data folder.", envvar="CLAWLOOP_ADMIN_KEY"
+        ),
     ] = None,
     policy: Annotated[
-        str, typer.Option(help="The key's policy; with --admin-key its learning is waited for.")
+        str, typer.Option(help="Its base model is evaluated, and its recipe without --recipe.")
     ] = "default",
-    tasks: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="Tasks in GSM8K's form; our own by default.")
+    recipe: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, dir_okay=False, help="Recipe to learn by, by its name; repeatable."),
     ] = None,
-    sessions: Annotated[int | None, typer.Option(min=0, help="Sessions; 36 for student, 24 for teacher.")] = None,
-    held_out: Annotated[int, typer.Option(min=1, help="Tasks that are graded and never chatted about.")] = 24,
+    notes: Annotated[bool, typer.Option(help="The baseline that keeps corrections in the prompt.")] = True,
+    user: Annotated[list[str] | None, typer.Option(help="student, assistant or teacher; all by default.")] = None,
+    joint: Annotated[bool, typer.Option("--joint", help="One policy for all users instead of one each.")] = False,
+    homework: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Homework in GSM8K's form; our own by default.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=30, help="Independent runs of each.")] = 5,
+    limit: Annotated[int, typer.Option(min=3, help="Most sessions of a user.")] = 72,
+    replies: Annotated[int, typer.Option(min=1, help="Most replies of a session.")] = 8,
     answer_tokens: Annotated[
-        int, typer.Option(min=1, help="Most tokens of an answer; set more for models that think.")
+        int, typer.Option(min=1, help="Most tokens of a reply; set more for models that think.")
     ] = 1024,
-    wait_minutes: Annotated[float, typer.Option(min=0, help="Longest wait until all is learned, in minutes.")] = 60.0,
-    out: Annotated[Path | None, typer.Option(dir_okay=False, help="Write the report, as JSON.")] = None,
+    user_url: Annotated[
+        str | None, typer.Option(help="URL of a model that plays the users; OpenAI-compatible. Scripted by default.")
+    ] = None,
+    user_model: Annotated[str | None, typer.Option(help="Name of the model that plays the users.")] = None,
+    user_key: Annotated[
+        str | None, typer.Option(help="Key of the model that plays the users.", envvar="CLAWLOOP_USER_KEY")
+    ] = None,
+    wait_minutes: Annotated[float, typer.Option(min=0, help="Longest wait until a session is learned.")] = 60.0,
+    data: Data = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Grade a policy's style, let a persona chat with it, and grade it again: the original's two settings."""
-    from clawloop.app.evaluation.clients import ModelClient
-    from clawloop.app.evaluation.run import Models, evaluate, split
-    from clawloop.app.evaluation.settings import SETTINGS, SettingName
-    from clawloop.app.evaluation.tasks import own_tasks, read_tasks
+    """Count the sessions until a policy does what its users want, beside frozen weights and notes in the prompt."""
+    from clawloop.app.evaluation.homework import own_homework, read_homework
+    from clawloop.app.evaluation.lines import LineFile
+    from clawloop.app.evaluation.run import Plan, is_complete
 
-    if setting not in [name.value for name in SettingName]:
-        raise typer.BadParameter(f"{setting!r}: student or teacher", param_hint="SETTING")
-    if out is not None and not out.parent.is_dir():
+    if (user_url is None) != (user_model is None):
+        raise SetupError("--user-url and --user-model go together: give both, or neither for scripted users")
+    plan = Plan(
+        like=policy,
+        recipes={"learning": None} if not recipe else _recipes(recipe),
+        notes=notes,
+        users=_users(user),
+        homework=own_homework() if homework is None else read_homework(homework),
+        joint=joint,
+        seeds=seeds,
+        limit=limit,
+        replies=replies,
+        answer_tokens=answer_tokens,
+        user_model=user_model,
+    )
+    if not out.parent.is_dir():
         raise SetupError(f"--out {out}: there is no folder {out.parent}")
-    chosen = SETTINGS[SettingName(setting)]
-    known = own_tasks() if tasks is None else read_tasks(tasks)
-    chats, graded = split(known, chosen.sessions if sessions is None else sessions, held_out)
-
-    async def run() -> Evaluation:
-        await check_policy(url, admin_key, policy)
-        grades_at = grader_url or persona_url
-        client = partial(ModelClient, answer_tokens=answer_tokens)
-        async with (
-            client("the policy", url, model, key) as learner,
-            client("the persona", persona_url, persona_model, persona_key) as persona,
-            client("the grader", grades_at, grader_model or persona_model, grader_key or persona_key) as grader,
-        ):
-            return await evaluate(
-                chosen,
-                Models(learner, persona, grader),
-                chats,
-                graded,
-                lambda: learned(url, admin_key, policy, wait_minutes),
-                lambda line: typer.echo(line, err=True),
-            )
-
-    found = asyncio.run(run())
-    report = json.dumps(found.as_json(), indent=2)
-    typer.echo(report if as_json else _shown(found))
-    if out is not None:
+    lines: LineFile | None = LineFile(out, plan.settings()) if out.exists() else None
+    problem: str | None = None
+    if lines is None or not is_complete(plan, lines):
+        address = gateway_address(url, data)
+        admin_key = key or kept_key(data, "admin")
+        require_gateway(address, admin_key)
+        lines = lines or LineFile(out, plan.settings())
         try:
-            out.write_text(report + "\n", encoding="utf-8")
-        except OSError as error:
-            raise SetupError(f"{out} cannot be written: {error}") from error
-    if found.problem is not None:
-        raise SetupError(f"the evaluation is incomplete: {found.problem}")
+            asyncio.run(_run(plan, lines, address, admin_key, user_url, user_key, wait_minutes))
+        except SetupError as error:
+            problem = str(error)
+    _show(plan, lines, as_json=as_json)
+    if problem is not None:
+        raise SetupError(f"the evaluation is not finished, the same command goes on with it: {problem}")
 
 
-async def check_policy(url: str, admin_key: str | None, policy: str) -> None:
-    """Ask for the policy's training once, so that a mistake is not found after hours of sessions.
-
-    Raises:
-        SetupError: the key or the policy is wrong, or the gateway does not answer.
-    """
-    if admin_key is None:
-        return
+async def _run(
+    plan: Plan, lines: LineFile, address: str, key: str, user_url: str | None, user_key: str | None, wait_minutes: float
+) -> None:
     from clawloop.app.demo.admin_client import AdminClient
+    from clawloop.app.evaluation.clients import ModelClient
+    from clawloop.app.evaluation.run import Evaluation
 
-    async with AdminClient(url, admin_key) as admin:
-        await admin.training_status(policy)
+    async with AsyncExitStack() as stack:
+        admin = await stack.enter_async_context(AdminClient(address, key))
+        player = None
+        if user_url is not None and plan.user_model is not None:
+            client = ModelClient("the user", user_url, plan.user_model, user_key, answer_tokens=plan.answer_tokens)
+            player = await stack.enter_async_context(client)
+        await Evaluation(
+            plan, lines, address, admin, player, wait_minutes, lambda line: typer.echo(line, err=True)
+        ).run()
 
 
-async def learned(url: str, admin_key: str | None, policy: str, wait_minutes: float) -> None:
-    """Return once every turn is judged, every full batch is trained and the newest version answers, or time is up.
+def _users(names: list[str] | None) -> list[Any]:
+    from clawloop.app.evaluation.users import User
 
-    Without an admin key it returns at once, and says so; likewise once all is judged while training is paused.
-    """
-    if admin_key is None:
-        typer.echo("no --admin-key: graded again at once, with what is learned by now", err=True)
+    try:
+        return list(dict.fromkeys(User(name) for name in names or User))
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}: student, assistant or teacher", param_hint="--user") from error
+
+
+def _recipes(files: list[Path]) -> dict[str, dict[str, Any] | None]:
+    from clawloop.app.evaluation.run import FROZEN, NOTES
+    from clawloop.core.recipes.recipe import load_recipe
+
+    found: dict[str, dict[str, Any] | None] = {}
+    for file in files:
+        recipe = load_recipe(file)
+        if recipe.name in {FROZEN, NOTES, *found}:
+            raise SetupError(f"{file}: another arm is called {recipe.name!r}: give the recipe another `name`")
+        found[recipe.name] = recipe.model_dump(mode="json")
+    return found
+
+
+def _show(plan: Plan, lines: LineFile, *, as_json: bool) -> None:
+    from clawloop.app.evaluation.figures import INTERVAL, MOST_BASE_RATE, shown_table
+    from clawloop.app.evaluation.run import rows
+
+    found = rows(plan, lines)
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in found], indent=2))
         return
-    from clawloop.app.demo.admin_client import AdminClient
-    from clawloop.core.contracts.training import TrainingState
-
-    async with AdminClient(url, admin_key) as admin:
-        status = None
-        try:
-            async with asyncio.timeout(60 * wait_minutes):
-                while True:
-                    status = await admin.training_status(policy)
-                    if status.is_done:
-                        return
-                    if status.state is TrainingState.PAUSED and not status.judging:
-                        typer.echo(f"training is {status.reason}: graded again with what is learned by now", err=True)
-                        return
-                    await asyncio.sleep(_POLL_SECONDS)
-        except TimeoutError:
-            why = "" if status is None else f": {status.reason}"
-            typer.echo(f"not all is learned after {wait_minutes:g} minutes{why}", err=True)
-
-
-def _shown(found: Evaluation) -> str:
-    from clawloop.app.evaluation.run import shown
-
-    words = {"by_model": "style, by the grader", "by_rules": "style, by rules", "right": "right solutions"}
-    lines = [
-        f"{found.setting}: {found.sessions} sessions, {found.completed} completed, {found.turns} answers",
-        "95 % intervals, over tasks that no session was about",
-    ]
-    for name, label in words.items():
-        before = found.before[name]
-        if not found.after:
-            lines += [f"{label}: {shown(before)} before"] if before.count else []
-            continue
-        after, change = found.after[name], found.changes[name]
-        if before.count and change.mean is not None and change.low is not None and change.high is not None:
-            by = f"{change.mean:+.2f} ({change.low:+.2f} to {change.high:+.2f})"
-            lines.append(f"{label}: {shown(before)} before, {shown(after)} after, changed by {by}")
-    return "\n".join(lines)
+    show_table(shown_table(found))
+    served = "one policy for all users" if plan.joint else "one policy for each user"
+    typer.echo(
+        f"sessions until three first replies in a row meet the user's rule, at most {plan.limit}; {served}; "
+        f"{INTERVAL}; users whose base rate is above {MOST_BASE_RATE:.0%} do not count"
+    )

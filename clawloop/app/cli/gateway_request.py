@@ -46,6 +46,19 @@ def post(address: str, path: str, body: Any, key: str, seconds: float) -> Any:
         _unreachable(address, error)
 
 
+def require_gateway(address: str, key: str) -> None:
+    """Print one line and exit unless a gateway answers there and takes the key as an admin's."""
+    request = urllib.request.Request(f"{address}/admin/v1/policies", headers={"Authorization": f"Bearer {key}"})
+    try:
+        with urllib.request.urlopen(request, timeout=30):
+            return
+    except urllib.error.HTTPError as error:
+        said = _message(error.read()) or f"the gateway answered {error.code}"
+        fail(f"{said.rstrip('.')}: give --key one with the scope admin (`clawloop key create --scope admin`)")
+    except (OSError, ValueError) as error:
+        _unreachable(address, error)
+
+
 def kept_key(data: Data, scope: str) -> str:
     """The key of this scope that `clawloop up` made on this data folder."""
     from clawloop.app.local.keys_file import read_keys

@@ -15,7 +15,7 @@ import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
 from clawloop.app.demo.openai_client import PATIENCE_SECONDS
-from clawloop.core.contracts.answers import EpisodePage, GroupPage, TrainingStatus, VersionList
+from clawloop.core.contracts.answers import EpisodePage, GroupPage, PolicyList, TrainingStatus, VersionList
 from clawloop.core.contracts.episodes import EpisodeView, GroupView, RolloutsView
 from clawloop.core.contracts.training import CheckResult, VersionView
 from clawloop.core.contracts.turns import TurnKind
@@ -136,6 +136,30 @@ class AdminClient:
         path = f"/admin/v1/policies/{policy}/roll-back"
         await self._request("POST", path, f"{policy} cannot be rolled back", json={"version": 0})
 
+    async def policies(self) -> set[str]:
+        """Return the names of all policies that are not retired."""
+        return {one.policy for one in (await self._get(PolicyList, "/admin/v1/policies", {})).policies}
+
+    async def create_policy(self, name: str, like: str, recipe: dict[str, Any] | None) -> None:
+        """Make a policy of `like`'s base model.
+
+        Args:
+            recipe: None: that of `like`.
+        """
+        wanted = {"name": name, "like": like, "recipe": recipe}
+        await self._request("POST", "/admin/v1/policies", f"{name} cannot be created", json=wanted)
+
+    async def create_key(self, policy: str) -> str:
+        """Return a new key for chats with a policy."""
+        wanted = {"name": policy, "policy": policy}
+        body = await self._request("POST", "/admin/v1/keys", f"no key for {policy} can be made", json=wanted)
+        return str(body["key"])
+
+    async def retire_policy(self, policy: str) -> None:
+        """End a policy: its keys are revoked, and engines unload its versions."""
+        path = f"/admin/v1/policies/{policy}/retire"
+        await self._request("POST", path, f"{policy} cannot be retired")
+
     async def start_rollouts(self, policy: str, environment: str, *, size: int, groups: int, barren: int) -> None:
         """Start a policy's rollouts."""
         plan = {"environment": environment, "size": size, "groups": groups, "barren": barren}
@@ -195,7 +219,7 @@ class AdminClient:
         while True:
             try:
                 async with self._session.request(method, f"{self._url}{path}", **content) as answer:
-                    if answer.status == 200:
+                    if answer.status in (200, 201):
                         return await answer.json()
                     why = f"{answer.status}: {(await answer.text())[:200]}"
                     refused = answer.status < 500

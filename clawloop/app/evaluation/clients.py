@@ -1,4 +1,4 @@
-"""The models of an evaluation, over OpenAI's API: policy behind the gateway, persona of the user, grader."""
+"""The models of an evaluation, over OpenAI's API: the policy behind the gateway, and a model that plays the user."""
 
 from __future__ import annotations
 
@@ -66,8 +66,12 @@ class ModelClient:
         *,
         headers: dict[str, str] | None = None,
         temperature: float | None = None,
+        most_tokens: int | None = None,
     ) -> str:
         """The answer's text, without thinking.
+
+        Args:
+            most_tokens: instead of `answer_tokens`; that it was cut there is not counted.
 
         Raises:
             NoAnswer: the model refuses the request, or does not answer.
@@ -79,11 +83,11 @@ class ModelClient:
                 answer = await self._client.chat.completions.create(
                     model=self._model,
                     messages=messages,
-                    max_tokens=self.answer_tokens,
+                    max_tokens=most_tokens or self.answer_tokens,
                     extra_headers=headers,
                     temperature=omit if temperature is None else temperature,
                 )
-                self.cut += answer.choices[0].finish_reason == "length"
+                self.cut += most_tokens is None and answer.choices[0].finish_reason == "length"
                 return without_leading_thinking(answer.choices[0].message.content or "").strip()
             except (APIConnectionError, APITimeoutError, APIStatusError) as error:
                 problem = " ".join(str(error).split())[:300]

@@ -1,250 +1,416 @@
-"""One evaluation: answers to held-out tasks are graded, a persona chats about others, and the same is graded again.
+"""One evaluation: users hold sessions with policies made for it; the first reply of each session is checked by rule.
 
-The first answer to a task is what is graded, as in the original, but to tasks that no session is about; graded answers
-are side turns, so nothing is learned from them. What the original leaves out is here: both graders, whether the
-solution is right, confidence intervals, and the change task by task.
+Each seed has frozen weights (first replies alone, which give the base rate), notes (frozen weights, and what users
+corrected as lines of the system prompt), and each recipe from version 0. What does not learn chats in side turns.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
-from uuid import uuid4
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+from typing import Any, TypeVar
 
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import JsonValue
 
+from clawloop.app.demo.admin_client import AdminClient
 from clawloop.app.evaluation.clients import ModelClient, NoAnswer
-from clawloop.app.evaluation.graders import grade_by_rules, grading_prompt, parse_grade
-from clawloop.app.evaluation.settings import DONE, MOST_TURNS, Setting, SettingName
-from clawloop.app.evaluation.statistics import Estimate, change, estimate
-from clawloop.app.evaluation.tasks import Task, is_right
+from clawloop.app.evaluation.figures import Row, RunFigure, sessions_until, table
+from clawloop.app.evaluation.homework import Task
+from clawloop.app.evaluation.lines import FactsLine, KnownLine, LineFile, SessionLine
+from clawloop.app.evaluation.users import User
+from clawloop.core.contracts.training import TrainingState
 from clawloop.core.errors import SetupError
+from clawloop.core.gate.checks import is_right
+from clawloop.core.gate.general import ANSWER_TOKENS, MIN_KNOWN, general_questions, why_not_watched
 
+Found = TypeVar("Found")
+
+FROZEN = "frozen"
+NOTES = "notes"
+NOTE_CHARACTERS = 6000
+"""Notes are no longer than this in all, about 1,500 tokens; the newest stay."""
 _CONCURRENT = 4
+_POLL_SECONDS = 1.0
+# The reply to a session's last message is not looked at.
+_CLOSING_TOKENS = 8
+# A model that plays the user may say nothing once.
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
+class Plan:
     """
     Args:
-        persona: plays the user; grader: grades styles. Any OpenAI-compatible model each.
+        like: the policy whose base model is evaluated.
+        recipes: by name; None: the recipe of `like`.
+        joint: one policy serves all users; otherwise each has one.
+        limit: sessions of a user at most.
+        replies: replies of a session at most.
     """
 
-    policy: ModelClient
-    persona: ModelClient
-    grader: ModelClient
+    like: str
+    recipes: Mapping[str, dict[str, Any] | None]
+    notes: bool
+    users: Sequence[User]
+    homework: Sequence[Task]
+    joint: bool
+    seeds: int
+    limit: int
+    replies: int
+    answer_tokens: int
+    user_model: str | None
 
-    def cut(self) -> dict[str, int]:
-        """Number of answers that were cut, by who gave them."""
-        return {"policy": self.policy.cut, "persona": self.persona.cut, "grader": self.grader.cut}
+    @property
+    def arms(self) -> list[str]:
+        return [FROZEN, *([NOTES] if self.notes else []), *self.recipes]
 
-    def cut_lines(self) -> list[str]:
-        """A warning for each client whose answers were cut."""
-        return [
-            f"{client.cut} answers of {client.name} were cut at {client.answer_tokens:,} tokens: raise --answer-tokens"
-            for client in (self.policy, self.persona, self.grader)
-            if client.cut
-        ]
+    @property
+    def groups(self) -> list[tuple[User, ...]]:
+        """The users of each policy."""
+        return [tuple(self.users)] if self.joint else [(user,) for user in self.users]
+
+    def settings(self) -> dict[str, JsonValue]:
+        """What a rerun must have in common, by option."""
+        homework = "\n".join(f"{task.question}\t{task.answer}" for task in self.homework)
+        return {
+            "policy": self.like,
+            "recipe": dict(self.recipes),
+            "notes": self.notes,
+            "user": [user.value for user in self.users],
+            "homework": hashlib.sha256(homework.encode()).hexdigest()[:16],
+            "joint": self.joint,
+            "seeds": self.seeds,
+            "limit": self.limit,
+            "replies": self.replies,
+            "answer-tokens": self.answer_tokens,
+            "user-model": self.user_model,
+        }
 
 
 @dataclass(frozen=True, slots=True)
-class Grades:
-    """The grades of the held-out tasks, in their order; None where the grader gave none.
+class Cell:
+    """The users of one policy in one arm with one seed."""
 
-    Args:
-        right: whether a student's solution is right; None in the teacher's setting.
+    arm: str
+    seed: int
+    users: tuple[User, ...]
+
+    @property
+    def user(self) -> str | None:
+        """Its only user; None: it has several."""
+        return self.users[0].value if len(self.users) == 1 else None
+
+
+def cells(plan: Plan) -> list[Cell]:
+    """All cells with corrections, in the order in which they are run."""
+    arms = [arm for arm in plan.arms if arm != FROZEN]
+    return [Cell(arm, seed, group) for seed in range(plan.seeds) for arm in arms for group in plan.groups]
+
+
+def next_session(plan: Plan, lines: LineFile, cell: Cell) -> tuple[User, int] | None:
+    """The user whose turn it is and the session's number; None once each had three in a row or the limit is reached.
+
+    Users of one policy take turns until the last of them is done: all of them keep using it.
     """
-
-    by_model: list[float | None]
-    by_rules: list[float | None]
-    right: list[float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """
-    Args:
-        sessions: number of those that took place.
-        held_out: number of graded tasks.
-        completed: sessions that the persona ended, of all.
-        turns: answers in all sessions.
-        cut: answers that were longer than --answer-tokens, by who gave them.
-        after, changes: empty if a model stopped answering before it was all graded again.
-        problem: why there are fewer sessions than asked for, or no grades afterwards; None: there are.
-    """
-
-    setting: SettingName
-    sessions: int
-    held_out: int
-    completed: int
-    turns: int
-    cut: dict[str, int]
-    before: dict[str, Estimate]
-    after: dict[str, Estimate]
-    changes: dict[str, Estimate]
-    problem: str | None
-
-    def as_json(self) -> dict[str, JsonValue]:
-        found: dict[str, JsonValue] = asdict(self)
-        return found
+    met = {user: _met(lines, cell.arm, cell.seed, user) for user in cell.users}
+    if all(sessions_until(found) for found in met.values()):
+        return None
+    user = min(cell.users, key=lambda one: len(met[one]))
+    return (user, len(met[user]) + 1) if len(met[user]) < plan.limit else None
 
 
-def split(tasks: Sequence[Task], sessions: int, held_out: int) -> tuple[list[Task], list[Task]]:
-    """Tasks to chat about, and others to grade.
-
-    Raises:
-        SetupError: there are too few tasks.
-    """
-    if len(tasks) < held_out + 1:
-        raise SetupError(f"{len(tasks)} tasks, but {held_out} are held out: give more tasks, or a smaller --held-out")
-    chats = tasks[held_out:]
-    return [chats[at % len(chats)] for at in range(sessions)], list(tasks[:held_out])
+def is_finished(plan: Plan, lines: LineFile, cell: Cell) -> bool:
+    """True once its sessions were held and the facts asked, if enough are known."""
+    asked = lines.known is not None and (
+        len(lines.known) < MIN_KNOWN or (cell.arm, cell.seed, cell.user) in lines.facts
+    )
+    return asked and next_session(plan, lines, cell) is None
 
 
-async def evaluate(
-    setting: Setting,
-    models: Models,
-    chats: Sequence[Task],
-    held_out: Sequence[Task],
-    learned: Callable[[], Awaitable[None]],
-    report: Callable[[str], None],
-) -> Evaluation:
-    """Grade, chat, wait until it is learned, and grade again.
+def is_complete(plan: Plan, lines: LineFile) -> bool:
+    """True if the file has all that the plan asks for."""
+    asked = all(len(_met(lines, FROZEN, seed, user)) == plan.limit for seed in range(plan.seeds) for user in plan.users)
+    return asked and all(is_finished(plan, lines, cell) for cell in cells(plan)) and lines.known is not None
 
-    A model that stops answering after the first grades ends the sessions, not the evaluation: what it found by then
-    took hours.
 
-    Args:
-        chats: the task of each session.
-        learned: returns once the sessions so far are learned; raises SetupError if that cannot be found out.
-        report: gets a line of progress.
+def rows(plan: Plan, lines: LineFile) -> list[Row]:
+    """The table of what is finished."""
+    runs = []
+    base_rates = {}
+    for user in plan.users:
+        firsts = [_met(lines, FROZEN, seed, user) for seed in range(plan.seeds)]
+        if all(len(met) == plan.limit for met in firsts):
+            base_rates[user.value] = fmean(one for met in firsts for one in met)
+        runs += [_figure(plan, lines, FROZEN, seed, user) for seed, met in enumerate(firsts) if len(met) == plan.limit]
+    for cell in cells(plan):
+        if is_finished(plan, lines, cell):
+            facts = lines.facts.get((cell.arm, cell.seed, cell.user))
+            share = None if facts is None else facts.right / facts.asked
+            runs += [_figure(plan, lines, cell.arm, cell.seed, user, share) for user in cell.users]
+    return table(runs, plan.arms, [user.value for user in plan.users], base_rates)
 
-    Raises:
-        NoAnswer: a model did not answer before there were any grades.
-    """
-    before = await grade(setting, models, held_out)
-    report(f"before: {_line(before)}")
-    for line in models.cut_lines():
-        report(line)
-    sessions = completed = turns = 0
-    after: Grades | None = None
-    problem: str | None = None
-    run = uuid4().hex[:8]
-    try:
-        for number, task in enumerate(chats, start=1):
-            answers, done = await chat(setting, models, task, f"{setting.name}-{run}-{number}", random.Random(number))
-            sessions, completed, turns = number, completed + done, turns + answers
-            report(f"session {number} of {len(chats)}: {answers} answers, {'done' if done else 'not done'}")
-    except NoAnswer as error:
-        problem = f"{sessions} of {len(chats)} sessions: {error}"
-        report(problem)
-    try:
-        await learned()
-        after = await grade(setting, models, held_out)
-        report(f"after: {_line(after)}")
-    except SetupError as error:
-        problem = "; ".join(filter(None, [problem, f"not graded again: {error}"]))
-    return Evaluation(
-        setting=setting.name,
-        sessions=sessions,
-        held_out=len(held_out),
-        completed=completed,
-        turns=turns,
-        cut=models.cut(),
-        before=_estimates(before),
-        after={} if after is None else _estimates(after),
-        changes={} if after is None else _changes(before, after),
-        problem=problem,
+
+def notes_of(lines: LineFile, cell: Cell) -> str:
+    """The system prompt that a memory of the users' corrections makes, newest last; empty if there are none."""
+    held = [line for user in cell.users for line in lines.sessions.get((cell.arm, cell.seed, user.value), [])]
+    in_order = sorted(held, key=lambda line: line.session)
+    newest_first = list(dict.fromkeys(said for line in reversed(in_order) for said in reversed(line.corrections)))
+    kept: list[str] = []
+    for said in newest_first:
+        if sum(map(len, kept)) + len(said) > NOTE_CHARACTERS:
+            break
+        kept.append(said)
+    if not kept:
+        return ""
+    return "\n".join(
+        ["Notes of what users said about earlier replies; follow them:", *(f"- {one}" for one in kept[::-1])]
     )
 
 
-async def chat(setting: Setting, models: Models, task: Task, session: str, rng: random.Random) -> tuple[int, bool]:
-    """One session; how many answers it had, and whether the persona ended it.
+def _met(lines: LineFile, arm: str, seed: int, user: User) -> list[bool]:
+    return [line.met[0] for line in lines.sessions.get((arm, seed, user.value), [])]
 
-    Each message of the persona is a next state that the policy learns from; the last one, which only ends the session,
-    is sent as well, so that the answer before it is judged.
+
+def _figure(plan: Plan, lines: LineFile, arm: str, seed: int, user: User, facts: float | None = None) -> RunFigure:
+    found = sessions_until(_met(lines, arm, seed, user))
+    return RunFigure(arm, user.value, seed, plan.limit if found is None else found, found is not None, facts)
+
+
+class Evaluation:
     """
-    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": setting.opening(task, rng)}]
-    for turn in range(1, MOST_TURNS + 1):
-        is_last = turn == MOST_TURNS
-        headers = {"X-Session-Id": session, "X-Turn-Type": "main"} | ({"X-Session-Done": "true"} if is_last else {})
-        answer = await models.policy.ask(messages, headers=headers)
-        messages.append({"role": "assistant", "content": answer})
-        if is_last:
-            break
-        said = await models.persona.ask(_as_persona(setting, messages))
-        is_done = said.strip(" .!*`").upper() == DONE
-        if is_done or not said:
-            closing: list[ChatCompletionMessageParam] = [*messages, {"role": "user", "content": "Thanks, that is all."}]
-            # A persona that says nothing praises nothing: as a side turn its end is no feedback on the answer.
-            kind = "main" if is_done else "side"
-            ends = {"X-Session-Id": session, "X-Turn-Type": kind, "X-Session-Done": "true"}
-            await models.policy.ask(closing, headers=ends)
-            return turn, is_done
-        messages.append({"role": "user", "content": said})
-    return MOST_TURNS, False
+    Args:
+        url: the gateway's.
+        user_model: plays the users; None: they are scripted.
+        wait_minutes: longest wait until a session is learned.
+        report: gets a line of progress.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        lines: LineFile,
+        url: str,
+        admin: AdminClient,
+        user_model: ModelClient | None,
+        wait_minutes: float,
+        report: Callable[[str], None],
+    ) -> None:
+        self._plan = plan
+        self._lines = lines
+        self._url = url
+        self._admin = admin
+        self._user_model = user_model
+        self._wait_minutes = wait_minutes
+        self._report = report
+
+    async def run(self) -> None:
+        """Hold all sessions that the file does not have yet.
+
+        Raises:
+            SetupError: a model does not answer, or a session is not learned in time; what was found is in the file.
+        """
+        there = await self._admin.policies()
+        async with self._policy("base", None, there) as base:
+            await self._ask_known(base)
+            await self._ask_frozen(base)
+            for cell in cells(self._plan):
+                if cell.arm == NOTES:
+                    await self._hold(base, cell, None)
+                    continue
+                name = f"{self._plan.arms.index(cell.arm)}-{cell.seed}-{cell.user or 'all'}"
+                if is_finished(self._plan, self._lines, cell):
+                    if self._policy_name(name) in there:  # a kill came before it was retired
+                        await self._admin.retire_policy(self._policy_name(name))
+                    continue
+                async with self._policy(name, self._plan.recipes[cell.arm], there) as client:
+                    await self._hold(client, cell, self._policy_name(name))
+
+    def _policy_name(self, name: str) -> str:
+        return f"evaluate-{self._lines.run}-{name}"
+
+    @asynccontextmanager
+    async def _policy(self, name: str, recipe: dict[str, Any] | None, there: set[str]) -> AsyncIterator[ModelClient]:
+        """A client of a policy of this evaluation, made unless it is there; retired unless the run ends early."""
+        policy = self._policy_name(name)
+        if policy not in there:
+            await self._admin.create_policy(policy, self._plan.like, recipe)
+        key = await self._admin.create_key(policy)
+        async with ModelClient(
+            "the policy", self._url, "policy", key, answer_tokens=self._plan.answer_tokens
+        ) as client:
+            yield client
+            if client.cut:
+                most = self._plan.answer_tokens
+                self._report(f"{client.cut} replies were cut at {most:,} tokens: raise --answer-tokens")
+        # An engine holds the adapters of only a few policies.
+        await self._admin.retire_policy(policy)
+
+    async def _ask_known(self, base: ModelClient) -> None:
+        if self._lines.known is None:
+            right = await self._ask_facts(base, range(len(general_questions())), "")
+            self._lines.add(KnownLine(questions=right))
+        known = len(self._lines.known or ())
+        if missing := why_not_watched(known):
+            self._report(f"no facts are asked: {missing}")
+        else:
+            self._report(f"the base model knows {known} of {len(general_questions())} facts")
+
+    async def _ask_facts(self, client: ModelClient, questions: Sequence[int], system: str) -> list[int]:
+        """The questions that are answered rightly, asked in side turns without sampling."""
+        content = [general_questions()[number].content for number in questions]
+
+        async def one(number: int) -> str:
+            messages: list[ChatCompletionMessageParam] = [
+                *_system(system), {"role": "user", "content": str(content[number].messages[-1]["content"])}
+            ]  # fmt: skip
+            headers = {"X-Turn-Type": "side"}
+            return await client.ask(messages, headers=headers, temperature=0.0, most_tokens=ANSWER_TOKENS)
+
+        answers = await _a_few_at_once([partial(one, number) for number in range(len(content))])
+        return [question for question, of, text in zip(questions, content, answers, strict=True) if is_right(of, text)]
+
+    async def _ask_frozen(self, base: ModelClient) -> None:
+        """First replies of frozen weights; which reply is given depends on no other."""
+        plan = self._plan
+        for seed in range(plan.seeds):
+            for user in plan.users:
+                for at in range(len(_met(self._lines, FROZEN, seed, user)), plan.limit, _CONCURRENT):
+                    numbers = range(at + 1, min(at + _CONCURRENT, plan.limit) + 1)
+                    asked = [partial(self._session, base, FROZEN, seed, user, number, replies=1) for number in numbers]
+                    for line in await _a_few_at_once(asked):
+                        self._lines.add(line)
+                met = _met(self._lines, FROZEN, seed, user)
+                self._report(f"{FROZEN}, seed {seed}, {user}: {sum(met)} of {len(met)} first replies meet the rule")
+
+    async def _hold(self, client: ModelClient, cell: Cell, policy: str | None) -> None:
+        """The sessions of a cell that are missing, and the facts after them.
+
+        Args:
+            policy: learns from the sessions; None: notes are taken.
+        """
+        while (following := next_session(self._plan, self._lines, cell)) is not None:
+            user, number = following
+            version, note = (None, "") if policy is None else await self._learned(policy)
+            system = "" if policy is not None else notes_of(self._lines, cell)
+            line = await self._session(
+                client, cell.arm, cell.seed, user, number,
+                replies=self._plan.replies, learns=policy is not None, system=system, version=version, note=note,
+            )  # fmt: skip
+            self._lines.add(line)
+            told = "meets the rule" if line.met[0] else "misses the rule"
+            by = "" if version is None else f" by version {version}"
+            self._report(
+                f"{cell.arm}, seed {cell.seed}, {user}, session {number}: first reply{by} {told}{note and '; ' + note}"
+            )
+        known = self._lines.known or ()
+        if len(known) >= MIN_KNOWN and not is_finished(self._plan, self._lines, cell):
+            if policy is not None:
+                await self._learned(policy)
+            system = "" if policy is not None else notes_of(self._lines, cell)
+            right = await self._ask_facts(client, known, system)
+            self._lines.add(FactsLine(arm=cell.arm, seed=cell.seed, user=cell.user, asked=len(known), right=len(right)))
+
+    async def _session(
+        self, client: ModelClient, arm: str, seed: int, user: User, number: int, *,
+        replies: int, learns: bool = False, system: str = "", version: int | None = None, note: str = "",
+    ) -> SessionLine:  # fmt: skip
+        """One session; its draws depend on seed, user and number alone, so that arms and reruns ask the same."""
+        rng = random.Random(f"{seed} {user} {number}")
+        said = [user.opening(self._task(seed, user, number), rng)]
+        messages: list[ChatCompletionMessageParam] = [*_system(system), {"role": "user", "content": said[0]}]
+        # A session that a kill cut short is held again under its name, so that its end closes both.
+        headers = {
+            "X-Session-Id": f"{self._policy_name(arm)}-{seed}-{user}-{number}",
+            "X-Turn-Type": "main" if learns else "side",
+        }
+        met: list[bool] = []
+        given: list[str] = []
+        for _ in range(replies):
+            given.append(await client.ask(messages, headers=headers))
+            faults = user.faults(given[-1])
+            met.append(not faults)
+            messages.append({"role": "assistant", "content": given[-1]})
+            said.append(await self._reaction(user, messages, faults, rng))
+            messages.append({"role": "user", "content": said[-1]})
+            if not faults:
+                break
+        if learns:  # the last reaction is sent as well, so that the reply before it is judged
+            await client.ask(messages, headers=headers | {"X-Session-Done": "true"}, most_tokens=_CLOSING_TOKENS)
+        return SessionLine(
+            arm=arm, seed=seed, user=user.value, session=number, met=met, said=said, replies=given,
+            version=version, note=note,
+        )  # fmt: skip
+
+    def _task(self, seed: int, user: User, number: int) -> Task:
+        homework = list(self._plan.homework)
+        random.Random(f"homework {seed} {user}").shuffle(homework)
+        return homework[(number - 1) % len(homework)]
+
+    async def _reaction(
+        self, user: User, messages: Sequence[ChatCompletionMessageParam], faults: Sequence[str], rng: random.Random
+    ) -> str:
+        if self._user_model is None:
+            return user.reaction(faults, rng)
+        seen: list[ChatCompletionMessageParam] = [{"role": "system", "content": user.persona(content=not faults)}]
+        # The model's own part is the assistant's; many templates want a user's message first.
+        seen.append({"role": "user", "content": "Begin: write your first message to the assistant."})
+        for message in messages:
+            text = str(message.get("content") or "")
+            if message["role"] == "user":
+                seen.append({"role": "assistant", "content": text})
+            elif message["role"] == "assistant":
+                seen.append({"role": "user", "content": text})
+        for _ in range(_ATTEMPTS):
+            if said := await self._user_model.ask(seen):
+                return said
+        raise NoAnswer(f"{self._user_model.name} says nothing: a model that thinks needs more --answer-tokens")
+
+    async def _learned(self, policy: str) -> tuple[int, str]:
+        """The version that answers once every turn is judged and every full batch trained, and why nothing is learned.
+
+        Training that is paused, e.g. after steps that the gate rejected, is not waited for.
+        """
+        status = None
+        try:
+            async with asyncio.timeout(60 * self._wait_minutes):
+                while True:
+                    status = await self._admin.training_status(policy)
+                    if status.is_done:
+                        return status.version, ""
+                    if status.state is TrainingState.PAUSED and not status.judging:
+                        return status.version, f"training is {status.reason}"
+                    await asyncio.sleep(_POLL_SECONDS)
+        except TimeoutError as error:
+            why = "" if status is None else f": {status.reason}"
+            raise SetupError(
+                f"{policy} has not learned all after {self._wait_minutes:g} minutes{why}; run again to go on"
+            ) from error
 
 
-async def grade(setting: Setting, models: Models, tasks: Sequence[Task]) -> Grades:
-    """Grades of the first answer to each task, asked as a side turn."""
+def _system(text: str) -> list[ChatCompletionMessageParam]:
+    return [{"role": "system", "content": text}] if text else []
+
+
+async def _a_few_at_once(calls: Sequence[Callable[[], Awaitable[Found]]]) -> list[Found]:
+    """What the calls return, in their order."""
     slots = asyncio.Semaphore(_CONCURRENT)
 
-    async def one(number: int, task: Task) -> tuple[float | None, float, float | None]:
+    async def one(call: Callable[[], Awaitable[Found]]) -> Found:
         async with slots:
-            opening = setting.opening(task, random.Random(number))
-            side = {"X-Turn-Type": "side", "X-Session-Id": f"graded-{uuid4().hex[:12]}"}
-            text = await models.policy.ask([{"role": "user", "content": opening}], headers=side)
-            question = grading_prompt(setting, opening, text)
-            verdict = await models.grader.ask([{"role": "user", "content": question}], temperature=0.0)
-            right = float(is_right(task, text)) if setting.name is SettingName.STUDENT else None
-            return parse_grade(verdict), grade_by_rules(setting, text), right
+            return await call()
 
-    asked = [asyncio.create_task(one(number, task)) for number, task in enumerate(tasks)]
+    asked = [asyncio.create_task(one(call)) for call in calls]
     try:
-        rows = await asyncio.gather(*asked)
+        return await asyncio.gather(*asked)
     finally:
-        # Otherwise the other questions would go on with closed clients after one of them failed.
-        for question in asked:
-            question.cancel()
+        # Otherwise the others would go on with closed clients after one of them failed.
+        for task in asked:
+            task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
-    return Grades([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])
-
-
-def _as_persona(setting: Setting, messages: Sequence[ChatCompletionMessageParam]) -> list[ChatCompletionMessageParam]:
-    """The conversation as the persona sees it: its own messages are the assistant's."""
-    seen: list[ChatCompletionMessageParam] = [{"role": "system", "content": setting.persona}]
-    for message in messages:
-        text = str(message.get("content") or "")
-        if message["role"] == "user":
-            seen.append({"role": "assistant", "content": text})
-        else:
-            seen.append({"role": "user", "content": text})
-    # Many templates want a user's message first.
-    seen.insert(1, {"role": "user", "content": "Begin: write your first message to the assistant."})
-    return seen
-
-
-def _lists(grades: Grades) -> dict[str, list[float | None]]:
-    return {"by_model": grades.by_model, "by_rules": grades.by_rules, "right": grades.right}
-
-
-def _estimates(grades: Grades) -> dict[str, Estimate]:
-    return {name: estimate(values, name) for name, values in _lists(grades).items()}
-
-
-def _changes(before: Grades, after: Grades) -> dict[str, Estimate]:
-    return {name: change(values, _lists(after)[name]) for name, values in _lists(before).items()}
-
-
-def _line(grades: Grades) -> str:
-    return ", ".join(f"{name} {shown(found)}" for name, found in _estimates(grades).items() if found.count)
-
-
-def shown(found: Estimate) -> str:
-    """E.g. `0.42 (0.30 to 0.55, 12 tasks)`."""
-    if found.mean is None or found.low is None or found.high is None:
-        return "not graded"
-    return f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f}, {found.count} tasks)"

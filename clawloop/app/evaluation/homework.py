@@ -1,4 +1,4 @@
-"""Homework tasks: a question and its right answer, from our own small set or a file in GSM8K's form."""
+"""Homework: a question and its right answer, from our own small set or a file in GSM8K's form."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from clawloop.core.errors import SetupError
 
@@ -26,16 +27,18 @@ class Task:
     answer: str
 
 
-def own_tasks() -> list[Task]:
+def own_homework() -> list[Task]:
     """Sixty word problems of one to three steps."""
-    return _parse(files("clawloop.app.evaluation").joinpath("tasks.jsonl").read_text(encoding="utf-8"), "the own tasks")
+    return _parse(
+        files("clawloop.app.evaluation").joinpath("homework.jsonl").read_text(encoding="utf-8"), "our homework"
+    )
 
 
-def read_tasks(path: Path) -> list[Task]:
-    """The tasks of a file: JSON lines or one JSON list, each with `question` and `answer` or `ground_truth_answer`.
+def read_homework(path: Path) -> list[Task]:
+    """The homework of a file: JSON lines or one JSON list, each with `question` and `answer` or `ground_truth_answer`.
 
     Raises:
-        SetupError: it cannot be read, or names the first entry that is no task.
+        SetupError: it cannot be read, has nothing, or names the first line that is no homework.
     """
     try:
         return _parse(path.read_text(encoding="utf-8-sig"), str(path))
@@ -43,27 +46,26 @@ def read_tasks(path: Path) -> list[Task]:
         raise SetupError(f"{path} cannot be read: {error}") from error
 
 
-def is_right(task: Task, text: str) -> bool:
-    """True if the last number of a text is the task's answer."""
-    numbers = _NUMBER.findall(text)
-    return bool(numbers) and _value(numbers[-1]) == _value(task.answer)
-
-
 def _parse(text: str, name: str) -> list[Task]:
+    if text.lstrip().startswith("["):
+        listed = _json(text, name)
+        entries = [(f"{name}, entry {at}", entry) for at, entry in enumerate(listed, start=1)]
+    else:
+        # Not `splitlines`: a JSON text may hold what Unicode calls a line's end.
+        places = ((f"{name}, line {at}", line) for at, line in enumerate(text.split("\n"), start=1))
+        entries = [(place, _json(line, place)) for place, line in places if line.strip()]
+    if not entries:
+        raise SetupError(f"{name} has no homework: write one JSON object with `question` and `answer` a line")
+    return [_task(entry, place) for place, entry in entries]
+
+
+def _json(text: str, place: str) -> Any:
     try:
-        listed = json.loads(text) if text.lstrip().startswith("[") else None
-        entries = (
-            list(enumerate(listed, start=1))
-            if isinstance(listed, list)
-            # Not `splitlines`: a JSON text may hold what Unicode calls a line's end.
-            else [(at, json.loads(line)) for at, line in enumerate(text.split("\n"), start=1) if line.strip()]
-        )
+        return json.loads(text)
     except json.JSONDecodeError as error:
-        raise SetupError(f"{name}: not JSON: {error}") from error
-    tasks = [_task(entry, f"{name}, entry {at}") for at, entry in entries]
-    if not tasks:
-        raise SetupError(f"{name} has no task")
-    return tasks
+        raise SetupError(
+            f"{place}: not JSON ({error.msg}); a line is one object with `question` and `answer`"
+        ) from error
 
 
 def _task(entry: object, place: str) -> Task:
@@ -76,7 +78,3 @@ def _task(entry: object, place: str) -> Task:
     if answer is None or not numbers:
         raise SetupError(f"{place}: needs `answer` or `ground_truth_answer`, which ends with a number")
     return Task(question.strip(), numbers[-1].replace(",", ""))
-
-
-def _value(number: str) -> float:
-    return float(number.replace(",", ""))
