@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+import clawloop.app.evaluation.run as run_module
 from clawloop.app.demo.admin_client import AdminClient
 from clawloop.app.evaluation.clients import ModelClient, NoAnswer
 from clawloop.app.evaluation.figures import Row, sessions_by_luck
@@ -23,7 +24,7 @@ from clawloop.app.evaluation.lines import LineFile, SessionLine
 from clawloop.app.evaluation.run import Evaluation, Plan, is_complete, rows
 from clawloop.app.evaluation.users import User
 from clawloop.core.contracts.serving import Policy
-from clawloop.core.contracts.training import TrainingView
+from clawloop.core.contracts.training import BroughtAdapter, TrainingView
 from clawloop.core.contracts.turns import TurnKind
 from clawloop.core.errors import SetupError
 from clawloop.core.gate.general import general_questions
@@ -89,13 +90,17 @@ def plan(**changed: Any) -> Plan:
 
 
 @pytest.fixture
-async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+async def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gateway]:
+    few = general_questions()[: len(KNOWN)]
+    monkeypatch.setattr(run_module, "general_questions", lambda: few)
     async with fake_engine() as engine, running_gateway(tmp_path, engines=[engine]) as running:
         store = running.services.training_operations._store
         create = store.create_policy
 
-        async def created(name: str, like: str, recipe: Recipe | None, *more: Any) -> TrainingView:
-            view = await create(name, like, recipe, *more)
+        async def created(
+            name: str, like: str, recipe: Recipe | None, version: int = 0, brought: BroughtAdapter | None = None
+        ) -> TrainingView:
+            view = await create(name, like, recipe, version, brought)
             policy = Policy(name, "tiny", ("qwen3-4b",), 0, dict(DEFAULT_SAMPLING))
             running.directory.add_policy(policy, frozenset())
             await running.services.directory.refresh()
@@ -252,8 +257,10 @@ async def test_paused_training_is_noted_and_not_waited_for(gateway: Gateway, tmp
     store = gateway.services.training_operations._store
     create = store.create_policy
 
-    async def paused(name: str, like: str, recipe: Recipe | None, *more: Any) -> TrainingView:
-        view = await create(name, like, recipe, *more)
+    async def paused(
+        name: str, like: str, recipe: Recipe | None, version: int = 0, brought: BroughtAdapter | None = None
+    ) -> TrainingView:
+        view = await create(name, like, recipe, version, brought)
         await store.pause(name, "three rejected versions")
         return view
 
