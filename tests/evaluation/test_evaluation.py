@@ -156,6 +156,12 @@ async def test_a_model_that_needs_four_corrections_is_there_in_the_fifth_session
     assert frozen.sessions is not None
     assert (frozen.sessions.mean, frozen.reached, frozen.base_rate, frozen.luck) == (6, 0, 0.0, None)
 
+    held = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
+    sessions = [line for line in held if line.get("arm") == "learning" and line["kind"] == "session"]
+    assert [line["session"] for line in sessions] == [1, 2, 3, 4, 5]
+    assert [line["met"] for line in sessions] == [[False, False]] * 2 + [[True]] * 3
+    assert len({line["said"][0] for line in sessions}) == 5
+
     policies = gateway.ledger.policies
     made = [name for name in policies if name.startswith("evaluate-")]
     assert len(made) == 2
