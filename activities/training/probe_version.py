@@ -293,6 +293,9 @@ class ProbeActivities:
 
 
 def _most_tokens(plan: ProbePlan, probe: AskedProbe) -> int:
+    if probe.general and not probe.content.thinks:
+        # The base model answered within half of that: what a version says beyond is no answer to the question.
+        return min(plan.recipe.gate.probe_tokens, 2 * ANSWER_TOKENS)
     return plan.recipe.gate.probe_tokens * (_THINKING if probe.content.thinks else 1)
 
 
