@@ -154,7 +154,7 @@ def test_keep_prints_the_addresses_and_waits_for_ctrl_c(tmp_path: Path, engine: 
     ("options", "message"),
     [
         (["--seed", "one"], "--seed 'one': a seed is a whole number from 0 to 4294967295"),
-        (["--methods", "grpo"], "--methods 'grpo': use binary, opd, combined, hybrid, or several with commas"),
+        (["--methods", "grpo"], "--methods 'grpo': use binary, opd, combined, hybrid, hindsight, or several"),
         (["--interactions", "0"], "--interactions 0: give 4 to 1000; a step takes 4 samples"),
         (["--flip", "colour"], "--flip 'colour': use code, length, tone, several with commas, or all"),
         (["--port", "{taken}"], "port {taken} for the gateway is in use"),

@@ -20,6 +20,7 @@ from clawloop.app.demo.plan import Plan, PlannedRun
 from clawloop.app.demo.recipes import Method
 from clawloop.app.demo.report import Evaluation, RunTotals, report_run
 from clawloop.app.demo.run import keep_match
+from clawloop.app.demo.sessions import TasteUser, ToyUser
 from clawloop.app.demo.world import Axis
 from clawloop.app.local.checks import choose_port
 from clawloop.app.local.supervision.supervisor import PartStatus
@@ -62,16 +63,26 @@ def planned(interactions: int, *, paced: bool = True, flip: tuple[Axis, ...] = (
 async def run_plan(gateway: ScriptedGateway, plan: Plan) -> tuple[list[Evaluation], RunTotals]:
     access = PolicyAccess(gateway.url, "key", "admin", "tiny")
     async with ChatClient(gateway.url, "key") as client, AdminClient(gateway.url, "admin") as admin:
-        run = Experiment(RUN, access, client, admin, Board(), plan, wait_timeout_seconds=120)
+        run = Experiment(RUN, access, client, admin, Board(), plan, ToyUser(RUN.seed), wait_timeout_seconds=120)
         await run.execute()
         return run.evaluations, await run.totals()
 
 
 def test_rounds_add_up_and_none_is_empty() -> None:
     for interactions in range(1, 70):
-        planned = rounds(interactions)
+        planned = rounds(interactions, ToyUser(1))
         assert sum(map(sum, planned)) == interactions
         assert all(sizes and all(sizes) for sizes in planned)
+
+
+def test_sessions_with_a_model_have_two_to_four_turns_and_go_on_after_a_flip_as_numbered() -> None:
+    user = TasteUser(5, lambda line: None)
+    planned = rounds(64, user)
+    sizes = [size for at_once in planned for size in at_once]
+    assert {len(at_once) for at_once in planned[:-1]} == {4}
+    assert sum(sizes) == 64
+    assert set(sizes[:-1]) == {2, 3, 4}
+    assert rounds(10, user, first=3)[0][:2] == sizes[2:4]
 
 
 @pytest.mark.slow
@@ -182,7 +193,7 @@ async def test_each_failure_counts_and_the_chat_goes_on(failures: list[str]) -> 
             assert reply.text
             assert client.failed == len(failures)
             gateway.failures = ["500"]
-            assert await client.send_side_turn("What is rain?", "tiny", "e")
+            assert (await client.send_side_turn("What is rain?", "tiny", "e")).text
             assert client.failed == len(failures) + 1
 
 
@@ -196,7 +207,7 @@ async def test_a_version_that_is_gone_before_it_is_measured_is_passed_over() -> 
 async def test_a_gateway_that_is_away_for_long_is_waited_for() -> None:
     async with scripted_gateway(failures=["500"] * 30) as gateway:
         async with ChatClient(gateway.url, "key") as client:
-            assert await client.send_side_turn("What is rain?", "tiny", "e")
+            assert (await client.send_side_turn("What is rain?", "tiny", "e")).text
             assert client.failed == 30
 
 
@@ -254,7 +265,7 @@ async def test_waiting_for_turns_that_are_never_learned_or_never_stored_times_ou
         access = PolicyAccess(gateway.url, "key", "admin", "tiny")
         board = Board()
         async with ChatClient(gateway.url, "key") as client, AdminClient(gateway.url, "admin") as admin:
-            run = Experiment(RUN, access, client, admin, board, planned(8), wait_timeout_seconds=0.5)
+            run = Experiment(RUN, access, client, admin, board, planned(8), ToyUser(RUN.seed), wait_timeout_seconds=0.5)
             await run.execute()
             totals = await run.totals()
     assert board.lines == ["demo-1-combined: gave up waiting after 0.5 s: waits for samples"]
@@ -266,7 +277,9 @@ async def test_a_turn_that_is_stored_twice_does_not_make_up_for_a_missing_one() 
     async with scripted_gateway() as gateway:
         access = PolicyAccess(gateway.url, "key", "admin", "tiny")
         async with ChatClient(gateway.url, "key") as client, AdminClient(gateway.url, "admin") as admin:
-            run = Experiment(RUN, access, client, admin, Board(), planned(8), wait_timeout_seconds=120)
+            run = Experiment(
+                RUN, access, client, admin, Board(), planned(8), ToyUser(RUN.seed), wait_timeout_seconds=120
+            )
             await run.execute()
             repeated, shortened = gateway.sessions.values()
             repeated.append(repeated[-1])

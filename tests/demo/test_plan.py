@@ -16,12 +16,15 @@ from clawloop.core.recipes.recipe import DEFAULT_RECIPE, load_recipe
 def planned(
     seeds: str | None = None,
     seed: str | None = None,
-    methods: str = "combined",
+    methods: str | None = None,
     interactions: int | None = 64,
     flip: str | None = None,
     measure_every: int = 1,
+    model: str | None = None,
 ) -> Plan:
-    return plan(seeds, seed, methods, interactions, paced=True, batch=8, flip=flip, measure_every=measure_every)
+    return plan(
+        seeds, seed, methods, interactions, paced=True, batch=8, flip=flip, measure_every=measure_every, model=model
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,9 +85,32 @@ def test_a_flip_names_axes_and_has_more_interactions(flip: str | None, axes: tup
     assert planned(flip=flip, interactions=16).interactions == 16
 
 
+def test_a_model_is_taught_by_hindsight_and_the_toy_by_a_judge() -> None:
+    with_model = planned(model="smollm2")
+    assert ([run.method for run in with_model.runs], with_model.model) == ([Method.HINDSIGHT], "smollm2")
+    assert planned(methods="hindsight", model="smollm2") == with_model
+    assert ([run.method for run in planned().runs], planned().model) == ([Method.COMBINED], None)
+    for methods, model in (("combined", "smollm2"), ("hindsight", None)):
+        with pytest.raises(SetupError, match="with --model it is hindsight alone, which asks no judge"):
+            planned(methods=methods, model=model)
+    with pytest.raises(SetupError, match="--flip: leave it out with --model"):
+        planned(flip="all", model="smollm2")
+
+
+def test_the_recipe_of_a_model_is_hindsight_at_another_pace() -> None:
+    demo = demo_recipe(Method.HINDSIGHT)
+    shipped = load_recipe(Path(__file__).resolve().parents[2] / "deploy" / "recipes" / "hindsight.toml")
+    assert not demo.signal.asks_judge
+    assert demo.signal == shipped.signal
+    assert demo.gate == shipped.gate.model_copy(update={"content_loss": 0.1})
+    optimiser = shipped.train.optimiser.model_copy(update={"lr": demo.train.optimiser.lr})
+    pace = {"batch_samples": demo.train.batch_samples, "optimiser": optimiser}
+    assert shipped.train.model_copy(update=pace) == demo.train
+
+
 def test_methods_differ_in_signals_and_advantages_alone() -> None:
-    recipes = {method: demo_recipe(method) for method in Method}
-    assert len({recipe.hash for recipe in recipes.values()}) == len(Method)
+    assert len({demo_recipe(method).hash for method in Method}) == len(Method)
+    recipes = {method: demo_recipe(method) for method in Method if method is not Method.HINDSIGHT}
     assert not recipes[Method.BINARY].train.uses_hints
     assert recipes[Method.OPD].train.advantage.verdict_weight == 0
     assert recipes[Method.COMBINED].signal.hints
@@ -92,7 +118,7 @@ def test_methods_differ_in_signals_and_advantages_alone() -> None:
     assert recipes[Method.HYBRID].signal == recipes[Method.COMBINED].signal
     parts = {"advantage": None, "distillation": None, "loss": None}
     assert len({recipe.train.model_copy(update=parts).model_dump_json() for recipe in recipes.values()}) == 1
-    token_alone = [recipes[method].train for method in Method if method is not Method.HYBRID]
+    token_alone = [recipes[method].train for method in recipes if method is not Method.HYBRID]
     assert all(train.loss == token_alone[0].loss for train in token_alone)
     assert all(train.distillation == token_alone[0].distillation for train in token_alone)
 
@@ -100,7 +126,8 @@ def test_methods_differ_in_signals_and_advantages_alone() -> None:
 def test_the_demos_hybrid_is_the_default_at_another_pace() -> None:
     demo, default = demo_recipe(Method.HYBRID), DEFAULT_RECIPE
     assert demo.signal == default.signal
-    assert demo.gate == default.gate.model_copy(update={"content_loss": demo.gate.content_loss})
+    of_the_toy = {"content_loss": demo.gate.content_loss, "general_probes": False}
+    assert demo.gate == default.gate.model_copy(update=of_the_toy)
     assert demo.gate.content_loss < default.gate.content_loss < 1
     train = demo.train
     optimiser = default.train.optimiser.model_copy(update={"lr": train.optimiser.lr})

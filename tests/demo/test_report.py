@@ -20,7 +20,7 @@ PLAN = Plan((RUN,), 64, paced=True)
 KEYS = ["seed", "method", "interactions", "match_before", "match_after", "interactions_to_90", "match_held"]
 KEYS += ["exact_rate", "exact_least", "requests_failed", "versions", "steps", "seconds", "seconds_setup", "flipped_at"]
 KEYS += ["relearned_after", "paced", "measure_every", "stopped", "faults", "rejected", "probed"]
-KEYS += ["match_kept", "gave_up", "recorded"]
+KEYS += ["match_kept", "gave_up", "recorded", "model", "taste"]
 
 
 def evaluated(*matches: float) -> list[Evaluation]:
@@ -74,7 +74,7 @@ def test_the_summary_counts_the_runs_that_reached_the_goal() -> None:
     runs = [report(0.5, 0.95), report(0.4, 0.6), replace(report(0.6, 0.7, 0.9), exact_rate=0.9)]
     whole = json.loads(as_json(runs, 99.0))
     assert set(whole) == {"runs", "summary"}
-    assert [list(run) for run in whole["runs"]] == [[*KEYS, "evaluations"]] * 3
+    assert [list(run) for run in whole["runs"]] == [[*KEYS[:-2], "evaluations", *KEYS[-2:]]] * 3
     summary = whole["summary"]
     assert (summary["runs"], summary["reached_90"], summary["interactions_to_90_median"]) == (3, 2, 12)
     assert (summary["match_before"], summary["exact_rate_least"], summary["requests_failed"]) == (0.5, 0.9, 4)

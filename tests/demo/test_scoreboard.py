@@ -33,6 +33,17 @@ def test_the_column_names_are_printed_once() -> None:
     assert len(first) == len(second)
 
 
+def test_a_run_with_a_model_shows_facts_and_what_replies_are_like() -> None:
+    on, output = console()
+    [row] = evaluated(0.5)
+    ScoreLines(on).add_evaluation(
+        PlannedRun(1, Method.HINDSIGHT), replace(row, exact=0.925, words=61.6, cut=0.25, loops=2)
+    )
+    head, shown = output.getvalue().splitlines()
+    assert head.split()[-4:] == ["facts", "words", "cut", "loops"]
+    assert shown.split()[-4:] == ["92%", "62", "25%", "2"]
+
+
 def test_the_table_shows_all_rows_of_the_current_run_and_the_last_of_others() -> None:
     on, output = console()
     board = ScoreTable(on)

@@ -60,7 +60,21 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
             str | None, typer.Option(help="Seed of the synthetic user's hidden preference; 1 by default.")
         ] = None,
         seeds: Annotated[str | None, typer.Option(help="Number of seeds (10 for 1 to 10), or a list: 3,5,8.")] = None,
-        methods: Annotated[str, typer.Option(help="binary, opd, combined, hybrid; comma-separated.")] = "combined",
+        model: Annotated[
+            str | None,
+            typer.Option(
+                metavar="MODEL",
+                help="Instead of the toy: smollm2, a model folder, or OWNER/NAME of the Hugging Face Hub; a user with a"
+                " hidden taste talks to it.",
+            ),
+        ] = None,
+        methods: Annotated[
+            str | None,
+            typer.Option(
+                help="binary, opd, combined, hybrid; comma-separated. Default: combined; hindsight with --model.",
+                show_default=False,
+            ),
+        ] = None,
         interactions: Annotated[
             int | None, typer.Option(help="Main turns of each run; 64 by default, 192 with --flip.")
         ] = None,
@@ -95,12 +109,13 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
         """Start all parts, let a synthetic user with a hidden preference chat, and show the model learning it."""
         from rich.console import Console
 
-        from clawloop.app.demo.plan import plan
-        from clawloop.app.demo.recipes import Method, demo_recipe
+        from clawloop.app.demo.plan import MODEL_METHOD, TOY_METHOD, plan
+        from clawloop.app.demo.recipes import demo_recipe
         from clawloop.app.demo.run import DemoOptions, DemoSetup
         from clawloop.app.demo.run import run as run_demo
         from clawloop.app.demo.scoreboard import ScoreLines, ScoreTable
         from clawloop.app.local.supervision.supervisor import open_board
+        from clawloop.app.models.library import find_model
 
         try:
             setup = DemoSetup(
@@ -114,8 +129,10 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
                 engine_port=engine_port,
             )
             if environment is not None:
-                if interactions is not None or flip is not None or keep or faults or markdown:
-                    raise SetupError("--environment: leave out --interactions, --flip, --keep, --faults, --markdown")
+                if interactions is not None or flip is not None or keep or faults or markdown or model is not None:
+                    raise SetupError(
+                        "--environment: leave out --model, --interactions, --flip, --keep, --faults, --markdown"
+                    )
                 from clawloop.app.demo.practice import PracticeOptions
                 from clawloop.app.demo.toys import toy_of
 
@@ -130,7 +147,7 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
                 )
                 finished = run_practice(practice, load_prepare(), as_json=as_json)
                 raise typer.Exit(0 if finished else INTERRUPTED)
-            batch = demo_recipe(Method.COMBINED).train.batch_samples
+            batch = demo_recipe(TOY_METHOD if model is None else MODEL_METHOD).train.batch_samples
             options = DemoOptions(
                 plan=plan(
                     seeds,
@@ -141,10 +158,12 @@ def run_command(read_settings: Callable[[], Settings], load_prepare: Callable[[]
                     batch=batch,
                     flip=flip,
                     measure_every=measure_every,
+                    model=model,
                 ),
                 setup=setup,
                 keep=keep,
                 faults=faults,
+                model=None if model is None else find_model(model, setup.data / "models"),
             )
             with open_board(Console(stderr=as_json or markdown), ScoreLines, ScoreTable) as board:
                 results = asyncio.run(run_demo(options, board, load_prepare()))

@@ -19,6 +19,7 @@ _COLOURS = {
     Method.OPD: "#edae49",
     Method.COMBINED: "#00798c",
     Method.HYBRID: "#6a4c93",
+    Method.HINDSIGHT: "#003d5b",
 }
 # More version labels would overlap.
 _MAX_LABELLED = 12
@@ -73,13 +74,16 @@ def _draw_run(axes: Axes, run: RunReport, *, alone: bool) -> None:
         axes.plot(counts, matches, ".", color=colour, alpha=0.35, markersize=4)
         return
     axes.plot(counts, matches, "o-", color=colour, markersize=4, label=run.method)
+    if run.model is not None:
+        facts = [one.exact for one in run.evaluations]
+        axes.plot(counts, facts, "s--", color="grey", markersize=3, label="facts of the base model kept")
     if len(run.evaluations) <= _MAX_LABELLED:
         for one in run.evaluations:
             axes.annotate(f"v{one.version}", (one.interactions, one.match), (0, 7), textcoords="offset points")
 
 
 def _title(runs: Sequence[RunReport]) -> str:
-    title = "60 fixed requests, asked of each version while the chat goes on"
-    if any(run.measure_every > 1 for run in runs):
-        title = "60 fixed requests, asked of versions while the chat goes on"
+    asked = sorted({one.requests for run in runs for one in run.evaluations})
+    versions = "versions" if any(run.measure_every > 1 for run in runs) else "each version"
+    title = f"{' to '.join(map(str, asked))} fixed requests, asked of {versions} while the chat goes on"
     return title if len(runs) == 1 else f"{title}\nline: mean of the runs; band: {BAND}"

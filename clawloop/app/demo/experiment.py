@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from statistics import fmean
 from typing import Protocol, TypeAlias
 from uuid import UUID
@@ -19,9 +20,7 @@ from clawloop.app.demo.admin_client import AdminClient
 from clawloop.app.demo.openai_client import ChatClient, ModelGone
 from clawloop.app.demo.plan import Plan, PlannedRun
 from clawloop.app.demo.report import Evaluation, RunTotals
-from clawloop.app.demo.sessions import chat_session, measure
-from clawloop.app.demo.user import SyntheticUser
-from clawloop.app.demo.world import Preference, draw_preference, flipped
+from clawloop.app.demo.sessions import TasteFindings, TasteUser, ToyUser, UserSide
 from clawloop.app.local.supervision.supervisor import Board
 from clawloop.core.contracts.answers import TrainingStatus
 from clawloop.core.contracts.training import TrainingState
@@ -29,11 +28,6 @@ from clawloop.core.contracts.views import SessionView
 from clawloop.core.errors import SetupError
 from clawloop.core.ids import version_name
 
-CONCURRENT_SESSIONS = 2
-SESSION_REQUESTS = 5
-# Judging, a step and publishing take seconds, and a part that is away delays them. After this limit the run goes on
-# without the pending turns.
-WAIT_TIMEOUT_SECONDS = 300.0
 _POLL_SECONDS = 0.3
 # Until then each version is evaluated, whatever `Plan.measure_every` is: this is where the curve bends.
 FULLY_MEASURED_INTERACTIONS = 128
@@ -72,13 +66,17 @@ class PolicyAccess:
     base_model: str
 
 
-def rounds(interactions: int) -> list[list[int]]:
-    """Split `interactions` requests into rounds of concurrent sessions; return the size of each session."""
-    left, planned = interactions, []
+def rounds(interactions: int, side: UserSide, first: int = 1) -> list[list[int]]:
+    """Split `interactions` requests into rounds of concurrent sessions; return the size of each session.
+
+    Args:
+        first: number of the first session.
+    """
+    left, planned, numbers = interactions, list[list[int]](), count(first)
     while left:
         sizes: list[int] = []
-        while left and len(sizes) < CONCURRENT_SESSIONS:
-            sizes.append(min(left, SESSION_REQUESTS))
+        while left and len(sizes) < side.concurrent:
+            sizes.append(min(left, side.session_requests(next(numbers))))
             left -= sizes[-1]
         planned.append(sizes)
     return planned
@@ -87,6 +85,9 @@ def rounds(interactions: int) -> list[list[int]]:
 @dataclass
 class Experiment:
     """One run in progress.
+
+    Args:
+        wait_timeout_seconds: after this limit the run goes on without the pending turns; None: the user's own.
 
     Attributes:
         evaluations: so far, in order.
@@ -98,7 +99,8 @@ class Experiment:
     admin: AdminClient
     board: DemoBoard
     plan: Plan
-    wait_timeout_seconds: float = WAIT_TIMEOUT_SECONDS
+    side: UserSide
+    wait_timeout_seconds: float | None = None
     keep: Keep | None = None
     evaluations: list[Evaluation] = field(default_factory=list)
     _steps: set[int] = field(default_factory=set)
@@ -112,10 +114,6 @@ class Experiment:
     _active_version: int = 0
     _flipped_at: int | None = None
     _gave_up: str | None = None
-    _preference: Preference = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._preference = draw_preference(self.run.seed)
 
     async def execute(self) -> None:
         """Chat and evaluate the versions as they become active.
@@ -141,11 +139,20 @@ class Experiment:
                 measuring.cancel()
         await self._evaluate_active()
 
-    async def totals(self, stopped: str | None = None) -> RunTotals:
+    async def conclude(self) -> TasteFindings | None:
+        """Measure the last version thoroughly, and what a taste is compared with; None with the toy."""
+        if not isinstance(self.side, TasteUser):
+            return None
+        await self._evaluate(self._active_version, thorough=True)
+        self.board.status(self.run, "asking the frozen model with the user's words as notes")
+        return await self.side.findings(self.client, self.access.base_model)
+
+    async def totals(self, stopped: str | None = None, taste: TasteFindings | None = None) -> RunTotals:
         """Return the totals of the run.
 
         Args:
             stopped: why the run ended early; None if it did not.
+            taste: what `conclude` returned.
         """
         await self._mean_reward()  # counts the steps of the last turns
         trained = await self.admin.trained_versions(self.run.policy)
@@ -161,10 +168,11 @@ class Experiment:
             stopped=stopped,
             gave_up=self._gave_up,
             recorded=await self._recorded(),
+            taste=taste,
         )
 
     async def _chat_rounds(self, interactions: int, measuring: asyncio.Task[None] | None) -> None:
-        for sizes in rounds(interactions):
+        for sizes in rounds(interactions, self.side, len(self._requests_by_session) + 1):
             progress = f"{self._interactions} of {self.plan.interactions} interactions"
             self.board.status(self.run, f"{progress}, chatting")
             if measuring is not None and measuring.done():
@@ -179,7 +187,8 @@ class Experiment:
         """Flip the preference of the user and of the grading."""
         if self.plan.paced:
             await self._evaluate_active()
-        self._preference = flipped(self._preference, self.plan.flip)
+        assert isinstance(self.side, ToyUser), "the plan has no flip of a taste"
+        self.side.flip(self.plan.flip)
         self._flipped_at = self._interactions
         if self.plan.paced:
             await self._evaluate(self._active_version)
@@ -190,14 +199,10 @@ class Experiment:
             await self._evaluate(self._active_version)
 
     async def _chat(self, sizes: list[int]) -> None:
-        preference = self._preference
-
         async def one(number: int, size: int) -> None:
             name = f"{self.run.policy}-{number}"
             self._requests_by_session[name] = 0
-            # One user for each session, so that messages do not depend on the order of concurrent answers.
-            user = SyntheticUser(self.run.seed * 10_000 + number, preference)
-            await chat_session(self.client, user, name, size, partial(self._count_request, name))
+            await self.side.chat(self.client, number, name, size, partial(self._count_request, name))
 
         first = len(self._requests_by_session) + 1
         try:
@@ -236,6 +241,7 @@ class Experiment:
 
     async def _measure_versions(self) -> None:
         """Evaluate versions as they become active, until the chat is paused and every turn is learned."""
+        patience = self.side.wait_seconds if self.wait_timeout_seconds is None else self.wait_timeout_seconds
         waited_since = time.monotonic()
         while True:
             status = await self.admin.training_status(self.run.policy)
@@ -251,8 +257,8 @@ class Experiment:
                 raise TrainingPaused(f"training of {self.run.policy} has paused itself: {status.reason}")
             if not self._chat_paused:
                 waited_since = time.monotonic()
-            if time.monotonic() - waited_since > self.wait_timeout_seconds:
-                gave_up = f"gave up waiting after {self.wait_timeout_seconds:g} s: {status.reason}"
+            if time.monotonic() - waited_since > patience:
+                gave_up = f"gave up waiting after {patience:g} s: {status.reason}"
                 self.board.say(f"{self.run.policy}: {gave_up}")
                 self._gave_up = self._gave_up or gave_up
                 return
@@ -267,14 +273,12 @@ class Experiment:
         skipped = self._active_version - self.evaluations[-1].version
         return is_dense or self._is_flip_unmeasured() or skipped >= self.plan.measure_every
 
-    async def _evaluate(self, version: int) -> None:
+    async def _evaluate(self, version: int, *, thorough: bool = False) -> None:
         interactions, is_flipped = self._interactions, self._flipped_at is not None
-        self.board.status(
-            self.run, f"{interactions} interactions; evaluating version {version} on the 60 fixed requests"
-        )
+        self.board.status(self.run, f"{interactions} interactions; evaluating version {version} on fixed requests")
         model = version_name(self.run.policy, version, self.access.base_model)
         try:
-            measured = await measure(self.client, self._preference, model)
+            measured = await self.side.measure(self.client, model, thorough=thorough)
         except ModelGone:
             # An engine that was killed loads the newest versions again, not those before.
             if (await self.admin.training_status(self.run.policy)).version == version:
@@ -288,6 +292,10 @@ class Experiment:
             reward=await self._mean_reward(),
             match=measured.match,
             exact=measured.exact,
+            requests=measured.requests,
+            words=measured.words,
+            cut=measured.cut,
+            loops=measured.loops,
             failed=self.client.failed,
             seconds=time.monotonic() - self._started,
             flipped=is_flipped,
@@ -341,10 +349,12 @@ async def run_experiment(
         ChatClient(access.url, access.key, report_failure) as client,
         AdminClient(access.url, access.admin_key) as admin,
     ):
-        experiment = Experiment(run, access, client, admin, board, plan, keep=keep)
+        side = ToyUser(run.seed) if plan.model is None else TasteUser(run.seed, board.say)
+        experiment = Experiment(run, access, client, admin, board, plan, side, keep=keep)
         stopped = None
         try:
             await experiment.execute()
         except TrainingPaused as why:
             stopped = str(why)
-        return experiment.evaluations, await experiment.totals(stopped)
+        taste = await experiment.conclude()
+        return experiment.evaluations, await experiment.totals(stopped, taste)

@@ -31,16 +31,18 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to a main turn.
+    """The answer to a turn.
 
     Args:
         id: the completion's id.
         model: the served name of the version that answered.
+        ended: by the model itself, not by the limit of tokens.
     """
 
     id: str
     model: str
     text: str
+    ended: bool
 
 
 class StreamBroken(Exception):
@@ -93,24 +95,52 @@ class ChatClient:
         headers = {"X-Session-Id": session} | ({"X-Session-Done": "true"} if last else {})
         return await self._until_answered(lambda: self._stream(messages, headers, temperature))
 
-    async def send_side_turn(self, text: str, model: str, session: str) -> str:
+    async def send_side_turn(
+        self,
+        text: str,
+        model: str,
+        session: str,
+        *,
+        system: str | None = None,
+        temperature: float | None = None,
+        max_tokens: int = MAX_TOKENS,
+    ) -> Reply:
         """Send a side turn to one version by its served name and return the answer.
+
+        Args:
+            system: a system message before the text; None: none.
+            temperature: None for the policy's default.
 
         Raises:
             ModelGone: no engine has this version, and it is not the active one.
             SetupError: as in `send_main_turn`.
         """
 
-        async def ask() -> str:
+        messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": text}]
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+
+        async def ask() -> Reply:
             answer = await self._client.chat.completions.create(
                 model=model,
-                messages=[{"role": "user", "content": text}],
-                max_tokens=MAX_TOKENS,
+                messages=messages,
+                max_tokens=max_tokens,
+                temperature=omit if temperature is None else temperature,
                 extra_headers={"X-Turn-Type": "side", "X-Session-Id": session},
             )
-            return answer.choices[0].message.content or ""
+            choice = answer.choices[0]
+            return Reply(answer.id, answer.model, choice.message.content or "", choice.finish_reason == "stop")
 
         return await self._until_answered(ask)
+
+    async def rate(self, reply: Reply, thumb: int) -> None:
+        """Send a thumb for a reply: 1 is up, −1 is down.
+
+        Raises:
+            SetupError: as in `send_main_turn`.
+        """
+        body = {"response_id": reply.id, "rating": "up" if thumb > 0 else "down"}
+        await self._until_answered(lambda: self._client.post("/feedback", cast_to=object, body=body))
 
     async def _until_answered(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         began = time.monotonic()
@@ -141,16 +171,16 @@ class ChatClient:
         )
         pieces: list[str] = []
         reply_id = model = ""
-        ended = False
+        reason: str | None = None
         try:
             async with stream:
                 async for chunk in stream:
                     reply_id, model = chunk.id, chunk.model
                     for choice in chunk.choices:
                         pieces.append(choice.delta.content or "")
-                        ended = ended or choice.finish_reason is not None
+                        reason = reason or choice.finish_reason
         except json.JSONDecodeError as error:
             raise StreamBroken("the stream contains invalid JSON") from error
-        if not ended:
+        if reason is None:
             raise StreamBroken("the stream ended before the reply was complete")
-        return Reply(reply_id, model, "".join(pieces))
+        return Reply(reply_id, model, "".join(pieces), reason == "stop")

@@ -16,6 +16,7 @@ MAX_RUNS = 100
 INTERACTIONS = 64
 # 96 interactions before the flip and 96 after it.
 INTERACTIONS_WITH_FLIP = 192
+TOY_METHOD, MODEL_METHOD = Method.COMBINED, Method.HINDSIGHT
 _ALL_AXES = "all"
 
 
@@ -40,6 +41,7 @@ class Plan:
         interactions: main turns of each run.
         paced: the user waits between two rounds of sessions until every turn is learned.
         flip: the axes on which the user prefers the other style from half-way on.
+        model: name of the model that learns; None: the toy.
         measure_every: evaluate only every n-th version and the last one, except during the first 128 interactions
             and the first 128 after a flip.
     """
@@ -49,28 +51,31 @@ class Plan:
     paced: bool
     flip: tuple[Axis, ...] = ()
     measure_every: int = 1
+    model: str | None = None
 
 
 def plan(
     seeds: str | None,
     seed: str | None,
-    methods: str,
+    methods: str | None,
     interactions: int | None,
     *,
     paced: bool,
     batch: int,
     flip: str | None = None,
     measure_every: int = 1,
+    model: str | None = None,
 ) -> Plan:
     """Return the plan for the given options.
 
     Args:
         seeds: a count (`10` for 1 to 10), or a comma-separated list.
         seed: a single seed; 1 if neither is given.
-        methods: comma-separated.
+        methods: comma-separated; None: `combined` with the toy, and `hindsight` with a model, which has no judge.
         interactions: 64 if not given, 192 with a flip.
         batch: samples in a step.
-        flip: comma-separated axes, or `all`.
+        flip: comma-separated axes, or `all`; only with the toy.
+        model: as in `Plan`.
 
     Raises:
         SetupError: an option is invalid; the message names it and the values it takes.
@@ -79,6 +84,13 @@ def plan(
         raise SetupError("--seed and --seeds: give one of them")
     chosen = _seeds(seeds) if seeds is not None else (_number(seed or "1", "--seed"),)
     axes = () if flip is None else _axes(flip)
+    if model is not None and axes:
+        raise SetupError("--flip: leave it out with --model; a user of a model has one taste, which stays")
+    chosen_methods = _methods(methods if methods is not None else TOY_METHOD if model is None else MODEL_METHOD)
+    if (model is None) is (MODEL_METHOD in chosen_methods) or (model is not None and len(chosen_methods) > 1):
+        raise SetupError(
+            f"--methods {methods}: with --model it is {MODEL_METHOD} alone, which asks no judge; the toy has the others"
+        )
     if interactions is None:
         interactions = INTERACTIONS_WITH_FLIP if axes else INTERACTIONS
     if not batch <= interactions <= MAX_INTERACTIONS:
@@ -92,10 +104,10 @@ def plan(
     if measure_every < 1:
         raise SetupError(f"--measure-every {measure_every}: give 1 for each version, 4 for every fourth")
     # All methods for one user before the next user, so that an interrupted demo can still compare methods.
-    runs = tuple(PlannedRun(number, method) for number in chosen for method in _methods(methods))
+    runs = tuple(PlannedRun(number, method) for number in chosen for method in chosen_methods)
     if len(runs) > MAX_RUNS:
         raise SetupError(f"{len(runs)} runs: at most {MAX_RUNS} at a time; give fewer --seeds or --methods")
-    return Plan(runs, interactions, paced, axes, measure_every)
+    return Plan(runs, interactions, paced, axes, measure_every, model)
 
 
 def _seeds(text: str) -> Sequence[int]:

@@ -26,6 +26,7 @@ class Method(StrEnum):
     OPD = "opd"  # on-policy distillation: the hinted model teaches the model without the hint
     COMBINED = "combined"  # both, with the longest hint at the sampled tokens
     HYBRID = "hybrid"  # both, with the hint of the largest overlap over the likeliest tokens
+    HINDSIGHT = "hindsight"  # the user's next message teaches, and thumbs reward: no judge
 
 
 _SIGNALS = {
@@ -58,6 +59,8 @@ _LR_BACKOFF = 0.25
 
 def demo_recipe(method: Method) -> Recipe:
     """Return the recipe of a method; deploy/recipes/demo.toml is the combined one."""
+    if method is Method.HINDSIGHT:
+        return _model_recipe()
     return Recipe(
         name="demo" if method is Method.COMBINED else f"demo_{method}",
         signal=_SIGNALS[method],
@@ -76,4 +79,32 @@ def demo_recipe(method: Method) -> Recipe:
             content_loss=_CONTENT_LOSS,
             lr_backoff=_LR_BACKOFF,
         ),
+    )
+
+
+# A pretrained model of 135M parameters: deploy/recipes/hindsight.toml at the pace of a person who watches for minutes.
+# docs/demo.md has what was tried.
+_MODEL_BATCH_SAMPLES = 8
+_MODEL_LEARNING_RATE = 2e-4
+_MODEL_CONTENT_LOSS = 0.1  # the bar is 90 % of what the base model knows
+
+
+def _model_recipe() -> Recipe:
+    return Recipe(
+        name="demo_hindsight",
+        signal=Signal(verdicts=False, hints_from="message", at_least_one=False),
+        train=Train(
+            batch_samples=_MODEL_BATCH_SAMPLES,
+            advantage=Advantage(
+                verdict_weight=0.1,
+                teacher_weight=0.0,
+                opd_clip=1.0,
+                centre_gap=True,
+                spare_unlikely=_SPARE_UNLIKELY,
+            ),
+            distillation=_DISTILLATION,
+            loss=Loss(kl=_KL, distillation=1.0),
+            optimiser=Optimiser(lr=_MODEL_LEARNING_RATE, beta1=_BETA1, grad_clip=_GRAD_CLIP),
+        ),
+        gate=Gate(content_loss=_MODEL_CONTENT_LOSS, lr_backoff=_LR_BACKOFF),
     )

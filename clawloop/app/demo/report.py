@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from clawloop.app.demo.plan import Plan, PlannedRun
+from clawloop.app.demo.sessions import TasteFindings
+from clawloop.app.demo.world import EVALUATION
 
 GOAL = 0.9
 """The match rate that a run should reach."""
@@ -23,8 +25,9 @@ class Evaluation:
     Args:
         interactions: count at the time of the evaluation.
         reward: mean verdict of the turns judged since the previous evaluation; None if there were none.
-        match: share of answers in the preferred style.
+        match: share of answers in the preferred style, or taste.
         exact: share of answers with the right content.
+        requests, words, cut, loops: as in `Scores`.
         failed: failed requests so far.
         seconds: since the run began.
         flipped: graded by the preference after the flip.
@@ -39,6 +42,10 @@ class Evaluation:
     failed: int
     seconds: float
     flipped: bool = False
+    requests: int = len(EVALUATION)
+    words: float | None = None
+    cut: float | None = None
+    loops: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,8 @@ class RunReport:
         gave_up: why the run first went on before every turn was stored and learned; None if it never did.
         recorded: interactions whose turns were stored when the run ended. In each session not more than its requests:
             one that was sent again may be stored twice. None if it was not counted.
-        evaluations: in order; the first is of version 0.
+        evaluations: in order; the first is of version 0, the frozen model.
+        model: name of the model; None: the toy. taste: what else was found with it; None with the toy.
     """
 
     seed: int
@@ -96,6 +104,8 @@ class RunReport:
     gave_up: str | None
     recorded: int | None
     evaluations: tuple[Evaluation, ...]
+    model: str | None = None
+    taste: TasteFindings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +116,7 @@ class RunTotals:
         failed: failed requests.
         flipped_at: None without a flip.
         stopped: None if the run did not end early.
-        faults, gave_up, recorded: as in `RunReport`.
+        faults, gave_up, recorded, taste: as in `RunReport`.
     """
 
     interactions: int
@@ -121,6 +131,7 @@ class RunTotals:
     probed: int = 0
     gave_up: str | None = None
     recorded: int | None = None
+    taste: TasteFindings | None = None
 
 
 def report_run(
@@ -165,6 +176,8 @@ def report_run(
         match_kept=_lowest(means[learned:]),
         gave_up=totals.gave_up,
         recorded=totals.recorded,
+        model=plan.model,
+        taste=totals.taste,
     )
 
 
@@ -191,5 +204,7 @@ def _round(evaluation: Evaluation) -> Evaluation:
         reward=reward,
         match=round(evaluation.match, 3),
         exact=round(evaluation.exact, 3),
+        words=None if evaluation.words is None else round(evaluation.words, 1),
+        cut=None if evaluation.cut is None else round(evaluation.cut, 3),
         seconds=round(evaluation.seconds, 1),
     )

@@ -11,7 +11,8 @@ from statistics import fmean, median
 from pydantic import TypeAdapter, ValidationError
 
 from clawloop.app.demo.comparison import BAND, TEST, Difference, MethodSummary, Spread, differences, summarise
-from clawloop.app.demo.report import RunReport
+from clawloop.app.demo.report import Evaluation, RunReport
+from clawloop.app.demo.sessions import Scores
 from clawloop.core.errors import SetupError
 
 _RUNS = TypeAdapter(list[RunReport])
@@ -24,6 +25,7 @@ _LABELS = {
 }
 _COUNTS = ("interactions_to_90", "relearned_after")
 _MISSING = "–"
+_SHOWN_CHARACTERS = 240  # of a reply
 
 
 def as_json(runs: Sequence[RunReport], seconds: float) -> str:
@@ -93,6 +95,40 @@ def summary_line(runs: Sequence[RunReport], seconds: float) -> str:
         f"{text}; right content {exact:.0%}; requests failed: {failed};{faults}{_gave_up(runs)}"
         f" {seconds:.0f} s in all, {runs[0].seconds_setup:.0f} s of them setting up"
     )
+
+
+def taste_lines(run: RunReport) -> list[str]:
+    """Return what a run with a taste shows at its end: frozen, trained and notes, and replies before and after.
+
+    Empty for a run of the toy.
+    """
+    found = run.taste
+    if found is None:
+        return []
+    frozen, trained = run.evaluations[0], run.evaluations[-1]
+    rows: list[tuple[str, Evaluation | Scores]] = [
+        ("frozen", frozen),
+        (f"version {trained.version}", trained),
+        (f"frozen, {found.note_lines} notes", found.notes),
+    ]
+    lines = [f"taste: {found.taste} ({found.rule}), on {frozen.requests} held-out requests"]
+    lines += [
+        f"  {name:<18} in taste {row.match:4.0%}, facts {row.exact:4.0%}, words {row.words:3.0f},"
+        f" cut {row.cut:4.0%}, loops {row.loops}"
+        for name, row in rows
+    ]
+    for example in found.examples:
+        lines += [
+            f"> {example.request}",
+            f"  before: {_shortened(example.before)}",
+            f"  after:  {_shortened(example.after)}",
+        ]
+    return lines
+
+
+def _shortened(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= _SHOWN_CHARACTERS else f"{words[:_SHOWN_CHARACTERS]} …"
 
 
 def _gave_up(runs: Sequence[RunReport]) -> str:

@@ -19,9 +19,9 @@ from clawloop.app.demo.faults import FaultInjector
 from clawloop.app.demo.plan import Plan, PlannedRun
 from clawloop.app.demo.recipes import demo_recipe
 from clawloop.app.demo.report import Evaluation, RunReport, RunTotals, report_run
-from clawloop.app.demo.report_formats import as_json, summary_line
+from clawloop.app.demo.report_formats import as_json, summary_line, taste_lines
 from clawloop.app.demo.toys import CHAT_MODEL
-from clawloop.app.demo.world import EVALUATION, demo_probes
+from clawloop.app.demo.world import demo_probes
 from clawloop.app.local.checks import require_disk, require_folder
 from clawloop.app.local.model_layout import ModelOptions, widest_dtype
 from clawloop.app.local.parts import Deployment
@@ -69,12 +69,13 @@ class DemoSetup:
 
     @contextmanager
     def installation(
-        self, model: Path, name: str, *, keep: bool = False, gateways: int = 1, sandboxes: bool = True
+        self, model: Path, name: str | None, *, keep: bool = False, gateways: int = 1, sandboxes: bool = True
     ) -> Iterator[UpOptions]:
         """The options of `clawloop up` for an installation of the demo's own, in an emptied folder.
 
         Args:
-            model: the folder of the model, which engines serve by `name`.
+            model: the folder of the model.
+            name: of a toy, which is copied, for engines to serve it by this name; None: it is no toy.
             keep: leave the data.
 
         Raises:
@@ -85,13 +86,13 @@ class DemoSetup:
             require_disk(folder)  # before anything is written
             yield UpOptions(
                 data=folder,
-                environment=parts_environment(self.environment),
+                environment=parts_environment(self.environment, toy=name is not None),
                 port=self.port,
                 gateways=gateways,
                 temporal_port=self.temporal_port,
                 temporal_ui_port=self.temporal_ui_port,
                 engine_port=self.engine_port,
-                model=model_in(folder, model, name),
+                model=model if name is None else model_in(folder, model, name),
                 models=ModelOptions(dtype=widest_dtype(), max_model_len=_CONTEXT_TOKENS),
                 sandboxes=sandboxes,
             )
@@ -104,12 +105,14 @@ class DemoOptions:
     Args:
         keep: leave all parts running afterwards and keep the data.
         faults: kill parts while the runs last.
+        model: folder of the model that the plan names; None: the toy.
     """
 
     plan: Plan
     setup: DemoSetup
     keep: bool = False
     faults: bool = False
+    model: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +139,8 @@ async def run(options: DemoOptions, board: DemoBoard, prepare: Prepare) -> DemoR
     demo = _Demo(options, board, prepare)
     # One gateway is enough for one user; two answer while one is killed.
     gateways = 2 if options.faults else 1
-    with options.setup.installation(
-        CHAT_MODEL, BASE_MODEL, keep=options.keep, gateways=gateways, sandboxes=False
-    ) as up:
+    model, name = (CHAT_MODEL, BASE_MODEL) if options.model is None else (options.model, None)
+    with options.setup.installation(model, name, keep=options.keep, gateways=gateways, sandboxes=False) as up:
         await run_up(up, _PartStatusBoard(board), demo.ready, use=demo.use)
     return demo.results
 
@@ -164,7 +166,7 @@ class _Demo:
     async def ready(self, deployment: Deployment) -> Mapping[str, str]:
         """Satisfies `clawloop.app.local.up.Prepare`."""
         secrets = await self._prepare(deployment)
-        self._keys = await _insert_policies(deployment, self._options.plan.runs)
+        self._keys = await _insert_policies(deployment, self._options.plan)
         return secrets
 
     async def use(self, started: Started) -> None:
@@ -181,6 +183,8 @@ class _Demo:
             if totals.stopped is not None:
                 self._board.say(f"{totals.stopped}; the run ends early")
             reports.append(report_run(options.plan, planned, evaluated, totals, seconds_setup))
+            for line in taste_lines(reports[-1]):
+                self._board.say(line)
             # After each run, so that an interrupted demo has a report of the finished runs.
             self.results = DemoResults(tuple(reports), time.time() - options.setup.began)
             write_report(options.setup.out, self.results)
@@ -219,8 +223,10 @@ class _Demo:
         await asyncio.Event().wait()
 
 
-async def _insert_policies(deployment: Deployment, runs: Sequence[PlannedRun]) -> dict[PlannedRun, str]:
-    """Insert a policy with its recipe and the gate's probes for each run; return its API key, which has all scopes.
+async def _insert_policies(deployment: Deployment, plan: Plan) -> dict[PlannedRun, str]:
+    """Insert a policy with its recipe and the toy's probes for each run; return its API key, which has all scopes.
+
+    A model is watched by the gate's general questions.
 
     A policy for each run lets all runs share one engine start without learning from each other.
 
@@ -231,10 +237,11 @@ async def _insert_policies(deployment: Deployment, runs: Sequence[PlannedRun]) -
     keys: dict[PlannedRun, str] = {}
     try:
         store = PostgresKeyStore(database)
-        for run in runs:
+        for run in plan.runs:
             await ensure_policy(database, run.policy, deployment.base_model, [])
             await ensure_recipe(database, run.policy, demo_recipe(run.method))
-            await PostgresProbeStore(database).add(run.policy, demo_probes(), MOST_PROBES)
+            if plan.model is None:
+                await PostgresProbeStore(database).add(run.policy, demo_probes(), MOST_PROBES)
             _, keys[run] = await store.create_key(run.policy, frozenset(Scope), name=f"demo, user {run.seed}")
     finally:
         await database.close()
@@ -248,7 +255,7 @@ def database_of(deployment: Deployment) -> Database:
 async def keep_match(store: PostgresMeasurements, run: PlannedRun, board: DemoBoard, row: Evaluation) -> None:
     """Keep what an evaluation found where the page shows it."""
     try:
-        await store.record(run.policy, row.version, row.match, len(EVALUATION))
+        await store.record(run.policy, row.version, row.match, row.requests)
     except StoreUnavailable as error:  # a fault may have killed it; the report has the figure
         board.say(f"the page does not show the match of version {row.version}: {error}")
 
@@ -269,12 +276,13 @@ def write_report(out: Path, results: DemoResults) -> None:
         raise SetupError(f"cannot write the report to {out}: {error.strerror}; choose another folder: --out") from error
 
 
-def parts_environment(environment: Mapping[str, str]) -> dict[str, str]:
+def parts_environment(environment: Mapping[str, str], *, toy: bool = True) -> dict[str, str]:
     """The environment of a demo's parts: without settings of the operator's own installation."""
     inherited = {name: value for name, value in environment.items() if not name.startswith(_NOT_INHERITED)}
-    # For so small a model a second thread slows engine and trainer down.
+    # For so small a model as a toy a second thread slows engine and trainer down.
+    threads = {"OMP_NUM_THREADS": "1"} if toy else {}
     # One GPU is enough, too: more take longer to start.
-    return {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0"} | inherited
+    return threads | {"CUDA_VISIBLE_DEVICES": "0"} | inherited
 
 
 def model_in(folder: Path, model: Path, name: str) -> Path:

@@ -16,12 +16,20 @@ from clawloop.app.demo.report import GOAL, Evaluation
 from clawloop.app.local.supervision.supervisor import LineBoard, PartState, PartStatus
 
 _COLUMNS = ("user", "method", "step", "version", "interactions", "reward", "match", "requests failed", "seconds")
+_TASTE_COLUMNS = ("facts", "words", "cut", "loops")
+"""Further ones, of a run with a model that is no toy."""
 _TEXT_COLUMNS = ("user", "method")
 _BAR_WIDTH = 20
 
 
+def columns(row: Evaluation) -> tuple[str, ...]:
+    """The names of an evaluation's cells."""
+    return _COLUMNS if row.words is None else (*_COLUMNS, *_TASTE_COLUMNS)
+
+
 def cells(run: PlannedRun, row: Evaluation) -> tuple[str, ...]:
-    """Format an evaluation as cells in the order of `_COLUMNS`."""
+    """Format an evaluation as cells in the order of `columns`."""
+    taste = () if row.words is None else (f"{row.exact:.0%}", f"{row.words:.0f}", f"{row.cut:.0%}", str(row.loops))
     return (
         str(run.seed),
         str(run.method),
@@ -32,6 +40,7 @@ def cells(run: PlannedRun, row: Evaluation) -> tuple[str, ...]:
         f"{row.match:.0%}",
         str(row.failed),
         f"{row.seconds:.0f}",
+        *taste,
     )
 
 
@@ -51,10 +60,11 @@ class ScoreLines(LineBoard):
         self._print(f"{time.monotonic() - self._began:4.0f} s  {line}")
 
     def add_evaluation(self, run: PlannedRun, row: Evaluation) -> None:
+        names = columns(row)
         if not self._has_header:
-            self._print("  ".join(_COLUMNS))
+            self._print("  ".join(names))
             self._has_header = True
-        self._print("  ".join(f"{cell:>{len(name)}}" for name, cell in zip(_COLUMNS, cells(run, row), strict=True)))
+        self._print("  ".join(f"{cell:>{len(name)}}" for name, cell in zip(names, cells(run, row), strict=True)))
 
     def status(self, run: PlannedRun, text: str) -> None:
         pass
@@ -104,7 +114,7 @@ class ScoreTable(ScoreLines):
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False)
-        for name in _COLUMNS:
+        for name in columns(self._rows[0][1]):
             table.add_column(name, justify="left" if name in _TEXT_COLUMNS else "right")
         table.add_column()
         current = self._rows[-1][0]

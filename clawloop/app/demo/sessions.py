@@ -1,17 +1,27 @@
-"""Runs the synthetic user's sessions, and evaluates a version on the fixed requests."""
+"""The user's side of a run, over HTTP: sessions of chat, and the measuring of a version.
+
+`ToyUser` chats with the toy and knows the right answer of each request. `TasteUser` chats with any model, and grades by
+the rule of a taste and by facts that the base model knew.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import random
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from statistics import fmean
+from typing import Protocol, TypeVar
 
 from openai.types.chat import ChatCompletionMessageParam
 
 from clawloop.app.demo.openai_client import ChatClient
+from clawloop.app.demo.tastes import HELD_OUT, Answer, Person, Taste, draw_taste, is_loop, share_met
 from clawloop.app.demo.user import SyntheticUser
-from clawloop.app.demo.world import EVALUATION, Grade, Preference, grade
+from clawloop.app.demo.world import EVALUATION, Axis, Grade, draw_preference, flipped, grade
 from clawloop.core.errors import SetupError
+from clawloop.core.gate.checks import is_right
+from clawloop.core.gate.general import ANSWER_TOKENS, GeneralQuestion, general_questions
 
 # Enough to keep the engine busy; more would only wait in its queue.
 _CONCURRENT_REQUESTS = 16
@@ -19,62 +29,281 @@ _CONCURRENT_REQUESTS = 16
 # none of 60 answers matched the new preference within 96 interactions.
 CHAT_TEMPERATURE = 1.0
 
-
-async def chat_session(
-    client: ChatClient, user: SyntheticUser, session: str, requests: int, on_request: Callable[[], None]
-) -> None:
-    """Chat for one session. Each message after the first is a reaction and the next request.
-
-    The last answer gets no reaction.
-
-    Args:
-        session: a name that is unique for the key.
-        requests: number of requests, at least one.
-        on_request: called before each request is sent.
-    """
-    request = user.first_request()
-    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": request.text}]
-    for number in range(1, requests + 1):
-        on_request()
-        reply = await client.send_main_turn(messages, session, last=number == requests, temperature=CHAT_TEMPERATURE)
-        if number < requests:
-            follow_up = user.follow_up(request, reply.text)
-            messages += [{"role": "assistant", "content": reply.text}, {"role": "user", "content": follow_up.text}]
-            request = follow_up.request
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Shares of the evaluation requests, as in `Grade`."""
+    """What was measured of one version.
+
+    Args:
+        match: share of replies as the user likes them; exact: share of answers with the right content.
+        requests: number of replies that `match` is of.
+        words: mean length of these replies; cut: share that the limit of tokens ended; loops: number that say the same
+            again and again. None where nobody counts them.
+    """
 
     match: float
     exact: float
+    requests: int
+    words: float | None = None
+    cut: float | None = None
+    loops: int | None = None
 
 
-async def measure(client: ChatClient, preference: Preference, model: str) -> Scores:
-    """Send all evaluation requests to one version, each as a side turn in its own session, and grade the answers.
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A held-out request, with the reply of the base model and that of the last version."""
+
+    request: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class TasteFindings:
+    """What a run with a taste found, beside its evaluations.
 
     Args:
-        model: the version's served name.
+        taste: its name; rule: what the rule asks for, for people.
+        notes: the frozen model, with all that the user said of replies in its system prompt: what a product that keeps
+            notes does instead of learning.
+        note_lines: lines of that prompt.
+    """
+
+    taste: str
+    rule: str
+    notes: Scores
+    note_lines: int
+    examples: tuple[Example, ...]
+
+
+class UserSide(Protocol):
+    """A user of one run.
+
+    Args:
+        concurrent: sessions at a time.
+        wait_seconds: how long the user waits until turns are learned.
+    """
+
+    concurrent: int
+    wait_seconds: float
+
+    def session_requests(self, number: int) -> int:
+        """Requests of the session with this number."""
+
+    async def chat(self, client: ChatClient, number: int, name: str, requests: int, count: Callable[[], None]) -> None:
+        """Chat for one session. The last reply gets no reaction in words.
+
+        Args:
+            number: from 1, of the run's sessions.
+            name: unique for the key.
+            count: called before each request is sent.
+        """
+
+    async def measure(self, client: ChatClient, model: str, *, thorough: bool) -> Scores:
+        """Ask one version the fixed requests, each as a side turn in its own session.
+
+        Args:
+            model: the version's served name; first of all the base model's.
+            thorough: ask more of them, as of the first and of the last version.
+
+        Raises:
+            ModelGone, SetupError: as `ChatClient.send_side_turn`.
+        """
+
+
+# The toy --------------------------------------------------------------------------------------------------------------
+
+
+class ToyUser:
+    """A user of the toy, whose preference the seed draws."""
+
+    concurrent = 2
+    # Judging, a step and publishing take seconds, and a part that is away delays them.
+    wait_seconds = 300.0
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self.preference = draw_preference(seed)
+
+    def flip(self, axes: Collection[Axis]) -> None:
+        """Prefer the other style on these axes, as user and in grading."""
+        self.preference = flipped(self.preference, axes)
+
+    def session_requests(self, number: int) -> int:
+        return 5
+
+    async def chat(self, client: ChatClient, number: int, name: str, requests: int, count: Callable[[], None]) -> None:
+        # One user for each session, so that messages do not depend on the order of concurrent answers.
+        user = SyntheticUser(self._seed * 10_000 + number, self.preference)
+        request = user.first_request()
+        messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": request.text}]
+        for sent in range(1, requests + 1):
+            count()
+            reply = await client.send_main_turn(messages, name, last=sent == requests, temperature=CHAT_TEMPERATURE)
+            if sent < requests:
+                follow_up = user.follow_up(request, reply.text)
+                messages += [{"role": "assistant", "content": reply.text}, {"role": "user", "content": follow_up.text}]
+                request = follow_up.request
+
+    async def measure(self, client: ChatClient, model: str, *, thorough: bool) -> Scores:
+        async def ask(number: int) -> Grade:
+            request = EVALUATION[number]
+            reply = await client.send_side_turn(request.text, model, f"evaluation-{model}-{number}")
+            return grade(request, reply.text, self.preference)
+
+        grades = await _each(ask, range(len(EVALUATION)))
+        return Scores(
+            match=fmean(grade.match for grade in grades),
+            exact=fmean(grade.exact for grade in grades),
+            requests=len(EVALUATION),
+        )
+
+
+# Any model ------------------------------------------------------------------------------------------------------------
+
+FEW_REQUESTS, MANY_REQUESTS = 16, 32
+FEW_FACTS, MANY_FACTS = 16, 40
+SHOWN_EXAMPLES = 3
+NOTES_LEAD_IN = "What the user said about earlier replies, to be followed from now on:"
+
+
+class TasteUser:
+    """A user of any model, with a taste that is drawn once the base model's replies are known.
+
+    Args:
+        say: prints a line.
+    """
+
+    concurrent = 4
+    # A step of a model of 135M parameters takes a minute or two of two cores that serve as well.
+    wait_seconds = 1200.0
+
+    def __init__(self, seed: int, say: Callable[[str], None]) -> None:
+        self._seed = seed
+        self._say = say
+        self._facts: Sequence[GeneralQuestion] = ()
+        self._first: Sequence[Answer] = ()
+        self._newest: Sequence[Answer] = ()
+        self._notes: dict[str, None] = {}
+        self._taste: Taste | None = None
+
+    @property
+    def taste(self) -> Taste:
+        assert self._taste is not None, "the base model is measured first"
+        return self._taste
+
+    def session_requests(self, number: int) -> int:
+        return random.Random(f"session {self._seed}-{number}").randint(2, 4)
+
+    async def chat(self, client: ChatClient, number: int, name: str, requests: int, count: Callable[[], None]) -> None:
+        person = Person(f"{self._seed}-{number}", self.taste)
+        request = person.request()
+        messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": request}]
+        for sent in range(1, requests + 1):
+            count()
+            reply = await client.send_main_turn(messages, name, last=sent == requests)
+            reaction = person.react(request, Answer(reply.text, reply.ended))
+            if reaction.thumb is not None:
+                await client.rate(reply, reaction.thumb)
+            if sent < requests:
+                if reaction.wish:
+                    self._notes[reaction.wish] = None
+                messages += [{"role": "assistant", "content": reply.text}, {"role": "user", "content": reaction.text}]
+                request = reaction.request
+
+    async def measure(self, client: ChatClient, model: str, *, thorough: bool) -> Scores:
+        if self._taste is None:
+            await self._meet_base(client, model)
+            return self._scores(self._first, 1.0)
+        self._newest = await self._replies(client, model, MANY_REQUESTS if thorough else FEW_REQUESTS)
+        return self._scores(self._newest, await self._share_right(client, model, MANY_FACTS if thorough else FEW_FACTS))
+
+    async def findings(self, client: ChatClient, base_model: str) -> TasteFindings:
+        """Measure the notes, and gather what the run found."""
+        notes = "\n".join([NOTES_LEAD_IN, *(f"- {said}" for said in self._notes)])
+        answers = await self._replies(client, base_model, MANY_REQUESTS, notes)
+        right = await self._share_right(client, base_model, MANY_FACTS, notes)
+        examples = zip(HELD_OUT, self._first, self._newest, strict=False)
+        return TasteFindings(
+            taste=self.taste,
+            rule=self.taste.text,
+            notes=self._scores(answers, right),
+            note_lines=len(self._notes),
+            examples=tuple(Example(request, before.text, after.text) for request, before, after in examples)[
+                :SHOWN_EXAMPLES
+            ],
+        )
+
+    async def _meet_base(self, client: ChatClient, model: str) -> None:
+        """Measure the base model, whose replies decide on the taste and on the facts."""
+        self._first = self._newest = await self._replies(client, model, MANY_REQUESTS)
+        self._taste = draw_taste(self._seed, self._first)
+        asked = general_questions()
+        right = await self._right(client, model, asked, None)
+        known = [question for question, is_known in zip(asked, right, strict=True) if is_known]
+        if not known:
+            raise SetupError("the base model answers none of the general questions: there is no content to watch")
+        self._facts = random.Random("facts").sample(known, min(MANY_FACTS, len(known)))
+        self._say(
+            f"the user's hidden taste: {self.taste} ({self.taste.text}); the base model knows {len(known)} of"
+            f" {len(asked)} general questions"
+        )
+
+    def _scores(self, answers: Sequence[Answer], exact: float) -> Scores:
+        return Scores(
+            match=share_met(self.taste, answers),
+            exact=exact,
+            requests=len(answers),
+            words=fmean(answer.words for answer in answers),
+            cut=fmean(not answer.ended for answer in answers),
+            loops=sum(is_loop(answer.text) for answer in answers),
+        )
+
+    async def _replies(
+        self, client: ChatClient, model: str, requests: int, system: str | None = None
+    ) -> Sequence[Answer]:
+        async def ask(number: int) -> Answer:
+            name = f"evaluation-{model}-{number}"
+            reply = await client.send_side_turn(HELD_OUT[number], model, name, system=system)
+            return Answer(reply.text, reply.ended)
+
+        return await _each(ask, range(requests))
+
+    async def _share_right(self, client: ChatClient, model: str, facts: int, system: str | None = None) -> float:
+        return fmean(await self._right(client, model, self._facts[:facts], system))
+
+    async def _right(
+        self, client: ChatClient, model: str, questions: Sequence[GeneralQuestion], system: str | None
+    ) -> list[bool]:
+        async def ask(number: int) -> bool:
+            content = questions[number].content
+            text = str(content.messages[0]["content"])
+            reply = await client.send_side_turn(
+                text, model, f"fact-{model}-{number}", system=system, temperature=0.0, max_tokens=ANSWER_TOKENS
+            )
+            return is_right(content, reply.text) is True
+
+        return await _each(ask, range(len(questions)))
+
+
+async def _each(ask: Callable[[Item], Awaitable[Result]], items: Sequence[Item]) -> list[Result]:
+    """The results in order; a few at a time.
 
     Raises:
-        ModelGone, SetupError: as `ChatClient.send_side_turn`.
+        SetupError: of the first that failed.
     """
     semaphore = asyncio.Semaphore(_CONCURRENT_REQUESTS)
 
-    async def ask(number: int) -> Grade:
-        request = EVALUATION[number]
+    async def one(item: Item) -> Result:
         async with semaphore:
-            text = await client.send_side_turn(request.text, model, f"evaluation-{model}-{number}")
-        return grade(request, text, preference)
+            return await ask(item)
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(ask(number)) for number in range(len(EVALUATION))]
+            tasks = [group.create_task(one(item)) for item in items]
     except* SetupError as error:
         raise error.exceptions[0] from None
-    grades = [task.result() for task in tasks]
-    return Scores(
-        match=sum(grade.match for grade in grades) / len(grades),
-        exact=sum(grade.exact for grade in grades) / len(grades),
-    )
+    return [task.result() for task in tasks]
