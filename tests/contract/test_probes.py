@@ -342,7 +342,7 @@ async def test_the_base_model_is_asked_once_and_what_it_knows_watches_over_its_v
     general = [each for each in machine.asked if each["messages"][0]["content"] != "another"]
     thought_about = [each for each in general if "chat_template_kwargs" not in each]
     assert ([each["max_tokens"] for each in thought_about], len(general)) == ([1024] * 4, 16)
-    assert {each["max_tokens"] for each in general if each not in thought_about} == {256}
+    assert {each["max_tokens"] for each in general if each not in thought_about} == {48}
     decided = await GateActivities(learning.gate).decide_version(DecideVersion(policy=POLICY, n=1))
     assert decided.reason.startswith("rejected: probes: wrong content: 8 of 8 probes on which")
     (check,) = (await learning.operators.versions(POLICY))[1].gate
