@@ -68,7 +68,9 @@ POOL = "default"
 @pytest.fixture
 async def learner(binary_bench: Bench) -> Bench:
     """The policy takes a step for every two samples."""
-    await set_recipe(binary_bench, BINARY.model_copy(update={"train": replace_batch(2)}))
+    # Nobody probes here, and a first version would wait for the base model's answers.
+    gate = BINARY.gate.model_copy(update={"general_probes": False})
+    await set_recipe(binary_bench, BINARY.model_copy(update={"train": replace_batch(2), "gate": gate}))
     return binary_bench
 
 
