@@ -338,6 +338,10 @@ def test_a_value_out_of_range_or_of_another_type_is_refused(text: str, field: st
         (f"{TOP_K}[train.distillation]\nspare_end = true", "train.distillation.spare_end"),
         (f"{BINARY}\n[train.distillation]\nspare_end = true", "train.distillation.spare_end"),
         (
+            "[train.advantage]\ncentre_gap = true\n[train.distillation]\nspare_end = true",
+            "train.distillation.spare_end",
+        ),
+        (
             BINARY.replace("[signal]", '[signal]\nreward = "group"') + "\n[train]\ncorrected_share = 0.2",
             "train.corrected_share",
         ),

@@ -513,6 +513,11 @@ def _of_terms(signal: Signal, train: Train) -> Iterator[tuple[bool, str, str]]:
         'needs train.distillation.divergence = "clipped": a whole distribution has no gap of single tokens',
     )
     yield (
+        train.distillation.spare_end and advantage.centre_gap and bool(advantage.teacher_weight),
+        "train.distillation.spare_end",
+        "must be false with train.advantage.centre_gap at sampled tokens: centring would move the tokens it spares",
+    )
+    yield (
         train.distillation.spare_end and not train.uses_hints,
         "train.distillation.spare_end",
         "has no effect without a teacher: raise train.advantage.teacher_weight or train.loss.distillation",
