@@ -25,8 +25,10 @@ import typer
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
+from clawloop.app.cli.chat import address_of
 from clawloop.app.cli.main import app
 from clawloop.app.cli.openclaw_config import configuration, merged
+from clawloop.app.demo.demo_folder import Address
 from clawloop.app.local import parts
 from clawloop.app.local.checks import lock_data_folder
 from clawloop.app.local.parts import Deployment, JudgeEngine
@@ -813,6 +815,13 @@ def test_a_command_without_data_means_what_runs(nowhere: Path, here: dict[str, s
                 assert clawloop("policy", "list").stderr == ""
     # An installation that was stopped is still the one of its folder.
     assert clawloop("policy", "list").stderr == ""
+
+
+def test_a_chat_with_url_and_key_asks_nothing_of_what_runs(nowhere: Path) -> None:
+    with runs(nowhere / "one", "postgresql://x"), runs(nowhere / "other", "postgresql://x"):
+        assert address_of("http://far:1/v1", "k", None, None) == Address("http://far:1", "k", "k")
+        with pytest.raises(SetupError, match="several instances run"):
+            address_of(None, "k", None, None)
 
 
 def test_the_only_policy_with_sessions_is_the_one_shown(turns: list[TurnRecord], here: dict[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +14,6 @@ from clawloop.core.errors import SetupError
 
 if TYPE_CHECKING:
     from clawloop.app.demo.demo_folder import Address
-    from clawloop.core.settings import Settings
 
 
 def chat_command(
@@ -27,7 +27,7 @@ def chat_command(
     """Chat, with the verdict, hint and version shown under each answer."""
     if not sys.stdin.isatty():
         raise SetupError("a chat needs a terminal; programs can use the HTTP API")
-    address = _address(url, key, admin_key, running_settings(data))
+    address = address_of(url, key, admin_key, data)
     from rich.console import Console
 
     from clawloop.app.demo.chat import chat
@@ -35,7 +35,7 @@ def chat_command(
     asyncio.run(chat(address, Console()))
 
 
-def _address(url: str | None, key: str | None, admin_key: str | None, settings: Settings) -> Address:
+def address_of(url: str | None, key: str | None, admin_key: str | None, data: Path | None) -> Address:
     """The given options, completed from what runs on the data folder."""
     from clawloop.app.demo.demo_folder import Address, read_address
     from clawloop.app.local.keys_file import read_keys
@@ -43,13 +43,13 @@ def _address(url: str | None, key: str | None, admin_key: str | None, settings: 
 
     if url is not None and key is not None:
         return Address(url.rstrip("/").removesuffix("/v1"), key, admin_key or key)
-    data = settings.data
-    address = read_address(data) or read_address(data.parent)
+    settings = running_settings(data)
+    address = read_address(settings.data) or read_address(settings.data.parent)
     if address is None:
-        keys = read_keys(data / "keys.json")
+        keys = read_keys(settings.data / "keys.json")
         if "chat" not in keys and key is None:
             raise SetupError(
-                f"nothing has run on {data}: start `clawloop up` in another terminal, or give --url and --key"
+                f"nothing has run on {settings.data}: start `clawloop up` in another terminal, or give --url and --key"
             )
         address = Address(gateway_url(settings), keys.get("chat", ""), keys.get("admin"))
     gateway = (url or address.url).rstrip("/").removesuffix("/v1")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -108,10 +109,7 @@ def draw_taste(seed: int, base: Sequence[Answer]) -> Taste:
 def is_loop(text: str) -> bool:
     """True if a text says the same four words four times, or one word six times in a row."""
     words = text.lower().split()
-    fours: dict[tuple[str, ...], int] = {}
-    for at in range(len(words) - 3):
-        key = tuple(words[at : at + 4])
-        fours[key] = fours.get(key, 0) + 1
+    fours = Counter(zip(words, words[1:], words[2:], words[3:], strict=False))
     in_a_row = any(len(set(words[at : at + 6])) == 1 for at in range(len(words) - 5))
     return in_a_row or max(fours.values(), default=0) >= 4
 
