@@ -8,7 +8,7 @@ import json
 import math
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 from uuid import UUID
 
@@ -51,25 +51,26 @@ def bytes_to_ids(stored: bytes) -> list[int]:
     return _integers(stored)
 
 
-def changes_to_bytes(changes: Sequence[PromptChange]) -> bytes:
-    """Hinted prompts by what they add: of each its start, its end, the number of added ids, and these."""
-    return ids_to_bytes([value for one in changes for value in (one.start, one.end, len(one.added), *one.added)])
+def changes_to_bytes(changes: Mapping[int, PromptChange]) -> bytes:
+    """Hinted prompts by what they add: of each its place, its start, its end, the number of added ids, and these."""
+    parts = ((place, one.start, one.end, len(one.added), *one.added) for place, one in changes.items())
+    return ids_to_bytes([value for part in parts for value in part])
 
 
-def bytes_to_changes(stored: bytes) -> list[PromptChange]:
+def bytes_to_changes(stored: bytes) -> dict[int, PromptChange]:
     """
     Raises:
         RecordUnusable: the numbers do not add up.
     """
     values = _integers(stored)
-    changes: list[PromptChange] = []
+    changes: dict[int, PromptChange] = {}
     at = 0
     while at < len(values):
-        start, end, count = values[at : at + 3] if at + 3 <= len(values) else (0, 0, -1)
-        at += 3 + count
+        place, start, end, count = values[at : at + 4] if at + 4 <= len(values) else (0, 0, 0, -1)
+        at += 4 + count
         if count < 0 or at > len(values):
             raise RecordUnusable(f"{len(values)} numbers are not the tokens that hints add")
-        changes.append(PromptChange(start, end, tuple(values[at - count : at])))
+        changes[place] = PromptChange(start, end, tuple(values[at - count : at]))
     return changes
 
 

@@ -14,8 +14,7 @@ from clawloop.core.errors import EngineRejected, EngineUnavailable, PromptTooLon
 from clawloop.core.ids import TurnId
 from clawloop.core.judging.evidence import Evidence, gather, hint_evidence, rests_on_tools, words_of
 from clawloop.core.judging.hints import (
-    LEAD_IN,
-    MESSAGE_LEAD_IN,
+    CONTROL_HINT,
     NOT_ASKED,
     HintChoice,
     PromptChange,
@@ -156,8 +155,10 @@ class Evaluator:
         )
         decision = decide(signal, verdict, hint, fault)
         hinted: tuple[PromptChange, ...] = ()
+        control: PromptChange | None = None
         if decision.hints:
             hint, hinted = await self._hinted_prompts(hint)
+            control = await self._control_prompt() if hinted else None
             decision = decide(signal, verdict, hint, fault)
         problems = self._collector.problems
         return FinalizedJudgement(
@@ -170,6 +171,7 @@ class Evaluator:
             why=f"{decision.why} ({'; '.join(problems)})" if problems else decision.why,
             relation=relation,
             ballot=ballot,
+            control_prompt=control,
         )
 
     async def _verdict(self) -> tuple[Verdict, Ballot | None]:
@@ -211,11 +213,10 @@ class Evaluator:
     async def _hinted_prompts(self, choice: HintChoice) -> tuple[HintChoice, tuple[PromptChange, ...]]:
         """The hints whose prompts the engine renders, and those prompts; without any, the reason of the first."""
         record = self._record
-        lead_in = LEAD_IN if self._signal.asks_for_hints else MESSAGE_LEAD_IN
         prompts: dict[str, PromptChange] = {}
         problems: list[str] = []
         for text in choice.texts:
-            hinted = with_hint(record.messages, text, lead_in)
+            hinted = with_hint(record.messages, text, spoken=self._signal.teaches_by_message)
             if hinted is None:
                 return reject_hints(choice, "no user message takes a hint"), ()
             try:
@@ -236,6 +237,18 @@ class Evaluator:
         left = f", {len(problems)} left out: {problems[0]}" if problems else ""
         return HintChoice(tuple(prompts), choice.answered, f"{choice.why}{left}"), tuple(prompts.values())
 
+    async def _control_prompt(self) -> PromptChange | None:
+        """The prompt with a hint that says nothing; None if no engine renders it."""
+        hinted = with_hint(self._record.messages, CONTROL_HINT, spoken=self._signal.teaches_by_message)
+        try:
+            rendered = None if hinted is None else await self._render(self._record, hinted)
+        except (EngineRejected, PromptTooLong):
+            return None
+        except EngineUnavailable:
+            if self._case.give_up is None:
+                raise
+            return None
+        return None if rendered is None else PromptChange.between(self._record.prompt_ids or (), rendered)
 
 def count_answers(counts: WorkerMetrics | None, kind: str, answers: Sequence[object | None]) -> None:
     if counts is not None:

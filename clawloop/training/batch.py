@@ -88,7 +88,7 @@ def _with_usable_hints(sample: BatchSample, recipe: Train, limits: Limits) -> tu
             usable[place] = prompt
         except SampleUnusable as error:
             problem = problem or error
-    if problem is not None and not usable and not (recipe.uses_rewards and sample.reward):
+    if problem is not None and not recipe.places_read(usable) and not (recipe.uses_rewards and sample.reward):
         raise problem
-    read = {place: usable[place] for place in recipe.places_read(usable)}
-    return replace(sample, hinted_prompts=read), None if usable or problem is None else problem.reason
+    read = {place: usable[place] for place in recipe.documents_read(usable)}
+    return replace(sample, hinted_prompts=read), None if read or problem is None else problem.reason

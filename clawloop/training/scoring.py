@@ -14,11 +14,10 @@ from torch import Tensor
 from clawloop.core.algorithms.scoring import Comparison, Scores, TopKOf
 from clawloop.core.contracts.training import BatchSample
 from clawloop.core.errors import AdapterUnusable, SampleUnusable
-from clawloop.core.judging.hints import MOST_HINTS
-from clawloop.core.recipes.recipe import Train
+from clawloop.core.recipes.recipe import CONTROL, MOST_HINTS, Train
 from clawloop.training.batch import hinted_sequence, plain_sequence
 from clawloop.training.model.port import PolicyModel, adapter_tensors, set_adapter
-from clawloop.training.model.token_scores import Comparing, TokenScores
+from clawloop.training.model.token_scores import Compared, Comparing, TokenScores
 from clawloop.training.packing import (
     Limits,
     MicroBatch,
@@ -93,7 +92,7 @@ def plan_scoring_passes(samples: Sequence[BatchSample], recipe: Train, parent: i
     hinted: defaultdict[int, list[int]] = defaultdict(list)
     answered: defaultdict[int, list[int]] = defaultdict(list)
     for index, sample in enumerate(samples):
-        if places := recipe.places_read(sample.hinted_prompts):
+        if places := recipe.documents_read(sample.hinted_prompts):
             teacher = recipe.teacher_version(sample.version)
             hinted[teacher] += [hinted_member(index, place) for place in places]
             answered[sample.version].append(index)
@@ -130,14 +129,17 @@ class RankShard:
     scored: Mapping[ScoringPass, tuple[MicroBatch, ...]]
 
 
+_PLACES = MOST_HINTS + 1  # of hints, and the control's
+
+
 def hinted_member(index: int, place: int = 0) -> int:
-    """Member key of sample i's document with the hint at this place; below 0."""
-    return ~(index * MOST_HINTS + place)
+    """Member key of sample i's document with the hint at this place, or with the control; below 0."""
+    return ~(index * _PLACES + place)
 
 
 def place_of(member: int) -> tuple[int, int]:
     """Sample and place of the hint of a hinted document."""
-    return divmod(~member, MOST_HINTS)
+    return divmod(~member, _PLACES)
 
 
 def shard_batch(
@@ -187,7 +189,7 @@ def _plan_per_rank(
         keys: list[int] = []
         groups: list[tuple[int, ...]] = []
         for sample in (index for members in bins for index in members):
-            possible = (sample, *(hinted_member(sample, place) for place in range(MOST_HINTS)))
+            possible = (sample, *(hinted_member(sample, place) for place in range(_PLACES)))
             of_sample = [key for key in possible if key in documents]
             groups.append(tuple(range(len(keys), len(keys) + len(of_sample))))
             keys += of_sample
@@ -244,14 +246,18 @@ def ids_at_positions(micro_batch: MicroBatch, ids: Mapping[int, Tensor]) -> Tens
     return micro_batch.join(given)
 
 
-def _groups(members: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """Sample with a hint → its documents, as indices of `members`: the plain one, then by the hint's place."""
+def _groups(members: Sequence[int]) -> dict[int, Compared]:
+    """Sample with a hint → its documents, as indices of `members`, the hinted ones by their hints' places."""
     at = {member: index for index, member in enumerate(members)}
-    groups: dict[int, list[int]] = {}
+    hinted: defaultdict[int, list[int]] = defaultdict(list)
     for member in sorted((member for member in members if member < 0), reverse=True):
-        sample, _ = place_of(member)
-        groups.setdefault(sample, [at[sample]]).append(at[member])
-    return {sample: tuple(documents) for sample, documents in groups.items()}
+        sample, place = place_of(member)
+        if place != CONTROL:
+            hinted[sample].append(at[member])
+    return {
+        sample: Compared(at[sample], at.get(hinted_member(sample, CONTROL)), tuple(documents))
+        for sample, documents in hinted.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from clawloop.core.algorithms.streams import Streams, logprobs_T
 from clawloop.core.contracts.training import BatchSample, Distance, HintUse, SampleMetrics, StepFigures
 from clawloop.core.errors import NothingToTrain, StepDiverged, StreamsUnusable
 from clawloop.core.recipes.gate import TOKEN_LIMIT
-from clawloop.core.recipes.recipe import Gate, Optimiser, Train
+from clawloop.core.recipes.recipe import CONTROL, Gate, Optimiser, Train
 from clawloop.training.model.port import PolicyModel, full_tensor
 from clawloop.training.model.token_scores import TokenScores
 from clawloop.training.packing import Limits, MicroBatch
@@ -93,8 +93,8 @@ def gather_batch_signals(
         try:
             streams = _streams(sample, reference.get(index), scorer.model.device)
             if places := recipe.places_read(sample.hinted_prompts):
-                teachers = [teacher[hinted_member(index, place)] for place in places]
-                streams, taught = _taught(streams, answered[index], teachers, compared.get(index), places, recipe)
+                teacher_HT = _teachers(index, places, answered[index], teacher)
+                streams, taught = _taught(streams, answered[index], teacher_HT, compared.get(index), places, recipe)
                 streams = _without_gap(streams, sample.response_ids, spared)
                 signals.taught[index] = taught
             if recipe.loss.correction == "decoupled":
@@ -123,10 +123,20 @@ def _streams(sample: BatchSample, reference: Scores | None, device: torch.device
     return replace(streams, reference_logprob_T=reference.logprob_T if reference else None)
 
 
+def _teachers(index: int, places: Sequence[int], answered: Scores, scores: Mapping[int, Scores]) -> Tensor:
+    """float[H, T], the teachers' log-probs of a sample's tokens, one teacher for each hint that was read.
+
+    With a control they are moved as in `compare`, without its divisor: of these tokens alone it is not known.
+    """
+    teacher_HT = torch.stack([scores[hinted_member(index, place)].logprob_T for place in places])
+    control = scores.get(hinted_member(index, CONTROL))
+    return teacher_HT if control is None else teacher_HT + answered.logprob_T - control.logprob_T
+
+
 def _taught(
     streams: Streams,
     answered: Scores,
-    teachers: Sequence[Scores],
+    teacher_HT: Tensor,
     compared: Comparison | None,
     places: Sequence[int],
     recipe: Train,
@@ -134,7 +144,7 @@ def _taught(
     """The streams with those of the teacher of each token, and what each hint taught.
 
     Args:
-        teachers: one for each hint that was read, in the order of `places`.
+        teacher_HT: float[H, T], see `_teachers`; in the order of `places`.
         compared: None unless distributions are distilled.
     """
     mask_T = streams.response_mask_T
@@ -156,7 +166,6 @@ def _taught(
             topk_advantage_TK=support_advantage(teacher_TK, answered_TK, within_TK, gap_clip, centred_T),
         )
         overlaps = [*(overlap_HT.sum(dim=-1) / (mask_T.sum() * recipe.distillation.top_k)).tolist()]
-    teacher_HT = torch.stack([teacher.logprob_T for teacher in teachers])
     streams = replace(
         streams,
         teacher_logprob_T=teacher_HT.gather(0, chosen_T[None])[0],

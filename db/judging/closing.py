@@ -169,4 +169,4 @@ async def _insert_fallback_sample(connection: AsyncConnection, turn_id: TurnId, 
     await connection.execute(
         update(TurnRow).where(TurnRow.id == turn_id).values(outcome=TurnOutcome.SAMPLED, outcome_detail=why)
     )
-    await insert_sample(connection, judgement, turn_id, reward, (), why)
+    await insert_sample(connection, judgement, turn_id, reward, {}, why)

@@ -285,7 +285,7 @@ async def _write_the_rest(connection: AsyncConnection, one: _Decided) -> None:
     if locked.other_samples & {*UNTAKEN}:
         await supersede_others(connection, judgement, locked.turn_id, finalized.why)
     if one.has_sample and not one.is_fresh:
-        reward, hinted = finalized.reward or None, finalized.hinted_prompts
+        reward, hinted = finalized.reward or None, finalized.prompts_by_place
         await insert_sample(connection, judgement, locked.turn_id, reward, hinted, finalized.why, locked.place)
     elif locked.sample is not None and not one.has_sample:
         await withdraw_sample(connection, judgement, finalized.why)
@@ -317,7 +317,7 @@ def _judgement(one: _Decided, content: ContentCodec) -> tuple[Any, ...]:
 
 def _sample(one: _Decided, content: ContentCodec) -> tuple[UUID | str | float | bytes | None, ...]:
     finalized, place = one.finalized, one.locked.place
-    hinted = changes_to_bytes(finalized.hinted_prompts) if finalized.hinted_prompts else None
+    hinted = changes_to_bytes(finalized.prompts_by_place) if finalized.hinted_prompts else None
     return (
         new_sample_id(),
         one.judgement,

@@ -125,7 +125,7 @@ async def _apply(connection: AsyncConnection, judgement: JudgementId, turn_id: T
     turn = update(TurnRow).where(TurnRow.id == turn_id, TurnRow.outcome != TurnOutcome.ERASED)
     await connection.execute(turn.values(outcome=decision.outcome, outcome_detail=storable(decision.why)))
     if decision.outcome is TurnOutcome.SAMPLED:
-        await insert_sample(connection, judgement, turn_id, decision.reward, (), decision.why)
+        await insert_sample(connection, judgement, turn_id, decision.reward, {}, decision.why)
     else:
         await withdraw_sample(connection, judgement, decision.why)
 

@@ -138,7 +138,7 @@ async def insert_sample(
     judgement: JudgementId,
     turn_id: TurnId,
     reward: float | None,
-    hinted_prompts: Sequence[PromptChange],
+    hinted_prompts: Mapping[int, PromptChange],
     reason: str,
     place: SamplePlace | None = None,
 ) -> None:
@@ -310,8 +310,8 @@ async def _decode(connection: AsyncConnection, conversations: ConversationCache,
 
 
 def _hinted_prompts(prompt: Sequence[int], stored: bytes | None) -> dict[int, list[int]]:
-    changes = [] if stored is None else bytes_to_changes(stored)
-    return {place: change.of(prompt) for place, change in enumerate(changes)}
+    changes = {} if stored is None else bytes_to_changes(stored)
+    return {place: change.of(prompt) for place, change in changes.items()}
 
 
 def sample_fault(row: Any, prompt_tokens: int, sampling: Mapping[str, Any]) -> str | None:

@@ -18,7 +18,7 @@ from activities.judging.judge_turn import JudgeTurn, JudgingActivities
 from activities.notify import TrainingNotifier
 from clawloop.core.contracts.sessions import TurnResult
 from clawloop.core.contracts.turns import StoredTurn
-from clawloop.core.judging.hints import LEAD_IN, MESSAGE_LEAD_IN
+from clawloop.core.judging.hints import LEAD_IN
 from clawloop.core.judging.prompts import AnswerForm
 from clawloop.core.recipes.recipe import WITHOUT_JUDGE, Recipe
 from clawloop.serving.endpoints import Endpoint
@@ -130,7 +130,8 @@ async def judged(
         ((stored,),) = await (await connection.execute(query, [fate.turn_id])).fetchall()
     if stored is None:
         return Judged(call, reply, fate, None)
-    (change,) = bytes_to_changes(bytes(stored))
+    change, control = bytes_to_changes(bytes(stored)).values()
+    assert change != control
     assert reply.record.prompt_ids is not None
     return Judged(call, reply, fate, change.of(reply.record.prompt_ids))
 
@@ -200,6 +201,6 @@ async def test_control_tokens_in_a_users_message_are_read_as_text_by_the_teacher
     assert found.hinted is not None
     tokenizer = Tokenizer.from_file(str(tiny_model_path / "tokenizer.json"))
     added = inserted(found.reply.record.prompt_ids, found.hinted)
-    assert tokenizer.decode(added, skip_special_tokens=True) == f"{MESSAGE_LEAD_IN}{read}"  # none is special
+    assert tokenizer.decode(added, skip_special_tokens=True) == f"{read}\n\n"  # none is special
     whole = tokenizer.decode(found.hinted, skip_special_tokens=False)
-    assert f"<|im_start|>user\n{ASKED}{MESSAGE_LEAD_IN}{read}<|im_end|>" in whole
+    assert f"<|im_start|>user\n{read}\n\n{ASKED}<|im_end|>" in whole

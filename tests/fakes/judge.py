@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from clawloop.core.judging.hints import LEAD_IN, MESSAGE_LEAD_IN
+from clawloop.core.judging.hints import LEAD_IN
 from tests.fakes.engine import serving
 
 # The first tag of a question, with its mark.
@@ -144,7 +144,7 @@ class FakeJudge:
             status, message = self.refuses_to_render
             return JSONResponse({"error": {"message": message, "code": status}}, status)
         asked = json.dumps(body["messages"])
-        hinted = any(lead_in.strip() in asked for lead_in in (LEAD_IN, MESSAGE_LEAD_IN))
+        hinted = LEAD_IN.strip() in asked or "\\n\\n" in asked  # behind a lead-in, or said before the request
         tokens = self.hinted_ids if hinted else self.prompt_ids
         answer: dict[str, Any] = {"count": len(tokens), "max_model_len": self.context_tokens, "tokens": tokens}
         if self.rendered is not None and body.get("return_token_strs"):

@@ -8,7 +8,7 @@ import pytest
 
 from clawloop.core.contracts.turns import Message, TurnOutcome
 from clawloop.core.judging.evidence import has_control_tokens
-from clawloop.core.judging.hints import LONGEST_MESSAGE, MESSAGE_LEAD_IN
+from clawloop.core.judging.hints import CONTROL_HINT, LONGEST_MESSAGE
 from clawloop.core.recipes.recipe import Recipe, Signal, load_recipe
 from db.erasure import PostgresErasureStore
 from db.invariants import violations
@@ -44,9 +44,10 @@ async def test_the_next_message_is_what_the_teacher_reads(hindsight: Bench) -> N
     assert result.why == f"next message: {len(SAID)} characters"
     (sample,) = hindsight.rows("SELECT * FROM samples")
     assert (sample["reward"], len(sample["hinted_prompts"]) > 0) == (None, True)
-    plain, hinted = hindsight.judge.tokenized
+    plain, hinted, control = hindsight.judge.tokenized
+    assert control["messages"] == [{"role": "user", "content": f"{CONTROL_HINT}\n\nAdd two numbers."}]
     assert plain["messages"] == first.messages
-    assert hinted["messages"] == [{"role": "user", "content": f"Add two numbers.{MESSAGE_LEAD_IN}{SAID}"}]
+    assert hinted["messages"] == [{"role": "user", "content": f"{SAID}\n\nAdd two numbers."}]
     assert await hints_of(hindsight) == [("message", SAID)]
     assert hindsight.judge.requests == []
 
@@ -153,8 +154,8 @@ async def test_whatever_the_message_is_it_is_bounded_and_closes_nothing(hindsigh
     session = await hindsight.insert(first, second)
     (result,) = await hindsight.judge_turn(session, second)
     assert result.sample
-    _, hinted = hindsight.judge.tokenized
-    asked, _, text = hinted["messages"][-1]["content"].partition(MESSAGE_LEAD_IN)
+    _, hinted, _ = hindsight.judge.tokenized
+    text, _, asked = hinted["messages"][-1]["content"].partition("\n\n")
     assert asked == "Add two numbers."
     assert len(text) <= LONGEST_MESSAGE
     assert "\n" not in text

@@ -57,9 +57,10 @@ async def test_a_hint_is_put_into_the_prompt_by_the_engines_own_template(bench: 
     assert result.why == "verdict -1: 3 of 3 votes for -1; hint: 3 of 3 hint answers usable"
     (sample,) = bench.rows("SELECT * FROM samples")
     assert (sample["reward"], len(sample["hinted_prompts"]) > 0) == (-1.0, True)
-    plain, hinted = bench.judge.tokenized
+    plain, hinted, control = bench.judge.tokenized
     assert plain["messages"] == first.messages
     assert hinted["messages"][-1]["content"].endswith("Keep in mind: Write it in Python, not in JavaScript.")
+    assert control["messages"][-1]["content"].endswith("Keep in mind: Okay.")
 
 
 async def test_as_many_judges_as_the_recipe_needs_must_have_a_hint(bench: Bench) -> None:

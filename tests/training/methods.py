@@ -8,7 +8,7 @@ from pathlib import Path
 from clawloop.core.algorithms.rewards import group_advantages, integrated_reward, process_reward
 from clawloop.core.contracts.training import BatchSample
 from clawloop.core.judging.voting import Vote, majority
-from clawloop.core.recipes.recipe import Optimiser, Train, load_recipe
+from clawloop.core.recipes.recipe import CONTROL, Optimiser, Train, load_recipe
 from clawloop.training.model.port import PolicyModel
 from clawloop.training.packing import Limits
 from tests.training.tiny import VOCAB, session_batch
@@ -53,6 +53,11 @@ def batch_of(method: str, model: PolicyModel, *, version: int = 1, seed: int = 5
             replace(one, hinted_prompts={0: hinted, 1: hinted[:-3], 2: one.prompt_ids[4:]})
             for one in samples
             for hinted in [one.hinted_prompts[0]]
+        ]
+    if signal.hints:
+        samples = [
+            replace(one, hinted_prompts={**one.hinted_prompts, CONTROL: [*one.prompt_ids, *one.prompt_ids[:2]]})
+            for one in samples
         ]
     unhinted = {0, 5, 7} if signal.takes_ratings else set()
     return [

@@ -12,7 +12,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 
 from clawloop.core.contracts.training import BatchSample, StepFigures
-from clawloop.core.recipes.recipe import Train
+from clawloop.core.recipes.recipe import CONTROL, Train
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
 from clawloop.training.model.loading import load_model
 from clawloop.training.model.port import LoraShape, PolicyModel, adapter_tensors
@@ -77,7 +77,11 @@ def _plain_loss(peft: nn.Module, sample: BatchSample, recipe: Train) -> Tensor:
         with peft.disable_adapter():  # type: ignore[operator]
             reference = distribution(list(sample.prompt_ids)).gather(-1, response)[:, 0]
         if sample.hinted_prompts:
-            teachers = [distribution(list(prompt)) for _, prompt in sorted(sample.hinted_prompts.items())]
+            prompts = sorted(item for item in sample.hinted_prompts.items() if item[0] != CONTROL)
+            teachers = [distribution(list(prompt)) for _, prompt in prompts]
+            if recipe.advantage.control:
+                by_control = student - distribution(list(sample.hinted_prompts[CONTROL]))
+                teachers = [(one + by_control).log_softmax(-1) for one in teachers]
             teacher = teachers[0]
             if recipe.loss.distillation and recipe.distillation.hint_choice == "sequence_optimal":
                 own_ids = likeliest(student)

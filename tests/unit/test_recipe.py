@@ -25,6 +25,7 @@ from clawloop.core.episodes.kinds import KINDS, Levels
 from clawloop.core.errors import RecipeRejected
 from clawloop.core.recipes import table
 from clawloop.core.recipes.recipe import (
+    CONTROL,
     DEFAULT_RECIPE,
     Advantage,
     Distillation,
@@ -115,6 +116,11 @@ def test_a_reply_is_read_behind_the_hints_that_may_be_chosen(choice: HintChoice,
     distilled = DEFAULT_RECIPE.train.model_copy(update={"distillation": Distillation(hint_choice=choice)})
     assert distilled.places_read([2, 0, 1]) == places
     assert distilled.places_read([]) == ()
+    assert distilled.documents_read([2, CONTROL, 0, 1]) == (*places, CONTROL)
+    assert distilled.documents_read([2, 0, 1]) == places
+    assert distilled.documents_read([CONTROL]) == ()
+    alone = distilled.model_copy(update={"advantage": distilled.advantage.model_copy(update={"control": False})})
+    assert alone.documents_read([2, CONTROL, 0, 1]) == places
 
 
 def test_no_two_shipped_recipes_have_the_same_hashes() -> None:
@@ -136,23 +142,23 @@ def test_the_hash_depends_on_the_content_and_not_on_its_spelling() -> None:
 def test_the_hash_stays_the_same_from_release_to_release() -> None:
     # Samples wait in the store under these: when a change here is meant, waiting samples expire.
     assert Recipe(name="combined").signal.hash[:12] == "dfe1d7ba3ef8"
-    assert Recipe(name="combined").hash[:12] == "3d27395e7e1b"
+    assert Recipe(name="combined").hash[:12] == "a64781acc2cd"
     grpo = next(load_recipe(path) for path in RECIPES if path.stem == "grpo")  # the one with [signal.overlong]
     assert grpo.signal.hash[:12] == "457c057b86a4"
 
 
 HASHES = {
-    "binary": ("bd1fc7c9a35c", "67260a3fe58e"),
-    "combined": ("dfe1d7ba3ef8", "d58d4490551e"),
-    "demo": ("dfe1d7ba3ef8", "ac0944ee9dd3"),
-    "grpo": ("457c057b86a4", "67260a3fe58e"),
-    "hindsight": ("97e1e23ba58f", "8fb7eae41f91"),
-    "hybrid": ("dfe1d7ba3ef8", "f0d5384ddb9f"),
-    "judge": ("065925e6c6d8", "67260a3fe58e"),
-    "opd": ("de2b815b2dae", "94eef58e08f7"),
-    "outcome_process": ("8b880a10a120", "67260a3fe58e"),
-    "quantised": ("dfe1d7ba3ef8", "ae1aa8a229cc"),
-    "topk": ("de2b815b2dae", "f7bb5ea5696a"),
+    "binary": ("bd1fc7c9a35c", "880245effd34"),
+    "combined": ("dfe1d7ba3ef8", "b1fac4377f67"),
+    "demo": ("dfe1d7ba3ef8", "6f90056a562b"),
+    "grpo": ("457c057b86a4", "880245effd34"),
+    "hindsight": ("97e1e23ba58f", "53c36618b73b"),
+    "hybrid": ("dfe1d7ba3ef8", "53c36618b73b"),
+    "judge": ("065925e6c6d8", "880245effd34"),
+    "opd": ("de2b815b2dae", "e81d97ca7c8f"),
+    "outcome_process": ("8b880a10a120", "880245effd34"),
+    "quantised": ("dfe1d7ba3ef8", "c8a336ba2537"),
+    "topk": ("de2b815b2dae", "8caa5450a4cc"),
 }
 
 

@@ -85,7 +85,7 @@ def demo_recipe(method: Method) -> Recipe:
 # A pretrained model of 135M parameters: deploy/recipes/hindsight.toml at the pace of a person who watches for minutes.
 # docs/demo.md has what was tried.
 _MODEL_BATCH_SAMPLES = 8
-_MODEL_LEARNING_RATE = 2e-4
+_MODEL_LEARNING_RATE = 5e-4
 _MODEL_CONTENT_LOSS = 0.1  # the bar is 90 % of what the base model knows
 
 
@@ -99,7 +99,7 @@ def _model_recipe() -> Recipe:
                 verdict_weight=0.1,
                 teacher_weight=0.0,
                 opd_clip=1.0,
-                centre_gap=True,
+                control=True,
                 spare_unlikely=_SPARE_UNLIKELY,
             ),
             distillation=_DISTILLATION,

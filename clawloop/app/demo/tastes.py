@@ -149,6 +149,7 @@ _BARE_WHEN_MISSED = 0.1  # displeased, and does not say why
 # hindsight a next request is louder than what is said of the reply (docs/demo.md).
 _ALONE = 0.8
 _THUMB = 0.25
+_FAULT_FIRST = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,4 +209,7 @@ class Person:
         return Reaction(f"{said}\n{following}" if said else following, following, wish, thumb)
 
     def _complaint(self) -> str:
-        return self._random.choice(wordings(self._taste))
+        """A wish, in half of the complaints after a fault."""
+        said = _SAID[self._taste]
+        fault = f"{self._random.choice(said['faults'])} " if self._random.random() < _FAULT_FIRST else ""
+        return f"{fault}{self._random.choice(said['wishes'])}"

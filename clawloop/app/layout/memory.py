@@ -471,8 +471,8 @@ def one_layer(model: ModelShape, needs: TrainingNeeds, tokens: int, number_bytes
 def logits(model: ModelShape, needs: TrainingNeeds, positions: int, longest: int | None = None) -> int:
     """The response positions of one chunk: float32 logits, divided by temperature, and their log-softmax: 12 bytes.
 
-    Documents are projected one by one: of those before, log-softmax alone is kept. Comparing distributions and
-    entropy each keep one more copy, and take one more while they are computed.
+    Documents are projected one by one: of those before, log-softmax alone is kept. Comparing distributions, a control
+    of them and entropy each keep one more copy, and take one more while they are computed.
 
     Args:
         positions: N, of all documents of the micro-batch.
@@ -481,7 +481,7 @@ def logits(model: ModelShape, needs: TrainingNeeds, positions: int, longest: int
     at_once = max(1, LOGITS_AT_ONCE // model.vocab)
     in_chunk = min(positions, at_once)
     in_one = min(in_chunk, positions if longest is None else longest)
-    extras = int(needs.compares_distributions) + int(needs.entropy)
+    extras = int(needs.compares_distributions) + int(needs.controlled) + int(needs.entropy)
     kept, passing = 4 * (1 + extras), 12 if extras else 8
     return model.vocab * (kept * in_chunk + passing * in_one)
 

@@ -7,8 +7,7 @@ from typing import Literal
 
 from clawloop.app.layout.model_folder import ModelShape
 from clawloop.core.errors import SetupError
-from clawloop.core.judging.hints import MOST_HINTS
-from clawloop.core.recipes.recipe import Recipe, require_decoupled
+from clawloop.core.recipes.recipe import CONTROL, MOST_HINTS, Recipe, require_decoupled
 from clawloop.training.model.checkpoint import Quantisation
 
 LONGEST_CONTEXT_TOKENS = 32768
@@ -68,24 +67,27 @@ class TrainingNeeds:
     Args:
         rank: the adapter's.
         compares_distributions: whole distributions are compared, so each position has further logits.
+        controlled: the teachers are compared with a control, so each position has logits of that too.
         entropy: the entropy of each position is in the loss.
         hints: behind how many hints a reply is read, at most, in the micro-batch in which it is read without one.
     """
 
     rank: int = 16
     compares_distributions: bool = False
+    controlled: bool = False
     entropy: bool = False
     hints: int = 0
 
 
 def needs_of(recipe: Recipe) -> TrainingNeeds:
     train = recipe.train
-    places = range(MOST_HINTS if recipe.signal.asks_for_hints else 1)  # what the user says next is one
+    places = (*range(MOST_HINTS if recipe.signal.asks_for_hints else 1), CONTROL)  # what the user says next is one
     return TrainingNeeds(
         rank=train.lora.rank,
         compares_distributions=train.loss.distillation > 0,
+        controlled=train.loss.distillation > 0 and train.advantage.control,
         entropy=train.loss.entropy > 0,
-        hints=len(train.places_read(places)) if train.loss.distillation > 0 else 0,
+        hints=len(train.documents_read(places)) if train.loss.distillation > 0 else 0,
     )
 
 

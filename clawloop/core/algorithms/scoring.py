@@ -124,8 +124,8 @@ class Comparison(NamedTuple):
         ids_HTK: int64[H, T, K].
         within_HTK: bool[H, T, K]; False = the id is not compared.
         answered_HTK: float[H, T, K], log-probs without a hint.
-        teacher_HTK: float[H, T, K], log-probs behind the hint.
-        tail_HT: float[H, T], log-probability of all other ids together behind the hint.
+        teacher_HTK: float[H, T, K], log-probs of the teacher.
+        tail_HT: float[H, T], the teacher's log-probability of all other ids together.
         overlap_HT: int64[H, T], number of ids that are among the K likeliest of both.
     """
 
@@ -137,12 +137,17 @@ class Comparison(NamedTuple):
     overlap_HT: Tensor
 
 
-def compare(logits: Iterable[Tensor], *, temperature: float, k: int, of: TopKOf) -> Comparison:
-    """Compares logits without a hint with those behind each hint.
+def compare(
+    logits: Iterable[Tensor], *, temperature: float, k: int, of: TopKOf, controlled: bool = False
+) -> Comparison:
+    """Compares logits without a hint with the teacher of each hint.
+
+    The teacher is the reader of the hint. With a control log π_T = log π_v + log π_hint − log π_control, normalised:
+    the version that answered, moved by what this hint changes beyond one that says nothing.
 
     Args:
-        logits: float[T, V] without a hint, then those behind each hint. One at a time is asked for, and let go before
-            the next: together they would take much memory.
+        logits: float[T, V] without a hint, with `controlled` those behind the control, then those behind each hint. One
+            at a time is asked for, overwritten, and let go before the next: together they would take much memory.
         of: whose k likeliest ids are compared; with `overlap` those of the version without a hint, where the teacher
             has them too.
     """
@@ -150,9 +155,13 @@ def compare(logits: Iterable[Tensor], *, temperature: float, k: int, of: TopKOf)
     logits_TV = next(documents)
     student_TK = most_likely(logits_TV, k)
     answered_TV = _scaled(logits_TV, temperature).log_softmax(dim=-1)
+    # What a hint's logits become a teacher's by. In place: each further copy takes much memory.
+    moved_TV = logits_TV.sub_(next(documents)) if controlled else None
     del logits_TV
     rows = []
     for logits_TV in documents:
+        if moved_TV is not None:
+            logits_TV += moved_TV
         taught_TK = most_likely(logits_TV, k)
         teacher_TV = _scaled(logits_TV, temperature).log_softmax(dim=-1)
         del logits_TV

@@ -16,15 +16,16 @@ from clawloop.core.contracts.turns import Message
 from clawloop.core.errors import RecordUnusable
 from clawloop.core.judging.evidence import Evidence, cut_middle, harmless, has_control_tokens
 from clawloop.core.judging.voting import HintVote
+from clawloop.core.recipes.recipe import MOST_HINTS
 from clawloop.core.turns.canonical import is_volatile
 
-MOST_HINTS = 3  # kept of a turn; each costs the trainer one more reading of the reply
+# In place of a hint it asks for nothing, so that what it changes is the effect of the lead-in and of being spoken to.
+CONTROL_HINT = "Okay."
 SHORTEST = 10  # characters; a hint must be longer: a shorter one says "redo" rather than how
 LEAD_IN = "\n\nKeep in mind: "
 # Characters of a user's next message: some 500 tokens of English. A correction is short; what is longer mostly holds
 # something pasted, and the trainer reads all of it once more.
 LONGEST_MESSAGE = 2_000
-MESSAGE_LEAD_IN = "\n\n[What the user said after the reply, to be taken into account now]\n"
 
 # Scripts without spaces between words: each character counts as a word.
 _UNSPACED = re.compile("([぀-ヿ㐀-䶿一-鿿가-힣豈-﫿฀-๿])")
@@ -140,23 +141,26 @@ def fault_of(hint: str, *, request: str, reply: str) -> str | None:
     return None
 
 
-def with_hint(messages: Sequence[Message], hint: str, lead_in: str = LEAD_IN) -> list[Message] | None:
-    """A copy of the messages with the hint at the end of the last user message that is not volatile.
+def with_hint(messages: Sequence[Message], hint: str, *, spoken: bool = False) -> list[Message] | None:
+    """A copy of the messages with the hint in the last user message that is not volatile.
 
     None if there is no such message, or its content is neither text nor a list of parts.
 
     Args:
-        lead_in: says what the hint is.
+        spoken: the hint is what the user said next: it stands before the request, as if the user had begun with it.
+            Otherwise it stands after the request, behind a lead-in.
     """
+    before, after = (f"{hint}\n\n", "") if spoken else ("", f"{LEAD_IN}{hint}")
     for at in reversed(range(len(messages))):
         message = messages[at]
         if message.get("role") != "user" or is_volatile(message):
             continue
         content = message.get("content")
         if isinstance(content, str):
-            hinted = message | {"content": f"{content}{lead_in}{hint}"}
+            hinted = message | {"content": f"{before}{content}{after}"}
         elif isinstance(content, list):
-            hinted = message | {"content": [*content, {"type": "text", "text": f"{lead_in}{hint}"}]}
+            part = {"type": "text", "text": before or after}
+            hinted = message | {"content": [part, *content] if spoken else [*content, part]}
         else:
             return None
         return [*messages[:at], hinted, *messages[at + 1 :]]

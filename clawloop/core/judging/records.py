@@ -13,7 +13,7 @@ from clawloop.core.contracts.turns import StoredTurn, TurnOutcome
 from clawloop.core.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId
 from clawloop.core.judging.hints import HintChoice, PromptChange
 from clawloop.core.judging.voting import HintVote, Verdict, Vote
-from clawloop.core.recipes.recipe import Recipe
+from clawloop.core.recipes.recipe import CONTROL, Recipe
 from clawloop.core.turns.parents import Candidate
 from clawloop.core.turns.places import PlacedReply
 
@@ -193,6 +193,7 @@ class FinalizedJudgement:
         not_trainable: why the turn cannot be trained whatever the verdict; None if it can.
         reward: by the turn's own verdict. With a relation it may be 0, without one 0 is None.
         hinted_prompts: one for each hint, in their order; empty without a teacher term.
+        control_prompt: likewise with a hint that says nothing; None if the engine renders none.
         relation: what the store measures the reward against; `outcome` and `why` do not include it yet.
         ballot: the votes the verdict was decided by; None for a rating, or without votes.
         sampled: the judgement gives a sample with `reward` and `hinted_prompts`.
@@ -207,10 +208,17 @@ class FinalizedJudgement:
     why: str
     relation: Relation = Relation.NONE
     ballot: Ballot | None = None
+    control_prompt: PromptChange | None = None
 
     @property
     def sampled(self) -> bool:
         return self.outcome is TurnOutcome.SAMPLED
+
+    @property
+    def prompts_by_place(self) -> dict[int, PromptChange]:
+        """The hinted prompts by their hints' places, and the control at its own; empty without a hint."""
+        prompts = dict(enumerate(self.hinted_prompts))
+        return prompts | {CONTROL: self.control_prompt} if prompts and self.control_prompt else prompts
 
 
 @dataclass(frozen=True, slots=True)

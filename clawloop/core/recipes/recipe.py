@@ -25,6 +25,10 @@ from clawloop.core.recipes.table import Count, Positive, Table, Weight, as_rejec
 
 HintChoice: TypeAlias = Literal["sequence_optimal", "token_optimal", "shortest", "longest"]
 JudgeForm: TypeAlias = Literal["auto", "free", "grammar", "examples"]
+MOST_HINTS: Final = 3
+"""Hints kept of a turn; each costs the trainer one more reading of the reply."""
+CONTROL: Final = MOST_HINTS
+"""Place of the control among a turn's hinted prompts: after all hints' places."""
 # A recipe's file mostly has its name: file systems allow 255 bytes, of which `.toml` takes five. Temporal takes such a
 # name too.
 _LONGEST_NAME = 250
@@ -88,6 +92,11 @@ class Signal(Table):
         return self.hints and self.hints_from != "message"
 
     @property
+    def teaches_by_message(self) -> bool:
+        """True if what the user says next is read in place of a hint."""
+        return self.hints and self.hints_from == "message"
+
+    @property
     def asks_judge(self) -> bool:
         """True if a judge is asked anything."""
         return self.verdicts or self.asks_for_hints
@@ -95,7 +104,7 @@ class Signal(Table):
     @property
     def takes_ratings(self) -> bool:
         """True if a user's rating is the reward of a reply."""
-        return self.verdicts or (self.hints and self.hints_from == "message")
+        return self.verdicts or self.teaches_by_message
 
 
 class Advantage(Table):
@@ -110,6 +119,10 @@ class Advantage(Table):
     centre_gap: bool = False
     """Subtract from the teacher's gap its mean over the reply before it is clipped, so that what moves all tokens alike
     teaches nothing; of `train.distillation` the mean of the gaps that its ids are expected to have."""
+    control: bool = False
+    """Compare what a hint changes with what one changes that says nothing (`control`): the teacher is the version that
+    answered, moved by the difference. A small model is moved by any hint, and learns that too. The reply is read once
+    more."""
     teacher: Literal["policy", "base"] = "policy"
     """The teacher that reads the hint: `policy`, the version that answered, or the `base` model, which undoes what was
     learned."""
@@ -262,9 +275,15 @@ class Train(Table):
         """True if the teacher's gap at the sampled tokens is trained."""
         return self.loss.policy_gradient > 0 and self.advantage.teacher_weight > 0
 
+    def documents_read(self, places: Iterable[int]) -> tuple[int, ...]:
+        """The places of a sample's hinted prompts behind which the reply is read: `places_read` and the control's."""
+        given = set(places)
+        read = self.places_read(given)
+        return (*read, CONTROL) if read and self.advantage.control and CONTROL in given else read
+
     def places_read(self, places: Iterable[int]) -> tuple[int, ...]:
         """The hints of a sample behind which the reply is read, by their places: 0 is the longest."""
-        known = sorted(places) if self.uses_hints else []
+        known = sorted(set(places) - {CONTROL}) if self.uses_hints else []
         if self.loss.distillation > 0 and self.distillation.hint_choice == "shortest":
             return tuple(known[-1:])
         chosen_by_overlap = self.loss.distillation > 0 and self.distillation.hint_choice != "longest"
@@ -498,6 +517,16 @@ def _of_terms(signal: Signal, train: Train) -> Iterator[tuple[bool, str, str]]:
         "has no effect while train.advantage.teacher_weight is 0, unless the divergence that is trained is clipped",
     )
     yield (
+        advantage.control and not (advantage.teacher_weight or loss.distillation),
+        "train.advantage.control",
+        "has no effect without a teacher: raise train.advantage.teacher_weight or train.loss.distillation",
+    )
+    yield (
+        advantage.control and _changed(advantage, "teacher"),
+        "train.advantage.control",
+        'needs train.advantage.teacher = "policy": the control is read by the version that answered',
+    )
+    yield (
         bool(loss.distillation) and _changed(advantage, "teacher"),
         "train.advantage.teacher",
         'must be "policy" while train.loss.distillation is above 0: the version that answered is compared with itself',
@@ -706,7 +735,7 @@ def _changed(table: BaseModel, name: str) -> bool:
 DEFAULT_RECIPE: Final = Recipe(
     name="hybrid",
     train=Train(
-        advantage=Advantage(verdict_weight=0.1, teacher_weight=0.0, opd_clip=1.0, spare_unlikely=1.0),
+        advantage=Advantage(verdict_weight=0.1, teacher_weight=0.0, opd_clip=1.0, control=True, spare_unlikely=1.0),
         distillation=Distillation(top_k=4, divergence="clipped"),
         loss=Loss(kl=0.1, distillation=1.0),
         optimiser=Optimiser(beta1=0.5, grad_clip=0.05),
@@ -718,9 +747,7 @@ DEFAULT_RECIPE: Final = Recipe(
 WITHOUT_JUDGE: Final = Recipe(
     name="hindsight",
     signal=Signal(verdicts=False, hints_from="message", at_least_one=False),
-    train=DEFAULT_RECIPE.train.model_copy(
-        update={"advantage": DEFAULT_RECIPE.train.advantage.model_copy(update={"centre_gap": True})}
-    ),
+    train=DEFAULT_RECIPE.train,
     gate=DEFAULT_RECIPE.gate.model_copy(update={"held_out": 0.0}),
 )
 """That of a new policy whose judge would be too weak; equals deploy/recipes/hindsight.toml."""

@@ -20,15 +20,26 @@ Project: TypeAlias = Callable[[Tensor], Tensor]
 """Hidden states [N, D] → float32 logits [N, V]."""
 
 
+class Compared(NamedTuple):
+    """Indices of documents with the same response.
+
+    Args:
+        control: None: the teachers are compared without a control.
+    """
+
+    plain: int
+    control: int | None
+    hinted: tuple[int, ...]
+
+
 class Comparing(NamedTuple):
     """Documents of a micro-batch to compare with each other.
 
     Args:
-        groups: indices of documents with the same response: the one without a hint, then those with hints.
         top_k, of: see `clawloop.core.algorithms.scoring.compare`.
     """
 
-    groups: tuple[tuple[int, ...], ...]
+    groups: tuple[Compared, ...]
     top_k: int
     of: TopKOf
 
@@ -96,13 +107,17 @@ def _compare_documents(
 ) -> tuple[Comparison, ...]:
     rows = torch.split(micro_batch.rows_N, list(micro_batch.response_lengths))
     compared = []
-    for documents in comparing.groups:
-        temperature = micro_batch.temperatures[documents[0]]
+    for plain, control, hinted in comparing.groups:
+        documents = (plain, *hinted) if control is None else (plain, control, *hinted)
+        temperature = micro_batch.temperatures[plain]
         chunks = []
         in_chunks = (torch.split(rows[document], max(1, _MAX_LOGITS // vocab_size)) for document in documents)
         for chunk in zip(*in_chunks, strict=True):
             logits = map(project, (hidden_SD[places] for places in chunk))
-            chunks.append(compare(logits, temperature=temperature, k=comparing.top_k, of=comparing.of))
+            found = compare(
+                logits, temperature=temperature, k=comparing.top_k, of=comparing.of, controlled=control is not None
+            )
+            chunks.append(found)
         compared.append(Comparison(*(torch.cat(column, dim=1) for column in zip(*chunks, strict=True))))
     return tuple(compared)
 

@@ -19,14 +19,21 @@ def _likeliest(row: list[float]) -> list[int]:
     return sorted(range(V), key=lambda token: -row[token])[:K]
 
 
+@pytest.mark.parametrize("controlled", [False, True])
 @pytest.mark.parametrize("of", ["student", "teacher", "overlap"])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_comparison_is_that_of_sets_and_plain_softmax(of: TopKOf, seed: int) -> None:
+def test_a_comparison_is_that_of_sets_and_plain_softmax(of: TopKOf, seed: int, controlled: bool) -> None:
     rng = random.Random(seed)
     answered = [[rng.gauss(0, 1) for _ in range(V)] for _ in range(T)]
     teachers = [[[value + rng.gauss(0, 0.7) for value in row] for row in answered] for _ in range(H)]
-    logits = torch.tensor([answered, *teachers], dtype=torch.float64)
-    found = compare(logits, temperature=0.6, k=K, of=of)
+    control = [[value + rng.gauss(0, 0.7) for value in row] for row in answered]
+    read = [answered, control, *teachers] if controlled else [answered, *teachers]
+    found = compare(torch.tensor(read, dtype=torch.float64), temperature=0.6, k=K, of=of, controlled=controlled)
+    if controlled:  # π_T is proportional to π_v·π_hint/π_control
+        teachers = [
+            [[own + taught - of_control for own, taught, of_control in zip(*rows, strict=True)] for rows in each]
+            for each in (zip(answered, hinted, control, strict=True) for hinted in teachers)
+        ]
     for h in range(H):
         for t in range(T):
             own, taught = _likeliest(answered[t]), _likeliest(teachers[h][t])
