@@ -250,6 +250,7 @@ class Evaluator:
             return None
         return None if rendered is None else PromptChange.between(self._record.prompt_ids or (), rendered)
 
+
 def count_answers(counts: WorkerMetrics | None, kind: str, answers: Sequence[object | None]) -> None:
     if counts is not None:
         missing = sum(answer is None for answer in answers)
