@@ -159,7 +159,7 @@ def with_hint(messages: Sequence[Message], hint: str, *, spoken: bool = False) -
         if isinstance(content, str):
             hinted = message | {"content": f"{before}{content}{after}"}
         elif isinstance(content, list):
-            part = {"type": "text", "text": before or after}
+            part: Message = {"type": "text", "text": before or after}
             hinted = message | {"content": [part, *content] if spoken else [*content, part]}
         else:
             return None
