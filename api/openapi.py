@@ -94,7 +94,7 @@ CODES: dict[int, tuple[str, ...]] = {
     502: ("engine_broke", "engine_answer_unusable"),
     503: ("engine_unavailable", "store_unavailable", "temporal_unavailable"),
 }
-"""Codes of errors by status, the common ones; docs/operating.md has all."""
+"""Codes of errors by status, the common ones; docs/reference.md has all."""
 
 _BODIES: tuple[type[BaseModel], ...] = (
     ChatRequest,

@@ -70,7 +70,7 @@ class EngineOperations:
             unguarded = f"{url} does not require authentication: start it with the engine guard"
             if require_guard:
                 raise SetupError(f"{unguarded}, or leave out --require-guard")
-            warnings.append(f"{unguarded} (docs/operating.md, Access).")
+            warnings.append(f"{unguarded} (docs/deploying.md, Keys).")
         engine = await self._store.add(url)
         return EngineAdded(engine=await self._status(engine), warnings=warnings)
 

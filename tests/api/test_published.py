@@ -40,7 +40,7 @@ from tests.api.conftest import Gateway
 
 # The OpenAPI description says what is true: keys, errors, chat's answers, no leftovers of docstrings.
 
-OPERATING = Path(__file__).resolve().parents[2] / "docs" / "operating.md"
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference.md"
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_no_docstring_is_left_over_and_fields_are_described(described: dict[str,
 
 
 def test_its_error_codes_are_documented() -> None:
-    documented = set(re.findall(r"`(\w+)`", OPERATING.read_text().split("\n## Errors\n")[1].split("\n## ")[0]))
+    documented = set(re.findall(r"`(\w+)`", REFERENCE.read_text().split("\n## Errors\n")[1].split("\n## ")[0]))
     assert {code for codes in CODES.values() for code in codes} <= documented
 
 

@@ -18,7 +18,7 @@ from tests.chaos.verify import Verifier
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-# What `docs/operating.md` says to copy; `up` has all of it in one folder.
+# What `docs/deploying.md` says to copy; `up` has all of it in one folder.
 PARTS = ("data", "postgres", "temporal")
 SESSIONS = 4
 

@@ -1,6 +1,6 @@
 """`make docs`: writes into the documents what the code says. A test says when that has to be done.
 
-Written whole: the table of recipe keys, the section of each recipe, the list of layers. Of other tables the code says
+Written whole: the table of metrics, the table of recipe keys, the section of each recipe, the list of layers. Of other tables the code says
 which rows there are and how they begin: the command writes a new row with an empty meaning, which a person fills in,
 and drops the row of what is gone.
 """
@@ -31,6 +31,7 @@ from clawloop.core.settings import Settings
 from db.tables import Base
 
 ROOT = Path(__file__).resolve().parents[2]
+METRICS = ROOT / "clawloop" / "core" / "telemetry" / "metrics.py"
 RECIPES = sorted((ROOT / "deploy" / "recipes").glob("*.toml"))
 # Options of most commands, explained once above the table.
 COMMON_OPTIONS = {"--data", "--json", "--help"}
@@ -238,7 +239,16 @@ def _layers() -> str:
     return "\n".join(next(contract["layers"] for contract in checked if contract["type"] == "layers"))
 
 
-def operating(text: str) -> str:
+def _metrics() -> Iterator[str]:
+    """A row for each metric: its name, kind, labels and help, from the calls that make the metrics."""
+    for node in ast.walk(ast.parse(METRICS.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Counter", "Gauge", "Histogram"):
+            name, meaning, *labels = map(ast.literal_eval, node.args)
+            shown = ", ".join(f"`{label}`" for label in labels[0]) if labels else ""
+            yield f"| `{name}` | {ast.unparse(node.func).lower()} | {shown} | {meaning} |"
+
+
+def reference(text: str) -> str:
     text = _with_part(text, "## Settings", lambda section: _with_rows(section, _coded(sorted(settings()))))
     commands = {command.name: command.cell for command in COMMANDS.values()}
     text = _with_part(text, "## Command line", lambda section: _with_rows(section, commands, _command_key))
@@ -246,7 +256,7 @@ def operating(text: str) -> str:
     for heading, listed in (("## HTTP", routes() - on_page), ("### The page", on_page)):
         wanted = _coded(sorted(listed))
         text = _with_part(text, heading, lambda section, wanted=wanted: _with_rows(section, wanted))  # type: ignore[misc]
-    return text
+    return _with_part(text, "## Metrics", lambda section: _with_whole_table(section, sorted(_metrics())))
 
 
 def learning(text: str) -> str:
@@ -266,7 +276,7 @@ def architecture(text: str) -> str:
     return f"{before}{intro}{_layers()}\n```{rest.split('```', 1)[1]}"
 
 
-DOCUMENTS = {"operating.md": operating, "learning.md": learning, "architecture.md": architecture}
+DOCUMENTS = {"reference.md": reference, "learning.md": learning, "architecture.md": architecture}
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from workflows import names
 
 DOCUMENTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted(ROOT.glob("docs/*.md"))
 TEXT = {path.name: path.read_text(encoding="utf-8") for path in DOCUMENTS}
-OPERATING, ARCHITECTURE = TEXT["operating.md"], TEXT["architecture.md"]
+REFERENCE, ARCHITECTURE = TEXT["reference.md"], TEXT["architecture.md"]
 PACKAGES = ("activities", "api", "clawloop", "db", "workflows")
 
 
@@ -74,7 +74,7 @@ def test_every_error_code_is_documented_and_no_other() -> None:
             elif isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["code"]:
                 named = constants.get(node.value.id) if isinstance(node.value, ast.Name) else None
                 found |= _strings(node.value) if named is None else {named}
-    documented = {code for line in _section(OPERATING, "## Errors").splitlines() for code in _error_cell(line)}
+    documented = {code for line in _section(REFERENCE, "## Errors").splitlines() for code in _error_cell(line)}
     # The default code, which no call names.
     assert documented == found | {"invalid_request"}
 

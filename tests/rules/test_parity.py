@@ -9,7 +9,7 @@ import re
 
 from tests.rules.tables import COMMANDS, ROOT, routes
 
-TEXT = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
 SECTION = TEXT.split("\n### In three places\n")[1].split("\n### ")[0]
 SHARED, ALONE = (
     [

@@ -10,7 +10,7 @@ optimiser's beta2 at 0.999, 10 %) of the right content from 250 interactions on;
 
 So has it a lower `beta1` and `grad_clip` and a stronger pull to the base model: momentum went on past what the replies
 asked for, after quiet steps one gradient of fifty times their size moved the policy for several more, and what was lost
-came back slowly. docs/demo.md has the ablation.
+came back slowly. docs/results.md has the ablation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _DISTILLATION = Distillation(top_k=4, divergence="clipped")
 _BATCH_SAMPLES = 4
 _LEARNING_RATE = 4e-3
 _LORA = Lora(rank=8, alpha=16.0)
-# The values of the default recipe; docs/demo.md tells their effect.
+# The values of the default recipe; docs/results.md tells their effect.
 _BETA1 = 0.5
 _GRAD_CLIP = 0.05
 _KL = 0.1
@@ -83,7 +83,7 @@ def demo_recipe(method: Method) -> Recipe:
 
 
 # A pretrained model of 135M parameters: deploy/recipes/hindsight.toml at the pace of a person who watches for minutes.
-# docs/demo.md has what was tried.
+# docs/results.md has what was tried.
 _MODEL_BATCH_SAMPLES = 8
 _MODEL_LEARNING_RATE = 5e-4
 _MODEL_CONTENT_LOSS = 0.1  # the bar is 90 % of what the base model knows

@@ -146,7 +146,7 @@ _SILENT_WHEN_MET = 0.25
 _SILENT_WHEN_MISSED = 0.1
 _BARE_WHEN_MISSED = 0.1  # displeased, and does not say why
 # A reaction is mostly a message of its own; otherwise the next request is in it. To a small model that reads it in
-# hindsight a next request is louder than what is said of the reply (docs/demo.md).
+# hindsight a next request is louder than what is said of the reply (docs/results.md).
 _ALONE = 0.8
 _THUMB = 0.25
 _FAULT_FIRST = 0.5

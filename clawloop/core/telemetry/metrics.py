@@ -65,13 +65,13 @@ class GatewayMetrics:
         )
         self.turns = Counter(
             "clawloop_gateway_turns_total",
-            "Turns recorded, by kind, status and where they were stored first",
+            "Turns recorded, by kind, status and place: `postgres`, `spool`, `memory`, `rejected`, `lost`",
             ["kind", "status", "place"],
             registry=self.registry,
         )
         self.turns_without_tokens = Counter(
             "clawloop_gateway_turns_without_tokens_total",
-            "Turns recorded without token ids or log-probs, as the engine's disagreed or it sent none",
+            "Turns recorded without token ids, as the engine sent none, too few, or some that disagree; never trained",
             registry=self.registry,
         )
         self.tokens = Counter(
@@ -85,19 +85,20 @@ class GatewayMetrics:
         )
         self.record_seconds = Histogram(
             "clawloop_gateway_record_seconds",
-            "Storing one turn, in Postgres or in the spool",
+            "Storing one turn, in PostgreSQL or in the spool",
             buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1),
             registry=self.registry,
         )
         self.spool_turns = Gauge(
             "clawloop_gateway_spool_turns",
-            "Turns on local disk that wait for Postgres",
+            "Turns on local disk that wait for PostgreSQL",
             registry=self.registry,
         )
         self.spool_bytes = Gauge("clawloop_gateway_spool_bytes", "Size of the spooled turns", registry=self.registry)
         self.spool_stuck = Gauge(
             "clawloop_gateway_spool_stuck",
-            "1 while spooled turns, or their files, wait for another reason than PostgreSQL's absence",
+            "1 while spooled turns cannot be stored, or their files not removed, for another reason than PostgreSQL's absence"
+            " (a missing key, the disk, a bug): they are tried again each second, and the log says why",
             registry=self.registry,
         )
         self.held_turns = Gauge(
@@ -107,7 +108,7 @@ class GatewayMetrics:
         )
         self.turns_lost = Counter(
             "clawloop_gateway_turns_lost_total",
-            "Turns that could not be stored",
+            "Turns that could not be stored, by reason; must stay 0",
             ["why"],
             registry=self.registry,
         )
@@ -156,7 +157,7 @@ class WorkerMetrics:
         self.sweeps = Counter("clawloop_worker_sweeps_total", "Sweeps done", registry=self.registry)
         self.found = Counter(
             "clawloop_worker_swept_total",
-            "What sweeps notified: turns, feedback, sessions to close; stuck: sessions whose signal failed",
+            "Signals sent by sweeps: turns, feedback, sessions to close; `stuck`: sessions whose signal failed",
             ["what"],
             registry=self.registry,
         )
