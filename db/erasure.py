@@ -192,7 +192,7 @@ class PostgresErasureStore(PostgresStore):
     async def _read_beside(
         self, connection: AsyncConnection, session: SessionId
     ) -> tuple[list[Message], dict[SessionId, list[Message]]]:
-        """The messages of the session's main turns, and those of sessions of side turns alone that began meanwhile."""
+        """The messages of the session's main turns, and of sessions of side turns alone that began while it lasted."""
         own: list[Message] = []
         beside: dict[SessionId, list[Message]] = defaultdict(list)
         rows = await connection.execute(_BESIDE_SESSION, {"session": session})

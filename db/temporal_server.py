@@ -65,7 +65,7 @@ class TemporalServerStore(PostgresStore):
 
     @transaction
     async def take(self, connection: AsyncConnection, namespace_id: str) -> WaitingWork | None:
-        """As `hold`, without regard to the former server: an operator knows that it is gone."""
+        """Hold the database for this server, whichever held it: an operator knows that the former server is gone."""
         holder = await _locked_holder(connection, namespace_id)
         return await _change_holder(connection, holder.namespace_id, namespace_id)
 

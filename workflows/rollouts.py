@@ -65,7 +65,7 @@ class RolloutGroupWorkflow:
         return result
 
     async def _run_places(self, task: GroupBegun) -> None:
-        """All episodes, until the deadline; the settlement abandons those that have not ended by then."""
+        """Run all episodes until the deadline; the settlement abandons episodes that have not ended by then."""
         places = [asyncio.create_task(self._run_place(task, first)) for first in task.episodes]
         done, pending = await workflow.wait(places, timeout=DEADLINE.total_seconds())
         for place in pending:

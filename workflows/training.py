@@ -286,7 +286,7 @@ class TrainingWorkflow(LongRunningWorkflow):
                 self._show_store_problem(error)
 
     async def _ask_base(self) -> None:
-        """Ask the base model the general questions once, beside all else: those it knows watch over its versions."""
+        """Ask the base model the general questions once, beside other work; those it answers rightly become probes."""
         await workflow.wait_condition(self._base_unasked)
         try:
             await workflow.execute_activity_method(

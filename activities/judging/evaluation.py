@@ -96,7 +96,7 @@ class Case:
 
     @property
     def messages(self) -> list[Message]:
-        """Those of the next state; empty without one."""
+        """The messages of the next state; empty without one."""
         return [] if self.next_state is None else self.next_state.messages
 
     @property
@@ -211,7 +211,7 @@ class Evaluator:
         return choose_hints(hints, evidence, self._signal.hints_needed, from_tools=rests_on_tools(self._signal))
 
     async def _hinted_prompts(self, choice: HintChoice) -> tuple[HintChoice, tuple[PromptChange, ...]]:
-        """The hints whose prompts the engine renders, and those prompts; without any, the reason of the first."""
+        """The hints whose prompts the engine renders, with these prompts; without any, the first hint's reason."""
         record = self._record
         prompts: dict[str, PromptChange] = {}
         problems: list[str] = []

@@ -75,7 +75,7 @@ class Judge(Protocol):
         """
 
     async def votes_off(self, policy: str, wanted: JudgeForm) -> str | None:
-        """Why the judge's votes teach nothing, by its trial; None: they do, or nobody tried it.
+        """The reason, from the judge's trial, to ignore its votes; None if they count or there was no trial.
 
         Raises:
             JudgeUnavailable: retry later.
@@ -120,7 +120,7 @@ class _Parsed(Generic[Answer]):
 
     @property
     def row(self) -> tuple[int, str, Answer | None]:
-        """As it is stored."""
+        """The answer in the form in which it is stored."""
         return self.index, self.raw.text, self.answer
 
 

@@ -318,8 +318,7 @@ class EngineActivities:
         )
 
     async def _first_with_room(self, state: _ReconciledState, waiting: Sequence[str]) -> str | None:
-        """The oldest of these versions for which the engine has a slot, beside those of its policy with requests now or
-        soon.
+        """The oldest of these versions whose policy has fewer versions in use in this engine than it has slots.
 
         Other policies do not count: with more policies than slots requests take turns, and no policy may keep another
         from learning.
@@ -380,7 +379,7 @@ class EngineReconciler:
         self._running = running
 
     async def reconcile(self) -> int:
-        """Start missing workflows, end those of removed engines; the number of both.
+        """Start missing engine workflows, end workflows of removed engines; returns both numbers.
 
         Raises:
             StoreUnavailable

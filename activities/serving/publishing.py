@@ -84,7 +84,7 @@ class PublishingStore(Protocol):
         """True if a version whose files are not removed has them here: policies may share a directory."""
 
     async def leftover(self, directories: Sequence[AdapterDirectory]) -> list[AdapterDirectory]:
-        """Those directories whose step has ended and whose path no version has.
+        """Return the directories whose step has ended and that belong to no version.
 
         A late attempt needs its step's row to be claimed, so this needs no age. Directories of unknown steps belong to
         another installation and are not returned.

@@ -127,7 +127,7 @@ class Canaries:
         self._training = training
 
     async def decide(self) -> int:
-        """Decide about each open canary, as far as verdicts or time do; the number of those that ended.
+        """Decide each open canary that verdicts or its time limit can decide; returns the number that ended.
 
         Raises:
             StoreUnavailable

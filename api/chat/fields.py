@@ -43,7 +43,7 @@ def take_as_meant(body: dict[str, Any]) -> None:
 
 
 def take_sampling_as_meant(body: dict[str, Any]) -> None:
-    """The same for what chats and plain completions share."""
+    """Change sampling fields that have one clear meaning to the engine's form; for chats and plain completions."""
     for name in _WHOLE:
         value = body.get(name)
         if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:

@@ -294,7 +294,7 @@ class KeyLimiter:
         return state
 
     def _bucket(self, bucket: Bucket | None, limit: int | None) -> Bucket | None:
-        """The same bucket, unless an operator has changed its limit."""
+        """The bucket for this limit: the given one if its limit is unchanged, else a new one; None without a limit."""
         if limit is None or (bucket is not None and bucket.limit == limit):
             return None if limit is None else bucket
         return Bucket(limit, self._gateways, self._clock())
@@ -336,7 +336,7 @@ class TokenMeter:
         self._sent_at: float | None = None
 
     def begin(self) -> None:
-        """Another attempt."""
+        """Begin another attempt: tokens of the earlier ones stay counted."""
         self._earlier += self._counted()
         self._prompt = self._response = self._reported = 0
         self._sent_at = None
@@ -372,7 +372,7 @@ class TokenMeter:
         return self._earlier + self._counted()
 
     def total_of_cut(self, pace: Pace) -> int:
-        """The same for a request whose client left: an engine that has said nothing yet has worked all the same."""
+        """Tokens of a request whose client left, estimated if the engine has worked without an answer so far."""
         if self._sent_at is None or self._counted():
             return self.total()
         each = pace.tokens_in(time.monotonic() - self._sent_at)
@@ -380,7 +380,7 @@ class TokenMeter:
         return self._earlier + self._body_bytes // _BYTES_PER_TOKEN + response
 
     def set_pace(self, pace: Pace) -> None:
-        """Tell how fast the engine was with this request, which has ended."""
+        """Record in `pace` the engine's speed with this request, which has ended."""
         if self._sent_at is not None and self._response:
             pace.take(self._response / self._choices, time.monotonic() - self._sent_at)
 

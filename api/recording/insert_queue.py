@@ -122,8 +122,8 @@ RETRIED_FILES = 1000
 
 
 async def insert_each(store: TurnStore, records: Sequence[TurnRecord]) -> Sequence[InsertedTurn | Exception]:
-    """As `TurnStore.insert_many`, and after an error of the whole batch each turn alone: a bug with one turn must not
-    hold up the others."""
+    """Insert turns in one batch, and after an error of the batch each turn alone, so that one bad turn does not stop
+    others. Returns a result or an error for each."""
     try:
         return await store.insert_many(records)
     except Exception as error:  # noqa: BLE001 - returned

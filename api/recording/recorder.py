@@ -168,7 +168,7 @@ class HeldTurns:
                 self._say_why(record, result)
 
     async def _reject(self, record: TurnRecord, unusable: RecordUnusable) -> None:
-        """Set aside a turn that can never be stored, or give it up: memory is for those that can."""
+        """Move a turn that can never be stored to `rejected/`, or count it as lost; it is not kept in memory."""
         try:
             await self._drain.write_rejected(record, unusable)
         except (OSError, SpoolFull) as error:

@@ -39,7 +39,7 @@ class EngineLine:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Something that is wrong, and what helps."""
+    """A problem, and its remedy."""
 
     problem: str
     remedy: str

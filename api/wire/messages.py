@@ -95,7 +95,7 @@ def check_version(headers: Headers) -> None:
 def translate_messages(
     body: dict[str, Any], also: Iterable[str], schema: type[BaseModel] = MessagesRequest
 ) -> Translated:
-    """The chat request that asks for the same.
+    """Translate a request of Anthropic's Messages to the chat request that asks for the same reply.
 
     Args:
         also: further fields that go to the engine.
@@ -128,7 +128,7 @@ def translate_messages(
 
 
 class _Loaded:
-    """Names of deferred tools that the history loaded, in order, and those that it took away."""
+    """Names of the deferred tools that the history loaded, in order, and of tools that it removed."""
 
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
@@ -250,7 +250,7 @@ def _user_parts(block: dict[str, Any], place: str, loaded: _Loaded) -> list[dict
 
 
 def _document(block: dict[str, Any], place: str, loaded: _Loaded) -> list[dict[str, Any]]:
-    """Its title and context, then its text, or the blocks that it is made of."""
+    """Content parts of a document: its title and context, then its text or its blocks."""
     heading = [text(block[name], f"{place}.{name}") for name in ("title", "context") if block.get(name) is not None]
     parts = [{"type": "text", "text": "\n".join(heading)}] if heading else []
     match block.get("source"):

@@ -36,7 +36,7 @@ class Translated:
     origins: Mapping[str, Any] = field(default_factory=dict)
 
     def blame(self, error: RequestRejected) -> RequestRejected:
-        """The same error, naming the client's field."""
+        """The error with the client's name of the field in place of the chat request's."""
         name = self.names.get(error.field or "")
         if name is None:
             return error

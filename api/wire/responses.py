@@ -395,7 +395,7 @@ def check(body: dict[str, Any]) -> None:
 def translate_responses(
     body: dict[str, Any], also: Iterable[str], before: list[Message], instructions: int = 0
 ) -> Translated:
-    """The chat request that asks for the same; `check` has passed.
+    """Translate a request of OpenAI's Responses to the chat request that asks for the same; `check` has passed.
 
     Args:
         also: further fields that go to the engine.

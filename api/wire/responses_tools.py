@@ -74,7 +74,7 @@ class ResponsesTools:
         )
 
     def functions(self, only: Iterable[str] | None = None) -> list[dict[str, Any]]:
-        """Those that are shown, as a chat request has them.
+        """The functions that are shown to the model, in the form of a chat request.
 
         Args:
             only: names of functions; None: all.
@@ -145,7 +145,7 @@ def origins_of(recorded: Any) -> dict[str, Origin]:
 
 
 def given_again(functions: list[dict[str, Any]], origins: Mapping[str, Origin]) -> list[dict[str, Any]]:
-    """Functions as the tools that they stand for, those of a namespace together.
+    """The client's tools that these functions stand for; functions of a namespace become one tool.
 
     Args:
         functions: as Responses has them.

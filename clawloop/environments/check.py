@@ -73,7 +73,7 @@ class Checked:
 
     @property
     def may_pass(self) -> bool:
-        """Another check may find another problem, or none: no reward is wrong, and one is missing."""
+        """True if another check may pass: a reward is missing, and no reward is wrong."""
         wrong = any(reward is not None and reward != _WANTED[name] for name, reward in self._found.items())
         return self.problem is not None and not wrong
 

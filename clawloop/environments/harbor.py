@@ -138,13 +138,13 @@ class HarborTask:
 
     @property
     def split(self) -> Split:
-        """By a hash of what is asked and what is there, so that no task is ever in both."""
+        """The task's split, by a hash of its instructions and files, so that no task is ever in both."""
         asked = [self.instruction, *(step.instruction for step in self.steps[1:])]
         return split_of("\n".join([*asked, *(f"{path} {self.start[path]!r}" for path in sorted(self.start))]))
 
     @property
     def digest(self) -> str:
-        """Of all that decides its rewards; the same as long as this process runs."""
+        """Digest of everything that decides the task's rewards; it never changes while this process runs."""
         return hashlib.sha256(repr(self).encode()).hexdigest()
 
 
@@ -364,7 +364,7 @@ def read_task(folder: Path) -> HarborTask:
 
 
 def _step(folder: Path, whole: HarborTask, table: TaskTable, step: StepTable, number: int) -> HarborTask:
-    """A step: what it says, else what the task says. Its tests lie over those of the task."""
+    """A step as a task: its own settings override the task's, its tests are added over the task's tests."""
     own = folder / STEPS / step.name
     files, tests, solution = _files(own / STEP_FILES), _files(own / TESTS), _files(own / SOLUTION)
     executable = set(_executable(own, (TESTS, SOLUTION)))

@@ -51,7 +51,7 @@ def _within(value: Any) -> Any:
 
 
 def _megabytes(value: Any) -> Any:
-    """Of an older task, e.g. 2G."""
+    """Megabytes of a size in an older task's form, e.g. `2G`; other values unchanged."""
     if not isinstance(value, str):
         return value
     found = _SIZE.fullmatch(value.strip())

@@ -107,7 +107,7 @@ def _named_rewards(written: bytes) -> list[float]:
 
 
 class _Members(list[tuple[str, Any]]):
-    """The members of a JSON object, those with the same name as well."""
+    """The members of a JSON object in order, including members with an equal name."""
 
 
 def packed(files: Mapping[str, bytes], executable: Collection[str] = ()) -> bytes:

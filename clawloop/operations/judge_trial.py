@@ -118,5 +118,5 @@ class _Asked:
 
 
 def _turn(at: int) -> TurnId:
-    """Makes the mark of a question; other than those of examples."""
+    """A turn id that gives a question its mark, different from the marks of the examples."""
     return TurnId(UUID(int=1_000_000 + at))

@@ -53,7 +53,7 @@ class EngineAnswer:
         self._response = response
 
     async def events(self) -> AsyncIterator[list[bytes]]:
-        """The payloads of a stream's `data:` lines, those together that arrived together; ends before `[DONE]`.
+        """Yield the payloads of a stream's `data:` lines, in lists as they arrived; ends before `[DONE]`.
 
         Raises:
             EngineBroke: the stream ended before `[DONE]`, went silent, or the connection broke.

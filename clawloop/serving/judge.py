@@ -316,7 +316,7 @@ class JudgeClient:
 
 
 def _digest(model: Mapping[str, Any]) -> str:
-    """Of a model as vLLM lists it."""
+    """Digest of a judge's model as vLLM lists it: name, context, and its files if the folder is on this machine."""
     parts: list[object] = [model.get("id"), model.get("root"), model.get("max_model_len")]
     folder = Path(str(model.get("root") or ""))
     if folder.is_absolute() and folder.is_dir():

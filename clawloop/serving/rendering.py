@@ -151,7 +151,7 @@ class ThinkingProbe:
         return found
 
     async def _rendered(self, engines: tuple[Endpoint, ...], is_on: bool) -> tuple[str, bool]:
-        """The chat as the engine renders it, empty if it does not; whether it would say the same again."""
+        """The chat as the engine renders it, empty if it renders none; True if the answer is final."""
         body: dict[str, Any] = {
             "messages": _CHAT,
             "add_generation_prompt": True,

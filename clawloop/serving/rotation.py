@@ -120,7 +120,7 @@ class Places:
                 return
 
     def _may_take(self, waiting: _Waiting, engine: str) -> bool:
-        """Not if another engine's places are kept for it, unless it could go to this one at once."""
+        """False if places of another engine are kept for the request, unless this engine has room at once."""
         if waiting.keeps in (None, engine) or self._has_room(engine, waiting.amount):
             return True
         return not waiting.takes(waiting.keeps)

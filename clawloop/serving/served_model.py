@@ -62,7 +62,7 @@ class ServedModels:
         return None if is_old else model
 
     def forget(self, url: str) -> None:
-        """Another model may answer at this address from now on."""
+        """Forget the model at this address, since another model may answer there from now on."""
         self._known.pop(url, None)
         self._asking.pop(url, None)
 

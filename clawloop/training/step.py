@@ -141,7 +141,7 @@ def _taught(
     places: Sequence[int],
     recipe: Train,
 ) -> tuple[Streams, list[HintUse]]:
-    """The streams with those of the teacher of each token, and what each hint taught.
+    """The streams, completed with the teacher's numbers for each token, and the use of each hint.
 
     Args:
         teacher_HT: float[H, T], see `_teachers`; in the order of `places`.
@@ -369,7 +369,7 @@ def train_step(
 
 
 def _work(shard: RankShard, recipe: Train) -> int:
-    """Tokens that this rank reads, those that it trains counted by what they cost."""
+    """Work of this rank in tokens read; a trained token counts as often as its cost in reads."""
     trained = sum(micro_batch.tokens_S.numel() for micro_batch in shard.trained)
     scored = sum(micro_batch.tokens_S.numel() for of_pass in shard.scored.values() for micro_batch in of_pass)
     return scored + trained * (TRAINED_WORK * recipe.optimiser.epochs + 1)
@@ -384,7 +384,7 @@ def _advantages(streams: Streams) -> list[float | None]:
 
 
 def _sequence(sample: BatchSample) -> str:
-    """Samples with the same value are one sequence: the turns of an episode."""
+    """Id of the sample's sequence; the turns of an episode are one sequence."""
     return str(sample.sample_id if sample.episode is None else sample.episode)
 
 
@@ -485,7 +485,7 @@ def _compared_ids(micro_batch: MicroBatch, streams: Mapping[int, Streams]) -> Te
 
 
 def _comparable(scores: Scores, streams: Streams) -> Scores:
-    """The scores, without those at arbitrary ids."""
+    """The scores, without the top-k part if its ids were not chosen by the teacher."""
     if streams.teacher_topk_ids_TK is not None:
         return scores
     return replace(scores, topk_logprobs_TK=None, tail_T=None)

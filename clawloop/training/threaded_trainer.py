@@ -32,7 +32,7 @@ _NICENESS = 10
 
 
 def _yield_to_others() -> None:
-    """On a CPU a step takes what others leave idle: this thread's niceness, which the threads it starts have too.
+    """Raise the niceness of this thread and those it starts, so that a step on a CPU takes only idle time.
 
     Heartbeats are sent by another thread, so they stay punctual.
     """

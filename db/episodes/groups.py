@@ -65,7 +65,7 @@ async def lock_group(connection: AsyncConnection, group: RolloutGroupId) -> Any:
 async def begin_places(
     connection: AsyncConnection, row: Any, places: Sequence[int], attempt: int, lifetime: timedelta
 ) -> list[EpisodeBegun]:
-    """For each place what `activities.episodes.EpisodeStore.begin_episode` says.
+    """Begin an episode at each place, as `activities.episodes.EpisodeStore.begin_episode` does at one.
 
     Args:
         row: the group's, locked.

@@ -100,7 +100,7 @@ _TURNS = f"""
 async def read_contexts(
     connection: AsyncConnection, conversations: ConversationCache, turn_ids: Sequence[TurnId], *, with_followed: bool
 ) -> dict[TurnId, tuple[TurnContext, bool]]:
-    """The contexts of those that are main turns, and whether a turn of their session was ever trained.
+    """The context of each main turn among these, and whether any turn of its session was ever trained.
 
     Args:
         with_followed: also of the main turns that these follow.

@@ -159,7 +159,7 @@ async def choose_samples(connection: AsyncConnection, policy: str, recipe: Recip
 
 
 async def _expire_praised(connection: AsyncConnection, eligibility: Eligibility, batch: Sequence[Any]) -> list[Any]:
-    """The batch's samples that are blamed or have a hint; the others expire.
+    """Return the batch's samples that are blamed or have a hint, and expire its other samples.
 
     If they waited instead, a policy that does well would gather praise without end, and learn from old praise once
     somebody complains.

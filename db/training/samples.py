@@ -227,7 +227,7 @@ async def set_turn_outcomes(
 
 
 async def free_samples(connection: AsyncConnection, policy: str, samples: Collection[SampleId]) -> None:
-    """Make samples fresh again; those whose turn was judged again since are superseded.
+    """Make samples fresh again, except samples whose turn was judged again since: they are superseded.
 
     If the recipe's [signal] table has changed meanwhile, they expire.
     """

@@ -65,7 +65,7 @@ class PostgresFileStore(PostgresStore):
 
 
 def _is_of_session(session: ColumnElement[Any]) -> ColumnElement[bool]:
-    """Only what this session has: a client may write a reference of its own into a message."""
+    """Condition that the file belongs to a turn of the session: a client may write any reference into a message."""
     reference = _REFERENCE.join(TurnRow, TurnRow.id == TurnFileRow.turn_id)
     return reference.where(TurnRow.session_id == session).exists()
 

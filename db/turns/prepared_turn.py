@@ -41,7 +41,7 @@ class Request:
 
     @cached_property
     def answers(self) -> list[tuple[bytes, bytes]]:
-        """Of each assistant message among these messages: the digest of all up to it, and the digest of it alone."""
+        """Two digests of each assistant message: of all messages up to it, and of the message alone."""
         return list(zip(self.history.replies, self.history.alone.values(), strict=True))
 
     @cached_property

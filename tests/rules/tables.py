@@ -1,8 +1,8 @@
 """`make docs`: writes into the documents what the code says. A test says when that has to be done.
 
-Written whole: the table of metrics, the table of recipe keys, the section of each recipe, the list of layers. Of other tables the code says
-which rows there are and how they begin: the command writes a new row with an empty meaning, which a person fills in,
-and drops the row of what is gone.
+Written whole: the tables of metrics and recipe keys, the section of each recipe, the list of layers. Of other tables
+the code says which rows there are and how they begin: the command writes a new row with an empty meaning, which a
+person fills in, and drops the row of what is gone.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class AdminClient:
         )
 
     async def accepted_versions(self, policy: str) -> list[AcceptedVersion]:
-        """Those after version 0 whose files are there, in order."""
+        """Return the accepted versions after version 0 whose files exist, by number."""
         found = [
             AcceptedVersion(version.n, version.created_at)
             for version in await self._versions(policy)

@@ -104,7 +104,7 @@ class Cell:
 
     @property
     def user(self) -> str | None:
-        """Its only user; None: it has several."""
+        """The cell's user; None if it has several."""
         return self.users[0].value if len(self.users) == 1 else None
 
 

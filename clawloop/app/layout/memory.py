@@ -248,8 +248,8 @@ def weight_words(request: Request) -> str:
 
 
 def packed_vocabulary(model: ModelShape, number_bytes: int) -> int:
-    """On a CPU the matrices that read tokens and that predict them are kept, and each is packed once more for oneDNN,
-    also where they are one and the same (`layers.vocab_parallel_embedding`).
+    """Bytes of oneDNN's packed copies of embedding and output matrix on a CPU; vLLM keeps the originals as well, and
+    packs twice even if both are one matrix (`layers.vocab_parallel_embedding`).
 
     Other projections are packed in place of the weights (`layers.utils.dispatch_cpu_unquantized_gemm`).
     """

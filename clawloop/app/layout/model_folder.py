@@ -207,7 +207,7 @@ def _packed(
 
 
 def _bits(folder: Path, quantisation: Mapping[str, object], module: str) -> int:
-    """AWQ and GPTQ have one number for all; compressed-tensors has groups, of which all are taken to have the same."""
+    """Bits of a quantised weight: one number with AWQ and GPTQ, with compressed-tensors that of all groups."""
     found = [quantisation.get("bits")]
     groups = quantisation.get("config_groups")
     for group in groups.values() if isinstance(groups, dict) else ():

@@ -490,7 +490,7 @@ def remedies(request: Request) -> Iterator[Remedy]:
 
 
 def _by_limits(request: Request) -> Iterator[Remedy]:
-    """One limit that is enough alone, those first that cost least; else several together."""
+    """Remedies that change one limit, the cheapest first; then remedies that change several together."""
     singles = (_smaller_budget, _shorter_samples, _shorter_context, _fewer_loras)
     for change in singles:
         if (found := change(request)) is not None:

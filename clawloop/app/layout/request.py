@@ -145,12 +145,12 @@ class Request:
 
     @property
     def for_engines(self) -> Request:
-        """The same question about what engines serve."""
+        """This request for the model that engines serve, which may be a quantised copy."""
         return self if self.serve_model is None else replace(self, model=self.serve_model)
 
     @property
     def for_judge(self) -> Request:
-        """The same question about the judge engine's model, whose context may be shorter."""
+        """This request for the judge engine's model, whose context may be shorter."""
         if self.judge_model is None:
             return self.for_engines
         context = min(self.limits.max_model_len, self.judge_model.context_tokens)

@@ -44,7 +44,7 @@ def overview(layout: Layout) -> list[str]:
 
 
 def as_data(layout: Layout) -> dict[str, object]:
-    """The same as plain data; sizes in bytes, on each device of a process."""
+    """The layout as plain data; sizes in bytes, on each device of a process."""
     devices = [
         {
             "name": device.name,
@@ -88,7 +88,7 @@ def _devices(layout: Layout) -> Iterator[str]:
 
 
 def _alike(processes: Sequence[Process]) -> list[list[Process]]:
-    """Neighbours that hold the same, and all services together."""
+    """Groups of neighbouring processes with equal parts; all services are one group."""
     return [list(group) for _, group in groupby(processes, lambda one: one.role is Role.SERVICE or one.parts)]
 
 
@@ -196,9 +196,9 @@ def trainer_arguments(request: Request, gpus: int, ranks: Ranks | None = None) -
 
 
 def engine_environment(gpus: tuple[int, ...]) -> dict[str, str]:
-    """
-    On a CPU: what gives memory back. vLLM packs each weight for oneDNN and lets the original go, into gaps of glibc's
-    heap that no other fits.
+    """Environment variables of an engine: its GPUs, or on a CPU a setting of malloc that returns freed memory.
+
+    vLLM packs each weight for oneDNN and frees the original, which leaves gaps in glibc's heap.
     """
     if not gpus:
         return {"MALLOC_MMAP_THRESHOLD_": _MMAP_FROM}

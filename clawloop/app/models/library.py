@@ -110,7 +110,7 @@ class _Note:
     complete: bool = True
 
     def is_of(self, revision: str | None) -> bool:
-        """True if someone who asks for this revision means what is there, whatever became of a branch meanwhile."""
+        """True if the folder holds this revision: the branch it was fetched by, which may have moved, or its commit."""
         return revision is None or revision == self.asked or self.revision.startswith(revision)
 
 
@@ -223,7 +223,7 @@ def _fetch(name: str, revision: str | None, folder: Path, chat: ChatOptions | No
 
 
 def _download(name: str, commit: str, file: str, size: int | None, folder: Path) -> None:
-    """A file that was begun goes on where it ended: `hf_hub_download` would begin it anew in each process."""
+    """Download a file, or continue it where it ended: `hf_hub_download` begins anew in each process."""
     from huggingface_hub import get_token, hf_hub_url
     from huggingface_hub.file_download import http_get
 

@@ -37,9 +37,9 @@ async def namespace_id(client: Client) -> str:
 
 
 async def take_database(database: Database, client: Client) -> None:
-    """Keep the database for this server, whichever had it: an operator says that the other one is gone.
+    """Take the database for this Temporal server, because an operator says that the former server is gone.
 
-    What waited for the other one's workflows is marked as never signalled, once.
+    All work that waited for the former server's workflows is queued to be signalled again, once.
 
     Raises:
         SignalFailed: Temporal does not answer.
@@ -98,7 +98,7 @@ class Holding:
                 log.warning("the database's Temporal server is not renewed", extra={"why": str(error)})
 
     async def end(self) -> None:
-        """Another server need not wait for this one's time to pass."""
+        """Release the database, so that another Temporal server need not wait for this one's hold to expire."""
         if self._held is not None and not self._broken.is_set():
             try:
                 await self._store.release(self._held)

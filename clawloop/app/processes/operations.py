@@ -334,7 +334,7 @@ class Operations:
 
     @asynccontextmanager
     async def history(self, directory: Callable[[], Directory]) -> AsyncIterator[HistoryOperations]:
-        """Comparing stored turns' verdicts with those of the settings' judge.
+        """Operations that compare stored turns' verdicts with the verdicts of the settings' judge.
 
         Args:
             directory: the current policies and engines.

@@ -93,7 +93,7 @@ class TemporalRecovery:
         yield batch
 
     async def _told(self, run: WorkflowExecution) -> ToldTurns:
-        """By the run's history, which needs no worker."""
+        """Turns that a session's workflow was told, read from the run's history, which needs no worker."""
         handle = self._client.get_workflow_handle(run.id, run_id=run.run_id)
         turns: set[TurnId] = set()
         async with temporal_deadline(_HISTORY_LIMIT, may_be_gone=True):

@@ -94,7 +94,7 @@ class ReplaySlots(CustomSlotSupplier):
         return _Permit(counts_in)
 
     def try_reserve_slot(self, ctx: SlotReserveContext) -> SlotPermit | None:
-        """For workflows that this process starts itself and runs at once: none are."""
+        """Return no slot: it would serve workflows that this process starts and runs at once, and it starts none."""
         return None
 
     def mark_slot_used(self, ctx: SlotMarkUsedContext) -> None:

@@ -31,7 +31,7 @@ class Message(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class SessionNotice:
-    """Something came to a session. Starts its workflow if it does not run.
+    """A session has a new turn, feedback or request. Starts the session's workflow if it does not run.
 
     Args:
         message: None: nothing came; the workflow runs, so that the session closes.

@@ -307,7 +307,7 @@ class StepBatch:
 
     @property
     def verdicts_and_units(self) -> list[tuple[int, UUID | None]]:
-        """Of the held-out turns: what decides whether there are enough to compare."""
+        """Verdict and unit of each held-out turn, by which the gate decides whether there are enough to compare."""
         return [(int(turn.reward or 0), turn.unit) for turn in self.held_out]
 
 

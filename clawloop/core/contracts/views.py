@@ -40,7 +40,7 @@ class SessionFilter:
 
     @property
     def of_turns(self) -> bool:
-        """It says something of turns."""
+        """True if the filter has a condition on turns."""
         said = (self.text, self.kind, self.outcome, self.verdict, self.judged, self.version)
         return any(value is not None for value in said)
 

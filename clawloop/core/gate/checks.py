@@ -507,7 +507,7 @@ def repeated_share(text: str) -> float:
 
 
 def is_of_one_character(text: str) -> bool:
-    """True if nearly all of a text is one character again and again; a short text may be an answer all the same."""
+    """True if a text is long enough to tell, and nearly all of it is one repeated character."""
     characters = Counter("".join(text.split()))
     return characters.total() >= _SHORTEST_RUN and max(characters.values()) >= _SAME_SHARE * characters.total()
 

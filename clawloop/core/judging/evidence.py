@@ -51,7 +51,7 @@ class Budgets:
 
     @classmethod
     def of(cls, total: int) -> Budgets:
-        """Another total in the default proportions, for a judge with another context."""
+        """Budgets with this total in the default proportions, for a judge with a shorter or longer context."""
         if total < SMALLEST_TOTAL:
             raise ValueError(f"a judge prompt needs at least {SMALLEST_TOTAL} characters, not {total}")
         default = cls()

@@ -41,7 +41,7 @@ async def find_next_state(load: LoadContext, turn: TurnContext, loaded: TurnCont
 
 
 async def look_for_next_state(load: LoadContext, turn: TurnContext, loaded: TurnContext | None = None) -> FoundState:
-    """As `find_next_state`, and whether something that looks like a chore follows."""
+    """The next state as `find_next_state` has it, and whether a request that looks like a client's chore follows."""
     turn_id, own = turn.turn.record.turn_id, turn.turn.record.messages
     may_be_chore = chore_asked(own)
     withheld = False

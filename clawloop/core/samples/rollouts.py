@@ -129,7 +129,7 @@ def settle(members: Sequence[Member], signal: Signal, *, no_recipe: bool = False
 
 
 def hold_out(settlement: Settlement) -> Settlement:
-    """The same group, whose turns are never trained: versions are compared on them."""
+    """The settlement with its samples held out: their turns are never trained, and versions are compared on them."""
     turns = {
         turn: replace(settled, outcome=TurnOutcome.HELD_OUT, why=f"held out: {settled.why}")
         if settled.outcome is TurnOutcome.SAMPLED

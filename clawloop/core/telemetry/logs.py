@@ -69,7 +69,7 @@ def configure_logging(level: str = "INFO", secrets: Iterable[str] = ()) -> None:
 
 
 def never_log(secrets: Iterable[str]) -> None:
-    """Cut these out of every line from now on, as those that `configure_logging` was given."""
+    """Redact these secrets in every log line from now on, beside those that `configure_logging` was given."""
     _known.update(secret for secret in secrets if len(secret) >= _SHORTEST_SECRET)
 
 
@@ -126,7 +126,7 @@ def _frames(trace: TracebackType | None) -> traceback.StackSummary:
 
 
 def _without_quotes(record: logging.LogRecord) -> logging.LogRecord:
-    """The record, of another's logger without what it may quote."""
+    """The record; a record of a library's logger without arguments and lines that may quote content."""
     if record.name.split(".")[0] in _OWN:
         return record
     changed = logging.makeLogRecord(record.__dict__)

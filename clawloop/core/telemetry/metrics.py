@@ -97,7 +97,7 @@ class GatewayMetrics:
         self.spool_bytes = Gauge("clawloop_gateway_spool_bytes", "Size of the spooled turns", registry=self.registry)
         self.spool_stuck = Gauge(
             "clawloop_gateway_spool_stuck",
-            "1 while spooled turns cannot be stored, or their files not removed, for another reason than PostgreSQL's absence"
+            "1 while spooled turns cannot be stored, or their files not removed, although PostgreSQL answers"
             " (a missing key, the disk, a bug): they are tried again each second, and the log says why",
             registry=self.registry,
         )

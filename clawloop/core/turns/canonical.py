@@ -209,7 +209,7 @@ def _own_text(text: str) -> str:
 
 
 def _frame_end(text: str, start: int, stop: int) -> int | None:
-    """Where the aside ends that begins here; None if none does."""
+    """End of the aside that begins at `start`; None if none begins there."""
     for begin, end in _FRAMES:
         if text.startswith(begin, start, stop):
             found = text.find(end, start, stop)
@@ -218,7 +218,7 @@ def _frame_end(text: str, start: int, stop: int) -> int | None:
 
 
 def _frame_begin(text: str, start: int, stop: int) -> int | None:
-    """Where the aside begins that ends here; None if none does."""
+    """Begin of the aside that ends at `stop`; None if none ends there."""
     for begin, end in _FRAMES:
         if text.endswith(end, start, stop):
             found = text.rfind(begin, start, stop)

@@ -29,7 +29,7 @@ _OF_CLIENTS = re.compile(r"[#<\[*]|Runtime: |The conversation history before thi
 
 
 def find_copies(own: Sequence[Message], beside: Mapping[Key, Sequence[Message]]) -> list[Key]:
-    """Those that quote a line of the conversation, or of the summary in another one that does.
+    """Sessions that quote a line of the conversation, or of the summary in a session that does.
 
     Args:
         own: the conversation's messages and replies.

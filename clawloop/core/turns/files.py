@@ -128,7 +128,7 @@ def for_judges(part: dict[str, JsonValue]) -> str | None:
 
 
 def for_people(part: dict[str, JsonValue]) -> str | None:
-    """As `for_judges`, with size and hash: `image/png, 12 kB, 640x480, sha256 1f2e3d4c5b6a…`."""
+    """Description of a file part for people, with size and hash: `image/png, 12 kB, 640x480, sha256 1f2e3d4c5b6a…`."""
     if (kind := kind_of_part(part)) is None:
         return None
     said = [described(reference, kind) for reference in references_of(part)]
@@ -251,7 +251,7 @@ def references_in(messages: Sequence[Message]) -> set[str]:
 
 
 def references_of(part: JsonValue) -> list[FileReference]:
-    """The files that a content part refers to; those that it still holds itself as well."""
+    """The files of a content part: those it refers to, and those it still holds as base64."""
     taken = part if _holds_none(part) else _taken(part, [], _LEVELS)
     values = list(taken.values()) if isinstance(taken, dict) else []
     values += [inner for value in values if isinstance(value, dict) for inner in value.values()]

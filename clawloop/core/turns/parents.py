@@ -131,7 +131,7 @@ def _newest_last(candidates: Sequence[Candidate], digest: Callable[[Candidate], 
 def _floors(
     prefixes: Sequence[bytes], is_answer: Sequence[bool], in_context: dict[bytes, list[Candidate]]
 ) -> list[TurnId | None]:
-    """For each message the turn id that its turn must be newer than, by the messages in context before it."""
+    """Lower bound of each message's turn id: its turn is newer than the turns of the messages before it."""
     floors: list[TurnId | None] = []
     floor: TurnId | None = None
     for prefix, answer in zip(prefixes, is_answer, strict=True):

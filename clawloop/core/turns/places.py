@@ -144,7 +144,7 @@ def is_said(response: Message, messages: Sequence[Message]) -> bool:
 
 
 def _said_here(asked: Sequence[AskedTurn], history: History, place: int) -> tuple[AskedTurn, _Pieces] | None:
-    """Of the turns that were asked the messages before this place, the one whose reply stands here."""
+    """The turn whose reply stands at this place, among the turns that were asked the messages before it."""
     exact = [turn for turn in asked if response_digest(turn.response) == history.alone[place] != EMPTY_RESPONSE]
     if exact:
         return max(exact, key=lambda turn: turn.turn_id), _Pieces(
@@ -205,7 +205,7 @@ def _calls(message: Message) -> list[tuple[JsonValue, str, JsonValue]]:
 
 
 def _own_ids(message: Message) -> dict[JsonValue, JsonValue]:
-    """The ids of its calls as they are: earlier calls may have had the same."""
+    """The ids of the message's calls, each mapped to itself: earlier calls may have had the same ids."""
     return {identity: identity for identity, _, _ in _calls(message)}
 
 

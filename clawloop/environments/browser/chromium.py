@@ -99,7 +99,7 @@ def chromium_folder() -> Path:
 
 
 def _make_readable(folder: Path) -> None:
-    """By everybody: a worker that is root gives each sandbox a user of its own."""
+    """Make a folder readable for all users: a worker that is root gives each sandbox its own user."""
     for path in (folder, *folder.rglob("*")):
         path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o644))
 

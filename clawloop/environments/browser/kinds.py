@@ -216,7 +216,7 @@ def date(rng: random.Random, level: int) -> Scenario:
 
 
 def search(rng: random.Random, level: int) -> Scenario:
-    """Nothing is posted: a link leads to where the tab must be."""
+    """A task to search for an item and open its page. It is solved by where the tab is; nothing is posted."""
     places, things = _at(level, 2, 5, 11), _at(level, 2, 4, 8)
     titles = [
         f"{place} {thing.lower()}" for place in rng.sample(_PLACES, places) for thing in rng.sample(_THINGS, things)

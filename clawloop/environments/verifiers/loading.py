@@ -178,7 +178,7 @@ def require_images(runtime: str, tasks: Sequence[Any], taskset: str) -> None:
 
 
 def seconds_in_all(timeout: Any, role: str, taskset: str) -> float:
-    """More than all stages together may take.
+    """Seconds that no episode reaches: the limits of all its stages, and a minute.
 
     Raises:
         SetupError: that is more than an episode may take.

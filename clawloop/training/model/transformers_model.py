@@ -211,7 +211,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _remove_dropout(causal: PreTrainedModel) -> None:
-    """The same batch gives the same adapter, and the engine samples without dropout."""
+    """Set all dropout to 0: equal batches must give equal adapters, and the engine samples without dropout."""
     for module in causal.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
