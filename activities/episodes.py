@@ -97,7 +97,7 @@ class BeginEpisode(Message):
 
 
 class EpisodeLedgerActivities:
-    """On the queue `ledger`, and where the workflows run: short, PostgreSQL only.
+    """Activities that record episodes in PostgreSQL; on the queue `ledger`, and where the workflows run. Short.
 
     Args:
         next_groups: inserts the groups that the policy's rollouts have room for: none while they or training are

@@ -98,7 +98,7 @@ class Swept(BaseModel):
 
 
 class SweepActivities:
-    """On the queue `ledger`.
+    """Activities of the sweep; on the queue `ledger`.
 
     Args:
         idle: a session closes after this long without a turn.

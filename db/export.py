@@ -1,4 +1,4 @@
-"""Reads what is exported, in pages."""
+"""Reads the records of an export from PostgreSQL, in pages."""
 
 from __future__ import annotations
 

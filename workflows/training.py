@@ -307,7 +307,7 @@ class TrainingWorkflow(LongRunningWorkflow):
     # Continue as new -------------------------------------------------------------------------------------------------
 
     async def _roll_over(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Continue as new; the new run reads the ledger and publishes first, so only what the UI shows is carried."""
+        """Continue as new. The new run reads PostgreSQL and publishes first, so only the UI's texts are carried."""
         try:
             await workflow.wait_condition(lambda: not self._publishing, timeout=ROLL_OVER_WAIT)
         except TimeoutError:

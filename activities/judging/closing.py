@@ -114,7 +114,7 @@ class ClosingStore(Protocol):
 
 
 class ClosingActivities:
-    """On the queue `ledger`: short, PostgreSQL only."""
+    """Activities that close sessions in PostgreSQL; on the queue `ledger`. Short."""
 
     def __init__(
         self,

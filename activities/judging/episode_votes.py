@@ -43,7 +43,7 @@ class EpisodeJudged(Message):
 
 
 class EpisodeJudgingActivities:
-    """On the queue `judge`.
+    """Activities that have turns of episodes judged; on the queue `judge`.
 
     Args:
         waiting_turns: the episode's main turns that wait for its group, in their order. Raises StoreUnavailable.

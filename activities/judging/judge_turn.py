@@ -161,7 +161,7 @@ class JudgementStore(AnswerStore, Protocol):
 
 
 class JudgingActivities:
-    """On the queue `judge`."""
+    """Activities that judge turns; on the queue `judge`."""
 
     def __init__(
         self,

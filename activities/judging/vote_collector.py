@@ -285,7 +285,7 @@ class VoteCollector:
         return {one.index: one.answer for one in parsed} | dict(question.stored(stored))
 
     def _learn(self, stored: StoredAnswers) -> StoredAnswers:
-        """Go on with what is stored by now.
+        """Read the answers that are stored by now, and continue with them.
 
         Raises:
             StoreUnavailable: another worker decided the judgement since it was opened; a retry reads what was decided.

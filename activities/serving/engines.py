@@ -141,7 +141,7 @@ class _ReconciledState:
 
 
 class EngineActivities:
-    """On the queue `engine-{id}`, beside the engine.
+    """Activities that load and unload versions in one engine; on the queue `engine-{id}`, beside the engine.
 
     Args:
         keep: how long a version stays loaded after another took its place.

@@ -122,7 +122,7 @@ class Published(Message):
 
 
 class PublishingActivities:
-    """On the queue `ledger`.
+    """Activities that publish versions; on the queue `ledger`.
 
     Args:
         wait_seconds: after this long the version is activated on the engines that have it, without the others.

@@ -37,7 +37,7 @@ class Retention:
         self._wanted_free = wanted_free
 
     async def remove(self) -> int:
-        """Delete what is not needed; the number of directories.
+        """Delete the directories of adapters that nothing needs; returns their number.
 
         Raises:
             StoreUnavailable

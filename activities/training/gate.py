@@ -78,7 +78,7 @@ class VersionDecided(Message):
 
 
 class GateActivities:
-    """On the queue `ledger`, and where the workflows run: short, PostgreSQL only."""
+    """Activities that decide about versions in PostgreSQL; on the queue `ledger`, and where workflows run. Short."""
 
     def __init__(self, store: GateStore) -> None:
         self._store = store

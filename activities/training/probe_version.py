@@ -131,7 +131,7 @@ class ProbeProgress(Message):
 
 
 class ProbeActivities:
-    """On the queue `judge`, whose workers reach engines and judge.
+    """Activities that ask probes; on the queue `judge`, whose workers reach engines and judge.
 
     Args:
         answer: as soon as the engine can: a candidate waits for it.
@@ -300,7 +300,7 @@ def _most_tokens(plan: ProbePlan, probe: AskedProbe) -> int:
 
 
 async def _all(asking: Sequence[Coroutine[None, None, None]], progress: Callable[[], object]) -> None:
-    """Ask all of them, or heartbeat what the next attempt need not ask again.
+    """Ask all probes; if one fails, heartbeat the progress, so that the next attempt asks none again.
 
     Raises:
         EngineUnavailable

@@ -143,7 +143,7 @@ class AbandonStep(Message):
 
 
 class StepActivities:
-    """On the queue `ledger`, and two of them where the workflows run: short, PostgreSQL only."""
+    """Activities that claim and end steps in PostgreSQL; on the queue `ledger`, two also where workflows run. Short."""
 
     def __init__(self, store: StepStore) -> None:
         self._store = store

@@ -122,7 +122,7 @@ class StepDone(Message):
 
 
 class TrainingActivities:
-    """On the queue `trainer-{pool}`, one at a time.
+    """Activities that compute steps; on the queue `trainer-{pool}`, one at a time.
 
     Args:
         run_log: notes the figures of each step that made a version, for a program that people compare runs with; the

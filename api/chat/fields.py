@@ -56,7 +56,7 @@ def take_sampling_as_meant(body: dict[str, Any]) -> None:
 
 
 def _stop(body: dict[str, Any]) -> None:
-    """Leave out what stops nothing, and what is there twice: engines take four."""
+    """Remove empty and repeated stop texts: engines take four."""
     stop = body.get("stop")
     if isinstance(stop, list):
         body["stop"] = stop = [each for index, each in enumerate(stop) if each not in (None, "", *stop[:index])]

@@ -64,7 +64,7 @@ class Sent:
         return sent | ({SENT_BY: list(self.rules)} if self.rules else {})
 
     def changed(self, prompt: int | None) -> tuple[str, ...]:
-        """What differs from what the client asked, as a header says it.
+        """The changes to the client's request, as the header `X-Clawloop-Changed` names them.
 
         Args:
             prompt: its tokens; None: not known.

@@ -261,7 +261,7 @@ class HarborEnvironment:
     def read(
         cls, folder: Path, harness: CommandHarness | None = None, variables: Mapping[str, str] | None = None
     ) -> HarborEnvironment:
-        """The environment of the tasks that can be read; the others are logged, each with the reason.
+        """The environment of the tasks that can be read; tasks that cannot are logged with the reason.
 
         Raises:
             SetupError: as `read_tasks`.

@@ -102,7 +102,7 @@ class _WrittenProbe(BaseModel):
 
 
 def read_probes(written: Sequence[object]) -> tuple[list[ProbeContent], dict[int, str]]:
-    """The probes, and what is wrong with the others by their place from 0."""
+    """The valid probes, and the fault of each other entry by its place from 0."""
     probes, faults = [], {}
     for place, one in enumerate(written):
         try:
@@ -113,7 +113,7 @@ def read_probes(written: Sequence[object]) -> tuple[list[ProbeContent], dict[int
 
 
 def read_probe_lines(text: str) -> tuple[list[ProbeContent], dict[int, str]]:
-    """The probes of a file of JSON lines, and what is wrong with the others by their line's number from 1."""
+    """The valid probes of a file of JSON lines, and the fault of each other line by its number from 1."""
     written: dict[int, object] = {}
     faults: dict[int, str] = {}
     # Not `splitlines`: a JSON text may hold what Unicode calls a line's end.

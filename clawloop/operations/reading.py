@@ -238,7 +238,7 @@ class Reading:
         return await self._store.session_of_client(key, name)
 
     async def exchange(self, reference: str) -> tuple[TurnView, Exchange]:
-        """A turn with what it added to its session."""
+        """A turn with the messages that it added to its session."""
         view = await self.turn(reference)
         (exchange,) = await self._store.exchanges([view.id])
         return view, exchange

@@ -264,7 +264,7 @@ def leave_process_group() -> None:
 def broadcast_step(
     runner: StepRunner, step: StepBatch, report: StatusCallback, should_stop: Callable[[], bool]
 ) -> TrainedStep:
-    """On the first rank: take this step on all ranks.
+    """Take this step on all ranks; called on the first rank.
 
     Raises:
         ClawloopError: as `StepRunner.train`; all ranks go on to wait for the next command.
@@ -282,18 +282,18 @@ def broadcast_step(
 
 
 def ping(runner: StepRunner) -> None:
-    """On the first rank: check that all ranks answer. Raises RuntimeError if one is gone."""
+    """Check that all ranks answer; called on the first rank. Raises RuntimeError if one is gone."""
     runner.ranks.broadcast(_as_command(Ping()))
     runner.ranks.all_gather(None)
 
 
 def shutdown_ranks(runner: StepRunner) -> None:
-    """On the first rank: end the others. Raises RuntimeError if one has ended already."""
+    """End all other ranks; called on the first rank. Raises RuntimeError if one has ended already."""
     runner.ranks.broadcast(_as_command(Shutdown()))
 
 
 def serve_rank(runner: StepRunner) -> None:
-    """On every other rank: run the first rank's commands until `Shutdown`.
+    """Run the first rank's commands until `Shutdown`; called on every other rank.
 
     Raises:
         Exception: an error of this rank alone; its process must end, so that the others notice.

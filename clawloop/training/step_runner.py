@@ -138,7 +138,7 @@ class AttemptRecord:
         self._ran_out = adapters / f".attempt-{policy}.out-of-memory"
 
     def begin(self, step: StepBatch, samples: Sequence[BatchSample], limits: Limits) -> Attempt:
-        """On the first rank: sizes of this attempt, smaller than those of an attempt that ran out of memory."""
+        """Sizes of this attempt, smaller than after running out of memory; called on the first rank."""
         batch = _digest(step)
         last = self._read()
         attempt = Attempt(batch=batch, budget_tokens=limits.budget_tokens)

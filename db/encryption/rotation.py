@@ -1,4 +1,4 @@
-"""Encrypts all stored content by the first key, or decrypts it, and finds what is in the wrong form."""
+"""Encrypts all stored content by the first key, or decrypts it, and finds content in the wrong form."""
 
 from __future__ import annotations
 

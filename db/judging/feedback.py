@@ -174,7 +174,7 @@ async def _remember(
     effect: FeedbackEffect,
     feedback: FeedbackId | None,
 ) -> None:
-    """Store what the request is answered, and forget old ones.
+    """Store the answer to a request with an Idempotency-Key, and delete old answers.
 
     Raises:
         AlreadyAnswered: after waiting for another transaction that stored the same key; the caller's is rolled back.

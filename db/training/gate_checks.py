@@ -78,7 +78,7 @@ async def read_scores(connection: AsyncConnection, policy: str, version: int) ->
 
 
 async def keep_scores(connection: AsyncConnection, version: VersionRef, scores: Sequence[HeldOutScore]) -> None:
-    """Keep with a version and its parent what the replay found; of the turns of this replay alone."""
+    """Store a replay's scores with the version and its parent, in place of older scores."""
     of_version = {str(score.sample): score.version for score in scores if score.sample is not None}
     of_parent = {str(score.sample): score.parent for score in scores if score.sample is not None}
     for n, means in ((version.n, of_version), (version.parent, of_parent)):

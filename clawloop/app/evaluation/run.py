@@ -141,7 +141,7 @@ def is_complete(plan: Plan, lines: LineFile) -> bool:
 
 
 def rows(plan: Plan, lines: LineFile) -> list[Row]:
-    """The table of what is finished."""
+    """The table of the runs that are finished."""
     runs = []
     base_rates = {}
     for user in plan.users:

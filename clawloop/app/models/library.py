@@ -96,7 +96,7 @@ def remove_model(name: str, models: Path) -> KeptModel:
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """The file that says what is in a folder.
+    """The file in a model's folder that records which model and revision the folder holds.
 
     Args:
         revision: a commit, or a package.

@@ -1,4 +1,4 @@
-"""Why a turn has its outcome, in words; never empty, so that nobody has to ask what a turn waits for."""
+"""Explains in words why a turn has its outcome, or what it waits for; never empty."""
 
 from __future__ import annotations
 
