@@ -348,7 +348,7 @@ def _without_number(progress: str) -> str:
 
 def _lost(attempts: Attempts) -> str:
     return (
-        f"{attempts.lost} attempts ended without a word, perhaps killed for want of memory (`dmesg` tells): lower"
+        f"the trainer ended {attempts.lost} times without an error: if `dmesg` names the OOM killer, lower"
         " --micro-batch-tokens or --max-tokens; `clawloop plan` says what fits"
     )
 

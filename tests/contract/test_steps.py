@@ -663,7 +663,7 @@ async def test_a_trainer_that_is_killed_again_and_again_pauses_training_with_wha
             await desk.activities.train_step(ASK)
     done = await desk.activities.train_step(ASK)
     assert done.state is StepState.ABANDONED
-    assert done.reason.startswith("10 attempts ended without a word, perhaps killed for want of memory")
+    assert done.reason.startswith("the trainer ended 10 times without an error: if `dmesg` names the OOM killer")
     assert len(done.reason) < REASON_LIMIT
     view = await desk.learning.steps.status(POLICY)
     assert (view.state, view.reason, view.ready) == (TrainingState.PAUSED, f"paused: step 1: {done.reason}", 4)
