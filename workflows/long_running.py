@@ -49,7 +49,7 @@ class LongRunningWorkflow:
 
 
 def reason_of(error: ActivityError) -> str:
-    """Why the activity's last attempt failed, for people; the errors of Clawloop's activities quote no conversation."""
+    """The reason, for people, that the activity's last attempt failed; Clawloop's errors quote no conversation."""
     cause = error.cause
     if isinstance(cause, ApplicationError):
         return cause.message

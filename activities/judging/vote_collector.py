@@ -65,7 +65,7 @@ class AnswerStore(Protocol):
 
 class Judge(Protocol):
     async def form(self, policy: str, wanted: JudgeForm) -> AnswerForm:
-        """How the judge of a policy answers sampled votes and hints.
+        """The form in which the judge of a policy answers sampled votes and hints.
 
         Args:
             wanted: the recipe's `signal.judge_form`.

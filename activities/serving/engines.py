@@ -290,7 +290,7 @@ class EngineActivities:
         )
 
     async def _health_problem(self) -> str | None:
-        """Why the engine cannot be used; None if it can."""
+        """The reason that the engine cannot be used; None if it can."""
         try:
             healthy = await self._control.healthy()
             self._silent_checks = 0

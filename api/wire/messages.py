@@ -164,7 +164,7 @@ def _system_text(block: dict[str, Any], place: str, loaded: _Loaded) -> str:
 
 
 def _kept(block: dict[str, Any], place: str, loaded: _Loaded) -> str:
-    """What a chat request has no word for, as text, and the tools that it loads."""
+    """A block that a chat request cannot express, as text; tools that it loads are noted."""
     match block:
         case {"type": "tool_reference", "tool_name": name} | {"type": "tool_reference", "name": name}:
             return loaded.add(name)

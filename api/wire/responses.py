@@ -57,7 +57,7 @@ _UNREADABLE_SUMMARY = "[compaction] What was said before was summarised elsewher
 def messages_of(
     items: Any, calls: set[str], tools: ResponsesTools | None = None, ignored: list[str] | None = None
 ) -> list[Message]:
-    """What the items say, as messages.
+    """The items as messages.
 
     Args:
         calls: ids of the calls in the conversation before; those of the items are added.
@@ -79,7 +79,7 @@ def messages_of(
 
 
 class _Around(NamedTuple):
-    """What items are read with, and add to."""
+    """State that reading items uses and extends."""
 
     calls: set[str]
     tools: ResponsesTools
@@ -248,7 +248,7 @@ def _add_other_call(messages: _Messages, item: dict[str, Any], kind: str, place:
 
 
 def _search_output(item: dict[str, Any], place: str, around: _Around) -> Message:
-    """What a search of tools found, which is shown to the model from now on."""
+    """The result of a search of tools as a message; its tools are shown to the model from now on."""
     loaded = around.tools.load(item.get("tools") or [], f"{place}.tools", around.ignored)
     said = f"Tools loaded: {', '.join(loaded)}" if loaded else "No tools found."
     call = item.get("call_id")
@@ -258,7 +258,7 @@ def _search_output(item: dict[str, Any], place: str, around: _Around) -> Message
 
 
 def _add_other(messages: _Messages, item: dict[str, Any], kind: str, place: str, ignored: list[str]) -> None:
-    """What is neither said nor called.
+    """Add an item that is neither a message nor a call.
 
     Raises:
         RequestRejected: the reply would be wrong without it.
@@ -800,7 +800,7 @@ def _detail(usage: object, group: str, name: str) -> int:
 
 
 def describe(body: Chunk, chat: Chunk, origins: Mapping[str, Origin] | None = None) -> Chunk:
-    """What a response repeats of its request.
+    """The fields of its request that a response repeats.
 
     Args:
         body: the client's request.

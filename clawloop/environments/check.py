@@ -63,7 +63,7 @@ class Checked:
 
     @property
     def problem(self) -> str | None:
-        """Why the task is refused; None if it can be used."""
+        """The reason that the task is refused; None if it can be used."""
         for name, reward in self._found.items():
             if reward is None:
                 return f"{name} has no reward: {self.reasons.get(name, '')}"

@@ -278,11 +278,11 @@ class TaskTable(_Table):
 
     @property
     def reward_range(self) -> RewardRange:
-        """What `test.sh` may write; Harbor's own keys do not tell."""
+        """Range of the numbers that `test.sh` may write; no key of Harbor's own has it."""
         return _reward_range(self.metadata)
 
     def mode(self, step: StepTable | None = None) -> Mode:
-        """Where the verifier of a step, or of the whole task, runs."""
+        """Place in which the verifier of a step, or of the whole task, runs."""
         own = None if step is None else step.verifier.environment_mode
         return own or self.verifier.environment_mode or Mode.SHARED
 

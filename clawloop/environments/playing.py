@@ -138,7 +138,7 @@ NOT_READY = {96: "its healthcheck failed", 97: "its setup.sh failed"}
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who acts in a sandbox: an agent, or what takes its place in a check.
+    """The program that acts in a sandbox: an agent, or its stand-in in a check.
 
     Args:
         files, executable, folders: as of `BoxTask`.
@@ -155,7 +155,7 @@ class Actor:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What came of a task.
+    """Result of playing a task.
 
     Args:
         acted: of each step that was played.

@@ -61,7 +61,7 @@ async def _served(session: aiohttp.ClientSession, url: str) -> list[str]:
 
 
 async def _require_vocabulary(session: aiohttp.ClientSession, url: str, model: str, vocab: int) -> None:
-    """vLLM reads ids of its vocabulary, and refuses the next one."""
+    """Check that the engine's vocabulary has the expected size: vLLM refuses the first id beyond it."""
     last, beyond = [await _reads(session, url, model, token) for token in (vocab - 1, vocab)]
     if not last or beyond:
         size = "fewer" if not last else "more"

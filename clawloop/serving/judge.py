@@ -176,7 +176,7 @@ class JudgeClient:
         return AnswerForm.GRAMMAR if thinking is Thinking.NEVER else AnswerForm.FREE
 
     async def votes_off(self, policy: str, wanted: JudgeForm) -> str | None:
-        """Why the judge's votes teach nothing; None if they do, if it was not tried, or if a form is forced on it.
+        """The reason to ignore the judge's votes; None if they count, it was not tried, or its form is forced.
 
         Raises:
             JudgeUnavailable: no engine said which model it has.

@@ -1,4 +1,4 @@
-"""What the models of engines take: the context, and the orders of roles of their chat templates.
+"""Limits of the models that engines serve: their context, and the orders of roles their templates take.
 
 Whoever sends a chat to an engine asks here first, and brings the chat into an order that the template takes
 (`families/orders.py`): gateway, judge, probes, renderer and evaluation.
@@ -41,7 +41,7 @@ class _Asking:
 
 
 class ServedModels:
-    """What the models at some addresses take; each is asked once.
+    """The context and template rules of the models at some addresses; each is asked once.
 
     Args:
         known_seconds: after so long an engine is asked anew, for it may have restarted with another model or template;

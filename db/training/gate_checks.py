@@ -71,7 +71,7 @@ async def read_held_out(
 
 
 async def read_scores(connection: AsyncConnection, policy: str, version: int) -> dict[SampleId, float]:
-    """What a version's replay, or that of a version made from it, found of held-out replies under it."""
+    """Stored scores of held-out replies under a version, from its replay or a child version's replay."""
     query = select(VersionRow.held_out_scores).where(VersionRow.policy == policy, VersionRow.n == version)
     stored = (await connection.execute(query)).scalar_one_or_none() or {}
     return {SampleId(UUID(sample)): mean for sample, mean in stored.items()}

@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What was measured of one version.
+    """Measurements of one version.
 
     Args:
         match: share of replies as the user likes them; exact: share of answers with the right content.
@@ -63,7 +63,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class TasteFindings:
-    """What a run with a taste found, beside its evaluations.
+    """Findings of a run with a taste, beside its evaluations.
 
     Args:
         taste: its name; rule: what the rule asks for, for people.

@@ -1,4 +1,4 @@
-"""What the person of `clawloop demo run --model` likes and says: tastes that a rule checks, requests and reactions.
+"""Tastes of the person of `clawloop demo run --model`, each checked by a rule, with requests and reactions.
 
 A taste is a rule on a reply's text alone, so that no model grades. Which taste a person has is drawn by the seed, among
 those that the base model seldom meets.
@@ -56,7 +56,7 @@ class Answer:
 
 
 class Taste(StrEnum):
-    """How a person likes replies; `words/tastes.toml` says what such a person says."""
+    """A person's taste in replies; `words/tastes.toml` has the wordings of such a person."""
 
     BRIEF = "brief"
     PROSE = "prose"
@@ -154,7 +154,7 @@ _FAULT_FIRST = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """What a person does after a reply.
+    """A person's reaction to a reply.
 
     Args:
         text: the next message: what is said of the reply, the next request, or both.

@@ -57,7 +57,7 @@ class SessionLine(_Line):
 
     @property
     def corrections(self) -> list[str]:
-        """What the user said of replies that missed the rule."""
+        """The user's words about replies that missed the rule."""
         return [said for said, met in zip(self.said[1:], self.met, strict=False) if not met]
 
 

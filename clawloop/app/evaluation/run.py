@@ -77,7 +77,7 @@ class Plan:
         return [tuple(self.users)] if self.joint else [(user,) for user in self.users]
 
     def settings(self) -> dict[str, JsonValue]:
-        """What a rerun must have in common, by option."""
+        """Settings that a rerun must share, by option."""
         homework = "\n".join(f"{task.question}\t{task.answer}" for task in self.homework)
         return {
             "policy": self.like,
@@ -399,7 +399,7 @@ def _system(text: str) -> list[ChatCompletionMessageParam]:
 
 
 async def _a_few_at_once(calls: Sequence[Callable[[], Awaitable[Found]]]) -> list[Found]:
-    """What the calls return, in their order."""
+    """Results of the calls, in their order; a few calls run at once."""
     slots = asyncio.Semaphore(_CONCURRENT)
 
     async def one(call: Callable[[], Awaitable[Found]]) -> Found:

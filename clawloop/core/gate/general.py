@@ -46,7 +46,7 @@ def _content(question: str, answer: str) -> ProbeContent:
 
 
 def why_not_watched(known: int | None) -> str:
-    """Why the general questions say nothing about a policy's versions; empty if they do.
+    """The reason that general questions say nothing about a policy's versions; empty if they do.
 
     Args:
         known: number of the questions that its base model answers rightly; None: it was not asked yet.

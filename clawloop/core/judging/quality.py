@@ -1,4 +1,4 @@
-"""How good a judge's votes are: calibrated on phrases with a known vote, and measured on others."""
+"""Quality of a judge's votes: calibrated on phrases with a known vote, and measured on others."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def biased(answer: Mapping[Vote, float], biases: Biases) -> dict[Vote, float]:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How often a judge votes rightly.
+    """Figures of how often a judge votes rightly.
 
     Args:
         phrases: with and without an answer.
@@ -94,7 +94,7 @@ def direct_votes(answers: Sequence[Mapping[Vote, float]], biases: Biases | None 
 
 @dataclass(frozen=True, slots=True)
 class JudgeTrial:
-    """What a trial of a judge found.
+    """Result of a judge's trial.
 
     Args:
         judge: the model's name where it is asked.
@@ -114,7 +114,7 @@ class JudgeTrial:
 
     @property
     def votes_off(self) -> str | None:
-        """Why this judge's votes teach nothing; None if they do."""
+        """The reason to ignore this judge's votes; None if they count."""
         best = max(found.kappa for found in self.by_form.values())
         if best >= LEAST_KAPPA:
             return None

@@ -118,7 +118,7 @@ def why_not_trainable(
 
 
 def without_content(reply: Message, tokens: int) -> str | None:
-    """What the reply is instead of an answer; None if it has content.
+    """The fault of a reply without content, such as thinking without an end; None if it has content.
 
     What is learned from such replies is to make more of them, whatever they were rewarded: in a replication of the
     method one-character replies became samples, and took the gradient's norm from 8 to 2,243.

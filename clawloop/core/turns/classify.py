@@ -27,7 +27,7 @@ _KINDS = {kind.value: kind for kind in TurnKind}
 
 @dataclass(frozen=True, slots=True)
 class SidePattern:
-    """How one kind of side prompt is recognised.
+    """Pattern that recognises one kind of side prompt.
 
     Args:
         name: for people.
@@ -255,7 +255,7 @@ def begins_as_chore(messages: Sequence[Message]) -> bool:
 
 
 def _named_chore(headers: Mapping[str, str], body: Mapping[str, JsonValue]) -> str | None:
-    """What a client itself says a request is, other than a person's turn; None without such a word."""
+    """The chore that the client names as the request's kind; None if it names none."""
     own = body.get(_CODEX_METADATA)
     metadata = own if isinstance(own, dict) else {}
     told = _json_object(headers.get(_TURN_METADATA) or metadata.get(_TURN_METADATA))

@@ -32,7 +32,7 @@ FOUND_BY = {
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What is known of a turn that has no decision yet.
+    """Facts about a turn that has no decision yet.
 
     Args:
         notified: its session's workflow knows the turn.

@@ -120,7 +120,7 @@ def kind_of_part(part: dict[str, JsonValue]) -> str | None:
 
 
 def for_judges(part: dict[str, JsonValue]) -> str | None:
-    """What a judge is told of a part in place of it, as `image: image/png, 640x480`; None for an unknown kind."""
+    """Description of a file part for judges, such as `image: image/png, 640x480`; None for an unknown kind."""
     if (kind := kind_of_part(part)) is None:
         return None
     said = [_told(reference, kind) for reference in references_of(part)]

@@ -19,7 +19,7 @@ from clawloop.core.turns.places import PlacedReply
 
 @dataclass(frozen=True, slots=True)
 class NextState:
-    """What followed a response.
+    """The messages that followed a response.
 
     Args:
         next_turn_id: the turn whose request holds it.

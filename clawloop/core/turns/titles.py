@@ -27,7 +27,7 @@ def shortened(text: str, length: int) -> str:
 
 
 def plain_text(message: Message) -> str:
-    """What a message says, with its tool calls as `name(arguments)`, and other parts by what they are."""
+    """A message's text, with tool calls as `name(arguments)` and other parts by their kind."""
     lines = ["".join(text_parts(message))]
     content = message.get("content")
     for part in content if isinstance(content, list) else []:
