@@ -12,7 +12,9 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 
@@ -40,6 +42,11 @@ def _yield_to_others() -> None:
         thread = threading.get_native_id()
         niceness = os.getpriority(os.PRIO_PROCESS, thread)
         os.setpriority(os.PRIO_PROCESS, thread, max(niceness, _NICENESS))
+        # With autogroup, Linux shares time among sessions first, and niceness counts within one. The trainer that
+        # `clawloop up` starts has a session of its own, which its parent leads; another one may hold the user's shell.
+        if os.getsid(0) == os.getppid():
+            with suppress(OSError):  # a kernel without autogroup, or one that asks for rights
+                Path("/proc/self/autogroup").write_text(str(_NICENESS), encoding="ascii")
 
 
 class ThreadedTrainer:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -82,6 +84,18 @@ async def test_on_a_cpu_a_step_takes_what_others_leave_idle_and_heartbeats_stay_
         await trainer.train(step_of(samples, 1), ignore_status)
     assert own() == before
     await trainer.close()
+
+
+def test_where_linux_shares_time_among_sessions_the_trainers_whole_session_gives_way() -> None:
+    told = "from clawloop.training import threaded_trainer; threaded_trainer._yield_to_others()"
+    read = "from pathlib import Path; group = Path('/proc/self/autogroup')"
+    child = f"{told}; {read}; print(group.read_text().split()[-1] if group.exists() else 10)"
+    # As `clawloop up` starts it: its parent leads the session.
+    leader = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    found = subprocess.run(
+        [sys.executable, "-c", leader], capture_output=True, text=True, check=True, start_new_session=True
+    )
+    assert found.stdout.strip() == "10"
 
 
 async def test_a_hanging_step_is_abandoned_and_marks_the_trainer_broken(

@@ -1,0 +1,383 @@
+"""Ablation on a real small model, in one process: what each recipe does to a taste and to what the model knows.
+
+A person with a taste that a rule checks asks everyday requests, one at a time, and reacts as the demo's person does.
+Each arm is a recipe; samples are made as judging makes them, by a judge that is the rule itself, and trained by the
+product's own step. After every second step replies to held-out requests are checked by the rule, and known questions
+are asked. Raw lines are added to a file as they come; a run that is there to its end is not run again. Run as
+`make bench ARGS="tastes FOLDER"`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+from uuid import UUID
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from clawloop.app.demo.comparison import corrected, p_value
+from clawloop.app.demo.tastes import HELD_OUT, Answer, Person, Taste, draw_taste, is_loop, share_met
+from clawloop.core.contracts.training import BatchSample, ProbeContent
+from clawloop.core.contracts.turns import Message
+from clawloop.core.errors import NothingToTrain
+from clawloop.core.gate.checks import is_right
+from clawloop.core.gate.general import ANSWER_TOKENS, general_questions
+from clawloop.core.ids import SampleId
+from clawloop.core.judging.hints import CONTROL_HINT, next_message, with_hint
+from clawloop.core.recipes.recipe import (
+    CONTROL,
+    DEFAULT_RECIPE,
+    WITHOUT_JUDGE,
+    Advantage,
+    Optimiser,
+    Recipe,
+    Signal,
+    Train,
+)
+from clawloop.training.model.loading import load_model
+from clawloop.training.model.port import LoraShape, adapter_tensors
+from clawloop.training.packing import Limits
+from clawloop.training.step import make_optimizer, train_step
+
+OUT = Path(__file__).parent / "results" / "tastes.jsonl"
+BATCH, LEARNING_RATE = 8, 5e-4
+REPLY_TOKENS, TEMPERATURE = 80, 0.6
+AT_ONCE = 8  # requests answered together
+# Hints as a judge would give them; the person never says any of these.
+HINTS: Mapping[Taste, tuple[str, str, str]] = {
+    Taste.BRIEF: (
+        "Answer in one or two short sentences.",
+        "The user wants brief, concise answers.",
+        "Leave out every detail that the user did not ask for and keep the whole reply under forty words.",
+    ),
+    Taste.PROSE: (
+        "Write one plain paragraph without lists or numbering.",
+        "The user dislikes bullet points.",
+        "Use flowing sentences as in a letter, and no lists, headings or bold text anywhere.",
+    ),
+    Taste.ASKS: (
+        "End the reply with a question to the user.",
+        "The user wants to be asked something back.",
+        "After the answer, finish with one short question about what the user needs next.",
+    ),
+    Taste.FRIENDLY: (
+        "Begin with a friendly greeting such as: Hi there!",
+        "The user wants to be greeted first.",
+        "Open each reply with a hello and a kind word, and only then answer what was asked.",
+    ),
+    Taste.DIRECT: (
+        "State facts without may, might, can or could.",
+        "The user dislikes hedging.",
+        "Commit to one definite answer, and leave out words such as usually, often, maybe and generally.",
+    ),
+    Taste.STEPS: (
+        "Write the answer as a numbered list.",
+        "The user wants lists with numbers.",
+        "Divide the reply into numbered points, one on each line, so that they can be ticked off.",
+    ),
+    Taste.EXAMPLE: (
+        "Give one example that begins with: For example.",
+        "The user wants an example in each answer.",
+        "Explain by something concrete from everyday life, and introduce it with the words: for example.",
+    ),
+}
+
+
+# Arms -----------------------------------------------------------------------------------------------------------------
+
+
+def _arm(base: Recipe, *, signal: Mapping[str, Any] | None = None, **tables: Mapping[str, Any]) -> Recipe:
+    """The recipe at the pace of a model of 135M parameters, with these keys changed, by table of `train`."""
+    pace = Optimiser(**base.train.optimiser.model_dump() | {"lr": LEARNING_RATE})
+    changed: dict[str, Any] = {"batch_samples": BATCH, "optimiser": pace}
+    for name, keys in tables.items():
+        table = changed.get(name, getattr(base.train, name))
+        changed[name] = table.model_copy(update=dict(keys))
+    train = base.train.model_copy(update=changed)
+    return base.model_copy(update={"signal": base.signal.model_copy(update=dict(signal or {})), "train": train})
+
+
+_COMBINED = Recipe(
+    name="combined", train=Train(loss=DEFAULT_RECIPE.train.loss.model_copy(update={"distillation": 0.0}))
+)
+_BINARY = Recipe(
+    name="binary",
+    signal=Signal(hints=False),
+    train=_COMBINED.train.model_copy(update={"advantage": Advantage(teacher_weight=0.0, spare_unlikely=1.0)}),
+)
+ARMS: Mapping[str, Recipe] = {
+    "hybrid": _arm(DEFAULT_RECIPE),
+    "hybrid, no control": _arm(DEFAULT_RECIPE, advantage={"control": False}),
+    "hybrid, no rewards": _arm(DEFAULT_RECIPE, advantage={"verdict_weight": 0.0}),
+    "hybrid, rewards 1": _arm(DEFAULT_RECIPE, advantage={"verdict_weight": 1.0}),
+    "hybrid, k 20": _arm(DEFAULT_RECIPE, distillation={"top_k": 20}),
+    "hybrid, C 2": _arm(DEFAULT_RECIPE, advantage={"opd_clip": 2.0}),
+    "hybrid, overlap": _arm(DEFAULT_RECIPE, distillation={"top_k_of": "overlap"}),
+    "hybrid, shortest": _arm(DEFAULT_RECIPE, distillation={"hint_choice": "shortest"}),
+    "hybrid, longest": _arm(DEFAULT_RECIPE, distillation={"hint_choice": "longest"}),
+    "hybrid, token": _arm(DEFAULT_RECIPE, distillation={"hint_choice": "token_optimal"}),
+    "hybrid, no pull": _arm(DEFAULT_RECIPE, loss={"kl": 0.0}),
+    "combined": _arm(_COMBINED, advantage={"spare_unlikely": 1.0}),
+    "binary": _arm(_BINARY),
+    "hindsight": _arm(WITHOUT_JUDGE),
+    "hindsight, no control": _arm(WITHOUT_JUDGE, advantage={"control": False}),
+    "hindsight, centred": _arm(WITHOUT_JUDGE, advantage={"control": False, "centre_gap": True}),
+}
+FIRST = ("hybrid", "hybrid, no control", "combined", "binary", "hindsight")
+
+
+# Model ----------------------------------------------------------------------------------------------------------------
+
+
+class Served:
+    """The model as an engine would serve it: samples, and takes a new adapter after each step."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._end = self._tokenizer.eos_token_id
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._base = {name: each.detach().clone() for name, each in self._model.named_parameters() if "_proj" in name}
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a chat that the model is to answer."""
+        rendered = self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=True)
+        return list(rendered["input_ids"])
+
+    @torch.no_grad()
+    def replies(
+        self, prompts: Sequence[Sequence[int]], tokens: int, *, temperature: float, seed: int
+    ) -> list[tuple[list[int], list[float]]]:
+        """Ids and log-probs of a reply to each prompt; greedy at temperature 0."""
+        torch.manual_seed(seed)
+        longest = max(map(len, prompts))
+        padding = [longest - len(ids) for ids in prompts]
+        chosen: dict[str, Any] = {"do_sample": False}
+        if temperature:
+            chosen = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
+        found = self._model.generate(
+            input_ids=torch.tensor([[self._end] * pad + list(ids) for pad, ids in zip(padding, prompts, strict=True)]),
+            attention_mask=torch.tensor([[0] * pad + [1] * (longest - pad) for pad in padding]),
+            max_new_tokens=tokens,
+            pad_token_id=self._end,
+            eos_token_id=self._end,
+            return_dict_in_generate=True,
+            output_logits=True,
+            **chosen,
+        )
+        logprobs = torch.log_softmax(torch.stack(found.logits, 1) / (temperature or 1.0), -1)
+        replies = []
+        for row, of_row in zip(found.sequences[:, longest:].tolist(), logprobs, strict=True):
+            ids = row[: row.index(self._end) + 1] if self._end in row else row
+            replies.append((ids, [float(of_row[at, token]) for at, token in enumerate(ids)]))
+        return replies
+
+    def answer(self, ids: Sequence[int]) -> Answer:
+        return Answer(self._tokenizer.decode(list(ids), skip_special_tokens=True), ids[-1] == self._end)
+
+    def take(self, adapter: Mapping[str, torch.Tensor], scale: float) -> None:
+        """Serve the base weights plus this adapter; none of it is rounded."""
+        for name, weight in self._model.named_parameters():
+            if name in self._base:
+                ends = [f"{name.removesuffix('.weight')}.lora_{of}.weight" for of in "BA"]
+                found = [each for end in ends for key, each in adapter.items() if key.endswith(end)]
+                weight.data.copy_(self._base[name] + scale * found[0] @ found[1] if found else self._base[name])
+
+
+@dataclass(frozen=True)
+class Exam:
+    """Held-out requests, and questions that the base model answers rightly."""
+
+    served: Served
+
+    @cached_property
+    def known(self) -> list[ProbeContent]:
+        asked = [each.content for each in general_questions()]
+        return [each for each, is_right in zip(asked, self._are_right(asked), strict=True) if is_right]
+
+    @cached_property
+    def base(self) -> list[Answer]:
+        """The base model's replies to the held-out requests."""
+        return self.replies(32)
+
+    def replies(self, count: int) -> list[Answer]:
+        asked = [self.served.prompt([{"role": "user", "content": each}]) for each in HELD_OUT[:count]]
+        found = self.served.replies(asked, REPLY_TOKENS, temperature=TEMPERATURE, seed=7)
+        return [self.served.answer(ids) for ids, _ in found]
+
+    def measured(self, taste: Taste, count: int) -> dict[str, Any]:
+        said = self.replies(count)
+        return {
+            "taste": share_met(taste, said),
+            "facts": fmean(self._are_right(self.known)),
+            "words": fmean(each.words for each in said),
+            "ended": fmean(each.ended for each in said),
+            "loops": sum(is_loop(each.text) for each in said),
+            "example": said[0].text,
+        }
+
+    def _are_right(self, questions: Sequence[ProbeContent]) -> Iterator[bool]:
+        for start in range(0, len(questions), 32):
+            some = questions[start : start + 32]
+            prompts = [self.served.prompt(each.messages) for each in some]
+            found = self.served.replies(prompts, ANSWER_TOKENS, temperature=0.0, seed=0)
+            for content, (ids, _) in zip(some, found, strict=True):
+                yield bool(is_right(content, self.served.answer(ids).text))
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """One arm with one person."""
+
+    served: Served
+    exam: Exam
+    folder: Path
+    recipe: Recipe
+    seed: int
+    steps: int
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """What is measured before the first step, after every second and after the last."""
+        train = self.recipe.train
+        shape = LoraShape(train.lora.rank, train.lora.alpha)
+        model = load_model(
+            self.folder, shape, dtype=torch.float32, device=torch.device("cpu"), max_tokens=2048,
+            gradient_checkpointing=False, seed=self.seed,
+        )  # fmt: skip
+        optimizer = make_optimizer(model, train.optimiser)
+        limits = Limits(budget_tokens=2048, max_tokens=2048, vocab_size=model.vocab_size)
+        taste = draw_taste(self.seed, self.exam.base)
+        yield {"step": 0, "wish": taste.value, "taste": share_met(taste, self.exam.base), "facts": 1.0}
+        person = Person(f"ablation {self.seed}", taste)
+        fresh: list[BatchSample] = []
+        asked, met = 0, []
+        for step in range(1, self.steps + 1):
+            while len(fresh) < BATCH:
+                some = [person.request() for _ in range(AT_ONCE)]
+                prompts = [self.served.prompt([{"role": "user", "content": each}]) for each in some]
+                seed = self.seed * 10_000 + asked
+                replies = self.served.replies(prompts, REPLY_TOKENS, temperature=TEMPERATURE, seed=seed)
+                for request, prompt, (ids, logprobs) in zip(some, prompts, replies, strict=True):
+                    asked += 1
+                    met.append(taste.is_met(self.served.answer(ids)))
+                    learned = self._learned(person, taste, request, ids)
+                    if learned is not None:
+                        reward, hinted = learned
+                        sample = BatchSample(
+                            sample_id=SampleId(UUID(int=asked)), prompt_ids=prompt, response_ids=ids, logprobs=logprobs,
+                            temperature=TEMPERATURE, version=0, reward=reward, hinted_prompts=hinted,
+                        )  # fmt: skip
+                        fresh.append(sample)
+            # Samples that are left over answer as the parent would: the step reads them behind its own weights.
+            batch, fresh = [replace(each, version=step - 1) for each in fresh[:BATCH]], fresh[BATCH:]
+            began = time.monotonic()
+            try:
+                figures = train_step(model, optimizer, batch, train, limits, parent=step - 1)
+            except NothingToTrain:
+                continue
+            self.served.take(adapter_tensors(model), shape.alpha / shape.rank)
+            line: dict[str, Any] = {
+                "step": step,
+                "asked": asked,
+                "met": fmean(met),
+                "seconds": round(time.monotonic() - began),
+            }
+            line |= {"to_parent": figures.to_parent.mean if figures.to_parent else None}
+            met.clear()
+            if step % 2 == 0 or step == self.steps:
+                yield line | self.exam.measured(taste, 32 if step == self.steps else 16)
+
+    def _learned(
+        self, person: Person, taste: Taste, request: str, ids: Sequence[int]
+    ) -> tuple[float | None, dict[int, list[int]]] | None:
+        """Reward and hinted prompts of a reply; None if the recipe learns nothing from it."""
+        signal = self.recipe.signal
+        said = self.served.answer(ids)
+        reaction = person.react(request, said)
+        is_met = taste.is_met(said)
+        if signal.teaches_by_message:
+            reward, hints = reaction.thumb, next_message(reaction.text).texts
+        else:
+            reward, hints = (1 if is_met else -1) if signal.verdicts else None, () if is_met else HINTS[taste]
+        if not signal.hints:
+            hints = ()
+        messages: list[Message] = [{"role": "user", "content": request}]
+        texts = {**dict(enumerate(sorted(hints, key=len, reverse=True))), **({CONTROL: CONTROL_HINT} if hints else {})}
+        hinted = {
+            place: self.served.prompt(with_hint(messages, text, spoken=signal.teaches_by_message) or messages)
+            for place, text in texts.items()
+        }
+        return (None if reward is None else float(reward), hinted) if hinted or reward else None
+
+
+def _done(path: Path) -> dict[tuple[str, int, int], list[dict[str, Any]]]:
+    """Lines of whole runs by arm, seed and number of steps."""
+    runs: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        line = json.loads(text)
+        runs.setdefault((line["arm"], line["seed"], line["steps"]), []).append(line)
+    return {key: lines for key, lines in runs.items() if lines[-1]["step"] == key[2]}
+
+
+def _report(runs: Mapping[tuple[str, int, int], Sequence[Mapping[str, Any]]], console: Console) -> None:
+    last: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for (arm, seed, _), lines in runs.items():
+        last.setdefault(arm, {})[seed] = lines[-1]
+    table = Table("arm", "runs", "taste", "facts", "words", "ended", "loops")
+    for arm, found in last.items():
+        columns = ("taste", "facts", "words", "ended", "loops")
+        figures = [[float(line[name]) for line in found.values()] for name in columns]
+        spreads = [f"{fmean(each):.2f} ({min(each):.2f}-{max(each):.2f})" for each in figures]
+        table.add_row(arm, str(len(found)), *spreads)
+    console.print(table)
+    for name in ("taste", "facts"):
+        values = {arm: [float(line[name]) for line in found.values()] for arm, found in last.items()}
+        p = {pair: p_value(values[pair[0]], values[pair[1]]) for pair in combinations(values, 2)}
+        told = "; ".join(f"{' / '.join(pair)} {value:.3f}" for pair, value in corrected(p).items())
+        console.print(f"{name}, p by Mann-Whitney, Holm's correction: {told or 'one arm alone'}", highlight=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks tastes", description="recipes on a real model, in process")
+    parser.add_argument("model", type=Path, help="folder of the model: clawloop model fetch smollm2 prints it")
+    parser.add_argument("--arms", default=";".join(FIRST), help="names between semicolons, or `all`")
+    parser.add_argument("--seeds", default="1", help="between commas; 1 to 99 are for tuning")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    arms = list(ARMS) if options.arms == "all" else options.arms.split(";")
+    served = Served(options.model)
+    exam = Exam(served)
+    for seed in map(int, options.seeds.split(",")):
+        for arm in arms:
+            if (arm, seed, options.steps) in _done(options.out):
+                continue
+            served.take({}, 0.0)
+            known = len(exam.known)
+            random.seed(seed)
+            began = time.monotonic()
+            for line in Run(served, exam, options.model, ARMS[arm], seed, options.steps).lines():
+                whole = {"arm": arm, "seed": seed, "steps": options.steps, "known": known, **line}
+                text = json.dumps(whole | {"s": round(time.monotonic() - began)})
+                print(text, flush=True)
+                with options.out.open("a", encoding="utf-8") as file:
+                    file.write(f"{text}\n")
+    _report(_done(options.out), Console(width=200))
+
+
+if __name__ == "__main__":
+    main()
