@@ -146,7 +146,7 @@ def gradients(options: Options) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         for backend in ("torchtune", "transformers"):
             device = torch.device(options.device)
-            model = load_model(base, lora, dtype=dtype, device=device, backend=backend)  # type: ignore[arg-type]
+            model = load_model(base, lora, dtype=dtype, device=device, backend=backend)
             shake_adapter(model)
             optimizer = make_optimizer(model, recipe.optimiser)
             train_step(model, optimizer, samples, recipe, Limits(60, 256, VOCAB), parent=1)
