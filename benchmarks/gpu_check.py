@@ -326,7 +326,9 @@ def up(options: Options) -> None:
             tell(**{f"{part}_ready": round(time.monotonic() - began, 1)})
         keys = json.loads((started.data / "keys.json").read_text())
         client, admin = (
-            httpx.Client(base_url=url, headers={"Authorization": f"Bearer {keys[scope]}"}, timeout=60)
+            httpx.Client(
+                base_url=url, headers={"Authorization": f"Bearer {keys[scope]}"}, timeout=600 if options.small else 60
+            )
             for scope in ("chat", "admin")
         )
         done: list[int] = []
@@ -336,14 +338,14 @@ def up(options: Options) -> None:
                 asked_at = time.monotonic()
                 said = [{"role": "user", "content": f"Tell me something about the number {len(took)}."}]
                 body = {"model": "policy", "messages": said, "max_tokens": 64, "session_id": f"{number}-{asked_at}"}
-                answer = client.post("/v1/chat/completions", json={**body, "session_done": True})
-                if answer.status_code != 200:
-                    failed.append(answer.text[:200])
+                try:
+                    answer = client.post("/v1/chat/completions", json={**body, "session_done": True}).raise_for_status()
+                    took.append(time.monotonic() - asked_at)
+                    rating = {"response_id": answer.json()["id"], "rating": "up" if len(took) % 2 else "down"}
+                    client.post("/v1/feedback", json=rating).raise_for_status()
+                except httpx.HTTPError as error:
+                    failed.append(repr(error))
                     time.sleep(1)
-                    continue
-                took.append(time.monotonic() - asked_at)
-                rating = {"response_id": answer.json()["id"], "rating": "up" if len(took) % 2 else "down"}
-                client.post("/v1/feedback", json=rating).raise_for_status()
 
         with ThreadPoolExecutor(8) as clients:
             asking = [clients.submit(chat, number) for number in range(8)]

@@ -19,7 +19,7 @@ from importlib.machinery import PathFinder
 find = PathFinder.find_spec
 def find_spec(name, path=None, target=None):
     return None if name.partition(".")[0] in {ABSENT.split()!r} else find(name, path, target)
-PathFinder.find_spec = find_spec
+PathFinder.find_spec = staticmethod(find_spec)
 """
 
 
