@@ -259,7 +259,7 @@ def tests(chosen: Sequence[str], small: str, options: Options) -> None:
     command += ["-p", "no:cacheprovider", f"--basetemp={options.folder / 'tests'}", *chosen]
     command += ["-k", small] if options.small else []
     names: dict[str, list[str]] = {"passed": [], "failed": [], "skipped": []}
-    environment = {**os.environ, "GPU_TESTS_ON": options.device}
+    environment = {**os.environ, "GPU_TESTS_ON": options.device, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         assert run.stdout is not None
         for line in run.stdout:

@@ -17,9 +17,9 @@ ABSENT = "alembic aiohttp cryptography datasets fastapi opentelemetry pandas psy
 BARE = f"""
 from importlib.machinery import PathFinder
 find = PathFinder.find_spec
-def find_spec(name, path=None, target=None):
+def find_spec(cls, name, path=None, target=None):
     return None if name.partition(".")[0] in {ABSENT.split()!r} else find(name, path, target)
-PathFinder.find_spec = staticmethod(find_spec)
+PathFinder.find_spec = classmethod(find_spec)
 """
 
 
