@@ -10,7 +10,7 @@ PYTEST := $(VENV)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -
 # Images often forbid bytecode, and uv installs none: then each start of a program compiles all that it imports, vLLM
 # three times over. From bytecode ours start in a third to half of the time.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup up demo test test-long quick check format docs pins sbom audit bench bench-check bench-train chaos
+.PHONY: help setup up demo test test-long quick check format docs pins sbom audit bench bench-check bench-train gpu-check chaos
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -55,6 +55,9 @@ bench-check: setup  ## quick runs of the benchmarks, their ratios beside the com
 
 bench-train: setup  ## a training step beside PEFT + transformers and torchtune; ARGS="--gpu"
 	@$(VENV)/python -m benchmarks train $(ARGS)
+
+gpu-check:  ## a bare GPU machine's ten minutes, without set-up: ARGS="trainer", "serving"; before, here: ARGS="wheels"
+	@$(if $(wildcard $(VENV)/python),$(VENV)/python,python3) -m benchmarks.gpu_check $(ARGS)
 
 chaos: setup  ## faults by seed in the whole system while 16 sessions chat; ARGS="--runs 200 --seed 1"
 	$(VENV)/python -m benchmarks.chaos $(ARGS)

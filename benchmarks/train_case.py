@@ -165,17 +165,21 @@ def hinted_prompts(session: Sequence[Ids], tokens: int, vocab: int) -> list[list
     return found
 
 
-def write_case(folder: Path, case: Case, ids: Sequence[Ids]) -> None:
+def write_case(folder: Path, case: Case, ids: Sequence[Ids], *, checkpoint: Path | None = None) -> None:
     """Write a case's files.
 
     Args:
         folder: is created.
         ids: prompt and response of each sample.
+        checkpoint: of another case with the same model, which is linked; None: a new one.
     """
     folder.mkdir()
     (folder / "case.json").write_text(json.dumps(asdict(case)))
     paths = Paths(folder)
-    _write_checkpoint(paths.checkpoint, case)
+    if checkpoint is None:
+        _write_checkpoint(paths.checkpoint, case)
+    else:
+        paths.checkpoint.symlink_to(checkpoint, target_is_directory=True)
     model = load_model(
         paths.checkpoint,
         case.lora,

@@ -32,6 +32,7 @@ from clawloop.core.contracts.training import BatchSample
 from clawloop.core.recipes.recipe import Train, load_recipe
 from clawloop.training.batch import plain_sequence
 from clawloop.training.model.checkpoint import Backend
+from clawloop.training.ranks import ProgressCallback
 
 Step = Callable[[], float]
 """Computes a step and returns its loss."""
@@ -44,7 +45,13 @@ _OUTPUT_CHUNKS = 8
 
 
 def our_step(
-    paths: Paths, case: Case, recipe: Train, *, share_prefixes: bool = True, backend: Backend | None = None
+    paths: Paths,
+    case: Case,
+    recipe: Train,
+    *,
+    share_prefixes: bool = True,
+    backend: Backend | None = None,
+    on_progress: ProgressCallback | None = None,
 ) -> Step:
     """Our trainer's step; without `share_prefixes` a shared prefix is computed for each sample."""
     from clawloop.training.adapters.files import read_adapter
@@ -65,7 +72,7 @@ def our_step(
     optimizer = make_optimizer(model, recipe.optimiser)
     samples = paths.samples()
     limits = replace(case.limits, share_prefixes=share_prefixes)
-    return lambda: train_step(model, optimizer, samples, recipe, limits, parent=1).loss
+    return lambda: train_step(model, optimizer, samples, recipe, limits, parent=1, on_progress=on_progress).loss
 
 
 def peft_step(paths: Paths, case: Case, recipe: Train) -> Step:
@@ -268,12 +275,12 @@ def main() -> None:
     case = paths.case()
     torch.set_num_threads(case.threads)
     step = CONTENDERS[name](paths, case, load_recipe(_RECIPE).train)
-    _answer({"loaded_bytes": _reset_peak_memory(case)})
+    _answer({"loaded_bytes": reset_peak_memory(case)})
     for line in sys.stdin:
-        _answer(_profiled(step) if line.strip() == "profile" else _timed(step, case))
+        _answer(_profiled(step) if line.strip() == "profile" else timed(step, case))
 
 
-def _timed(step: Step, case: Case) -> dict[str, float]:
+def timed(step: Step, case: Case) -> dict[str, float]:
     _wait_for_device(case)
     wall, cpu = time.perf_counter(), time.process_time()
     loss = step()
@@ -307,7 +314,7 @@ def _wait_for_device(case: Case) -> None:
         torch.cuda.synchronize()
 
 
-def _reset_peak_memory(case: Case) -> int:
+def reset_peak_memory(case: Case) -> int:
     """Release the memory of loading and return the bytes in use."""
     gc.collect()
     if case.device == "cuda":

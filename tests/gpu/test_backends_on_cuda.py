@@ -15,16 +15,15 @@ from clawloop.training.model.port import LoraShape, PolicyModel
 from clawloop.training.packing import TokenSequence, collate
 from clawloop.training.ranks import ignore_status
 from clawloop.training.step_runner import StepRunner
+from tests.gpu.device import DEVICE, needs_device
 from tests.training.steps import RECIPE, completed, never, samples_of, setup_of, step_of
 from tests.training.tiny import random_sequences, reference_model, save_checkpoint
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here"),
+    needs_device,
     pytest.mark.parametrize("backend", ["torchtune", "transformers"]),
 ]
-
-DEVICE = "cuda"
 
 
 def logprobs_of(model: PolicyModel, sequences: list[TokenSequence]) -> Tensor:

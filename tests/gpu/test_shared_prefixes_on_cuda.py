@@ -14,15 +14,13 @@ from clawloop.training.batch import plain_sequence
 from clawloop.training.model.decoder import load_torchtune_model
 from clawloop.training.model.port import LoraShape
 from clawloop.training.packing import collate
+from tests.gpu.device import DEVICE, needs_device
 from tests.training.tiny import relative_error, save_checkpoint, session_batch, shake_adapter
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here"),
+    needs_device,
 ]
-
-
-DEVICE = "cuda"
 
 
 def scored(base: Path, dtype: torch.dtype, samples: list[BatchSample], share: bool) -> tuple[Tensor, dict[str, Tensor]]:
@@ -54,7 +52,7 @@ def test_shared_prefixes_change_neither_log_probs_nor_gradients(tmp_path: Path) 
 @pytest.mark.parametrize("share", [True, False])
 def test_attention_in_bfloat16_runs_flash_kernels(share: bool, tmp_path: Path) -> None:
     base = save_checkpoint(tmp_path, dtype=torch.bfloat16)
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    cpu, cuda = torch.device("cpu"), torch.device(DEVICE)
     samples = session_batch(load_torchtune_model(base, LoraShape(rank=4, alpha=8.0), dtype=torch.float32, device=cpu))
     model = load_torchtune_model(base, LoraShape(rank=4, alpha=8.0), dtype=torch.bfloat16, device=cuda)
     packed = collate([plain_sequence(sample) for sample in samples], range(8), share_prefixes=share).to(cuda)

@@ -13,12 +13,15 @@ import torch
 from clawloop.training.adapters.files import read_adapter
 from clawloop.training.ranks import ignore_status
 from clawloop.training.step_runner import StepRunner
+from tests.gpu.device import DEVICE
 from tests.training.steps import ROUNDED_GRADIENT, completed, gradient_error, never, samples_of, setup_of, step_of
 from tests.training.tiny import save_checkpoint
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch sees fewer than two CUDA devices here"),
+    pytest.mark.skipif(
+        DEVICE == "cuda" and torch.cuda.device_count() < 2, reason="torch sees fewer than two GPUs here"
+    ),
 ]
 
 
@@ -29,7 +32,7 @@ def test_two_ranks_take_the_step_of_one_process(kind: str, dtype: str, tmp_path:
     out.mkdir()
     # --standalone takes a free port.
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    step = ["-m", "tests.gpu.joined_step", str(base), str(out), "cuda", kind, dtype]
+    step = ["-m", "tests.gpu.joined_step", str(base), str(out), DEVICE, kind, dtype]
     done = subprocess.run([*torchrun, *step], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads((out / "step.json").read_text())
