@@ -16,7 +16,7 @@ from api.ui.logins import Login
 from api.ui.page import PageRoute, viewer
 
 # Events ---------------------------------------------------------------------------------------------------------------
-# `GET /ui/events`: server-sent events say when to look again; they hold no data, and end when a gateway drains.
+# `GET /ui/events`: server-sent events say when to look again, and if no engine answers; they end when a gateway drains.
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -43,7 +43,8 @@ async def _events(services: Services, login: Login) -> AsyncIterator[str]:
         mark = await services.changes.mark()
         if mark != seen or time.monotonic() - looked_at > AGING_SECONDS:
             # The first one says that the connection stands: what changed before it was made is looked at as well.
-            yield f"event: {'away' if mark == AWAY else 'changed'}\ndata: \n\n"
+            silent = "" if services.engines.healthy() else "nothing answers"
+            yield "event: away\ndata: \n\n" if mark == AWAY else f"event: changed\ndata: {silent}\n\n"
             seen, silent_since, looked_at = mark, time.monotonic(), time.monotonic()
         elif time.monotonic() - silent_since > _SILENT_SECONDS:
             yield ": here\n\n"

@@ -1,4 +1,4 @@
-"""`GET /ui`: is it serving, is it learning, and if not, why; and `GET /ui/start` for the first chat."""
+"""`GET /ui`: is it getting better, is it serving, is it learning; and `GET /ui/start` for the first chat."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from api.chat.request import prepare
 from api.chat.stream import ChatExchange
 from api.dependencies import Services, services_of
 from api.request_body import read_json
+from api.ui.lineage import is_on_the_path, lines_of
 from api.ui.logins import Login
-from api.ui.page import PageRoute, operator, policy_of, read_form, render, render_page, viewer
+from api.ui.page import PageRoute, first_words, operator, policy_of, read_form, render, render_page, viewer
 from clawloop.core.contracts.answers import MEASURED, Counts, PolicyEvent, ReplyFigures
 from clawloop.core.contracts.serving import Scope
 from clawloop.core.contracts.training import TrainingState, TrainingView, VersionView
 from clawloop.core.errors import NotFound, RequestRejected
 from clawloop.core.gate.checks import PROBES
+from clawloop.core.judging.progress import MIN_CHATS, progress_of
 
 # The chart ------------------------------------------------------------------------------------------------------------
-# The chart over time: moving means of verdicts and lengths, the match of probes and of an evaluation, and where a
-# version began to answer.
+# The chart over time: moving means of verdicts and lengths, what probes and an evaluation measured, and where a version
+# began to answer.
 
 # Replies in a mean: few enough to show what a step of 16 samples changed.
 WINDOW = 20
@@ -41,23 +43,23 @@ def chart_of(
         matches: by version, the share of an evaluation's requests that it answered as wanted.
 
     Returns:
-        `at`: seconds since 1970; `praise`: mean verdict of the newest judged replies, null before the first;
-        `length`: mean tokens of the newest replies; `probes`, `match`: of the version that answered, null where none
-        was measured; `versions`: `[position, number]` where another version begins.
+        `at`: seconds since 1970; `good`: share of good ones among the newest verdicts that are good or bad, null before
+        the first; `length`: mean tokens of the newest replies; `probes`, `match`: of the version that answered, null
+        where none was measured; `versions`: `[position, number]` where another version begins.
     """
     verdicts: deque[int] = deque(maxlen=WINDOW)
     lengths: deque[int] = deque(maxlen=WINDOW)
     at: list[JsonValue] = []
-    praise: list[JsonValue] = []
+    good: list[JsonValue] = []
     length: list[JsonValue] = []
     versions: list[JsonValue] = []
     shown: int | None = None
     for position, reply in enumerate(replies):
-        if reply.verdict is not None:
+        if reply.verdict:
             verdicts.append(reply.verdict)
         lengths.append(reply.tokens)
         at.append(reply.at.timestamp())
-        praise.append(round(sum(verdicts) / len(verdicts), 3) if verdicts else None)
+        good.append(round(verdicts.count(1) / len(verdicts), 3) if verdicts else None)
         length.append(round(sum(lengths) / len(lengths), 1))
         # Side by side for a moment while a version is published: only a later one marks a beginning, or a roll-back.
         if reply.version != shown and _stays(replies, position):
@@ -67,7 +69,7 @@ def chart_of(
         name: [of_version.get(reply.version) for reply in replies]
         for name, of_version in (("probes", probes), ("match", matches))
     }
-    return {"at": at, "praise": praise, "length": length, "versions": versions} | measured
+    return {"at": at, "good": good, "length": length, "versions": versions} | measured
 
 
 def probes_of(versions: Sequence[VersionView]) -> dict[int, float]:
@@ -96,14 +98,18 @@ def matches_of(versions: Sequence[VersionView]) -> dict[int, float]:
 
 
 # Now ------------------------------------------------------------------------------------------------------------------
-# `GET /ui`: is it serving, is it learning, and if not, why; the newest versions; what happened.
+# `GET /ui`: is it getting better; what answers, what was learned last, what waits; the newest versions; what happened.
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _VERSIONS = 5
 _EVENTS = 12
 # A screen is some 1,000 points wide.
-_REPLIES = 1000
+REPLIES = 1000
+# Of a batch, for what was learned in words.
+_LEARNED_REPLIES = 32
+_LEARNED_WORDS = 2
+_LEARNED_CHARACTERS = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,7 @@ class Situation:
     """The state of a policy and of the components that it needs.
 
     Args:
+        versions: all of them, by number.
         problems: why this gateway is not ready; empty if it is.
         temporal: the problem with Temporal; None if it answers.
     """
@@ -129,6 +136,36 @@ class Situation:
         return self.training.state is TrainingState.PAUSED
 
 
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What the newest version on the way to the head learned, in words.
+
+    Args:
+        replies: that it was trained on.
+        words: hints, or where there is none what users said; the first ones of the batch.
+    """
+
+    version: int
+    replies: int
+    words: list[str]
+
+
+async def learned_last(services: Services, policy: str, versions: Sequence[VersionView]) -> Learned | None:
+    """None before the first step."""
+    learned = [version for version in versions if version.n and is_on_the_path(version) and version.origin is None]
+    if not learned:
+        return None
+    newest = max(learned, key=lambda version: version.n)
+    batch = await services.training_browser.batch(policy, newest.n, _LEARNED_REPLIES)
+    hints = [hint for reply in batch for hint in reply.hints]
+    taught = sorted((hint for hint in hints if hint.share != 0), key=lambda hint: -(hint.share or 0))
+    words = [first_words([{"role": "user", "content": hint.text}], _LEARNED_CHARACTERS) for hint in taught]
+    words = words or [first_words(reply.reaction, _LEARNED_CHARACTERS) for reply in batch]
+    samples = (newest.metrics or {}).get("samples")
+    replies = samples if isinstance(samples, int) else len(batch)
+    return Learned(newest.n, replies, list(dict.fromkeys(filter(None, words)))[:_LEARNED_WORDS])
+
+
 async def situation_of(services: Services, policy: str) -> Situation:
     """
     Raises:
@@ -141,7 +178,7 @@ async def situation_of(services: Services, policy: str) -> Situation:
     return Situation(
         training=await services.training.status(policy),
         problems=await services.not_ready(),
-        versions=(await services.training.versions(policy))[-_VERSIONS:][::-1],
+        versions=await services.training.versions(policy),
         events=events[:_EVENTS],
         counts=await services.training_browser.counts(policy),
         healthy=len(services.engines.healthy()),
@@ -164,14 +201,14 @@ async def now(request: Request, policy: str | None = None) -> Response:
     situation = await situation_of(services, chosen)
     if not situation.counts.sessions and policy is None:
         return RedirectResponse("/ui/start", 303)
-    return _page(request, login, chosen, situation, "now.html")
+    return await _page(request, login, chosen, situation, "now.html")
 
 
 @router.get("/ui/now")
 async def now_again(request: Request, policy: str | None = None) -> Response:
     login = await viewer(request)
     chosen = policy_of(services_of(request), login, policy)
-    return _page(request, login, chosen, await situation_of(services_of(request), chosen), "_now_again.html")
+    return await _page(request, login, chosen, await situation_of(services_of(request), chosen), "_now_again.html")
 
 
 @router.get("/ui/chart")
@@ -179,13 +216,23 @@ async def chart(request: Request, policy: str | None = None) -> Response:
     login = await viewer(request)
     services = services_of(request)
     chosen = policy_of(services, login, policy)
-    replies = await services.training_browser.replies(chosen, _REPLIES)
+    replies = await services.training_browser.replies(chosen, REPLIES)
     versions = await services.training.versions(chosen)
     return JSONResponse(chart_of(replies, probes_of(versions), matches_of(versions)))
 
 
-def _page(request: Request, login: Login, policy: str, situation: Situation, template: str) -> Response:
-    return render_page(request, login, template, policy, "now", now=situation)
+async def _page(request: Request, login: Login, policy: str, situation: Situation, template: str) -> Response:
+    services = services_of(request)
+    newest = await services.training_browser.replies(policy, REPLIES)
+    base = await services.training_browser.base_replies(policy, REPLIES)
+    shown = {
+        "now": situation,
+        "progress": progress_of(base, newest),
+        "fewest": MIN_CHATS,
+        "learned": await learned_last(services, policy, situation.versions),
+        "lines": lines_of(situation.versions, [*base, *newest])[:_VERSIONS],
+    }
+    return render_page(request, login, template, policy, "now", **shown)
 
 
 # The first chat -------------------------------------------------------------------------------------------------------

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from api.chat.comparison import compare
 from api.dependencies import services_of
-from api.ui.now import situation_of
+from api.ui.lineage import lines_of
+from api.ui.now import REPLIES, situation_of
 from api.ui.page import PageRoute, operator, policy_of, read_form, render_page, version_number, viewer
-from clawloop.core.contracts.training import TrainingView, VersionView
+from clawloop.core.contracts.training import TrainingView
 from clawloop.core.errors import RecipeRejected, RequestRejected
 from clawloop.core.recipes.recipe import read_recipe
 from clawloop.operations.applied import Applied
@@ -23,43 +21,8 @@ from clawloop.operations.training import version_detail
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """A version in the tree.
-
-    Args:
-        depth: how far to the right it stands: 0 on the path of the newest version, more on each branch beside it.
-    """
-
-    version: VersionView
-    depth: int
-
-
-def tree_of(versions: Sequence[VersionView]) -> list[Branch]:
-    """The versions from the newest to the base, each branch right of the one that it leaves."""
-    depths: dict[int, int] = {}
-    taken: set[int] = set()  # versions whose main line is drawn: a further child begins a branch
-    by_number = {version.n: version for version in versions}
-    heads = sorted(versions, key=lambda version: (not _is_on_the_path(version), -version.n))
-    for head in heads:
-        path: list[int] = []
-        at: VersionView | None = head
-        while at is not None and at.n not in depths and at.n not in path:
-            path.append(at.n)
-            at = None if at.parent is None else by_number.get(at.parent)
-        if not path:
-            continue
-        joined = None if at is None else at.n
-        depth = 0 if joined is None else depths[joined] + (1 if joined in taken else 0)
-        for number in path:
-            depths[number] = depth
-            taken.add(number)
-    return [Branch(version, depths[version.n]) for version in reversed(versions)]
-
-
-def _is_on_the_path(version: VersionView) -> bool:
-    return any(word in version.state for word in ("head", "active", "on the path", "pinned"))
+# By which the table describes versions.
+_REPLIES = 5000
 
 
 @router.get("/ui/versions")
@@ -67,11 +30,11 @@ async def list_versions(request: Request, policy: str | None = None) -> Response
     login = await viewer(request)
     services = services_of(request)
     chosen = policy_of(services, login, policy)
-    versions = await services.training.versions(chosen)
+    replies = await services.training_browser.base_replies(chosen, REPLIES)
+    replies += await services.training_browser.replies(chosen, _REPLIES)
+    lines = lines_of(await services.training.versions(chosen), replies)
     training = await services.training.status(chosen)
-    return render_page(
-        request, login, "versions.html", chosen, "versions", tree=tree_of(versions), training=training, note=None
-    )
+    return render_page(request, login, "versions.html", chosen, "versions", lines=lines, training=training, note=None)
 
 
 @router.get("/ui/versions/{version}")

@@ -102,8 +102,8 @@ def sentence(words: str) -> str:
     return f"{words[:1].upper()}{words[1:]}."
 
 
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def plural(count: int, noun: str, several: str = "") -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {several or noun + 's'}"
 
 
 FILTERS: dict[str, Callable[..., Any]] = {

@@ -253,14 +253,17 @@ class TrainingOperations:
 class TrainingBrowser(Protocol):
     """Reads what training did. Every call raises StoreUnavailable when PostgreSQL does not answer."""
 
-    async def batch(self, policy: str, step: int) -> list[TrainedReply]:
-        """The samples of a step with their replies, in the batch's order."""
+    async def batch(self, policy: str, step: int, limit: int | None = None) -> list[TrainedReply]:
+        """The samples of a step with their replies, in the batch's order; at most `limit` of them."""
 
     async def events(self, policy: str, limit: int) -> list[PolicyEvent]:
         """Events of a policy, newest first."""
 
     async def replies(self, policy: str, limit: int) -> list[ReplyFigures]:
         """The newest main turns with a reply, oldest first."""
+
+    async def base_replies(self, policy: str, limit: int) -> list[ReplyFigures]:
+        """Of the policy's first main turns with a reply those that version 0 answered, oldest first."""
 
     async def counts(self, policy: str) -> Counts:
         """Numbers of a policy's sessions, turns and quarantined samples.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import select, text
+from sqlalchemy import TextClause, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.contracts.answers import Counts, PolicyEvent, ReplyFigures, TrainedReply
@@ -23,6 +23,7 @@ from db.tables import EventRow
 from db.training.claims import closed_by_canary, read_closed
 from db.training.gate_checks import read_canary_sessions
 from db.training.policies import next_step, require_policy
+from db.turns.exchanges import read_feedback, read_reactions
 
 # Status ---------------------------------------------------------------------------------------------------------------
 # Reads the status of a policy's training, in the caller's transaction.
@@ -217,19 +218,29 @@ def unusable_recipe(error: RecipeRejected) -> str:
 
 _BATCH = text(f"""
     SELECT m.place, m.dropped, m.without_hint, s.id AS sample_id, s.reward, j.id AS judgement, j.verdict, j.hint,
-        {HINTS_FROM}, m.taught, t.id, t.session_id, t.version, t.messages_added, t.response,
+        j.shown_by, {HINTS_FROM}, m.taught, t.id, t.session_id, t.version, t.messages_added, t.response,
+        {token_count("t.response_ids")} AS tokens,
         (SELECT count(*) FROM turns o WHERE o.session_id = t.session_id AND o.kind = 'main' AND o.id <= t.id) AS number
     FROM step_samples m JOIN samples s ON s.id = m.sample_id JOIN judgements j ON j.id = s.judgement_id
         JOIN turns t ON t.id = s.turn_id
-    WHERE m.policy = :policy AND m.step = :step ORDER BY m.place
+    WHERE m.policy = :policy AND m.step = :step ORDER BY m.place LIMIT :limit
 """)
-_REPLIES = text(f"""
-    SELECT t.started_at, t.version, j.verdict, {token_count("t.response_ids")} AS tokens
-    FROM turns t JOIN sessions c ON c.id = t.session_id
-    LEFT JOIN LATERAL {newest_judgement("t.id")} j ON true
-    WHERE c.policy = :policy AND t.kind = 'main' AND t.response_ids IS NOT NULL
-    ORDER BY t.id DESC LIMIT :limit
-""")
+
+
+def _replies(order: str, version: str = "true") -> TextClause:
+    return text(f"""
+        SELECT t.started_at, t.session_id, t.episode_id IS NOT NULL AS in_episode, t.version, j.verdict,
+            {token_count("t.response_ids")} AS tokens
+        FROM (
+            SELECT t.* FROM turns t JOIN sessions c ON c.id = t.session_id
+            WHERE c.policy = :policy AND t.kind = 'main' AND t.response_ids IS NOT NULL
+            ORDER BY t.id {order} LIMIT :limit) t
+        LEFT JOIN LATERAL {newest_judgement("t.id")} j ON true
+        WHERE {version} ORDER BY t.id
+    """)
+
+
+_NEWEST_REPLIES, _FIRST_BASE_REPLIES = _replies("DESC"), _replies("ASC", "t.version = 0")
 _COUNTED_TURNS = 100_000
 _OUTCOMES = text("""
     SELECT outcome, count(*) AS turns FROM (
@@ -265,8 +276,13 @@ class PostgresTrainingBrowser(PostgresStore):
     """Satisfies `clawloop.operations.training.TrainingBrowser`."""
 
     @transaction
-    async def batch(self, connection: AsyncConnection, policy: str, step: int) -> list[TrainedReply]:
-        rows = await connection.execute(_BATCH, {"policy": storable(policy), "step": step})
+    async def batch(
+        self, connection: AsyncConnection, policy: str, step: int, limit: int | None = None
+    ) -> list[TrainedReply]:
+        parameters = {"policy": storable(policy), "step": step, "limit": limit}
+        rows = (await connection.execute(_BATCH, parameters)).all()
+        reactions = await read_reactions(connection, [row.shown_by for row in rows if row.shown_by is not None])
+        feedback = await read_feedback(connection, [TurnId(row.id) for row in rows])
         return [
             TrainedReply(
                 sample_id=SampleId(row.sample_id),
@@ -276,6 +292,9 @@ class PostgresTrainingBrowser(PostgresStore):
                 answered_by=row.version,
                 added=row.messages_added,
                 response=row.response,
+                reaction=reactions.get(row.shown_by, []),
+                feedback=[given for given in feedback if given.turn_id == row.id],
+                tokens=row.tokens,
                 verdict=row.verdict,
                 reward=row.reward,
                 hints=TaughtHint.of(row.hint, row.hints_from, row.taught),
@@ -293,8 +312,11 @@ class PostgresTrainingBrowser(PostgresStore):
 
     @transaction
     async def replies(self, connection: AsyncConnection, policy: str, limit: int) -> list[ReplyFigures]:
-        rows = await connection.execute(_REPLIES, {"policy": storable(policy), "limit": limit})
-        return [ReplyFigures(row.started_at, row.version, row.verdict, row.tokens) for row in reversed(rows.all())]
+        return await _read_replies(connection, _NEWEST_REPLIES, policy, limit)
+
+    @transaction
+    async def base_replies(self, connection: AsyncConnection, policy: str, limit: int) -> list[ReplyFigures]:
+        return await _read_replies(connection, _FIRST_BASE_REPLIES, policy, limit)
 
     @transaction
     async def counts(self, connection: AsyncConnection, policy: str) -> Counts:
@@ -308,3 +330,11 @@ class PostgresTrainingBrowser(PostgresStore):
     async def mark(self, connection: AsyncConnection) -> str:
         found: str = (await connection.execute(_MARK)).scalar_one()
         return found
+
+
+async def _read_replies(connection: AsyncConnection, query: TextClause, policy: str, limit: int) -> list[ReplyFigures]:
+    rows = await connection.execute(query, {"policy": storable(policy), "limit": limit})
+    return [
+        ReplyFigures(row.started_at, SessionId(row.session_id), row.in_episode, row.version, row.verdict, row.tokens)
+        for row in rows
+    ]

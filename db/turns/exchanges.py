@@ -62,6 +62,13 @@ async def read_exchanges(connection: AsyncConnection, turns: Sequence[TurnId]) -
     return [_exchange(row, judged[TurnId(row.id)], content) for row in rows]
 
 
+async def read_reactions(connection: AsyncConnection, turns: Sequence[TurnId]) -> dict[TurnId, Sequence[Message]]:
+    """By turn the messages of its request after the reply that it continues."""
+    content = content_of(connection)
+    rows = await connection.execute(_ADDED, {"turns": list(turns)})
+    return {TurnId(row.id): _exchange(row, Judged(), content).said for row in rows}
+
+
 async def read_detail(connection: AsyncConnection, view: TurnView, *, tokens: bool) -> TurnDetail:
     # Without a cache: people read one turn, and its conversation is large.
     stored = await read_turn(connection, ConversationCache(0), view.id)

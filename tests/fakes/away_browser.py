@@ -16,13 +16,16 @@ from clawloop.core.errors import StoreUnavailable
 class AwayBrowser:
     """Satisfies `clawloop.operations.training.TrainingBrowser`; every call raises StoreUnavailable."""
 
-    async def batch(self, policy: str, step: int) -> list[TrainedReply]:
+    async def batch(self, policy: str, step: int, limit: int | None = None) -> list[TrainedReply]:
         _fail()
 
     async def events(self, policy: str, limit: int) -> list[PolicyEvent]:
         _fail()
 
     async def replies(self, policy: str, limit: int) -> list[ReplyFigures]:
+        _fail()
+
+    async def base_replies(self, policy: str, limit: int) -> list[ReplyFigures]:
         _fail()
 
     async def counts(self, policy: str) -> Counts:

@@ -239,6 +239,42 @@ async def test_a_version_shows_what_it_learned_from_and_its_gate(page: Page) -> 
     assert (status.head, status.pinned) == (1, None)
 
 
+async def test_the_first_page_says_whether_it_gets_better_and_what_was_learned_last(page: Page) -> None:
+    async def chats(verdict: Vote, version: int, hint: str | None = None) -> None:
+        for number in range(8):
+            reply, _ = await page.recorder.chat(f"v{version}-{number}", "Explain it", CHANGED, version=version)
+            await page.recorder.judge(reply, verdict, hint)
+
+    async with page.visitor() as visitor:
+        await chats(-1, 0, HINT)
+        shown = await visitor.get("/ui")
+        assert "Not enough verdicts yet" in shown
+        assert "0 chats with trained versions have a good or bad verdict, and 8 with version 0" in shown
+        assert "Nothing yet. The first step comes once 4 replies are judged." in shown
+        await step(page.learning, 1, count=0)
+        await chats(1, 1)
+        shown = await visitor.get("/ui")
+        assert "Yes: 100%" in shown
+        assert "good replies, version 0 had 0%" in shown
+        assert "+100 points, 95 % interval +54 to +100" in shown
+        assert HINT in shown
+        assert 'From 4 replies, in <a href="/ui/versions/1' in shown
+        assert '8 / 0 <span class="soft">100%' in shown
+        assert '0 / 8 <span class="soft">0%' in shown
+
+
+async def test_what_is_live_while_no_engine_answers_is_said(page: Page) -> None:
+    async with page.visitor() as visitor, visitor.client.stream("GET", "/ui/events") as events:
+        lines = events.aiter_lines()
+        async with asyncio.timeout(60):
+            assert await _next_event(lines) == "changed"
+            assert await anext(lines) == "data: "
+            page.engine.healthy = False
+            while await anext(lines) != "data: nothing answers":
+                pass
+        page.draining.append(True)
+
+
 async def test_what_answers_after_a_pin_is_told_also_while_a_canary_is_open(page: Page) -> None:
     await page.learning.set_recipe(RECIPE.model_copy(update={"gate": Gate(canary_share=0.25)}))
     await step(page.learning, 1)
@@ -692,7 +728,7 @@ async def test_the_chart_has_a_mean_and_a_mark_for_each_version(page: Page) -> N
     await page.recorder.judge(turns[0], 1)
     async with page.visitor() as visitor:
         chart = (await visitor.client.get("/ui/chart")).json()
-    assert chart["praise"] == [None, None, 1.0, 1.0]
+    assert chart["good"] == [None, None, 1.0, 1.0]
     assert chart["length"] == [2.0] * 4
     assert chart["versions"] == [[0, 0], [2, 1]]
     assert chart["probes"] == chart["match"] == [None] * 4

@@ -29,7 +29,11 @@
   function open() {
     if (source) return;
     source = new EventSource(address);
-    source.addEventListener("changed", () => { show("on", "live"); back(); changed(); });
+    source.addEventListener("changed", (event) => {
+      if (event.data) show("off", event.data); else show("on", "live");
+      back();
+      changed();
+    });
     source.addEventListener("away", () => { away = true; show("off", "PostgreSQL away"); });
     source.onerror = () => {
       show("off", "connecting …");
@@ -97,71 +101,93 @@ document.addEventListener("change", (event) => {
   if (event.target.matches("[data-submit]")) event.target.form.submit();
 });
 
+// One measure a panel, all over the same replies.
 (function chart() {
   const place = document.getElementById("chart");
   if (!place) return;
-  let plot = null;
+  const PANELS = {
+    good: { name: "good", title: "Good verdicts, of the newest 20 that are good or bad", unit: "%", percent: true },
+    length: { name: "length", title: "Length of replies, mean of the newest 20", unit: "tokens" },
+    probes: { name: "right", title: "Probes that the version answers right", unit: "%", percent: true, stepped: true },
+    match: { name: "match", title: "Requests of an evaluation that the version answers as wanted", unit: "%", percent: true, stepped: true },
+  };
+  const HEIGHT = 150;
+  let plots = new Map();
   let versions = [];
-  let measured = [];  // of the figures that not every policy has
-  const MEASURED = { probes: { label: "probes right", color: "--warn" }, match: { label: "match", color: "--ink", dash: [6, 3] } };
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   function mark(u) {
     const { ctx, bbox } = u;
     ctx.save();
-    ctx.strokeStyle = ctx.fillStyle = color("--soft");
+    ctx.strokeStyle = ctx.fillStyle = color("--trained");
     ctx.setLineDash([4, 4]);
+    ctx.textAlign = "left";
     ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
     let free = -Infinity;
     for (const [position, number] of versions) {
       const x = u.valToPos(position, "x", true);
       ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
       if (x > free) {
-        ctx.fillText(`v${number}`, x + 3, bbox.top + bbox.height - 6 * devicePixelRatio);
+        ctx.fillText(`v${number}`, x + 3, bbox.top + 12 * devicePixelRatio);
         free = x + 34 * devicePixelRatio;
       }
     }
     ctx.restore();
   }
-  function options() {
-    const axis = { stroke: color("--soft"), grid: { stroke: color("--line") }, ticks: { stroke: color("--line") } };
+  function options({ name, unit, percent, stepped }) {
+    const axis = { stroke: color("--soft"), grid: { stroke: color("--line") }, ticks: { stroke: color("--line") }, labelSize: 18 };
+    const shown = (u, value) => (value === null || value === undefined ? "–" : percent ? `${Math.round(100 * value)} %` : Math.round(value));
     return {
-      width: place.clientWidth, height: 240, cursor: { y: false },
-      scales: { x: { time: false }, praise: { range: [-1.05, 1.05] }, length: { range: (u, low, high) => [0, (high || 1) * 1.1] } },
+      width: place.clientWidth, height: HEIGHT, legend: { markers: { show: false } },
+      cursor: { y: false, sync: { key: "replies" } },
+      scales: { x: { time: false }, y: { range: (u, low, high) => [0, percent ? 1.05 : (high || 1) * 1.1] } },
       axes: [
-        { ...axis, label: "replies, oldest first", labelSize: 20, size: 34 },
-        { ...axis, scale: "praise", values: (u, ticks) => ticks.map((tick) => tick.toFixed(1)), size: 44 },
-        { ...axis, scale: "length", side: 1, grid: { show: false }, size: 48 },
+        { ...axis, label: "reply, oldest first", size: 30 },
+        { ...axis, label: unit, size: 44, values: (u, ticks) => ticks.map((tick) => (percent ? Math.round(100 * tick) : tick)) },
       ],
       series: [
         { label: "reply" },
-        { label: "verdict", scale: "praise", stroke: color("--accent"), width: 2, spanGaps: true },
-        { label: "tokens", scale: "length", stroke: color("--good"), width: 1.5 },
-        ...measured.map((name) => ({
-          label: MEASURED[name].label, scale: "praise", stroke: color(MEASURED[name].color), dash: MEASURED[name].dash, width: 1.5,
-          paths: uPlot.paths.stepped({ align: 1 }),
-        })),
+        { label: name, stroke: color("--ink"), width: 2, spanGaps: !stepped, value: shown, paths: stepped ? uPlot.paths.stepped({ align: 1 }) : undefined },
       ],
       hooks: { draw: [mark] },
     };
+  }
+  function panel(name) {
+    const title = document.createElement("h3");
+    title.textContent = PANELS[name].title;
+    place.append(title);
+    return place;
   }
   async function load() {
     const answer = await fetch(place.dataset.chart).catch(() => null);
     if (!answer?.ok) return;
     const drawn = await answer.json();
     if (!drawn.at.length) { place.textContent = "No reply has been recorded yet."; return; }
-    versions = drawn.versions;
-    const there = Object.keys(MEASURED).filter((name) => drawn[name].some((share) => share !== null));
-    if (plot && there.join() !== measured.join()) { plot.destroy(); plot = null; }
-    measured = there;
-    const data = [drawn.at.map((_, position) => position), drawn.praise, drawn.length, ...measured.map((name) => drawn[name])];
     if (typeof uPlot === "undefined") { place.textContent = "This browser cannot draw the chart; the table of versions has the figures."; return; }
-    if (plot) { plot.setData(data); return; }
-    place.textContent = "";
-    plot = new uPlot(options(), data, place);
+    versions = drawn.versions;
+    const there = Object.keys(PANELS).filter((name) => drawn[name].some((value) => value !== null));
+    if (there.join() !== [...plots.keys()].join()) { clear(); place.textContent = ""; }
+    const positions = drawn.at.map((_, position) => position);
+    for (const name of there) {
+      const data = [positions, drawn[name]];
+      if (plots.has(name)) plots.get(name).setData(data);
+      else plots.set(name, new uPlot(options(PANELS[name]), data, panel(name)));
+    }
   }
-  function again() { if (plot) { plot.destroy(); plot = null; } load(); }
-  new ResizeObserver(() => { if (plot && plot.width !== place.clientWidth) plot.setSize({ width: place.clientWidth, height: 240 }); }).observe(place);
+  function clear() { plots.forEach((plot) => plot.destroy()); plots = new Map(); }
+  function again() { clear(); place.textContent = ""; load(); }
+  new ResizeObserver(() => plots.forEach((plot) => {
+    if (plot.width !== place.clientWidth) plot.setSize({ width: place.clientWidth, height: HEIGHT });
+  })).observe(place);
+  place.addEventListener("keydown", (event) => {
+    const [first] = plots.values();
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!by || !first) return;
+    event.preventDefault();
+    const last = first.data[0].length - 1;
+    const at = Math.min(last, Math.max(0, (first.cursor.idx ?? (by > 0 ? -1 : last + 1)) + by * (event.shiftKey ? 10 : 1)));
+    first.setCursor({ left: first.valToPos(at, "x"), top: 0 });
+  });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
   document.body.addEventListener("changed", load);
   load();

@@ -15,7 +15,7 @@ from clawloop.core.contracts.serving import ApiKey, Scope
 from clawloop.core.contracts.sessions import Erasure
 from clawloop.core.contracts.training import StepProgress, StoredProbe, TrainingState, TrainingView, VersionView
 from clawloop.core.contracts.turns import Message
-from clawloop.core.contracts.views import TaughtHint, View
+from clawloop.core.contracts.views import FeedbackView, TaughtHint, View
 from clawloop.core.ids import ApiKeyId, EpisodeId, RolloutGroupId, SampleId, SessionId, TurnId
 
 # Keys, batches and events ---------------------------------------------------------------------------------------------
@@ -35,6 +35,9 @@ class TrainedReply:
     """A sample of a step's batch with the reply it is about.
 
     Args:
+        reaction: what followed the reply and was judged; empty if only feedback was, or it was erased.
+        feedback: on the reply, oldest first.
+        tokens: of the reply.
         dropped: why the step left it out; None if it was trained.
         without_hint: why only its verdict was trained.
     """
@@ -46,6 +49,9 @@ class TrainedReply:
     answered_by: int
     added: Sequence[Message]
     response: Message | None
+    reaction: Sequence[Message]
+    feedback: Sequence[FeedbackView]
+    tokens: int
     verdict: int | None
     reward: float | None
     hints: Sequence[TaughtHint]
@@ -72,9 +78,12 @@ class ReplyFigures:
 
     Args:
         tokens: of the reply.
+        in_episode: an environment's verifier, not the user, decides what it is worth.
     """
 
     at: datetime
+    session_id: SessionId
+    in_episode: bool
     version: int
     verdict: int | None
     tokens: int
