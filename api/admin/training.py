@@ -292,7 +292,7 @@ async def remove_probe(request: Request, policy: str, probe: str) -> ProbeList:
 
 
 # Comparison of versions -----------------------------------------------------------------------------------------------
-# `POST /admin/v1/policies/{policy}/versions/{version}/compare`: the same prompts asked of a version and its parent.
+# `POST /admin/v1/policies/{policy}/versions/{version}/compare`: the same prompts asked of two versions.
 
 
 class CompareVersion(RequestBody):
@@ -304,14 +304,16 @@ class CompareVersion(RequestBody):
         | None
     ) = None
     """Prompts for both versions; left out: the last questions before replies that the version was trained on."""
+    other: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """The version to compare with; left out: its parent."""
 
 
 @router.post("/policies/{policy}/versions/{version}/compare", openapi_extra=described(CompareVersion, required=False))
 async def compare_version(
     request: Request, policy: str, version: Annotated[int, Path(ge=0, le=2**31 - 1)]
 ) -> Comparison:
-    """Ask a version and its parent the same prompts, at temperature 0. The turns are side turns of the key."""
+    """Ask a version and another, by default its parent, the same prompts at temperature 0, as side turns of the key."""
     services = services_of(request)
     key = await services.keys.require(request.headers, Scope.ADMIN)
     requested = check(CompareVersion, await read_json(request, services.limits, optional=True))
-    return await compare(services, key, policy, version, requested.prompts)
+    return await compare(services, key, policy, version, requested.prompts, requested.other)

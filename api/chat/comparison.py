@@ -1,4 +1,4 @@
-"""The same prompts answered by a version and by its parent, as side turns, which are not judged."""
+"""The same prompts answered by two versions, as side turns, which are not judged."""
 
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ _OWN_PROMPTS = 3
 
 
 async def compare(
-    services: Services, key: ApiKey, policy: str, number: int, prompts: Sequence[str] | None
+    services: Services, key: ApiKey, policy: str, number: int, prompts: Sequence[str] | None, other: int | None = None
 ) -> Comparison:
     """
     Args:
         key: whose the turns are.
+        other: the version to compare with; None: its parent.
         prompts: None: what people asked in the first replies that the version was trained on.
 
     Raises:
-        NotFound: there is no such version, or it has no parent.
+        NotFound: there is no such version, or none to compare with.
         StateConflict: the key belongs to another policy.
-        ValueRejected: a prompt is empty or too long, or there are too many or none.
+        ValueRejected: a prompt is empty or too long, there are too many or none, or both versions are the same.
         StoreUnavailable
     """
     versions = {version.n: version for version in await services.training.versions(policy)}
@@ -61,9 +62,13 @@ async def compare(
             code="other_policy",
             field="policy",
         )
-    if (version := versions.get(number)) is None or version.parent is None:
+    if (version := versions.get(number)) is None or (other is None and version.parent is None):
         message = f"Policy {policy!r} has no version {number} with a parent."
         raise NotFound(message, code="version_not_found", field="version")
+    if (beside := versions.get(other if other is not None else version.parent or 0)) is None:
+        raise NotFound(f"Policy {policy!r} has no version {other}.", code="version_not_found", field="other")
+    if beside.n == number:
+        raise ValueRejected("Name another version to compare with.", field="other")
     if prompts is None:
         batch = await services.training_browser.batch(policy, number)
         asked = [words for reply in batch if (words := _request_of(reply)) is not None]
@@ -74,11 +79,10 @@ async def compare(
     if any(not 0 < len(prompt.strip()) <= PROMPT_CHARACTERS for prompt in prompts):
         raise ValueRejected(f"A prompt has 1 to {PROMPT_CHARACTERS:,} characters.", field="prompts")
     chatting = replace(key, scopes=key.scopes | {Scope.CHAT})
-    parent = versions[version.parent]
-    missing = await _load(services, policy, [parent, version])
+    missing = await _load(services, policy, [beside, version])
     compared = []
     for prompt in prompts:
-        both = (_ask(services, chatting, n, prompt.strip(), missing.get(n)) for n in (parent.n, number))
+        both = (_ask(services, chatting, n, prompt.strip(), missing.get(n)) for n in (beside.n, number))
         compared.append(ComparedPrompt(prompt=prompt.strip(), answers=await asyncio.gather(*both)))
     return Comparison(version=number, parent=version.parent, prompts=compared)
 

@@ -17,7 +17,8 @@ from api.dependencies import Services, services_of
 from api.request_body import read_json
 from api.ui.lineage import is_on_the_path, lines_of
 from api.ui.logins import Login
-from api.ui.page import PageRoute, first_words, operator, policy_of, read_form, render, render_page, viewer
+from api.ui.messages import first_words
+from api.ui.page import PageRoute, operator, policy_of, read_form, render, render_page, viewer
 from clawloop.core.contracts.answers import MEASURED, Counts, PolicyEvent, ReplyFigures
 from clawloop.core.contracts.serving import Scope
 from clawloop.core.contracts.training import TrainingState, TrainingView, VersionView

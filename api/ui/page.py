@@ -1,12 +1,11 @@
-"""Parts shared by the whole page: assets, messages as blocks, login, templates, headers, and errors as HTML."""
+"""Parts shared by the whole page: assets, login, templates, headers, and errors as HTML."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import json
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -15,7 +14,6 @@ from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from pydantic import JsonValue
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from api.dependencies import Services, services_of
@@ -23,13 +21,9 @@ from api.errors import Problem, to_problem
 from api.request_body import read_body
 from api.ui.changes import AWAY, ChangeUnknown
 from api.ui.logins import COOKIE, Login
+from api.ui.messages import blocks_of, first_words, reply_words, structured
 from api.ui.wording import FILTERS, explained, meaning_of, words_of
-from clawloop.core.contracts.turns import Message
 from clawloop.core.errors import ClawloopError, RequestRejected, StoreUnavailable
-from clawloop.core.turns.canonical import is_volatile
-from clawloop.core.turns.files import described, references_of
-from clawloop.core.turns.files import kind_of_part as kind_of_file
-from clawloop.core.turns.thinking import THINKING_PARTS
 from clawloop.operations.training import REASON_CHARACTERS
 
 # Assets ---------------------------------------------------------------------------------------------------------------
@@ -50,123 +44,6 @@ async def asset(name: str) -> Response:
         raise RequestRejected(f"There is no asset {name!r}.", status=404, code="not_found")
     headers = {"Cache-Control": "public, max-age=31536000, immutable", "X-Content-Type-Options": "nosniff"}
     return Response(content, headers=headers, media_type=_TYPES[Path(name).suffix])
-
-
-# Messages -------------------------------------------------------------------------------------------------------------
-# Messages of a chat as blocks of text that a template shows: what was said, thinking, tool calls and results.
-
-# A screen shows some 3,000 characters; a longer block costs the browser more than it tells.
-BLOCK_CHARACTERS = 20_000
-_THINKING_FIELDS = ("reasoning", "reasoning_content")
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """
-    Args:
-        kind: `text`, `thinking`, `call`, `result`, `file` or `other`.
-        title: of a call: the tool's name; of other parts: what they are.
-        cut: how many characters were left out at the end.
-        sha256: of a file that is stored; empty: none is.
-        is_picture: browsers show the file.
-    """
-
-    kind: str
-    text: str
-    title: str = ""
-    cut: int = 0
-    sha256: str = ""
-    is_picture: bool = False
-
-
-def blocks_of(message: Message) -> list[Block]:
-    """The blocks of one message, in order. Never raises for a message of any JSON shape."""
-    blocks = [_block("thinking", value) for field in _THINKING_FIELDS if isinstance(value := message.get(field), str)]
-    content = message.get("content")
-    is_result = message.get("role") == "tool"
-    for part in content if isinstance(content, list) else [content]:
-        blocks += _part_blocks(part, is_result)
-    calls = message.get("tool_calls")
-    blocks += [_call_block(call) for call in calls] if isinstance(calls, list) else []
-    return [block for block in blocks if block.text or block.title]
-
-
-def first_words(messages: Sequence[Message], characters: int = 90) -> str:
-    """Text of the first user message, shortened; empty if there is none."""
-    for message in messages:
-        if message.get("role") == "user" and not is_volatile(message):
-            words = " ".join(" ".join(block.text for block in blocks_of(message) if block.kind == "text").split())
-            if words:
-                return _shortened(words, characters)
-    return ""
-
-
-def reply_words(message: Message, characters: int = 300) -> str:
-    """A reply's text and calls on one line, shortened."""
-    said = [
-        block.text if block.kind == "text" else f"[{block.title}]"
-        for block in blocks_of(message)
-        if block.kind in ("text", "call")
-    ]
-    return _shortened(" ".join(" ".join(said).split()), characters)
-
-
-def _shortened(words: str, characters: int) -> str:
-    return words if len(words) <= characters else words[: characters - 1].rstrip() + "…"
-
-
-def _part_blocks(part: JsonValue, is_result: bool) -> list[Block]:
-    kind = "result" if is_result else "text"
-    if part is None:
-        return []
-    if isinstance(part, str):
-        return [_block(kind, part)] if is_result else _split_thinking(part)
-    if isinstance(part, dict):
-        kind_of_part = str(part.get("type") or "part")
-        if kind_of_part in THINKING_PARTS:
-            return [_block("thinking", str(part.get("thinking") or part.get("text") or part.get("reasoning") or ""))]
-        if isinstance(text := part.get("text"), str):
-            return [_block(kind, text)]
-        return _file_blocks(part) or [_block("other", _json(part), kind_of_part)]
-    return [_block("other", _json(part), "part")]
-
-
-def _file_blocks(part: dict[str, JsonValue]) -> list[Block]:
-    kind = kind_of_file(part)
-    if kind is None:
-        return []
-    return [
-        Block("file", "", described(file, kind), sha256=file.sha256, is_picture=file.width is not None)
-        for file in references_of(part)
-    ]
-
-
-def _split_thinking(text: str) -> list[Block]:
-    """Thinking that a reply begins with, and the rest; the opening tag may have been in the prompt."""
-    before, close, after = text.partition("</think>")
-    if close and "<think>" not in before.lstrip().removeprefix("<think>"):
-        thinking = before.lstrip().removeprefix("<think>").strip()
-        return [_block("thinking", thinking), _block("text", after.strip())]
-    return [_block("text", text)]
-
-
-def _call_block(call: Any) -> Block:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        return _block("other", _json(call), "tool call")
-    arguments = function.get("arguments")
-    return _block("call", arguments if isinstance(arguments, str) else _json(arguments), str(function.get("name")))
-
-
-def _block(kind: str, text: str, title: str = "") -> Block:
-    # A lone surrogate has no form in UTF-8.
-    shown = text[:BLOCK_CHARACTERS].encode("utf-8", "replace").decode()
-    title = title[:200].encode("utf-8", "replace").decode()
-    return Block(kind, shown, title, max(0, len(text) - BLOCK_CHARACTERS))
-
-
-def _json(value: JsonValue) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=2)
 
 
 # The page -------------------------------------------------------------------------------------------------------------
@@ -195,6 +72,7 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters.update(FILTERS | {"blocks": blocks_of, "first_words": first_words, "reply_words": reply_words})
+_TEMPLATES.filters["structured"] = structured
 _TEMPLATES.filters.update({"meaning": meaning_of, "state_words": words_of, "explained": explained})
 _TEMPLATES.globals |= {"assets": ASSETS_VERSION, "reason_characters": REASON_CHARACTERS}
 
@@ -247,6 +125,7 @@ async def viewer(request: Request, *, needs_store: bool = True) -> Login:
     if needs_store and await services.changes.mark() == AWAY:
         raise StoreUnavailable("PostgreSQL did not answer a moment ago")
     request.state.reads_store = needs_store
+    request.state.login = login
     return login
 
 
@@ -341,7 +220,14 @@ def _problem_page(request: Request, problem: Problem, change_unknown: bool = Fal
         if request.method == "GET" and request.headers.get("sec-fetch-site") == "cross-site":
             return render(request, "again.html")
         return RedirectResponse("/ui/login", 303)
-    template = "_problem.html" if is_htmx(request) else "problem.html"
-    response = render(request, template, problem.status, problem=problem, change_unknown=change_unknown)
+    shown = {"problem": problem, "change_unknown": change_unknown}
+    login: Login | None = getattr(request.state, "login", None)
+    if login is not None and problem.status != 503 and not is_htmx(request):
+        policy = policy_of(services_of(request), login, request.query_params.get("policy"))
+        response = render_page(request, login, "missing.html", policy, "", **shown)
+        response.status_code = problem.status
+    else:
+        template = "_problem.html" if is_htmx(request) else "problem.html"
+        response = render(request, template, problem.status, **shown)
     response.headers.update(headers)
     return response

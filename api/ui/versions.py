@@ -44,7 +44,9 @@ async def show_version(request: Request, version: int, policy: str | None = None
     chosen = policy_of(services, login, policy)
     detail = await version_detail(services.training, services.training_browser, chosen, version)
     training = await services.training.status(chosen)
+    others = [known.n for known in await services.training.versions(chosen) if known.n != version]
     shown = {"version": detail.version, "batch": detail.batch, "children": detail.children, "training": training}
+    shown["others"] = others
     return render_page(request, login, "version.html", chosen, "versions", **shown, note=None)
 
 
@@ -115,7 +117,7 @@ def _noted(applied: Applied[TrainingView], note: str) -> str:
 
 
 # Comparison -----------------------------------------------------------------------------------------------------------
-# `POST /ui/compare`: the same prompt answered by a version and by its parent, side by side, as side turns.
+# `POST /ui/compare`: the same prompt answered by two versions, side by side, as side turns.
 
 
 @router.post("/ui/compare")
@@ -123,6 +125,8 @@ async def compare_prompt(request: Request) -> Response:
     login = await operator(request)
     form = await read_form(request)
     number = version_number(form.get("version", ""))
-    found = await compare(services_of(request), login.key, login.key.policy, number, [form.get("prompt", "")])
-    answers = found.prompts[0].answers
-    return render_page(request, login, "_compared.html", login.key.policy, "versions", answers=answers)
+    other = version_number(form["other"]) if form.get("other") else None
+    policy = login.key.policy
+    found = await compare(services_of(request), login.key, policy, number, [form.get("prompt", "")], other)
+    shown = {"answers": found.prompts[0].answers, "parent": found.parent}
+    return render_page(request, login, "_compared.html", policy, "versions", **shown)

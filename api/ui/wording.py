@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+from markupsafe import Markup, escape
 
 from clawloop.core.contracts.training import SampleState
 from clawloop.core.contracts.turns import TurnOutcome
@@ -84,10 +87,12 @@ def why(value: str, shown: TurnOutcome) -> str:
     return value.removeprefix(OUTCOMES[shown]).removeprefix(": ")
 
 
-def pieces(words: str) -> list[str]:
-    """The parts of a text between its backticks: every other one is code. Of odd backticks none is one."""
+def code(words: str) -> Markup:
+    """A text with what stands between its backticks as code; of odd backticks nothing is."""
     parts = words.split("`")
-    return parts if len(parts) % 2 else [words]
+    if len(parts) % 2 == 0:
+        return escape(words)
+    return Markup("").join(Markup("<code>{}</code>").format(part) if n % 2 else part for n, part in enumerate(parts))
 
 
 def sample(value: SampleState) -> str:
@@ -120,7 +125,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "plural": plural,
     "sentence": sentence,
     "why": why,
-    "pieces": pieces,
+    "code": code,
 }
 
 
@@ -192,6 +197,19 @@ FIGURES = {
     "hours": "how long it was tried",
     "radius": "how uncertain the change still is: it may be this much more or less",
 }
+_MAIN = {
+    *("samples", "tokens", "seconds", "parent_distance", "base_distance", "praised", "blamed", "change", "sessions"),
+    *("right", "parent_right", "words", "parent_words", "broken"),
+}
+_SHARES = {
+    *("token_share", "right", "parent_right", "base_right", "general_right", "broken", "parent_broken", "cut"),
+    *("parent_cut", "repeated", "parent_repeated", "valid_calls", "parent_valid_calls"),
+}
+_UNIT_OF = {
+    **dict.fromkeys(("parent_distance", "parent_median", "base_distance", "base_median", "upper_bound", "kl"), "nats"),
+    **dict.fromkeys(("seconds", "moves_seconds"), "s"),
+    "hours": "h",
+}
 
 
 def words_of(states: Iterable[str]) -> dict[str, str]:
@@ -205,9 +223,36 @@ def meaning_of(state: str) -> str:
     return "; ".join(f"{word}: {meaning}" for word, meaning in words_of([state]).items())
 
 
-def explained(figures: Iterable[str]) -> dict[str, str]:
-    """Meanings of these figures, without the self-explanatory ones."""
-    return {name: FIGURES[name] for name in figures if name in FIGURES}
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """
+    Args:
+        shown: with its unit, and three digits that count.
+        is_main: it is shown at once; the others are folded.
+    """
+
+    words: str
+    shown: str
+    meaning: str
+    is_main: bool
+
+
+def explained(figures: Mapping[str, Any]) -> list[Figure]:
+    """The numbers among these figures, for people."""
+    return [
+        Figure(name.replace("_", " "), measured(name, value), FIGURES.get(name, ""), name in _MAIN)
+        for name, value in figures.items()
+        if value is None or isinstance(value, int | float)
+    ]
+
+
+def measured(name: str, value: float | None) -> str:
+    """A figure with its unit."""
+    if value is None:
+        return figure(value)
+    if name in _SHARES:
+        return f"{100 * value:.3g} %"
+    return f"{figure(value)} {_UNIT_OF[name]}" if name in _UNIT_OF else figure(value)
 
 
 def _words(state: str) -> list[str]:

@@ -60,6 +60,7 @@ async def test_everybody_can_use_every_page(page: Served, browser: Browser, widt
         f"/ui/episodes/{episodes[0].id}",
         "/ui/engines",
         "/ui/settings",
+        "/ui/probes",
         "/ui/start",
     )
     options = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}

@@ -42,10 +42,21 @@ class Recorder:
         await self.learning.turns.insert(turn)
         return turn.turn_id
 
-    async def judge(self, turn: TurnId, verdict: Vote, hint: str | None = None, raw: str = "It was too long.") -> None:
-        """Three votes of a judge, a hint if there is one, and a sample."""
+    async def judge(
+        self,
+        turn: TurnId,
+        verdict: Vote,
+        hint: str | None = None,
+        raw: str = "It was too long.",
+        after: TurnId | None = None,
+    ) -> None:
+        """Three votes of a judge, a hint if there is one, and a sample.
+
+        Args:
+            after: the turn whose request holds the reaction.
+        """
         judgements = self.learning.judgements
-        opened = await judgements.open(turn, None, b"evidence", HINTS)
+        opened = await judgements.open(turn, after, b"evidence", HINTS)
         votes: list[tuple[int, str, Vote | None]] = [(n, f"{raw}\nverdict: {verdict}", verdict) for n in range(3)]
         await judgements.store_votes(opened.id, votes)
         if hint is not None:

@@ -96,7 +96,7 @@ async def test_sessions_are_found_by_what_was_said_and_decided(page: Page) -> No
         assert await found("outcome=sampled&verdict=praised&text=explain") == {"praised-one"}
         assert await found("state=closed") == set()
         refused = await visitor.client.get("/ui/sessions?outcome=nonsense")
-        assert (refused.status_code, "`outcome` cannot be" in html.unescape(refused.text)) == (400, True)
+        assert (refused.status_code, "<code>outcome</code> cannot be" in refused.text) == (400, True)
 
 
 async def test_a_long_list_and_a_long_session_have_pages(page: Page) -> None:
@@ -263,6 +263,60 @@ async def test_the_first_page_says_whether_it_gets_better_and_what_was_learned_l
         assert '0 / 8 <span class="soft">0%' in shown
 
 
+# Markdown of a reply, which nobody checked before the page shows it.
+ODD = {
+    "a table": ("| what | <b>how</b> |\n|:--|--:|\n| tides | 12 h |", "<td>tides</td>"),
+    "code without its end": ("Look:\n```python x <i>\n<script>alert(1)</script>", "<pre><code>&lt;script&gt;alert(1)"),
+    "a heading": ("# Tides & moons", '<p class="heading">Tides &amp; moons (1)</p>'),
+    "links": ("*see* [this](javascript:alert(1)) ![i](/ui/logout)", "<em>see</em> [this](javascript:alert(1)) ![i]"),
+    "html": ("**so** <img src=x onerror=alert(2)>", "<strong>so</strong> &lt;img src=x onerror=alert(2)&gt;"),
+    "depth": ("> " * 400 + "deep", "<blockquote>"),
+    "plain": ("2 * 3 * 4 < 25", '<div class="said" dir="auto">2 * 3 * 4 &lt; 25'),
+}
+
+
+async def test_a_version_shows_each_reply_with_its_structure_and_what_followed_it(page: Page) -> None:
+    for name, (written, _) in ODD.items():
+        first, second = await page.recorder.chat(name, f"Explain {name}", f"{name}? {CHANGED}", reply=written)
+        await page.recorder.judge(first, -1, after=second)
+    [rated] = await page.recorder.chat("rated", "Explain it")
+    await page.recorder.judge(rated, 1)
+    await page.services[0].feedback.give(page.learning.key, rated, 1.0, "<b>Perfect</b>")
+    await page.learning.set_recipe(recipe(batch_samples=8))
+    await step(page.learning, 1, count=0)
+    async with page.visitor() as visitor:
+        shown = await visitor.get("/ui/versions/1")
+        for name, (_, expected) in ODD.items():
+            assert expected in shown, name
+            assert f"{name}? {CHANGED}" in shown, name
+        for markup in ("<script>alert", "<img src=x", "<i>", 'href="javascript', "style="):
+            assert markup not in shown, markup
+        assert "&lt;b&gt;Perfect&lt;/b&gt;" in shown
+        assert "rated 1" in shown
+        # As it was written is kept beside what has structure, and only there.
+        assert shown.count("<summary>As written</summary>") == len(ODD) - 1
+        assert "[this](javascript:alert(1))" in shown.split("<summary>As written</summary>", 1)[1]
+        # The base model and a version that does not exist.
+        assert "nothing was trained" in await visitor.get("/ui/versions/0")
+
+
+async def test_any_two_versions_are_compared(page: Page) -> None:
+    for number in (1, 2):
+        await step(page.learning, number)
+    [engine] = await page.learning.rows("SELECT id FROM engines")
+    for number in (1, 2):
+        await publish(page.learning, number, engine["id"])
+    async with page.visitor() as visitor:
+        assert "<option selected>1</option>" in await visitor.get("/ui/versions/2")
+        shown = (await visitor.post("/ui/compare", version="2", other="0", prompt="Hello")).text
+        assert shown.index(">version 0<") < shown.index(">version 2<")
+        assert "its parent" not in shown
+        assert ">version 1<" in (await visitor.post("/ui/compare", version="0", other="1", prompt="Hello")).text
+        for other, status in (("2", 400), ("7", 404), ("x", 400)):
+            refused = await visitor.post("/ui/compare", version="2", other=other, prompt="Hello")
+            assert refused.status_code == status, other
+
+
 async def test_what_is_live_while_no_engine_answers_is_said(page: Page) -> None:
     async with page.visitor() as visitor, visitor.client.stream("GET", "/ui/events") as events:
         lines = events.aiter_lines()
@@ -412,6 +466,16 @@ async def test_a_number_out_of_range_is_refused(page: Page) -> None:
             assert (await visitor.post(f"/ui/training/{action}", version="9" * 5000)).status_code == 400
 
 
+async def test_an_address_that_is_none_is_said_on_a_page_with_the_menu(page: Page) -> None:
+    async with page.visitor() as visitor:
+        for path in ("/ui/nothing", "/ui/versions/77", "/ui/sessions/nobody"):
+            missing = await visitor.client.get(path)
+            assert (missing.status_code, 'aria-label="Pages"' in missing.text) == (404, True), path
+            assert "Not found" in missing.text
+    async with httpx.AsyncClient(base_url=page.url) as stranger:
+        assert (await stranger.get("/ui/nothing")).headers["location"] == "/ui/login"
+
+
 async def test_the_limits_of_a_key_hold_on_the_page_too(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page.services[0].key_limits, "_clock", lambda: 1000.0)  # nothing is refilled
     prefix = page.admin_key[: len("cl-00000000")]
@@ -546,7 +610,11 @@ async def test_a_trained_reply_shows_its_tokens_by_their_advantage(page: Page) -
 async def test_rollouts_are_started_and_paused(page: Page) -> None:
     plan = {"environment": "terminal", "size": "4", "groups": "1", "barren": "9"}
     async with page.visitor() as visitor:
-        assert "Never started" in await visitor.get("/ui/rollouts")
+        shown = await visitor.get("/ui/rollouts")
+        assert "Never started" in shown
+        assert '<option value="tool-call" selected>tool-call: “What is 58 plus 97?”' in shown
+        own = await visitor.post("/ui/rollouts/start", **plan, own="my tasks")
+        assert 'name="own" maxlength="200" value="my tasks"' in own.text
         assert "Started." in (await visitor.post("/ui/rollouts/start", **plan)).text
         assert (await visitor.post("/ui/rollouts/start", **plan | {"size": "1"})).status_code == 400
         assert "too dear" in (await visitor.post("/ui/rollouts/pause", reason="too dear")).text
@@ -793,7 +861,7 @@ async def told(page: Page, command: list[str], rest: str, shown: str) -> dict[st
     ) as client:
         answered = (await client.get(f"/admin/v1/{rest}")).text
     async with page.visitor() as visitor:
-        seen = html.unescape(await visitor.get(shown))
+        seen = html.unescape(re.sub("</?code>", "`", await visitor.get(shown)))
     texts = {"command": printed.stdout, "REST": answered, "page": seen}
     return {where: " ".join(text.split()) for where, text in texts.items()}
 
@@ -847,7 +915,7 @@ async def test_how_long_a_gate_took_is_told(page: Page) -> None:
     assert '"gate_seconds":1.75' in rest.replace(": ", ":")
     assert '"seconds":1.5' in rest.replace(": ", ":")
     assert "Its checks took 1.75 s." in shown
-    assert "<dt>seconds</dt><dd>0.25</dd>" in shown
+    assert "<dt>seconds</dt><dd>0.25 s" in shown
 
 
 # A policy that does not exist is an error that names it, wherever one is asked for: not an empty list.

@@ -84,13 +84,17 @@ async def test_how_good_the_judge_is_is_shown_where_it_was_tried(page: Page) -> 
 
 async def test_probes_are_added_and_removed(page: Page) -> None:
     async with page.visitor() as visitor:
-        assert "There is none." in await shown(visitor)
+        assert "There is none." in await visitor.get("/ui/probes")
+        assert "asks each version 0 prompts" in await shown(visitor)
         fields = {"prompt": "What is <b>2 + 2</b>?", "contains": "4", "regex": "", "exact": ""}
         added = await visitor.post("/ui/probes", **fields)
         assert "&lt;b&gt;2 + 2&lt;/b&gt;" in added.text
         [stored] = await page.services[0].probes.all(POLICY)
         assert list(stored.content.messages) == [{"role": "user", "content": fields["prompt"]}]
         assert (list(stored.content.contains), stored.content.regex) == (["4"], None)
+        for text, found in (("2 + 2", True), ("WHAT", True), ("4", True), ("moon", False)):
+            listed = (await visitor.client.get("/ui/probes", params={"text": text})).text
+            assert ("&lt;b&gt;2 + 2" in listed, "1 probe with these words" in listed) == (found, found), text
         refused = await visitor.post("/ui/probes", prompt="Again?", regex="(")
         assert (refused.status_code, "cannot be used" in refused.text) == (400, True)
         assert "Removed." in (await visitor.post(f"/ui/probes/{stored.id}/remove")).text
@@ -572,7 +576,7 @@ async def test_the_first_visit_tells_what_is_not_ready_and_now_can_be_looked_at(
         ready = await visitor.get("/ui/start")
         assert "Not ready" not in ready
         assert "No Temporal is configured" in ready
-        assert "<h2>Serving</h2>" in await visitor.get(_address_of(ready, "Now"))
+        assert "<h2>Answers</h2>" in await visitor.get(_address_of(ready, "Now"))
         page.draining.append(True)
         assert "<b>Not ready:</b> this gateway is being stopped." in await visitor.get("/ui/start")
         assert "<b>This gateway is being stopped.</b>" in await visitor.get("/ui/engines")

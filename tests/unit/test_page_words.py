@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from api.ui.wording import FIGURES, STATES, meaning_of, pieces, why, words_of
+from api.ui.wording import FIGURES, STATES, code, meaning_of, why, words_of
 from clawloop.core.contracts.training import HeldOutScore, StepState, TrainedStep, VersionRef
 from clawloop.core.contracts.turns import TurnOutcome
 from clawloop.core.gate.canary import JudgedSessions, check_canary
@@ -62,5 +62,5 @@ def test_the_reason_says_no_words_of_the_outcome_again() -> None:
 
 
 def test_what_stands_between_backticks_is_code() -> None:
-    assert pieces("Start `clawloop up`, or `x`.") == ["Start ", "clawloop up", ", or ", "x", "."]
-    assert pieces("one ` alone") == ["one ` alone"]
+    assert code("Start `clawloop up`, or `<x>`.") == "Start <code>clawloop up</code>, or <code>&lt;x&gt;</code>."
+    assert code("<one> ` alone") == "&lt;one&gt; ` alone"

@@ -424,6 +424,10 @@ def compare_version(
         list[str] | None,
         typer.Option(help="Ask both this; repeatable. Default: what was asked in replies that it was trained on."),
     ] = None,
+    other: Annotated[
+        int | None,
+        typer.Option("--with", min=0, max=2**31 - 1, help="The version to compare with; default: its parent."),
+    ] = None,
     policy: Policy = "default",
     url: Url = None,
     key: Annotated[
@@ -432,13 +436,14 @@ def compare_version(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask a version and its parent the same prompts, and show the answers under each other. Needs a running gateway."""
+    """Ask a version and its parent, or another, the same prompts, and show both answers. Needs a running gateway."""
     from urllib.parse import quote
 
     from clawloop.core.contracts.answers import Comparison
 
     path = f"/admin/v1/policies/{quote(policy, safe='')}/versions/{version}/compare"
-    body = {"prompts": prompt} if prompt else {}
+    asked = {"prompts": prompt or None, "other": other}
+    body = {name: value for name, value in asked.items() if value is not None}
     found = Comparison.model_validate(
         post(gateway_address(url, data), path, body, key or kept_key(data, "admin"), _COMPARE_SECONDS)
     )

@@ -316,15 +316,20 @@ class VersionAnswer(View):
 
 
 class ComparedPrompt(View):
-    """One prompt, and the answers of the parent and of the version."""
+    """One prompt, and the answers of the other version and of the version."""
 
     prompt: str
     answers: Sequence[VersionAnswer]
 
 
 class Comparison(View):
+    """
+    Args:
+        parent: of the version, with which it was compared unless another one was named; None of version 0.
+    """
+
     version: int
-    parent: int
+    parent: int | None
     prompts: Sequence[ComparedPrompt]
 
 

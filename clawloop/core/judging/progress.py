@@ -1,9 +1,10 @@
 """Whether the trained versions' replies are liked better than version 0's were.
 
-A chat is one observation, the share of good ones among the good and bad verdicts on its replies: turns of a conversation
-are not independent. The interval is that of Agresti and Caffo, "Simple and Effective Confidence Intervals for
-Proportions" (2000): of two proportions with one success and one failure more in each, which holds with few observations
-and where all agree. Shares between 0 and 1 vary less than it assumes. It decides nothing, as a canary does.
+A chat is one observation, the share of good ones among the good and bad verdicts on its replies: turns of a
+conversation are not independent. The interval is that of Agresti and Caffo, "Simple and Effective Confidence Intervals
+for Proportions" (2000): of two proportions with one success and one failure more in each, which holds with few
+observations and where all agree. Shares between 0 and 1 vary less than it assumes. It is for people: a canary is
+decided by another one, which may be looked at after each verdict.
 """
 
 from __future__ import annotations
