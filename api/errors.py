@@ -290,6 +290,11 @@ def install_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         if (unsupported := _unsupported(request.url.path)) is not None and error.status_code in (404, 405):
             return _answer(unsupported, request)
+        if error.status_code == 404 and request.url.path.startswith("/v1/v1/"):
+            # Anthropic's clients and OpenClaw's add `/v1` themselves.
+            base = str(request.base_url).rstrip("/")
+            message = f"This address has /v1 twice: the client adds it to its base URL itself, which is then {base}."
+            return _answer(Problem(404, message, "unknown_url"), request)
         if error.status_code == 404:
             message = f"There is nothing at {request.method} {request.url.path}; chat is at POST /v1/chat/completions."
             return _answer(Problem(404, message, "unknown_url"), request)

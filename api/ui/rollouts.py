@@ -13,7 +13,7 @@ from api.ui.sessions import TURNS_ON_A_PAGE, on_page
 from clawloop.core.contracts.episodes import RolloutsPlan
 from clawloop.core.errors import NotFound, RequestRejected
 from clawloop.core.ids import EpisodeId, RolloutGroupId
-from clawloop.operations.rollouts import episode_page, found_episode, group_page
+from clawloop.operations.rollouts import EXAMPLES, episode_page, found_episode, group_page
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -47,6 +47,7 @@ async def list_rollouts(
         groups=await group_page(services.episodes, policy=chosen, after=after_group, limit=_GROUPS),
         episodes=await episode_page(services.episodes, policy=chosen, group=of_group, after=after, limit=_EPISODES),
         group=of_group,
+        examples=EXAMPLES,
         note=None,
     )
 
@@ -72,7 +73,8 @@ async def change_rollouts(request: Request, action: str, policy: str | None = No
     form = await read_form(request)
     match action:
         case "start":
-            if not 0 < len(environment := form.get("environment", "").strip()) <= _ENVIRONMENT_CHARACTERS:
+            environment = form.get("own", "").strip() or form.get("environment", "").strip()
+            if not 0 < len(environment) <= _ENVIRONMENT_CHARACTERS:
                 message = f"Name the environment, with {_ENVIRONMENT_CHARACTERS} characters at most."
                 raise RequestRejected(message, field="environment")
             plan = RolloutsPlan(
@@ -88,7 +90,8 @@ async def change_rollouts(request: Request, action: str, policy: str | None = No
         case _:
             raise NotFound(f"There is no action {action!r}.", code="not_found", field="action")
     note = "Started." if action == "start" else "Paused: groups in flight are finished."
-    return render_page(request, login, "_rollouts.html", chosen, "rollouts", rollouts=applied.result, note=note)
+    shown = {"rollouts": applied.result, "examples": EXAMPLES, "note": note}
+    return render_page(request, login, "_rollouts.html", chosen, "rollouts", **shown)
 
 
 def _number(form: dict[str, str], field: str, least: int, most: int) -> int:

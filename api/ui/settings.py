@@ -1,16 +1,20 @@
-"""`GET /ui/settings`: recipes, probes, keys, policies and upkeep, with the forms that change them."""
+"""`GET /ui/settings` and `/ui/probes`: keys, policies, recipes, probes and upkeep, with the forms that change them."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from api.admin.sessions import lines_of
 from api.dependencies import Services, services_of
 from api.ui.logins import Login
+from api.ui.messages import blocks_of
 from api.ui.page import PageRoute, operator, policy_of, read_form, render, render_page, version_number, viewer
 from clawloop.core.contracts.answers import NewKey
 from clawloop.core.contracts.serving import KeyLimits, Scope
+from clawloop.core.contracts.training import StoredProbe
 from clawloop.core.errors import RecipeRejected, RequestRejected, SetupError
 from clawloop.core.ids import SessionId
 from clawloop.core.recipes.recipe import Recipe, read_recipe, toml_of
@@ -20,7 +24,7 @@ from clawloop.operations.keys import MOST_DAYS
 from clawloop.operations.probes import MOST_PROBES, find_probe, read_probes
 
 # The page -------------------------------------------------------------------------------------------------------------
-# `GET /ui/settings`: what a policy learns by, its probes, the keys, the policies, and upkeep.
+# `GET /ui/settings`: the keys, the policies, what a policy learns by, and upkeep; `GET /ui/probes`.
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -37,7 +41,7 @@ async def show(request: Request, policy: str | None = None) -> Response:
         chosen,
         "settings",
         recipe=toml_of(await services.training.recipe(chosen)),
-        probes=await services.probes.all(chosen),
+        probes=len(await services.probes.all(chosen)),
         keys=(await services.key_operations.list()).keys,
         scopes=[scope.value for scope in Scope],
         made=None,
@@ -63,6 +67,15 @@ async def set_recipe(request: Request, policy: str | None = None) -> Response:
     return render_page(request, login, "_recipe.html", chosen, "settings", recipe=toml_of(recipe), note=note)
 
 
+@router.get("/ui/probes")
+async def list_probes(
+    request: Request, policy: str | None = None, text: Annotated[str, Query(max_length=200)] = ""
+) -> Response:
+    login = await viewer(request)
+    services = services_of(request)
+    return await _probes(request, services, login, policy_of(services, login, policy), None, text, "probes.html")
+
+
 @router.post("/ui/probes")
 async def add_probe(request: Request, policy: str | None = None) -> Response:
     login = await operator(request)
@@ -78,17 +91,36 @@ async def add_probe(request: Request, policy: str | None = None) -> Response:
 
 
 @router.post("/ui/probes/{probe}/remove")
-async def remove_probe(request: Request, probe: str, policy: str | None = None) -> Response:
+async def remove_probe(
+    request: Request, probe: str, policy: str | None = None, text: Annotated[str, Query(max_length=200)] = ""
+) -> Response:
     login = await operator(request)
     services = services_of(request)
     chosen = policy_of(services, login, policy)
     await services.probes.remove(chosen, find_probe(chosen, await services.probes.all(chosen), probe))
-    return await _probes(request, services, login, chosen, "Removed.")
+    return await _probes(request, services, login, chosen, "Removed.", text)
 
 
-async def _probes(request: Request, services: Services, login: Login, policy: str, note: str) -> Response:
-    probes = await services.probes.all(policy)
-    return render_page(request, login, "_probes.html", policy, "settings", probes=probes, note=note)
+async def _probes(
+    request: Request,
+    services: Services,
+    login: Login,
+    policy: str,
+    note: str | None,
+    text: str = "",
+    template: str = "_probes.html",
+) -> Response:
+    wanted = text.strip().casefold()
+    probes = [probe for probe in await services.probes.all(policy) if wanted in _words_of(probe)]
+    return render_page(request, login, template, policy, "settings", probes=probes, text=text.strip(), note=note)
+
+
+def _words_of(probe: StoredProbe) -> str:
+    """What is looked for in a probe: its prompt and its checks."""
+    content = probe.content
+    prompt = [block.text for message in content.messages for block in blocks_of(message)]
+    checks = [*content.contains, content.regex or "", content.exact or ""]
+    return "\n".join([*prompt, *checks]).casefold()
 
 
 # Keys and policies ----------------------------------------------------------------------------------------------------

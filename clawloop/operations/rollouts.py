@@ -19,7 +19,14 @@ from clawloop.operations.training import check_reason
 # Operators' changes to a policy's rollouts: PostgreSQL decides; the workflow is then notified, best effort.
 
 # Workers that are named environments and nothing else; any other name is that of a folder or a package.
-OURS = ("browser", "reasoning-gym", "swe", "terminal", "tool-call")
+EXAMPLES = {
+    "tool-call": "“What is 58 plus 97?”, with a Python tool",
+    "terminal": "“Rename books.txt to memo.txt.”, with a shell",
+    "swe": "“minus in units.py is wrong”, in a small repository",
+    "browser": "a form or a list on a small page, in Chromium",
+    "reasoning-gym": "puzzles of that package, with a Python tool",
+}
+"""A task of each environment that comes with Clawloop, in a few words."""
 # Episodes begin in the order of their groups: if a worker is busy, it is with one of the oldest.
 _GROUPS_LOOKED_AT = 32
 
@@ -103,7 +110,7 @@ class RolloutOperations:
 def no_worker(environment: str) -> str:
     """One line: that no worker serves the environment, and what starts one."""
     name = shlex.quote(environment)
-    if environment in OURS:
+    if environment in EXAMPLES:
         how = f"`clawloop worker environment --environment {name}` starts one"
     else:
         how = (

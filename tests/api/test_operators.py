@@ -21,7 +21,7 @@ from clawloop.core.contracts.turns import TurnOutcome
 from clawloop.core.ids import new_episode_id, new_rollout_group_id, new_turn_id
 from clawloop.core.recipes.recipe import Recipe, parse_recipe
 from clawloop.environments.choice import ENVIRONMENTS
-from clawloop.operations.rollouts import OURS
+from clawloop.operations.rollouts import EXAMPLES
 from tests.api.chat_requests import chat
 from tests.api.conftest import Gateway
 from tests.fakes.ledger import FakeStep, FakeVersion
@@ -486,7 +486,7 @@ async def test_an_environment_without_a_worker_is_said_at_once_and_until_one_com
 
 
 def test_environments_that_a_worker_is_named_are_known() -> None:
-    assert set(OURS) == set(ENVIRONMENTS)
+    assert set(EXAMPLES) == set(ENVIRONMENTS)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ WITHOUT_JSON = {"recipe show", "why tides:1 --tokens"}
 PAGES = (
     *("", "/now", "/sessions", "/sessions?text=tides", "/sessions/{tides}", "/sessions/{tools}", "/turns/{blamed}"),
     *("/versions", "/versions/1", "/versions/2", "/rollouts", "/episodes/{episode}"),
-    *("/engines", "/settings", "/start"),
+    *("/engines", "/settings", "/probes?text=2", "/start"),
 )
 
 

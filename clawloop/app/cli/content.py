@@ -60,17 +60,22 @@ def export(
     wanted = ExportFilter(policy, of_session, _aware(since), _aware(until))
     after = None if out is None else _continue_after(out)
 
-    async def write(database: Database, file: BinaryIO) -> None:
+    async def write(database: Database, file: BinaryIO) -> int:
+        written = 0
         exporter = Exporter(PostgresExportStore(database))
         async for page in exporter.pages(ExportKind(records), wanted, after, with_files=files):
             for record in page:
                 file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+            written += len(page)
+        return written
 
     if out is None:
         with_database(data, lambda database: write(database, sys.stdout.buffer))
         return
     with out.open("ab") as file:
-        with_database(data, lambda database: write(database, file))
+        written = with_database(data, lambda database: write(database, file))
+    more = "" if after is None else "further "
+    typer.echo(f"{written:,} {more}records ({records}) written to {out}", err=True)
 
 
 def _find(data: Path | None, session: str) -> SessionId:

@@ -92,8 +92,12 @@ async def run(options: UpOptions, board: Board, prepare: Prepare, use: Use | Non
             loop.add_signal_handler(number, request_stop)
         try:
             await _until(stop, _start_and_supervise(options, listener, supervisor, board, prepare, use))
+        except SetupError as error:
+            board.say(f"cannot go on: {error}")  # before all that is told of stopping
+            raise
         finally:
-            board.say("stopping")
+            groups = [", ".join(group) for group in parts.stop_order(supervisor.names) if group]
+            board.say(f"stopping {'; then '.join(groups) or 'before anything was started'}")
             listener.close()  # the gateways hold it, too, until they stop
             await supervisor.stop(parts.stop_order(supervisor.names))
             for number in _STOP_SIGNALS:
@@ -128,6 +132,10 @@ async def _start_and_supervise(
     async def start_and_use() -> None:
         started = await _start_gateways_and_workers(options, plan, listener, supervisor, board, prepare)
         await _start_trainer(options, plan, supervisor, started.deployment)
+        if plan.models is not None:
+            for engine in plan.models.engines:
+                await supervisor.ready(engine.name)
+        board.say(f"ready: {started.gateway}/v1 answers chats")
         if use is None:
             await asyncio.Event().wait()
         else:

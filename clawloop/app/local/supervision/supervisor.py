@@ -151,6 +151,7 @@ class Part:
         stop_signal: requests an orderly stop.
         stop_within: after that the part and all its descendants are killed.
         start_within: a part that is not ready by then is killed and restarted.
+        starting: what its start does and how long that usually takes, for people, until `progress` says more.
         progress: progress of the start as a log line reports it; None for other lines.
         restart: None: the supervisor's.
     """
@@ -162,6 +163,7 @@ class Part:
     stop_signal: signal.Signals = signal.SIGTERM
     stop_within: timedelta = timedelta(seconds=5)
     start_within: timedelta = timedelta(minutes=2)
+    starting: str = ""
     progress: Callable[[str], str | None] | None = None
     restart: RestartPolicy | None = None
 
@@ -401,7 +403,7 @@ class _Run:
     async def keep_running(self) -> None:
         failures = 0
         while True:
-            self._set_status(PartState.STARTING, "")
+            self._set_status(PartState.STARTING, self.part.starting)
             started_at = asyncio.get_running_loop().time()
             try:
                 reason = await self._run_once()
