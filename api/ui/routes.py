@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from api.ui import engines, events, login, now, page, rollouts, sessions, settings, versions
 from api.ui.page import PageRoute, viewer
-from clawloop.core.errors import NotFound
+from clawloop.core.errors import RequestRejected
 
 _missing = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -15,8 +15,9 @@ _missing = APIRouter(route_class=PageRoute, include_in_schema=False)
 @_missing.get("/ui/{path:path}")
 async def no_page(request: Request, path: str) -> Response:
     """Any other address below the page's own."""
-    await viewer(request, needs_store=False)
-    raise NotFound(f"There is no page `/ui/{path}`.", code="not_found")
+    if not path.startswith("assets/"):
+        await viewer(request, needs_store=False)
+    raise RequestRejected(f"There is no page `/ui/{path}`.", status=404, code="not_found")
 
 
 _PAGES = (login, now, events, sessions, versions, rollouts, engines, settings)

@@ -137,7 +137,9 @@ def test_it_starts_everything_restarts_killed_parts_and_stops(tmp_path: Path, en
         running.line("chat key +ck-1$")
         running.line("admin key +ak-1$")
         running.line("start 1 of Qwen3-4B as ")
+        running.line("temporal starting: opening its database, usually 1 s")
         running.line("temporal ready")
+        running.line(f"ready: {gateway}/v1 answers chats")
         assert urllib.request.urlopen(gateway).read().decode() == engine
         assert urllib.request.urlopen(ui).status == 200
         for name in ("temporal", "postgres"):
@@ -150,6 +152,7 @@ def test_it_starts_everything_restarts_killed_parts_and_stops(tmp_path: Path, en
         running.process.send_signal(signal.SIGINT)
         assert running.ended() == 0
         assert alive(descendants) == []
+        running.line("stopping gateway-0, gateway-1; then temporal; then postgres$")
         ends = [line.split()[1] for line in running.lines if line.endswith(" stopped")]
         assert (sorted(ends[:2]), ends[2:]) == (["gateway-0", "gateway-1"], ["temporal", "postgres"])
         assert running.lines[-1].partition(" ")[2] == f"stopped; the data stays in {tmp_path / 'data'}"

@@ -44,7 +44,7 @@ async def shown(visitor: Visitor) -> str:
 async def test_the_recipe_is_shown_as_it_can_be_given_back(page: Page) -> None:
     await page.learning.set_recipe(RECIPE)
     async with page.visitor() as visitor:
-        text = re.search(r"required>(.*?)</textarea>", await shown(visitor), re.DOTALL)
+        text = re.search(r'id="recipe-text"[^>]*>(.*?)</textarea>', await shown(visitor), re.DOTALL)
         assert text is not None
         other = text[1].replace("train.batch_samples = 4", "train.batch_samples = 6")
         told = html.unescape((await visitor.post("/ui/recipe", recipe=other)).text)

@@ -90,7 +90,8 @@ class ScoreTable(ScoreLines):
         elif status.state is PartState.STOPPING:
             self._set_status("stopping")
         elif starting and not self._rows:
-            parts = ", ".join(f"{part.name} ({part.detail})" if part.detail else part.name for part in starting)
+            details = {part.name: part.detail.partition(",")[0] for part in starting}
+            parts = ", ".join(f"{name} ({detail})" if detail else name for name, detail in details.items())
             self._status = f"starting {parts}"
 
     def add_evaluation(self, run: PlannedRun, row: Evaluation) -> None:

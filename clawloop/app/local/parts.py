@@ -149,6 +149,7 @@ def postgres(server: EmbeddedPostgres) -> Part:
         is_ready=is_ready,
         stop_signal=signal.SIGINT,  # PostgreSQL's fast shutdown: disconnects clients, writes a checkpoint
         stop_within=timedelta(seconds=4),
+        starting="opening the database, usually 1 to 4 s",
     )
 
 
@@ -159,6 +160,7 @@ def temporal(folder: Path, ports: temporal_server.Ports, environment: Mapping[st
         prepare=lambda: temporal_server.launch(folder, ports, environment),
         is_ready=lambda: temporal_server.is_ready(ports.http),
         stop_within=timedelta(seconds=3),
+        starting="opening its database, usually 1 s",
     )
 
 
@@ -176,6 +178,7 @@ def vllm(name: str, model: ModelFacts, options: EngineOptions, where: str, envir
         stop_within=timedelta(seconds=3),  # it has no state to save
         # Reading a large model from a slow disk; the tiny model takes 40 s on two cores.
         start_within=timedelta(minutes=30),
+        starting="loading vLLM, then the model; together usually a minute for a small model, minutes for a large one",
         progress=vllm_server.progress,
     )
 
@@ -216,6 +219,7 @@ def _gateway(
         is_ready=lambda: answers_ok(f"http://{LOOPBACK}:{health_port}/healthz"),
         stop_signal=signal.SIGINT,  # SIGTERM would wait for running replies; these are cut and recorded as aborted
         stop_within=timedelta(seconds=9),  # it takes 3; of 6 on a busy machine the last would record what was cut
+        starting="connecting to PostgreSQL and Temporal, usually 15 s",
         restart=GATEWAY_RESTART,
     )
 
@@ -257,6 +261,7 @@ def _worker(name: str, arguments: Sequence[str], deployment: Deployment, environ
         is_ready=lambda: answers_ok(f"{url}/readyz"),
         stop_within=timedelta(seconds=4),  # Temporal retries its activities after the next start
         start_within=timedelta(minutes=10),  # it is ready only once Temporal answers
+        starting="connecting to PostgreSQL and Temporal, usually 15 s",
     )
 
 
