@@ -34,8 +34,8 @@ async def exported(page: Page, folder: Path) -> dict[str, list[dict[str, Any]]]:
     for kind in LEDGER:
         file = folder / f"{kind}.jsonl"
         done = await asyncio.to_thread(clawloop, "export", "--records", kind, "--out", str(file), **settings)
-        assert (done.returncode, done.stderr) == (0, "")
         found[kind] = [json.loads(line) for line in file.read_bytes().splitlines()]
+        assert (done.returncode, done.stderr) == (0, f"{kind} written to {file}: {len(found[kind])}\n")
         file.unlink()
     return found
 

@@ -108,5 +108,6 @@ async def test_the_command_continues_a_file(
     whole = out.read_bytes()
     assert [json.loads(line)["id"] for line in whole.splitlines()] == [str(record.turn_id) for record in records]
     out.write_bytes(whole[: len(whole) // 2])
-    assert (await asyncio.to_thread(runner.invoke, app, run)).exit_code == 0
+    again = await asyncio.to_thread(runner.invoke, app, run)
+    assert (again.exit_code, again.stderr.endswith(" more\n")) == (0, True)
     assert out.read_bytes() == whole

@@ -74,8 +74,7 @@ def export(
         return
     with out.open("ab") as file:
         written = with_database(data, lambda database: write(database, file))
-    more = "" if after is None else "further "
-    typer.echo(f"{written:,} {more}records ({records}) written to {out}", err=True)
+    typer.echo(f"{records} written to {out}: {written:,}{'' if after is None else ' more'}", err=True)
 
 
 def _find(data: Path | None, session: str) -> SessionId:
