@@ -128,7 +128,7 @@ async def test_the_turn_that_taught_shorter_its_step_a_comparison_and_a_roll_bac
             await _stands(tab, f"Version {taught - 1} answers until you unpin it")
         await _answers(tab, f"version {max(taught - 1, 1)}")
         await tab.goto(f"/ui/versions/{taught}")
-        await tab.get_by_label(f"Ask version {taught - 1} and version {taught}").fill(PROMPTS[0])
+        await tab.get_by_label("Prompt for both").fill(PROMPTS[0])
         await tab.get_by_role("button", name="Ask both").click()
         await expect(tab.locator("#compared .bubble")).to_have_count(2)
         for place in range(2):
