@@ -398,3 +398,10 @@ async def test_a_document_is_read_as_its_text(gateway: Gateway) -> None:
     assert "Send the text of the document" in refused
     nested = {"type": "document", "source": {"type": "content", "content": [documents[0]]}}
     assert (await post(gateway, body(user([nested])))).status_code == 400
+
+
+async def test_a_base_url_with_v1_is_told_apart_from_an_unknown_address(gateway: Gateway) -> None:
+    async with gateway.client() as client:
+        missing = await client.post("/v1/v1/messages", json={}, headers={"anthropic-version": "2023-06-01"})
+    assert missing.status_code == 404
+    assert f"which is then {gateway.url}." in missing.json()["error"]["message"]
