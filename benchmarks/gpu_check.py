@@ -221,7 +221,7 @@ def step(shape: str, documents: int, contender: str, options: Options) -> None:
         seconds += [took["wall_seconds"]] if number else []
         tell(loss=took["loss"], peak_gib=round(took["peak_bytes"] / 2**30, 2))
         if seconds:
-            tell(step_seconds=seconds, tokens_per_second=round(tokens / min(seconds)))
+            tell(step_seconds=seconds, tokens_per_second=round(tokens / min(seconds), 1))
         else:
             tell(first_seconds=took["wall_seconds"])
         if len(stages) > 1:

@@ -69,7 +69,8 @@ class TrainingNeeds:
         compares_distributions: whole distributions are compared, so each position has further logits.
         controlled: the teachers are compared with a control, so each position has logits of that too.
         entropy: the entropy of each position is in the loss.
-        hints: behind how many hints a reply is read, at most, in the micro-batch in which it is read without one.
+        hints: behind how many hints a reply is read, at most, in the micro-batch in which it is read without one; a
+            control is one of them.
     """
 
     rank: int = 16

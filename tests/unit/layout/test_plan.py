@@ -521,5 +521,5 @@ def test_eight_gpus_take_the_sets_and_the_judge_of_the_example() -> None:
     }
 
 
-def test_what_the_user_says_next_is_read_as_one_hint() -> None:
-    assert (needs_of(DEFAULT_RECIPE).hints, needs_of(WITHOUT_JUDGE).hints) == (3, 1)
+def test_what_the_user_says_next_is_read_as_one_hint_and_each_recipe_reads_its_control() -> None:
+    assert (needs_of(DEFAULT_RECIPE).hints, needs_of(WITHOUT_JUDGE).hints) == (3 + 1, 1 + 1)
