@@ -152,6 +152,7 @@ class Evaluator:
             logprobs=record.logprobs,
             unseen=unseen_parts(record.messages),
             reply=record.response,
+            lessons=record.lessons,
         )
         decision = decide(signal, verdict, hint, fault)
         hinted: tuple[PromptChange, ...] = ()
