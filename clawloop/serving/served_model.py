@@ -148,9 +148,7 @@ async def _rendered(
     raise ConnectionError(f"the engine answered {status}")
 
 
-async def _default_system(
-    session: aiohttp.ClientSession, url: str, headers: dict[str, str], asking: _Asking
-) -> str:
+async def _default_system(session: aiohttp.ClientSession, url: str, headers: dict[str, str], asking: _Asking) -> str:
     """The text that the template says in place of a system message; empty if it says none, or the engine tells none.
 
     Raises:

@@ -97,6 +97,7 @@ SEALED_TABLES = (
         {"advantages": Form.BYTES, "moves": Form.BYTES},
     ),
     SealedTable("probes", ("id",), _id, {"content": Form.JSON}),
+    SealedTable("lessons", ("id",), _id, {"text": Form.TEXT, "digest": Form.DIGEST}),
     SealedTable("files", ("id",), _id, {"content": Form.BYTES, "digest": Form.DIGEST}, rows_at_once=4),
 )
 
@@ -119,6 +120,7 @@ PLAIN_COLUMNS: Mapping[str, str] = {
     "curriculum_kinds": "policy environment kind why",
     "rollouts": "policy environment paused_reason",
     "events": "policy kind detail",
+    "lessons": "policy state why source",
     "votes": "kind",
     "hints": "kind",
     "feedback": "effect",

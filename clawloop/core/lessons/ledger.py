@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
+from dataclasses import dataclass
 from hashlib import sha256
 
 from clawloop.core.contracts.lessons import Lesson, LessonState
 from clawloop.core.errors import StateConflict, ValueRejected
 from clawloop.core.judging.evidence import has_control_tokens
 from clawloop.core.judging.hints import comparable_words
+from clawloop.core.recipes.lessons import Lessons
 
 LONGEST = 300
 """Characters of a lesson: a long sentence. What is longer is a document, which belongs into the client's own prompt."""
@@ -91,6 +93,23 @@ def fitting(lessons: Iterable[Lesson], max_tokens: int) -> list[Lesson]:
             break
         chosen.append(lesson)
     return chosen[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class LessonBook:
+    """A policy's lessons, and how its recipe shows them.
+
+    Args:
+        lessons: those that are not erased, oldest first.
+    """
+
+    settings: Lessons
+    lessons: tuple[Lesson, ...]
+
+    @property
+    def shown(self) -> list[Lesson]:
+        """Those that a new session gets."""
+        return fitting(self.lessons, self.settings.max_tokens) if self.settings.enabled else []
 
 
 def _rejected(problem: str) -> ValueRejected:

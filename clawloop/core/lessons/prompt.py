@@ -22,6 +22,11 @@ LEAD_IN = (
 _SYSTEM = ("system", "developer")
 
 
+def has_system(messages: Sequence[Message]) -> bool:
+    """True if the messages begin with a system message."""
+    return bool(messages) and messages[0].get("role") in _SYSTEM
+
+
 def with_lessons(messages: Sequence[Message], lessons: Sequence[str], default_system: str = "") -> Sequence[Message]:
     """The messages with lessons at the end of the last of the system messages that they begin with.
 

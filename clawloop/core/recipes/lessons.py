@@ -22,5 +22,6 @@ class Lessons(Table):
     """Let several chat keys use the policy: who has one of them may have the model tell the lessons that another one's
     user gave. While it is false a second key is refused."""
     from_corrections: bool = False
-    """Make a lesson of each correction: of the hint that a judge made of the user's words, or of the user's next message
-    where `signal.hints_from` is `message`. What a tool printed never becomes one. While it is false lessons are typed."""
+    """Make a lesson of each correction: of the hint that a judge made of the user's words, or of the user's next
+    message where `signal.hints_from` is `message`. What a tool printed never becomes one. While it is false lessons are
+    typed."""

@@ -1,8 +1,8 @@
 """A recipe: the immutable settings that learning depends on, in tables.
 
 `[signal]` is what judging and sample making depend on: samples stay usable while its hash is the same. `[train]` is
-what a step depends on, `[gate]` what its version must pass; `[lessons]` is what prompts hold. A recipe has weights of loss parts and advantage terms, no
-method name; deploy/recipes/ holds one file for each known method, with its formula.
+what a step depends on, `[gate]` what its version must pass; `[lessons]` is what prompts hold. A recipe has weights of
+loss parts and advantage terms, no method name; deploy/recipes/ holds one file for each known method, with its formula.
 """
 
 from __future__ import annotations
@@ -445,7 +445,13 @@ def _contradictions(recipe: Recipe) -> Iterator[RecipeRejected]:
     if (length := len(recipe.name)) > _LONGEST_NAME:
         problem = f"{length} characters, but {_LONGEST_NAME} at most: it is mostly a file name too"
         yield RecipeRejected(problem, field="name")
-    of_tables = (*_of_terms(signal, train), *_of_signal(signal), *_of_loss(train.loss, train), *_of_gate(recipe), *_of_lessons(recipe))
+    of_tables = (
+        *_of_terms(signal, train),
+        *_of_signal(signal),
+        *_of_loss(train.loss, train),
+        *_of_gate(recipe),
+        *_of_lessons(recipe),
+    )
     for holds, field, problem in of_tables:
         if holds:
             yield RecipeRejected(problem, field=field)

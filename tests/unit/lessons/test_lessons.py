@@ -25,7 +25,12 @@ from clawloop.core.lessons.prompt import DEFAULT_SYSTEM, LEAD_IN, turn_as_sent, 
 from clawloop.core.turns.canonical import History
 from tests.records import turn_record
 
+SYSTEM: Message = {"role": "system", "content": "One."}
 USER: Message = {"role": "user", "content": "How late is it?"}
+
+
+ACTIVE, OFF = LessonState.ACTIVE, LessonState.OFF
+SUPERSEDED, ERASED = LessonState.SUPERSEDED, LessonState.ERASED
 
 
 def lesson(text: str = "Answer in one sentence.", state: LessonState = LessonState.ACTIVE) -> Lesson:
@@ -78,25 +83,30 @@ def test_a_lesson_repeats_one_with_the_same_words() -> None:
 
 # States ---------------------------------------------------------------------------------------------------------------
 
-A, O, S, E = LessonState.ACTIVE, LessonState.OFF, LessonState.SUPERSEDED, LessonState.ERASED
+FOLLOW: dict[LessonState, set[LessonState]] = {
+    ACTIVE: {OFF, SUPERSEDED, ERASED},
+    OFF: {ACTIVE, SUPERSEDED, ERASED},
+    SUPERSEDED: {ACTIVE, ERASED},
+    ERASED: set(),
+}
 
 
-@pytest.mark.parametrize(("before", "after"), [(A, O), (O, A), (S, A), (A, S), (O, S), (A, E), (O, E), (S, E)])
-def test_states_that_follow_each_other(before: LessonState, after: LessonState) -> None:
-    require_change(lesson(state=before), after)
-
-
-@pytest.mark.parametrize(("before", "after"), [(E, A), (E, O), (E, S), (E, E), (A, A), (O, O), (S, S), (S, O)])
-def test_states_that_do_not_follow_each_other(before: LessonState, after: LessonState) -> None:
+@pytest.mark.parametrize("before", LessonState)
+@pytest.mark.parametrize("after", LessonState)
+def test_states_follow_each_other_and_nothing_follows_an_erasure(before: LessonState, after: LessonState) -> None:
+    changed = lesson(state=before)
+    if after in FOLLOW[before]:
+        require_change(changed, after)
+        return
     with pytest.raises(StateConflict, match=f"is {before.value} and cannot become {after.value}"):
-        require_change(lesson(state=before), after)
+        require_change(changed, after)
 
 
 # Bounds ---------------------------------------------------------------------------------------------------------------
 
 
 def test_the_newest_active_lessons_that_fit_are_shown_oldest_first() -> None:
-    old, off, middle, new = lesson("a" * 30), lesson("off", O), lesson("b" * 30), lesson("c" * 30)
+    old, off, middle, new = lesson("a" * 30), lesson("off", OFF), lesson("b" * 30), lesson("c" * 30)
     each = tokens_of("a" * 30)
     assert fitting([new, old, off, middle], 3 * each) == [old, middle, new]
     assert fitting([new, old, off, middle], 3 * each - 1) == [middle, new]
@@ -128,7 +138,11 @@ def test_without_lessons_the_messages_are_the_client_s_own() -> None:
         ([{"role": "system", "content": "Be long."}, USER], 0, f"Be long.\n\n{BLOCK}"),
         ([{"role": "system", "content": ""}, USER], 0, BLOCK),
         ([{"role": "system", "content": None}, USER], 0, BLOCK),
-        ([{"role": "system", "content": "One."}, {"role": "developer", "content": "Two."}, USER], 1, f"Two.\n\n{BLOCK}"),
+        (
+            [{"role": "system", "content": "One."}, {"role": "developer", "content": "Two."}, USER],
+            1,
+            f"Two.\n\n{BLOCK}",
+        ),
         (
             [{"role": "system", "content": [{"type": "text", "text": "Parts."}]}, USER],
             0,
@@ -152,7 +166,7 @@ def test_a_later_system_message_of_the_client_stays_as_it_is() -> None:
 def test_a_turn_is_rendered_with_its_lessons_its_template_s_text_and_its_order() -> None:
     shown = tuple(ShownLesson(new_lesson_id(), text) for text in LESSONS)
     rules = sorted({Rule.SYSTEM, Rule.USERS})
-    turn = turn_record(lessons=shown, sampling={DEFAULT_SYSTEM: "You are Qwen.", SENT_BY: rules})  # type: ignore[list-item]
+    turn = turn_record(lessons=shown, sampling={DEFAULT_SYSTEM: "You are Qwen.", SENT_BY: rules})
     (sent,) = turn_as_sent(turn, turn.messages)
     assert sent == {"role": "user", "content": f"<system>\nYou are Qwen.\n\n{BLOCK}\n</system>\n\nhi"}
     assert turn_as_sent(replace(turn, lessons=(), sampling={}), turn.messages) is turn.messages
