@@ -134,6 +134,7 @@ def _listed(policy: str, book: LessonBook) -> LessonList:
                 source=lesson.source,
                 turns=lesson.turns,
                 turn_id=lesson.turn_id,
+                session_id=lesson.session_id,
                 superseded_by=lesson.superseded_by,
                 created_at=lesson.created_at,
                 changed_at=lesson.changed_at,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import func, insert, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.core.contracts.lessons import Lesson, LessonSource, LessonState, PolicyLessons
+from clawloop.core.contracts.lessons import Correction, Lesson, LessonSource, LessonState, PolicyLessons
 from clawloop.core.contracts.training import SampleState
 from clawloop.core.contracts.turns import TurnOutcome
 from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing, NotFound, StateConflict
@@ -34,8 +34,9 @@ _SETTINGS = text("""
     ORDER BY p.id
 """)
 _SHOWN = text("""
-    SELECT l.id, (SELECT count(*) FROM turns t WHERE t.lessons @> ARRAY[l.id]) AS turns
-    FROM lessons l WHERE l.policy = :policy AND l.state <> 'erased'
+    SELECT l.id, (SELECT count(*) FROM turns t WHERE t.lessons @> ARRAY[l.id]) AS turns, source.session_id
+    FROM lessons l LEFT JOIN turns source ON source.id = l.turn_id
+    WHERE l.policy = :policy AND l.state <> 'erased'
 """)
 # Turns that held a lesson share no part of their prompts with turns that did not, so that no other prompt loses
 # anything (db/turns/read.py).
@@ -53,21 +54,6 @@ _UNCLAIMED = text("""
 """)
 
 
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """A lesson taken from a conversation.
-
-    Args:
-        turn_id: the turn that was corrected.
-        shown_by: the turn that holds the correction; None: a comment does.
-    """
-
-    text: str
-    source: LessonSource
-    turn_id: TurnId
-    shown_by: TurnId | None
-
-
 class PostgresLessonStore(PostgresStore):
     """Implements `clawloop.operations.lessons.LessonStore`."""
 
@@ -75,11 +61,12 @@ class PostgresLessonStore(PostgresStore):
     async def book(self, connection: AsyncConnection, policy: str) -> LessonBook:
         await require_policy(connection, policy)
         settings = (await connection.execute(_SETTINGS, {"policy": policy})).one_or_none()
-        counted = await connection.execute(_SHOWN, {"policy": policy})
-        turns = {LessonId(row.id): int(row.turns) for row in counted}
+        found = {row.id: row for row in await connection.execute(_SHOWN, {"policy": policy})}
         kept = select(LessonRow.__table__).where(LessonRow.policy == policy, LessonRow.state != LessonState.ERASED)
         rows = opened(connection, await connection.execute(kept.order_by(LessonRow.id)), lessons="id")
-        lessons = tuple(_lesson(row, turns.get(LessonId(row.id), 0)) for row in rows)
+        lessons = tuple(
+            replace(_lesson(row), turns=int(found[row.id].turns), session_id=found[row.id].session_id) for row in rows
+        )
         return LessonBook(_settings(None if settings is None else settings.lessons), lessons)
 
     @transaction
@@ -148,13 +135,19 @@ async def read_policy_lessons(connection: AsyncConnection) -> dict[str, PolicyLe
     return found
 
 
-async def add_corrections(connection: AsyncConnection, policy: str, corrections: Sequence[Correction]) -> None:
-    """Make lessons of corrections, each unless one with its words is there in any state, or the policy has as many as
-    it can have. The policy must be locked."""
-    for correction in corrections:
-        if await _same(connection, policy, correction.text) is None and not await _is_full(connection, policy):
-            why = "a hint" if correction.source is LessonSource.HINT else "the user's own words"
-            await _insert(connection, policy, correction.text, correction.source, f"taken from {why}", correction)
+async def add_correction(
+    connection: AsyncConnection, policy: str, correction: Correction, turn_id: TurnId, shown_by: TurnId | None
+) -> None:
+    """Make a lesson of a correction, unless one with its words is there in any state, or the policy has as many as it
+    can have. The policy must be locked.
+
+    Args:
+        turn_id: the turn that was corrected.
+        shown_by: the turn that holds the correction; None: a comment does.
+    """
+    if await _same(connection, policy, correction.text) is None and not await _is_full(connection, policy):
+        why = "taken from a hint" if correction.source is LessonSource.HINT else "taken from the user's own words"
+        await _insert(connection, policy, correction.text, correction.source, why, (turn_id, shown_by))
 
 
 async def lessons_from(connection: AsyncConnection, turns: Collection[TurnId]) -> list[LessonId]:
@@ -219,7 +212,7 @@ async def _insert(
     said: str,
     source: LessonSource,
     why: str,
-    correction: Correction | None = None,
+    taken_from: tuple[TurnId | None, TurnId | None] = (None, None),
 ) -> LessonId:
     if await _is_full(connection, policy):
         raise StateConflict(
@@ -237,8 +230,8 @@ async def _insert(
         "state": LessonState.ACTIVE,
         "why": why,
         "source": source,
-        "turn_id": None if correction is None else correction.turn_id,
-        "shown_by": None if correction is None else correction.shown_by,
+        "turn_id": taken_from[0],
+        "shown_by": taken_from[1],
     }
     await connection.execute(insert(LessonRow).values(row))
     await insert_event(connection, policy, "lesson_active", lesson=str(lesson), why=why)
@@ -267,7 +260,7 @@ def _settings(stored: dict[str, Any] | None) -> Lessons:
     return Lessons() if stored is None else Lessons.model_validate(stored)
 
 
-def _lesson(row: Any, turns: int = 0) -> Lesson:
+def _lesson(row: Any) -> Lesson:
     return Lesson(
         id=LessonId(row.id),
         text=row.text,
@@ -278,5 +271,4 @@ def _lesson(row: Any, turns: int = 0) -> Lesson:
         changed_at=row.changed_at,
         turn_id=None if row.turn_id is None else TurnId(row.turn_id),
         superseded_by=None if row.superseded_by is None else LessonId(row.superseded_by),
-        turns=turns,
     )

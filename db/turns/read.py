@@ -310,10 +310,17 @@ def _record(row: RowMapping | Mapping[str, Any], conversation: Conversation, con
         started_at=row["started_at"],
         finished_at=row["finished_at"],
         episode_id=None if row["episode_id"] is None else EpisodeId(row["episode_id"]),
-        lessons=tuple(
-            ShownLesson(LessonId(lesson), content.read_text(said, "lessons.text", lesson))
-            for lesson, said in zip(row["lessons"] or (), row["lesson_texts"] or (), strict=True)
-        ),
+        lessons=shown_lessons(row["lessons"], row["lesson_texts"], content),
+    )
+
+
+def shown_lessons(
+    lessons: Sequence[UUID] | None, texts: Sequence[str] | None, content: ContentCodec
+) -> tuple[ShownLesson, ...]:
+    """A turn's lessons with their texts, as LESSON_TEXTS has them."""
+    return tuple(
+        ShownLesson(LessonId(lesson), content.read_text(said, "lessons.text", lesson))
+        for lesson, said in zip(lessons or (), texts or (), strict=True)
     )
 
 

@@ -374,6 +374,7 @@ class LessonView(View):
     source: LessonSource
     turns: int
     turn_id: TurnId | None
+    session_id: SessionId | None
     superseded_by: LessonId | None
     created_at: datetime
     changed_at: datetime

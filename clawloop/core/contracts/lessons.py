@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from clawloop.core.ids import LessonId, TurnId
+from clawloop.core.ids import LessonId, SessionId, TurnId
 
 
 class LessonState(StrEnum):
@@ -43,6 +43,7 @@ class Lesson:
         why: the reason of its state, for people.
         changed_at: when its state last changed.
         turn_id: the turn that was corrected; None if a person typed the lesson.
+        session_id: that turn's.
         superseded_by: the lesson in its place; None unless that is its state.
         turns: how many turns were answered with it.
     """
@@ -55,12 +56,21 @@ class Lesson:
     created_at: datetime
     changed_at: datetime
     turn_id: TurnId | None = None
+    session_id: SessionId | None = None
     superseded_by: LessonId | None = None
     turns: int = 0
 
     @property
     def shown(self) -> ShownLesson:
         return ShownLesson(self.id, self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What a user's correction of a reply says, as a lesson."""
+
+    text: str
+    source: LessonSource
 
 
 @dataclass(frozen=True, slots=True)

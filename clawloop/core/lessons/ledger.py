@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 
-from clawloop.core.contracts.lessons import Lesson, LessonState
+from clawloop.core.contracts.lessons import Correction, Lesson, LessonSource, LessonState
 from clawloop.core.errors import StateConflict, ValueRejected
 from clawloop.core.judging.evidence import has_control_tokens
-from clawloop.core.judging.hints import comparable_words
+from clawloop.core.judging.hints import HintChoice, comparable_words
 from clawloop.core.recipes.lessons import Lessons
+from clawloop.core.recipes.recipe import Recipe
 
 LONGEST = 300
 """Characters of a lesson: a long sentence. What is longer is a document, which belongs into the client's own prompt."""
@@ -110,6 +112,22 @@ class LessonBook:
     def shown(self) -> list[Lesson]:
         """Those that a new session gets."""
         return fitting(self.lessons, self.settings.max_tokens) if self.settings.enabled else []
+
+
+def correction_of(recipe: Recipe, hint: HintChoice) -> Correction | None:
+    """What a correction says as a lesson, if the recipe makes lessons of corrections: one of the hints, which say the
+    same in other words.
+
+    Args:
+        hint: made of the user's words alone, or these words.
+    """
+    if not recipe.lessons.enabled or not recipe.lessons.from_corrections:
+        return None
+    source = LessonSource.HINT if recipe.signal.asks_for_hints else LessonSource.MESSAGE
+    for text in hint.texts:
+        with suppress(ValueRejected):
+            return Correction(read_lesson(text), source)
+    return None
 
 
 def _rejected(problem: str) -> ValueRejected:
