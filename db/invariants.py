@@ -61,7 +61,7 @@ INVARIANTS: dict[str, str] = {
     # round.
     "an erased lesson is in no prompt": """
         SELECT 'turn ' || t.id || ', lesson ' || l.id FROM lessons l JOIN turns t ON t.lessons @> ARRAY[l.id]
-        WHERE l.state = 'erased' AND (t.prompt_ids IS NOT NULL OR l.text <> '' OR l.digest IS NOT NULL)""",
+        WHERE l.state = 'erased' AND t.prompt_ids IS NOT NULL""",
     "a turn that was answered with lessons has no sample": """
         SELECT 'turn ' || t.id FROM turns t JOIN samples s ON s.turn_id = t.id
         WHERE t.lessons IS NOT NULL AND s.state NOT IN ('superseded', 'expired')""",
