@@ -209,8 +209,9 @@ async def _require_no_second_reader(connection: AsyncConnection, policy: str, ma
         if readers := await readers_of(connection, taught):
             raise StateConflict(
                 f"Policy {taught!r} has lessons of the user of {readers[0]}, and who has a second key could ask for"
-                " them: give the key another policy (`clawloop policy create`), or set lessons.shared = true or"
-                " lessons.enabled = false in the recipe.",
+                " them: give the key another policy (`clawloop policy create`), revoke the first one"
+                f" (`clawloop key revoke {readers[0]}`), or set lessons.shared = true or lessons.enabled = false in the"
+                " recipe.",
                 code="lessons_not_shared",
                 field="policy",
             )
