@@ -105,7 +105,7 @@ PLAIN_COLUMNS: Mapping[str, str] = {
     # Names that people and clients give; a session is found by its name, and its id follows from it.
     "sessions": "external_id identified_by policy state closed_why guarantee",
     "turns": "alias engine_id evidence finish_reason kind kind_reason matched_by outcome outcome_detail status"
-    " tools_sha256",
+    " tools_sha256 lessons",
     # Clawloop's own reasons, which quote nobody.
     "judgements": "recipe_hash verdict_why hint_why not_trainable outcome why",
     "comparisons": "signal_hash judge why",
