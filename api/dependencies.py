@@ -12,6 +12,7 @@ from fastapi import Request
 from api.auth import KeyRing
 from api.chat.grammar_slots import GrammarSlots
 from api.chat.key_limits import KeyLimiter
+from api.chat.lessons import LessonChooser
 from api.chat.versions import VersionChooser
 from api.recording.notifier import NotificationQueue
 from api.recording.recorder import Recorder
@@ -32,6 +33,7 @@ from clawloop.operations.engines import EngineOperations
 from clawloop.operations.export import Exporter
 from clawloop.operations.history import HistoryOperations, VotedTurns
 from clawloop.operations.keys import KeyOperations, KeyStore
+from clawloop.operations.lessons import LessonOperations
 from clawloop.operations.overview import Overview, TemporalProblem
 from clawloop.operations.probes import ProbeStore
 from clawloop.operations.reading import Reading
@@ -75,6 +77,8 @@ class Services:
     recorder: Recorder
     notifications: NotificationQueue
     versions: VersionChooser
+    lessons: LessonChooser
+    lesson_operations: LessonOperations
     turns: TurnStore
     files: FileReader
     reading: Reading

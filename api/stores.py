@@ -17,7 +17,7 @@ from clawloop.core.contracts.sessions import (
 )
 from clawloop.core.contracts.turns import InsertedTurn, Message, SessionEvidence, StoredTurn, TurnRecord
 from clawloop.core.contracts.views import FeedbackView
-from clawloop.core.ids import ApiKeyId, FeedbackId, SessionId, TurnId
+from clawloop.core.ids import ApiKeyId, FeedbackId, LessonId, SessionId, TurnId
 
 
 class TurnStore(Protocol):
@@ -43,6 +43,16 @@ class TurnStore(Protocol):
         self, key: ApiKeyId, evidence: SessionEvidence, messages: Sequence[Message]
     ) -> int | None:
         """The version that answered the turn that these messages continue; None if they continue none.
+
+        Raises:
+            StoreUnavailable
+        """
+
+    async def lessons_of_parent(
+        self, key: ApiKeyId, evidence: SessionEvidence, messages: Sequence[Message]
+    ) -> tuple[LessonId, ...] | None:
+        """The lessons of the main turn whose conversation these messages continue; None if they continue none, as at a
+        session's start and after a compaction.
 
         Raises:
             StoreUnavailable

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
+from uuid import UUID
 
-from sqlalchemy import ARRAY, CheckConstraint, Double, LargeBinary, MetaData, Text
+from sqlalchemy import ARRAY, CheckConstraint, Double, LargeBinary, MetaData, Text, Uuid
 from sqlalchemy.dialects.postgresql import TIMESTAMP
 from sqlalchemy.orm import DeclarativeBase
 
@@ -30,6 +31,7 @@ class Base(DeclarativeBase):
         str: Text,
         bytes: LargeBinary,
         list[str]: ARRAY(Text),
+        list[UUID]: ARRAY(Uuid),
         float: Double,
         datetime: TIMESTAMP(timezone=True),
     }

@@ -27,6 +27,7 @@ from clawloop.core.turns.copies import find_copies
 from db.content import exact_json
 from db.database import PostgresStore, transaction
 from db.encryption.columns import opened
+from db.lessons.ledger import erase_lessons, lessons_from
 from db.tables import SessionRow, ToolListRow, TurnRow
 from db.training.policies import insert_event, lock_policy
 from db.training.samples import end_samples
@@ -59,6 +60,7 @@ BARE_TURN: dict[str, Any] = {
     "prompt_ids": None,
     "response_ids": None,
     "logprobs": None,
+    "lessons": None,
     "sampling": "{}",
     "stored_bytes": 0,
 }
@@ -242,7 +244,7 @@ async def _erase(connection: AsyncConnection, session: SessionId, turn: TurnId |
     learned = await connection.scalar(_LEARNED_SAMPLES, which) or 0
     freed = sum(row.stored_bytes for row in locked) + await connection.scalar(_FEEDBACK_BYTES, {"turns": erased})
     await add_stored_bytes(connection, ApiKeyId(facts.api_key_id), -freed)
-    expired = await _strip(connection, session, erased) if erased else 0
+    expired = await _strip(connection, facts.policy, session, erased) if erased else 0
     # Lists of tools before files, as turns are inserted.
     await _drop_tools(connection, sorted({row.tools_sha256 for row in locked if row.tools_sha256 is not None}))
     await release_files(connection, erased)
@@ -290,7 +292,7 @@ async def _with_its_messages(connection: AsyncConnection, turn: TurnId) -> list[
     return [row.id for row in rows if row.of_request or begins_with_own(added.get(row.id))]
 
 
-async def _strip(connection: AsyncConnection, session: SessionId, turns: Sequence[TurnId]) -> int:
+async def _strip(connection: AsyncConnection, policy: str, session: SessionId, turns: Sequence[TurnId]) -> int:
     """Remove the content of these turns; returns how many samples expired."""
     which = {"session": session, "turns": list(turns)}
     await connection.execute(_STRIP_TURNS, {**BARE_TURN, "turns": list(turns)})
@@ -300,6 +302,8 @@ async def _strip(connection: AsyncConnection, session: SessionId, turns: Sequenc
     reasons = {SampleId(sample.id): WHY if sample.own else WHY_BEFORE for sample in waiting}
     await end_samples(connection, reasons, SampleState.EXPIRED, TurnOutcome.EXPIRED)
     await connection.execute(_STRIP_SAMPLES, which)
+    if lessons := await lessons_from(connection, turns):
+        await erase_lessons(connection, policy, lessons, "the conversation that it came from was erased")
     return len(waiting)
 
 

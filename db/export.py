@@ -68,6 +68,18 @@ _STEPS = text("""
         AND (CAST(:after AS uuid) IS NULL OR i.id > :after)
     ORDER BY i.id LIMIT :limit
 """)
+_LESSONS = text("""
+    SELECT l.id, l.policy, l.text, l.state, l.why, l.source, l.turn_id AS turn, l.superseded_by, l.created_at,
+        l.changed_at
+    FROM lessons l
+    WHERE l.state <> 'erased' AND (CAST(:policy AS text) IS NULL OR l.policy = :policy)
+        AND (CAST(:session AS uuid) IS NULL OR EXISTS (
+            SELECT FROM turns t WHERE t.id IN (l.turn_id, l.shown_by) AND t.session_id = :session))
+        AND (CAST(:since AS timestamptz) IS NULL OR l.created_at >= :since)
+        AND (CAST(:until AS timestamptz) IS NULL OR l.created_at < :until)
+        AND (CAST(:after AS uuid) IS NULL OR l.id > :after)
+    ORDER BY l.id LIMIT :limit
+""")
 
 
 class PostgresExportStore(PostgresStore):
@@ -97,6 +109,10 @@ class PostgresExportStore(PostgresStore):
 
     async def steps(self, wanted: ExportFilter, after: UUID | None, limit: int) -> list[Record]:
         return [_plain(row) for row in await self._rows(_STEPS, _parameters(wanted, after, limit))]
+
+    async def lessons(self, wanted: ExportFilter, after: UUID | None, limit: int) -> list[Record]:
+        read, rows = self._database.content.read_text, await self._rows(_LESSONS, _parameters(wanted, after, limit))
+        return [_plain(row) | {"text": read(row.text, "lessons.text", row.id)} for row in rows]
 
     @transaction
     async def _rows(self, connection: AsyncConnection, query: Any, parameters: dict[str, Any]) -> list[Any]:

@@ -57,6 +57,17 @@ INVARIANTS: dict[str, str] = {
         SELECT 'turn ' || o.id FROM judgements j CROSS JOIN LATERAL (VALUES (j.turn_id), (j.shown_by)) w (turn)
             JOIN turns o ON o.id = w.turn
         WHERE o.outcome = 'erased' AND (j.hint <> 'erased' OR j.id IN (SELECT judgement_id FROM said))""",
+    # A turn with lessons is judged and not trained; an insertion waits for the erasure of a lesson, and the other way
+    # round.
+    "an erased lesson is in no prompt": """
+        SELECT 'turn ' || t.id || ', lesson ' || l.id FROM lessons l JOIN turns t ON t.lessons @> ARRAY[l.id]
+        WHERE l.state = 'erased' AND t.prompt_ids IS NOT NULL""",
+    "a turn that was answered with lessons has no sample": """
+        SELECT 'turn ' || t.id FROM turns t JOIN samples s ON s.turn_id = t.id
+        WHERE t.lessons IS NOT NULL AND s.state NOT IN ('superseded', 'expired')""",
+    "a lesson is erased with the turns that it came from": """
+        SELECT 'lesson ' || l.id || ' of turn ' || t.id FROM lessons l JOIN turns t ON t.id IN (l.turn_id, l.shown_by)
+        WHERE l.state <> 'erased' AND t.outcome = 'erased'""",
     "a file is there as long as a turn refers to it": """
         SELECT 'file ' || f.id FROM files f WHERE NOT EXISTS (SELECT FROM turn_files r WHERE r.file_id = f.id)""",
     "no sample is twice on the path from a version to the base": """

@@ -35,6 +35,7 @@ from clawloop.core.judging.records import (
     TurnContext,
 )
 from clawloop.core.judging.voting import Verdict, majority, rated
+from clawloop.core.lessons.ledger import correction_of
 from clawloop.core.samples.decision import decide, unseen_parts, why_not_trainable
 from clawloop.core.samples.rewards import relation_of, shape_reward
 from clawloop.core.turns.next_state import NextState
@@ -124,6 +125,7 @@ class Evaluator:
     ) -> None:
         self._case = case
         self._record = case.record
+        self._recipe = judgement.recipe
         self._signal = judgement.recipe.signal
         self._collector = collector
         self._render = render
@@ -152,7 +154,9 @@ class Evaluator:
             logprobs=record.logprobs,
             unseen=unseen_parts(record.messages),
             reply=record.response,
+            lessons=record.lessons,
         )
+        correction = correction_of(self._recipe, hint)
         decision = decide(signal, verdict, hint, fault)
         hinted: tuple[PromptChange, ...] = ()
         control: PromptChange | None = None
@@ -172,6 +176,7 @@ class Evaluator:
             relation=relation,
             ballot=ballot,
             control_prompt=control,
+            correction=correction,
         )
 
     async def _verdict(self) -> tuple[Verdict, Ballot | None]:

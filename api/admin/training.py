@@ -14,6 +14,9 @@ from api.request_body import RequestBody, check, described, read_json
 from clawloop.core.contracts.answers import (
     Comparison,
     EventList,
+    LessonForgotten,
+    LessonList,
+    LessonView,
     PolicyList,
     PolicyStatus,
     Probe,
@@ -289,6 +292,56 @@ async def remove_probe(request: Request, policy: str, probe: str) -> ProbeList:
     services = await admin_services(request)
     await services.probes.remove(policy, find_probe(policy, await services.probes.all(policy), probe))
     return ProbeList(probes=[Probe.of(each) for each in await services.probes.all(policy)])
+
+
+# Lessons --------------------------------------------------------------------------------------------------------------
+# `/admin/v1/policies/{policy}/lessons`: sentences that the policy's prompts hold. Needs the scope `admin`.
+
+LessonReference = Annotated[str, Path(description="An id from the list of lessons, or the beginning of one.")]
+
+
+class NewLesson(RequestBody):
+    text: str
+    """One sentence, such as a person would write on a note; 300 characters at most."""
+    instead_of: str | None = None
+    """A lesson that it replaces, by its id or the beginning of it."""
+
+
+@router.get("/policies/{policy}/lessons")
+async def list_lessons(request: Request, policy: str) -> LessonList:
+    """The policy's lessons, oldest first; not those that were forgotten."""
+    services = await admin_services(request)
+    return await services.lesson_operations.list(policy)
+
+
+@router.post("/policies/{policy}/lessons", status_code=201, openapi_extra=described(NewLesson))
+async def add_lesson(request: Request, policy: str) -> LessonView:
+    """Add a lesson; one with the same words that is there is turned on. New sessions get it, if the recipe has lessons
+    on."""
+    services = await admin_services(request)
+    requested = check(NewLesson, await read_json(request, services.limits))
+    return await services.lesson_operations.add(policy, requested.text, requested.instead_of)
+
+
+@router.post("/policies/{policy}/lessons/{lesson}/off")
+async def turn_lesson_off(request: Request, policy: str, lesson: LessonReference) -> LessonView:
+    """Leave a lesson out of prompts, from the next session or compaction on."""
+    services = await admin_services(request)
+    return await services.lesson_operations.turn_off(policy, lesson)
+
+
+@router.post("/policies/{policy}/lessons/{lesson}/on")
+async def turn_lesson_on(request: Request, policy: str, lesson: LessonReference) -> LessonView:
+    """Have prompts hold a lesson again, from the next session or compaction on."""
+    services = await admin_services(request)
+    return await services.lesson_operations.turn_on(policy, lesson)
+
+
+@router.delete("/policies/{policy}/lessons/{lesson}")
+async def forget_lesson(request: Request, policy: str, lesson: LessonReference) -> LessonForgotten:
+    """Erase a lesson's text for good, with the tokens of all prompts that held it."""
+    services = await admin_services(request)
+    return await services.lesson_operations.forget(policy, lesson)
 
 
 # Comparison of versions -----------------------------------------------------------------------------------------------

@@ -14,10 +14,12 @@ from starlette.datastructures import Headers
 
 from api.chat.bounds import check_bounds, forced_forms
 from api.chat.fields import NAMED_LIMIT, sort_fields, take_as_meant, tools_for_engine, trainable_fields
+from api.chat.lessons import wants_lessons
 from api.chat.models import load_named, resolve_model
 from api.chat.schemas import ChatRequest, parse_chat_request
 from api.chat.sent import Sent
 from api.dependencies import Limits, Services
+from clawloop.core.contracts.lessons import ShownLesson
 from clawloop.core.contracts.serving import ApiKey, Policy, RouteKey
 from clawloop.core.contracts.turns import KindDecision, Message, SessionEvidence, SessionSource
 from clawloop.core.ids import TurnId, new_turn_id, version_name
@@ -48,6 +50,7 @@ class PreparedChat:
         engine_path: the engine's route.
         beside: what is recorded beside the sampling settings, of a response's `instructions` and tools.
         cache_salt: the engine finds beginnings of prompts again among requests with the same value; None: among all.
+        lessons: that the prompt is to hold beside the messages, in their order.
     """
 
     key: ApiKey
@@ -69,6 +72,7 @@ class PreparedChat:
     asked: dict[str, JsonValue] = field(default_factory=dict)
     beside: Mapping[str, JsonValue] = field(default_factory=dict)
     cache_salt: str | None = None
+    lessons: tuple[ShownLesson, ...] = ()
 
     def sampling(self, sent: Sent) -> dict[str, JsonValue]:
         """Every setting that shaped the tokens, as sent to the engine; `asked` has what a client asked for instead."""
@@ -133,6 +137,8 @@ async def prepare(
         version = await services.versions.choose(key.id, policy, evidence, messages, affinity)
         if not services.engines.has_version(policy.id, version):
             version = policy.active
+    kind = classify(headers, body, side_alias=choice.side, patterns=key.episode is None)
+    taught = policy.lessons if wants_lessons(headers) else None
     return PreparedChat(
         key=key,
         policy=policy,
@@ -141,7 +147,7 @@ async def prepare(
         asked=asked,
         messages=messages,
         evidence=evidence,
-        kind=classify(headers, body, side_alias=choice.side, patterns=key.episode is None),
+        kind=kind,
         version=version,
         pinned=choice.version is not None,
         affinity=affinity,
@@ -152,6 +158,7 @@ async def prepare(
         has_grammar=bool(forced_forms(body)),
         beside=beside or {},
         cache_salt=cache_salt(key, policy, services.limits),
+        lessons=await services.lessons.choose(key, taught, evidence, kind, messages),
     )
 
 

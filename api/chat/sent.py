@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pydantic import JsonValue
 
+from clawloop.core.contracts.lessons import ShownLesson
 from clawloop.core.contracts.serving import ServedModel
 from clawloop.core.errors import EngineRejected
 from clawloop.core.families.orders import SENT_BY, request_as_sent
+from clawloop.core.lessons.prompt import DEFAULT_SYSTEM, has_system, with_lessons
 
 # Not sampling settings of the turn: recorded elsewhere, or about the client and not the tokens.
 _NOT_SAMPLING = frozenset(
@@ -49,6 +52,7 @@ class Sent:
         ignored: the client's fields that the model knows nothing of.
         limit: tokens of a reply, as the client asked; None: as many as fit.
         context: of the model; None: not known.
+        default_system: what the template says without a system message, where lessons came in its place.
     """
 
     body: dict[str, Any]
@@ -56,11 +60,13 @@ class Sent:
     ignored: tuple[str, ...] = ()
     limit: int | None = None
     context: int | None = None
+    default_system: str = ""
 
     @property
     def sampling(self) -> dict[str, JsonValue]:
         """Every setting that shaped the tokens."""
         sent = {name: value for name, value in self.body.items() if name not in _NOT_SAMPLING}
+        sent |= {DEFAULT_SYSTEM: self.default_system} if self.default_system else {}
         return sent | ({SENT_BY: list(self.rules)} if self.rules else {})
 
     def changed(self, prompt: int | None) -> tuple[str, ...]:
@@ -83,7 +89,9 @@ class Room(NamedTuple):
     reply: int
 
 
-def sent_to(model: ServedModel, body: dict[str, Any], room: Room | None = None) -> Sent:
+def sent_to(
+    model: ServedModel, body: dict[str, Any], room: Room | None = None, lessons: Sequence[ShownLesson] = ()
+) -> Sent:
     """The request for an engine with this model.
 
     A limit of the reply that exceeds the context is cut to it, and vLLM cuts it to what the prompt leaves; only a limit
@@ -92,7 +100,13 @@ def sent_to(model: ServedModel, body: dict[str, Any], room: Room | None = None) 
     Args:
         body: what the client asked, without `model`.
         room: by an engine that refused more; None: not known.
+        lessons: that the prompt is to hold.
     """
+    default_system = ""
+    if lessons:
+        default_system = "" if has_system(body["messages"]) else model.default_system
+        texts = [lesson.text for lesson in lessons]
+        body = body | {"messages": with_lessons(body["messages"], texts, default_system)}
     sent = request_as_sent(body, model.rules)
     rules = tuple(sorted(model.rules)) if sent.get("messages") is not body.get("messages") else ()
     ignored = ("tools",) if "tools" in body and "tools" not in sent else ()
@@ -101,7 +115,7 @@ def sent_to(model: ServedModel, body: dict[str, Any], room: Room | None = None) 
     limits = [body[name] for name in _LIMITS if isinstance(body.get(name), int)]
     if most is not None and any(limit > most for limit in limits):
         sent = sent | {name: min(body[name], most) for name in _LIMITS if isinstance(body.get(name), int)}
-    return Sent(sent, rules, ignored, limits[0] if limits else None, context)
+    return Sent(sent, rules, ignored, limits[0] if limits else None, context, default_system)
 
 
 def room_left(error: EngineRejected) -> Room | None:

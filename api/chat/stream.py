@@ -25,6 +25,7 @@ from starlette.types import Receive, Scope, Send
 from api.chat.capture import Capture, ChoiceCapture, Chunk, ReadingAnswer, parse_chunk
 from api.chat.grammar_slots import GrammarSlot
 from api.chat.key_limits import ClientReading, TokenMeter
+from api.chat.lessons import HEADER as LESSONS
 from api.chat.request import PreparedChat
 from api.chat.sent import Room, room_left, sent_to
 from api.dependencies import Services
@@ -32,7 +33,7 @@ from api.errors import CONTEXT_OVERFLOW, Problem, to_problem
 from api.middleware import request_id_of, trace_headers
 from api.wire.reply import ChatReply, ReplyFormat, TokenCounts
 from clawloop.core.contracts.serving import ServedModel
-from clawloop.core.contracts.turns import TurnRecord, TurnStatus
+from clawloop.core.contracts.turns import TurnKind, TurnRecord, TurnStatus
 from clawloop.core.crash_points import CrashPoint, crash_point
 from clawloop.core.errors import (
     ClawloopError,
@@ -95,7 +96,7 @@ class Attempt:
         self.version = version
         self.reply = reply
         self.engine_id: str | None = None
-        self.sent = sent_to(ServedModel(), chat.body)
+        self.sent = sent_to(ServedModel(), chat.body, lessons=chat.lessons)
         self.capture = Capture(
             choices=len(chat.turn_ids),
             keep_logprobs=bool(request.logprobs),
@@ -110,7 +111,7 @@ class Attempt:
 
     def body_for(self, model: ServedModel) -> bytes:
         """The request for the engine that was chosen."""
-        self.sent = sent_to(model, self._chat.body, self._room)
+        self.sent = sent_to(model, self._chat.body, self._room, self._chat.lessons)
         body = self._chat.engine_body(self.version, self.sent)
         self._sent_bytes = len(body)
         return body
@@ -198,8 +199,10 @@ class ChoiceRecorder:
         sampling = chat.sampling(attempt.sent)
         response = choice.message()
         if response is not None:
-            _, whole = whole_reply(chat.messages, response, sampling)
+            before, whole = whole_reply(chat.messages, response, sampling)
             self._services.versions.remember(chat.key.id, chat.policy.id, whole, attempt.version)
+            if chat.policy.lessons is not None and chat.kind.kind is TurnKind.MAIN:
+                self._services.lessons.remember(chat.key.id, chat.evidence, [*before, whole], chat.lessons)
         prompt_ids = attempt.capture.prompt_ids
         has_tokens = prompt_ids is not None and (response is not None or bool(choice.response_ids))
         record = TurnRecord(
@@ -228,6 +231,7 @@ class ChoiceRecorder:
             started_at=chat.started_at,
             finished_at=datetime.now(UTC),
             episode_id=chat.key.episode,
+            lessons=chat.lessons,
         )
         self.session = await self._services.recorder.record(record) or self.session
 
@@ -290,6 +294,8 @@ class ReplyWriter:
             headers.append((b"x-clawloop-session", str(self._recorder.session).encode()))
         for name, value in self._services.key_limits.headers(self._chat.key).items():
             headers.append((name.encode(), value.encode()))
+        if self._chat.lessons:
+            headers.append((LESSONS.encode(), ", ".join(str(one.id) for one in self._chat.lessons).encode()))
         if ignored := (*self._chat.ignored, *attempt.sent.ignored):
             headers.append((b"x-clawloop-ignored", ", ".join(ignored).encode()))
         if changed := attempt.sent.changed(attempt.counts.prompt):

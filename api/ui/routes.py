@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from api.ui import engines, events, login, now, page, rollouts, sessions, settings, versions
+from api.ui import engines, events, lessons, login, now, page, rollouts, sessions, settings, versions
 from api.ui.page import PageRoute, viewer
 from clawloop.core.errors import RequestRejected
 
@@ -20,5 +20,5 @@ async def no_page(request: Request, path: str) -> Response:
     raise RequestRejected(f"There is no page `/ui/{path}`.", status=404, code="not_found")
 
 
-_PAGES = (login, now, events, sessions, versions, rollouts, engines, settings)
+_PAGES = (login, now, lessons, events, sessions, versions, rollouts, engines, settings)
 ROUTERS: tuple[APIRouter, ...] = (page.assets_router, *(module.router for module in _PAGES), _missing)

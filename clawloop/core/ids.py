@@ -22,6 +22,7 @@ RolloutGroupId = NewType("RolloutGroupId", UUID)
 EpisodeId = NewType("EpisodeId", UUID)
 ProbeId = NewType("ProbeId", UUID)
 FileId = NewType("FileId", UUID)
+LessonId = NewType("LessonId", UUID)
 
 # Prefixes of a reply's id: chat completions, completions, Anthropic's Messages, OpenAI's Responses.
 _CHAT, _COMPLETION, _MESSAGE, _RESPONSE = "chatcmpl-", "cmpl-", "msg_", "resp_"
@@ -69,6 +70,10 @@ def new_probe_id() -> ProbeId:
 
 def new_file_id() -> FileId:
     return FileId(UUID(int=uuid7().int))
+
+
+def new_lesson_id() -> LessonId:
+    return LessonId(UUID(int=uuid7().int))
 
 
 def response_id(turn_id: TurnId) -> str:

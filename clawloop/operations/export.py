@@ -36,6 +36,7 @@ class ExportKind(StrEnum):
     PREFERENCE = "preference"  # prompt, completion and whether it was good: TRL's unpaired preferences
     SAMPLES = "samples"
     STEPS = "steps"
+    LESSONS = "lessons"  # not those that were erased
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class ExportFilter:
     """The records to export; None: all.
 
     Args:
-        since, until: bounds of the turn's begin, or of the time the sample or step was made; `until` is left out.
+        since, until: bounds of the turn's begin, or of the time the sample, step or lesson was made; `until` is left
+            out.
     """
 
     policy: str | None = None
@@ -108,6 +110,8 @@ class ExportStore(Protocol):
 
     async def steps(self, wanted: ExportFilter, after: UUID | None, limit: int) -> list[Record]: ...
 
+    async def lessons(self, wanted: ExportFilter, after: UUID | None, limit: int) -> list[Record]: ...
+
 
 class Exporter:
     def __init__(self, store: ExportStore) -> None:
@@ -127,8 +131,12 @@ class Exporter:
         """
         if wanted.policy is not None and not await self._store.has_policy(wanted.policy):
             raise NotFound(f"There is no policy {wanted.policy!r}.", code="policy_not_found", field="policy")
-        if kind in (ExportKind.SAMPLES, ExportKind.STEPS):
-            read = self._store.samples if kind is ExportKind.SAMPLES else self._store.steps
+        rows = {
+            ExportKind.SAMPLES: self._store.samples,
+            ExportKind.STEPS: self._store.steps,
+            ExportKind.LESSONS: self._store.lessons,
+        }
+        if (read := rows.get(kind)) is not None:
             while page := await read(wanted, after, PAGE):
                 yield page
                 after = UUID(str(page[-1]["id"]))
@@ -170,6 +178,7 @@ def _turn(turn: ExportedTurn) -> Record | None:
         "status": record.status.value,
         "outcome": turn.outcome,
         "sampling": dict(record.sampling),
+        "lessons": [lesson.text or None for lesson in record.lessons],
     }
 
 

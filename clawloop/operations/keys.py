@@ -46,6 +46,7 @@ class KeyStore(Protocol):
 
         Raises:
             SetupError: there is no such policy.
+            StateConflict: a policy of it has lessons, which are for one reader.
         """
 
     async def revoke(self, prefix: str) -> bool:
@@ -85,6 +86,7 @@ class KeyOperations:
 
         Raises:
             SetupError: there is no such policy.
+            StateConflict: a policy of it has lessons, which are for one reader.
         """
         expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)
         key, secret = await self._store.create_key(policy, scopes, name, expires_at, policies)

@@ -35,6 +35,7 @@ _ROUTES = {
     ("GET", "/v1/models"),
     ("GET", "/version"),
     ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/load_lora_adapter"),

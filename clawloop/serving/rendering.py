@@ -13,8 +13,8 @@ from clawloop.core.errors import (
     JudgeUnavailable,
     PromptTooLong,
 )
-from clawloop.core.families.orders import SENT_BY, as_sent
 from clawloop.core.families.template import Thinking, switched, thinking_of
+from clawloop.core.lessons.prompt import turn_as_sent
 from clawloop.serving.endpoints import Endpoint, Endpoints, JsonClient, NoReply
 
 # Rendering ------------------------------------------------------------------------------------------------------------
@@ -43,16 +43,14 @@ class EngineRenderer:
         await self._client.__aexit__(None, None, None)
 
     async def render(self, turn: TurnRecord, messages: Sequence[Message]) -> list[int]:
-        """The ids of the turn's prompt with these messages in place of its own, in the order that they are sent in.
+        """The ids of the turn's prompt with these messages in place of its own, as the engine would have got them.
 
         Raises:
             EngineUnavailable: try again later.
             EngineRejected: the engine cannot render these messages.
             PromptTooLong: the prompt and the turn's reply do not fit into the engine's context.
         """
-        rules = turn.sampling.get(SENT_BY)
-        sent = as_sent(messages, rules if isinstance(rules, list) else ())  # type: ignore[arg-type]
-        body: dict[str, Any] = {"messages": list(sent), "add_generation_prompt": True}
+        body: dict[str, Any] = {"messages": list(turn_as_sent(turn, messages)), "add_generation_prompt": True}
         body |= {name: turn.sampling[name] for name in _PROMPT_FIELDS if name in turn.sampling}
         # vLLM puts tools into the prompt whatever `tool_choice` is, unless it was started to leave them out.
         if turn.tools is not None:

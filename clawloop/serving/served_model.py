@@ -1,4 +1,4 @@
-"""Limits of the models that engines serve: their context, and the orders of roles their templates take.
+"""Limits of the models that engines serve: their context, the orders of roles their templates take, their system text.
 
 Whoever sends a chat to an engine asks here first, and brings the chat into an order that the template takes
 (`families/orders.py`): gateway, judge, probes, renderer and evaluation.
@@ -27,6 +27,8 @@ _REFUSED = _NO_ROUTE | {400, 413, 415, 422}
 # A template that fails on what it was not written for may be a 500, and so is an engine in trouble. As often a chat is
 # asked about again, each time after one that the template takes.
 _ASKED_AGAIN = 2
+# A system message whose place in a rendered chat shows what stands there without one.
+_MARKER = "blue 1"
 
 
 @dataclass
@@ -38,6 +40,7 @@ class _Asking:
     probing: Generator[Probe, Rendered, frozenset[Rule]]
     plain: Probe
     next: Probe
+    rules: frozenset[Rule] | None = None  # known once the probing ended
 
 
 class ServedModels:
@@ -101,12 +104,14 @@ class ServedModels:
             steps = probing()
             first = next(steps)
             asking = self._asking[url] = _Asking(model, context, steps, first, first)
-        try:
-            while True:
-                rendered = await _rendered(session, url, headers, asking, asking.next)
+        while asking.rules is None:
+            rendered = await _rendered(session, url, headers, asking, asking.next)
+            try:
                 asking.next = asking.probing.send(rendered)
-        except StopIteration as end:
-            return ServedModel(asking.context, end.value)
+            except StopIteration as end:
+                asking.rules = end.value
+        default_system = await _default_system(session, url, headers, asking)
+        return ServedModel(asking.context, asking.rules, default_system)
 
 
 def _base_model(listed: Any, name: str | None) -> tuple[str | None, int | None]:
@@ -141,6 +146,43 @@ async def _rendered(
     if status == 200 or status in _REFUSED or (status == 500 and probe is not asking.plain):
         return tokens
     raise ConnectionError(f"the engine answered {status}")
+
+
+async def _default_system(session: aiohttp.ClientSession, url: str, headers: dict[str, str], asking: _Asking) -> str:
+    """The text that the template says in place of a system message; empty if it says none, or the engine tells none.
+
+    Raises:
+        ConnectionError: it cannot answer now.
+    """
+    asked = [{"role": "user", "content": "red 0"}]
+    texts: list[str] = []
+    for messages in (asked, [{"role": "system", "content": _MARKER}, *asked]):
+        tokens = await _rendered(session, url, headers, asking, Probe(messages))
+        text = None if tokens is None else await _text_of(session, url, headers, asking.model, tokens)
+        if text is None:
+            return ""
+        texts.append(text)
+    without, with_marker = texts
+    before, marker, after = with_marker.partition(_MARKER)
+    said = len(without) - len(before) - len(after)
+    if not marker or said <= 0 or not (without.startswith(before) and without.endswith(after)):
+        return ""
+    return without[len(before) : len(before) + said]
+
+
+async def _text_of(
+    session: aiohttp.ClientSession, url: str, headers: dict[str, str], model: str | None, tokens: list[object]
+) -> str | None:
+    """The text of these tokens; None if the engine does not tell."""
+    body: dict[str, Any] = {"tokens": tokens} | ({} if model is None else {"model": model})
+    async with session.post(f"{url}/detokenize", json=body, headers=headers, allow_redirects=False) as answer:
+        if answer.status in _REFUSED:
+            return None
+        if answer.status != 200:
+            raise ConnectionError(f"the engine answered {answer.status}")
+        reply = await answer.json(content_type=None)
+    text = reply.get("prompt") if isinstance(reply, dict) else None
+    return text if isinstance(text, str) else None
 
 
 async def _tokenize(

@@ -97,6 +97,7 @@ SEALED_TABLES = (
         {"advantages": Form.BYTES, "moves": Form.BYTES},
     ),
     SealedTable("probes", ("id",), _id, {"content": Form.JSON}),
+    SealedTable("lessons", ("id",), _id, {"text": Form.TEXT, "digest": Form.DIGEST}),
     SealedTable("files", ("id",), _id, {"content": Form.BYTES, "digest": Form.DIGEST}, rows_at_once=4),
 )
 
@@ -104,7 +105,7 @@ PLAIN_COLUMNS: Mapping[str, str] = {
     # Names that people and clients give; a session is found by its name, and its id follows from it.
     "sessions": "external_id identified_by policy state closed_why guarantee",
     "turns": "alias engine_id evidence finish_reason kind kind_reason matched_by outcome outcome_detail status"
-    " tools_sha256",
+    " tools_sha256 lessons",
     # Clawloop's own reasons, which quote nobody.
     "judgements": "recipe_hash verdict_why hint_why not_trainable outcome why",
     "comparisons": "signal_hash judge why",
@@ -119,6 +120,7 @@ PLAIN_COLUMNS: Mapping[str, str] = {
     "curriculum_kinds": "policy environment kind why",
     "rollouts": "policy environment paused_reason",
     "events": "policy kind detail",
+    "lessons": "policy state why source",
     "votes": "kind",
     "hints": "kind",
     "feedback": "effect",

@@ -30,6 +30,7 @@ from db.content import ContentCodec, changes_to_bytes, content_of, storable
 from db.database import Raw, raw_connection
 from db.group_commit import ALONE, Answer
 from db.judging.rewards import finalize_by_outcome, finalize_group
+from db.lessons.ledger import add_correction
 from db.tables import FeedbackRow
 from db.training.samples import (
     SamplePlace,
@@ -120,6 +121,7 @@ class Locked:
     """A judgement as it is while policy and judgement are locked.
 
     Attributes:
+        shown_by: the turn that holds its next state; None without one.
         verdict: before this call.
         sample: the state of its sample; None: it has none.
         other_samples: states of the samples of the turn's other judgements.
@@ -127,6 +129,7 @@ class Locked:
     """
 
     turn_id: TurnId
+    shown_by: TurnId | None
     verdict: int | None
     place: SamplePlace
     sample: str | None
@@ -280,7 +283,8 @@ async def _write(
 
 
 async def _write_the_rest(connection: AsyncConnection, one: _Decided) -> None:
-    """Writes the rarer parts of a judgement: a sample that is held out or was there, related turns, feedback."""
+    """Writes the rarer parts of a judgement: a sample that is held out or was there, related turns, a lesson,
+    feedback."""
     finalized, locked, judgement = one.finalized, one.locked, one.judgement
     if locked.other_samples & {*UNTAKEN}:
         await supersede_others(connection, judgement, locked.turn_id, finalized.why)
@@ -293,6 +297,8 @@ async def _write_the_rest(connection: AsyncConnection, one: _Decided) -> None:
         await finalize_group(connection, TurnId(locked.place.group_id or locked.turn_id))
     if finalized.relation is Relation.OUTCOME:
         await finalize_by_outcome(connection, locked.turn_id)
+    if finalized.correction is not None:
+        await add_correction(connection, locked.place.policy, finalized.correction, locked.turn_id, locked.shown_by)
     if new_feedback := locked.unapplied & set(one.call.feedback_ids):
         unapplied = update(FeedbackRow).where(FeedbackRow.id.in_(new_feedback), FeedbackRow.applied_at.is_(None))
         await connection.execute(unapplied.values(applied_at=func.now()))
@@ -347,6 +353,7 @@ def locked_of(judgement: JudgementId, row: Any | None) -> Locked:
         require_content(TurnId(row.shown_by), row.after)
     return Locked(
         turn_id=turn_id,
+        shown_by=None if row.shown_by is None else TurnId(row.shown_by),
         verdict=row.verdict,
         place=sample_place(row.policy, row),
         sample=row.sample,

@@ -45,7 +45,7 @@ from db.tables import FeedbackRow, JudgementRow, SampleRow, TurnRow
 from db.training.recipes import recipe_by_hash
 from db.training.samples import read_trained_turns
 from db.turns.prepared_turn import Request
-from db.turns.read import ConversationCache, stored_turn
+from db.turns.read import LESSON_TEXTS, ConversationCache, stored_turn
 from db.turns.session_lookup import candidates_of_many, find_places_in
 
 # Contexts -------------------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ _ABOVE = """(
 _TURNS = f"""
     WITH asked AS (SELECT t.id, CASE WHEN %b THEN {_ABOVE} END AS above FROM turns t WHERE t.id = ANY(%b::uuid[]))
     SELECT {", ".join(f"t.{column.name}" for column in TurnRow.__table__.columns)},
-        s.policy, s.api_key_id, s.task_outcome, l.tools,
+        s.policy, s.api_key_id, s.task_outcome, l.tools, {LESSON_TEXTS} AS lesson_texts,
         current.revision AS judged_revision, current.outcome AS judged_outcome, current.verdict AS judged_verdict,
         current.shown_by AS judged_by,
         (SELECT count(*) FROM turns o WHERE o.session_id = t.session_id AND o.kind = 'main' AND o.id <= t.id) AS number,

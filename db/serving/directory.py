@@ -17,6 +17,7 @@ from clawloop.core.contracts.serving import Directory, Policy
 from clawloop.core.errors import SetupError
 from db.content import exact_json
 from db.database import Database, PostgresStore, driver_url, postgres_message, transaction
+from db.lessons.ledger import read_policy_lessons
 from db.serving.engines import read_engines
 from db.serving.publishing import CHANNEL
 from db.tables import PolicyRow, VersionRow
@@ -42,6 +43,7 @@ class PostgresDirectoryStore(PostgresStore):
         )
         rows = await connection.execute(files.group_by(VersionRow.policy))
         kept = {row.policy: frozenset[int](row.versions) for row in rows}
+        lessons = await read_policy_lessons(connection)
         policies = [
             Policy(
                 id=row.id,
@@ -52,6 +54,7 @@ class PostgresDirectoryStore(PostgresStore):
                 canary=None if row.pinned is not None else row.canary,
                 canary_share=row.canary_share or 0.0,
                 kept=kept.get(row.id, frozenset()),
+                lessons=lessons.get(row.id),
             )
             for row in await connection.execute(
                 select(PolicyRow).where(PolicyRow.retired_at.is_(None)).order_by(PolicyRow.id)

@@ -10,18 +10,19 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, delete, func, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.contracts.answers import StoredKey
 from clawloop.core.contracts.serving import ANY_POLICY, ApiKey, KeyEntry, KeyLimits, KeyUse, Scope
 from clawloop.core.episodes.keys import SECRET_BYTES, is_episode_key
-from clawloop.core.errors import SetupError
+from clawloop.core.errors import SetupError, StateConflict
 from clawloop.core.ids import ApiKeyId, EpisodeId, new_api_key_id
 from db.content import storable
 from db.database import PostgresStore, transaction
 from db.tables import ApiKeyRow, PolicyRow, SessionRow, SigningKeyRow, StoredBytesRow
+from db.training.policies import lock_policy
 
 # Keys -----------------------------------------------------------------------------------------------------------------
 # Stores API keys: found by their public prefix, verified by a hash, shown once.
@@ -32,6 +33,20 @@ from db.tables import ApiKeyRow, PolicyRow, SessionRow, SigningKeyRow, StoredByt
 _PUBLIC_BYTES = 4
 _SECRET_BYTES = 32
 _FORM = re.compile(r"(cl-[0-9a-f]{8})-[A-Za-z0-9_-]{43}")
+
+
+_READERS = text("""
+    SELECT prefix FROM api_keys
+    WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now()) AND episode_id IS NULL
+        AND 'chat' = ANY(scopes) AND (policy = :policy OR policies && ARRAY[CAST(:policy AS text), :any])
+    ORDER BY id
+""")
+_FOR_ONE_READER = text("""
+    SELECT p.id FROM policies p JOIN recipes r ON r.hash = p.recipe_hash
+    WHERE p.retired_at IS NULL AND (CAST(:named AS text[]) IS NULL OR p.id = ANY(:named))
+        AND r.content->'lessons'->>'enabled' = 'true' AND r.content->'lessons'->>'shared' = 'false'
+    ORDER BY p.id
+""")
 
 
 def secretless_key(key: ApiKeyId, policy: str, name: str) -> dict[str, Any]:
@@ -96,6 +111,7 @@ class PostgresKeyStore(PostgresStore):
 
         Raises:
             SetupError: there is no such policy.
+            StateConflict: a policy of it has lessons, which are for one reader.
         """
         key = ApiKey(
             new_api_key_id(), policy, frozenset(scopes), expires_at=expires_at, policies=frozenset(policies) - {policy}
@@ -109,6 +125,8 @@ class PostgresKeyStore(PostgresStore):
                     f"there is no policy {named!r}: `clawloop up` makes the policy `default`,"
                     " and so does `clawloop migrate --base-model NAME`"
                 )
+        if Scope.CHAT in key.scopes:
+            await _require_no_second_reader(connection, policy, key.policies)
         await connection.execute(
             insert(ApiKeyRow).values(
                 id=key.id,
@@ -177,6 +195,26 @@ class PostgresKeyStore(PostgresStore):
         of_keys = select(StoredBytesRow.api_key_id, total).where(StoredBytesRow.api_key_id.in_(keys))
         rows = (await connection.execute(of_keys.group_by(StoredBytesRow.api_key_id))).all()
         return {ApiKeyId(key): int(size) for key, size in rows}
+
+
+async def readers_of(connection: AsyncConnection, policy: str) -> list[str]:
+    """The public parts of the valid keys of people and programs that chat with a policy, oldest first."""
+    return list((await connection.scalars(_READERS, {"policy": policy, "any": ANY_POLICY})).all())
+
+
+async def _require_no_second_reader(connection: AsyncConnection, policy: str, may_choose: Iterable[str]) -> None:
+    named = None if ANY_POLICY in may_choose else [policy, *may_choose]
+    for taught in (await connection.scalars(_FOR_ONE_READER, {"named": named})).all():
+        await lock_policy(connection, taught)
+        if readers := await readers_of(connection, taught):
+            raise StateConflict(
+                f"Policy {taught!r} has lessons of the user of {readers[0]}, and who has a second key could ask for"
+                " them: give the key another policy (`clawloop policy create`), revoke the first one"
+                f" (`clawloop key revoke {readers[0]}`), or set lessons.shared = true or lessons.enabled = false in the"
+                " recipe.",
+                code="lessons_not_shared",
+                field="policy",
+            )
 
 
 def _alive() -> ColumnElement[bool]:

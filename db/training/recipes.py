@@ -14,6 +14,7 @@ from clawloop.core.errors import RecipeRejected, RecordUnusable
 from clawloop.core.recipes.recipe import Lora, Recipe, parse_stored_recipe
 from db.content import exact_json
 from db.database import Database
+from db.serving.keys import readers_of
 from db.tables import PolicyRow, RecipeRow, StepRow, VersionRow
 from db.training.policies import insert_event, lock_policy
 from db.training.samples import expire_samples_of_other_signal
@@ -52,13 +53,15 @@ async def change_recipe(connection: AsyncConnection, policy: str, recipe: Recipe
     Fresh samples of another signal hash expire at once (`recipe changed`), claimed ones when their step is given up.
 
     Raises:
-        RecipeRejected: no step of it can start from the policy's head.
+        RecipeRejected: no step of it can start from the policy's head, or it has lessons for one reader and the policy
+            has several.
         RecordUnusable: there is no such policy.
     """
     row = await lock_policy(connection, policy)
     if row.recipe_hash == recipe.hash:
         return
     await _require_shape(connection, row, recipe.train.lora)
+    await _require_one_reader(connection, policy, recipe)
     await insert_recipe(connection, recipe)
     changed = update(PolicyRow).where(PolicyRow.id == policy)
     await connection.execute(changed.values(recipe_hash=recipe.hash, rejections=0))
@@ -79,6 +82,19 @@ async def _require_shape(connection: AsyncConnection, policy: PolicyRow, lora: L
             f"which the next step starts, has rank {head_lora.rank} and alpha {head_lora.alpha:g}: keep those, or "
             "start over with `clawloop policy roll-back 0`",
             field="train.lora",
+        )
+
+
+async def _require_one_reader(connection: AsyncConnection, policy: str, recipe: Recipe) -> None:
+    if not recipe.lessons.enabled or recipe.lessons.shared:
+        return
+    readers = await readers_of(connection, policy)
+    if len(readers) > 1:
+        raise RecipeRejected(
+            f"is for one reader, and {len(readers)} keys chat with policy {policy!r} ({', '.join(readers[:3])}, …): who"
+            " has one could ask for the lessons of another one's user; give each a policy of its own, revoke the"
+            " others, or set lessons.shared = true",
+            field="lessons.enabled",
         )
 
 

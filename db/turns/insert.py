@@ -18,15 +18,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.core.contracts.sessions import SessionState
 from clawloop.core.contracts.turns import (
     InsertedTurn,
+    MatchedBy,
     Message,
     SessionEvidence,
     SessionSource,
     StoredTurn,
+    TurnKind,
     TurnOutcome,
     TurnRecord,
 )
 from clawloop.core.errors import ContentUnreadable, RecordUnusable, StoreContended, StoreUnavailable
-from clawloop.core.ids import ApiKeyId, SessionId, TurnId
+from clawloop.core.ids import ApiKeyId, LessonId, SessionId, TurnId
 from clawloop.core.turns.files import take_files
 from clawloop.core.turns.parents import continues_other_words, find_parent, may_be_placed
 from clawloop.core.turns.places import PlacedReply
@@ -57,7 +59,7 @@ _TURN_COLUMNS = (
     *("id", "group_id", "choice", "kind", "kind_reason", "status", "error", "outcome", "outcome_detail", "alias"),
     *("version", "engine_id", "evidence", "response", "sampling", "finish_reason", "ends_session", "started_at"),
     *("finished_at", "session_id", "parent_turn_id", "messages_kept", "messages_added", "prompt_shared"),
-    *("episode_id", "stored_bytes", "matched_by"),
+    *("episode_id", "stored_bytes", "matched_by", "lessons"),
 )
 _BINARY_COLUMNS = (
     "tools_sha256",
@@ -249,6 +251,7 @@ def record_columns(prepared: PreparedTurn) -> dict[str, Any]:
         "started_at": record.started_at,
         "finished_at": record.finished_at,
         "episode_id": record.episode_id,
+        "lessons": [lesson.id for lesson in record.lessons] or None,
     }
 
 
@@ -352,6 +355,8 @@ _SPECIAL = f"""
         SELECT FROM turns t WHERE t.session_id = r.session_id AND t.id > r.turn_id AND t.outcome <> 'erased'
             AND (t.parent_turn_id IS NULL OR t.parent_turn_id < r.turn_id))
 """
+# An erasure of a lesson waits until the turns that it has to reach are inserted.
+_LESSONS_LEFT = "SELECT id FROM lessons WHERE id = ANY(%b::uuid[]) AND state <> 'erased' ORDER BY id FOR SHARE"
 _STORED_TURNS = "SELECT id, session_id, parent_turn_id FROM turns WHERE id = ANY(%b)"
 
 
@@ -371,6 +376,7 @@ async def insert_batch(
     for inserted in await _read_stored(raw, [entry for entry in chosen if entry not in locked]):
         n = next(entry.n for entry in chosen if entry.prepared.record.turn_id == inserted.turn_id)
         results[n] = inserted
+    await _drop_erased_lessons(raw, locked)
     ordinary: list[Entry] = []
     for entry in locked:
         if entry.was_erased:
@@ -415,6 +421,18 @@ async def _lock_sessions(raw: Raw, content: ContentCodec, entries: Sequence[Entr
     for entry in locked:
         entry.erased_at, entry.opens_session = sessions[entry.session]
     return locked
+
+
+async def _drop_erased_lessons(raw: Raw, entries: Sequence[Entry]) -> None:
+    """Take the prompts from turns that a lesson was shown in which was erased since they began."""
+    shown = {lesson.id for entry in entries for lesson in entry.prepared.record.lessons}
+    if not shown:
+        return
+    rows = await raw.execute(_LESSONS_LEFT, [sorted(shown)])
+    erased = shown - {LessonId(row[0]) for row in await rows.fetchall()}
+    for entry in entries:
+        if any(lesson.id in erased for lesson in entry.prepared.record.lessons):
+            entry.prepared = entry.prepared.without_prompt()
 
 
 def _session_parameters(entries: Sequence[Entry]) -> list[list[Any]]:
@@ -522,6 +540,11 @@ class PostgresTurnStore(PostgresStore):
     ) -> int | None:
         return await self._version_of_parent(Request(key, evidence, take_files(messages)[0]))
 
+    async def lessons_of_parent(
+        self, key: ApiKeyId, evidence: SessionEvidence, messages: Sequence[Message]
+    ) -> tuple[LessonId, ...] | None:
+        return await self._lessons_of_parent(Request(key, evidence, take_files(messages)[0]))
+
     @transaction
     async def parent_of(self, connection: AsyncConnection, turn_id: TurnId) -> TurnId | None:
         parent = await connection.scalar(select(TurnRow.parent_turn_id).where(TurnRow.id == turn_id))
@@ -549,6 +572,17 @@ class PostgresTurnStore(PostgresStore):
             return None
         version: int | None = await connection.scalar(select(TurnRow.version).where(TurnRow.id == found[0]))
         return version
+
+    @transaction
+    async def _lessons_of_parent(self, connection: AsyncConnection, request: Request) -> tuple[LessonId, ...] | None:
+        if (session := await find_session(connection, request)) is None:
+            return None
+        found = await find_parent_turn(connection, session, request)
+        if found is None or found[1] is MatchedBy.REPLY:
+            return None
+        parent = select(TurnRow.kind, TurnRow.lessons).where(TurnRow.id == found[0])
+        kind, lessons = (await connection.execute(parent)).one()
+        return tuple(map(LessonId, lessons or ())) if kind == TurnKind.MAIN else None
 
     async def _insert_separably(self, turns: Sequence[PreparedTurn]) -> Sequence[InsertedTurn | Exception | None]:
         """Insert turns in one transaction; each in its own if one of them fails or needs a row that is locked.

@@ -80,6 +80,10 @@ class PreparedTurn:
             raise RecordUnusable(f"{type(error).__name__} in our own code while the turn was read") from error
         return prepared
 
+    def without_prompt(self) -> PreparedTurn:
+        """The turn without the tokens of its prompt, which held a lesson that was erased since."""
+        return replace(self, record=replace(self.record, prompt_ids=None))
+
     @cached_property
     def marks(self) -> frozenset[bytes]:
         """Two turns of one conversation share one of these, or one's `asked` has one of the other's, as far as their
@@ -123,6 +127,7 @@ class PreparedTurn:
             prompt_ids=None if record.prompt_ids is None else ids_to_bytes(record.prompt_ids),
             response_ids=None if record.response_ids is None else ids_to_bytes(record.response_ids),
             tools_sha256=None if self.tools is None else self._tools_key(self.tools),
+            lessons=tuple(lesson.id for lesson in record.lessons),
         )
 
     def _tools_key(self, tools: str) -> bytes:

@@ -7,11 +7,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from cachetools import LRUCache
-from sqlalchemy import RowMapping, select, text
+from sqlalchemy import RowMapping, literal_column, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from clawloop.core.contracts.lessons import ShownLesson
 from clawloop.core.contracts.turns import (
     MatchedBy,
     Message,
@@ -23,7 +25,7 @@ from clawloop.core.contracts.turns import (
     TurnRecord,
     TurnStatus,
 )
-from clawloop.core.ids import ApiKeyId, EpisodeId, SessionId, TurnId
+from clawloop.core.ids import ApiKeyId, EpisodeId, LessonId, SessionId, TurnId
 from db.content import ID_BYTES, ContentCodec, bytes_to_ids, bytes_to_logprobs, content_of, exact_json, shared_ids
 from db.tables import SessionRow, ToolListRow, TurnRow
 
@@ -43,6 +45,8 @@ class Conversation:
         response: likewise; None if there was no reply.
         prompt_ids, response_ids: encoded by db.content; None if unknown.
         tools_sha256: key of the request's tool list; None if it had none.
+        lessons: that the prompt held. Turns share tokens of their prompts only with the same lessons, so that the
+            prompts with a lesson can be erased and no other one lacks anything.
     """
 
     messages: tuple[str, ...]
@@ -50,6 +54,7 @@ class Conversation:
     prompt_ids: bytes | None
     response_ids: bytes | None
     tools_sha256: bytes | None
+    lessons: tuple[UUID, ...] = ()
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -104,7 +109,8 @@ def delta(conversation: Conversation, parent: Conversation | None) -> Delta:
     prompt = conversation.prompt_ids
     shared = None
     if prompt is not None:
-        shared = 0 if parent is None else shared_ids(parent.tokens, prompt)
+        is_alike = parent is not None and parent.lessons == conversation.lessons
+        shared = shared_ids(parent.tokens, prompt) if parent is not None and is_alike else 0
         prompt = prompt[shared * ID_BYTES :]
     return Delta(kept, conversation.messages[kept:], shared, prompt)
 
@@ -131,7 +137,7 @@ _CHAIN = text("""
         SELECT c.depth + 1, t.* FROM chain c JOIN turns t ON t.id = c.parent_turn_id
         WHERE c.messages_kept > 0 OR c.prompt_shared > 0)
     SELECT id, parent_turn_id, messages_kept, messages_added, response, prompt_shared, prompt_ids, response_ids,
-        tools_sha256
+        tools_sha256, lessons
     FROM chain ORDER BY depth DESC
 """)
 
@@ -151,6 +157,11 @@ class ConversationCache:
 
     def discard(self, turn_id: TurnId) -> None:
         self._cache.pop(turn_id, None)
+
+    def drop_erased(self, row: RowMapping | Mapping[str, Any]) -> None:
+        """Discard a turn's conversation if its row says that the turn, or a lesson in its prompt, was erased."""
+        if row["outcome"] == TurnOutcome.ERASED or (row["lessons"] and row["prompt_ids"] is None):
+            self.discard(TurnId(row["id"]))
 
     async def load(self, connection: AsyncConnection, turn_id: TurnId) -> Conversation:
         """A turn's conversation: from the cache, or rebuilt from its ancestors in one query.
@@ -180,8 +191,7 @@ class ConversationCache:
             row: with the columns that say what the turn adds to its parent, and its outcome.
         """
         turn_id = TurnId(row["id"])
-        if row["outcome"] == TurnOutcome.ERASED:
-            self.discard(turn_id)
+        self.drop_erased(row)
         if (cached := self._cache.get(turn_id)) is not None:
             return cached
         shares = row["messages_kept"] > 0 or bool(row["prompt_shared"])
@@ -209,14 +219,28 @@ def _continued(parent: Conversation | None, row: RowMapping | Mapping[str, Any],
         prompt_ids=stored.rebuilt_prompt_ids(parent),
         response_ids=content.read_bytes(row["response_ids"], "turns.response_ids", turn),
         tools_sha256=row["tools_sha256"],
+        lessons=tuple(row["lessons"] or ()),
     )
 
 
 # Turns ----------------------------------------------------------------------------------------------------------------
 # Reads a stored turn back as it was inserted.
 
+# Empty where a lesson was erased.
+LESSON_TEXTS = """CASE WHEN t.lessons IS NOT NULL THEN ARRAY(
+        SELECT coalesce(l.text, '') FROM unnest(t.lessons) WITH ORDINALITY AS shown (id, place)
+            LEFT JOIN lessons l ON l.id = shown.id
+        ORDER BY shown.place) END"""
+"""SQL: the texts of a turn's lessons, in their order; NULL if it had none."""
+
 _TURN = (
-    select(TurnRow.__table__, SessionRow.policy, SessionRow.api_key_id, ToolListRow.tools)
+    select(
+        TurnRow.__table__,
+        SessionRow.policy,
+        SessionRow.api_key_id,
+        ToolListRow.tools,
+        literal_column(LESSON_TEXTS.replace("t.lessons", "turns.lessons")).label("lesson_texts"),
+    )
     .join(SessionRow, SessionRow.id == TurnRow.session_id)
     .outerjoin(ToolListRow, ToolListRow.sha256 == TurnRow.tools_sha256)
 )
@@ -228,15 +252,14 @@ async def read_turn(
     row = (await connection.execute(_TURN.where(TurnRow.id == turn_id))).mappings().one_or_none()
     if row is None:
         return None
-    if row["outcome"] == TurnOutcome.ERASED:
-        conversations.discard(turn_id)
+    conversations.drop_erased(row)
     return stored_turn(row, await conversations.load(connection, turn_id), content_of(connection))
 
 
 def stored_turn(row: RowMapping | Mapping[str, Any], conversation: Conversation, content: ContentCodec) -> StoredTurn:
     """
     Args:
-        row: the turn's columns, `policy` and `api_key_id` of its session, and `tools` of its list.
+        row: the turn's columns, `policy` and `api_key_id` of its session, `tools` of its list, and `lesson_texts`.
     """
     return StoredTurn(
         record=_record(row, conversation, content),
@@ -287,6 +310,17 @@ def _record(row: RowMapping | Mapping[str, Any], conversation: Conversation, con
         started_at=row["started_at"],
         finished_at=row["finished_at"],
         episode_id=None if row["episode_id"] is None else EpisodeId(row["episode_id"]),
+        lessons=shown_lessons(row["lessons"], row["lesson_texts"], content),
+    )
+
+
+def shown_lessons(
+    lessons: Sequence[UUID] | None, texts: Sequence[str] | None, content: ContentCodec
+) -> tuple[ShownLesson, ...]:
+    """A turn's lessons with their texts, as LESSON_TEXTS has them."""
+    return tuple(
+        ShownLesson(LessonId(lesson), content.read_text(said, "lessons.text", lesson))
+        for lesson, said in zip(lessons or (), texts or (), strict=True)
     )
 
 

@@ -12,7 +12,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.core.contracts.sessions import SessionState
 from clawloop.core.contracts.training import SampleState
 from clawloop.core.contracts.turns import MatchedBy, Message, TurnKind, TurnOutcome, TurnStatus
-from clawloop.core.contracts.views import Exchange, SessionFilter, SessionView, TaughtHint, TurnDetail, TurnView
+from clawloop.core.contracts.views import (
+    Exchange,
+    LessonShown,
+    SessionFilter,
+    SessionView,
+    TaughtHint,
+    TurnDetail,
+    TurnView,
+)
 from clawloop.core.encryption.key_file import SETTING
 from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing, StateConflict
 from clawloop.core.ids import ApiKeyId, EpisodeId, SessionId, TurnId, short_form
@@ -25,6 +33,7 @@ from db.judging.tables import HINTS_FROM, newest_judgement
 from db.tables import SessionRow, TurnRow
 from db.training.policies import require_policy
 from db.turns.exchanges import read_detail, read_exchanges
+from db.turns.read import LESSON_TEXTS, shown_lessons
 
 # One-shot requests and side turns alone are no conversations; an open session may become one.
 _MAIN = "turns m WHERE m.session_id = c.id AND m.kind = 'main'"
@@ -93,7 +102,7 @@ _TURNS = f"""
         t.outcome_detail, t.started_at, t.announced_at, t.episode_id, j.id AS judgement, j.verdict, j.expected, j.hint,
         {HINTS_FROM},
         s.state AS sample_state, s.reward, chosen.number, c.state AS session_state,
-        {token_count("t.response_ids")} AS tokens,
+        {token_count("t.response_ids")} AS tokens, t.lessons, {LESSON_TEXTS} AS lesson_texts,
         EXISTS (SELECT FROM judgements o WHERE o.turn_id = t.id AND o.decided_at IS NULL) AS being_judged,
         coalesce((
             SELECT count(*) FROM votes v WHERE v.judgement_id = j.id AND v.score IS NOT NULL
@@ -254,10 +263,11 @@ async def _turn(connection: AsyncConnection, turn: TurnId) -> TurnView | None:
 
 async def _read_turns(connection: AsyncConnection, query: TextClause, parameters: dict[str, Any]) -> list[TurnView]:
     rows = await connection.execute(query, parameters)
-    return [_turn_view(row) for row in opened(connection, rows, turns="id", judgements="judgement")]
+    content = content_of(connection)
+    return [_turn_view(row, content) for row in opened(connection, rows, turns="id", judgements="judgement")]
 
 
-def _turn_view(row: Any) -> TurnView:
+def _turn_view(row: Any, content: ContentCodec) -> TurnView:
     outcome, status = TurnOutcome(row.outcome), TurnStatus(row.status)
     waiting = Waiting(
         notified=row.announced_at is not None,
@@ -291,6 +301,7 @@ def _turn_view(row: Any) -> TurnView:
         episode_id=None if row.episode_id is None else EpisodeId(row.episode_id),
         started_at=row.started_at,
         announced_at=row.announced_at,
+        lessons=LessonShown.of(shown_lessons(row.lessons, row.lesson_texts, content)),
     )
 
 

@@ -124,6 +124,7 @@ class TurnRow(Base):
             "id",
             postgresql_where=text("announced_at IS NULL AND kind = 'main' AND episode_id IS NULL"),
         ),
+        Index("turns_lessons_idx", "lessons", postgresql_using="gin", postgresql_where=text("lessons IS NOT NULL")),
         Index("turns_episode_idx", "episode_id", "id", postgresql_where=text("episode_id IS NOT NULL")),
     )
 
@@ -164,6 +165,7 @@ class TurnRow(Base):
     announced_at: Mapped[datetime | None]
     # A turn of an episode: its rollout group decides its outcome, and no session workflow does.
     episode_id: Mapped[UUID | None] = mapped_column(ForeignKey("episodes.id"))
+    lessons: Mapped[list[UUID] | None]  # those that its prompt held, in their order; None: it held none
     # turns that continue this one and began before this time have no content any more
     erased_at: Mapped[datetime | None]
 

@@ -268,6 +268,7 @@ CREATE TABLE turns (
     entered_at timestamptz NOT NULL DEFAULT now(),
     announced_at timestamptz,
     episode_id uuid REFERENCES episodes,
+    lessons uuid[],
     erased_at timestamptz,
     CONSTRAINT turns_kept_of_parent_check CHECK (parent_turn_id IS NOT NULL OR messages_kept = 0),
     CONSTRAINT turns_prompt_known_check CHECK ((prompt_shared IS NULL) = (prompt_ids IS NULL)),
@@ -291,6 +292,7 @@ CREATE TABLE turns (
     CONSTRAINT turns_parent_is_older_check CHECK (parent_turn_id < id),
     CONSTRAINT turns_shared_with_parent_check CHECK (parent_turn_id IS NOT NULL OR prompt_shared = 0)
 );
+CREATE INDEX turns_lessons_idx ON turns USING gin (lessons) WHERE lessons IS NOT NULL;
 CREATE INDEX turns_episode_idx ON turns (episode_id, id) WHERE episode_id IS NOT NULL;
 CREATE INDEX turns_group_idx ON turns (group_id) WHERE group_id IS NOT NULL;
 CREATE INDEX turns_parent_turn_id_idx ON turns (parent_turn_id);
@@ -526,6 +528,33 @@ CREATE TABLE events (
 CREATE INDEX events_policy_id_idx ON events (policy, id);
 """
 
+_LESSONS = """
+CREATE TABLE lessons (
+    id uuid PRIMARY KEY,
+    policy text NOT NULL REFERENCES policies,
+    text text NOT NULL,
+    digest bytea,
+    state text NOT NULL,
+    why text NOT NULL,
+    source text NOT NULL,
+    turn_id uuid REFERENCES turns,
+    shown_by uuid REFERENCES turns,
+    superseded_by uuid REFERENCES lessons,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    changed_at timestamptz NOT NULL DEFAULT now(),
+    UNIQUE (policy, digest),
+    CONSTRAINT lessons_state_check CHECK (state IN ('active', 'off', 'superseded', 'erased')),
+    CONSTRAINT lessons_source_check CHECK (source IN ('typed', 'hint', 'message')),
+    CONSTRAINT lessons_text_check CHECK (
+        (state = 'erased') = (text = '') AND (state = 'erased') = (digest IS NULL)
+    ),
+    CONSTRAINT lessons_source_turn_check CHECK ((source = 'typed') = (turn_id IS NULL))
+);
+CREATE INDEX lessons_policy_id_idx ON lessons (policy, id);
+CREATE INDEX lessons_turn_id_idx ON lessons (turn_id);
+CREATE INDEX lessons_shown_by_idx ON lessons (shown_by);
+"""
+
 # `clawloop encryption rotate --decrypt` sets the variable, for its own transactions.
 _ENCRYPTION = """
 CREATE TABLE encryption (
@@ -574,11 +603,12 @@ _SEALED = {
     "samples": {"hinted_prompts": _PLAIN_BYTES},
     "step_samples": {"advantages": _PLAIN_BYTES, "moves": _PLAIN_BYTES},
     "probes": {"content": _PLAIN_JSON},
+    "lessons": {"text": _PLAIN_TEXT, "digest": _PLAIN_DIGEST},
 }
 
 
 def _statements() -> Iterator[str]:
-    yield from (_SERVING, _EPISODES, _TURNS, _JUDGING, _TRAINING, _ENCRYPTION)
+    yield from (_SERVING, _EPISODES, _TURNS, _JUDGING, _TRAINING, _LESSONS, _ENCRYPTION)
     for table, columns in _SEALED.items():
         plain = {column: form.format(column) for column, form in columns.items()}
         # One for what is inserted: the function is called once a row where nothing is encrypted.
@@ -609,9 +639,9 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.execute("""
-        DROP TABLE encryption, comparisons, feedback_requests, feedback, hints, votes, events, probes, gate_checks,
-            judge_trials, step_samples, steps, samples, judgements, turn_files, files, session_prefixes, turns,
-            tool_lists, sessions,
+        DROP TABLE encryption, lessons, comparisons, feedback_requests, feedback, hints, votes, events, probes,
+            gate_checks, judge_trials, step_samples, steps, samples, judgements, turn_files, files, session_prefixes,
+            turns, tool_lists, sessions,
             stored_bytes, api_keys, signing_keys, curriculum_kinds, episodes, rollout_groups, rollouts,
             temporal_server, engine_versions, engines, versions, policies, recipes;
         DROP FUNCTION refuse_plain_content;

@@ -18,6 +18,7 @@ from api.app import create_app
 from api.auth import KeyRing
 from api.chat.grammar_slots import GrammarSlots
 from api.chat.key_limits import KeyLimiter, StoredBytes
+from api.chat.lessons import LessonChooser
 from api.chat.versions import VersionChooser
 from api.dependencies import Limits, Services
 from api.http_protocol import BoundedHttpProtocol
@@ -37,6 +38,7 @@ from clawloop.operations.engines import EngineOperations
 from clawloop.operations.export import Exporter
 from clawloop.operations.history import HistoryOperations, HistoryTurn
 from clawloop.operations.keys import KeyOperations
+from clawloop.operations.lessons import LessonOperations
 from clawloop.operations.overview import Overview
 from clawloop.operations.reading import Reading
 from clawloop.operations.rollouts import RolloutOperations
@@ -56,6 +58,7 @@ from tests.fakes.export_store import FakeExportStore
 from tests.fakes.history_store import FakeHistoryJudge, FakeHistoryStore
 from tests.fakes.key_store import FakeKeyStore
 from tests.fakes.ledger import FakeLedger
+from tests.fakes.lesson_store import FakeLessonStore
 from tests.fakes.notifier import FakeNotifier
 from tests.fakes.probe_store import FakeProbeStore
 from tests.fakes.rollouts_store import FakeEpisodeKeys, FakeEpisodeReader, FakeRolloutsStore
@@ -221,6 +224,8 @@ async def running_gateway(
                     temporal_problem=temporal_answers,
                     key_operations=KeyOperations(keys),
                     check_ledger=check_ledger,
+                    lessons=LessonChooser(turns),
+                    lesson_operations=LessonOperations(FakeLessonStore(turns)),
                     versions=VersionChooser(turns),
                     not_ready=always_ready,
                     metrics=metrics,

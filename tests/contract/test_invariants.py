@@ -93,6 +93,17 @@ DAMAGE: dict[str, tuple[str, ...]] = {
     "an erased turn has no content": (
         "UPDATE turns SET outcome = 'erased' WHERE id = (SELECT turn_id FROM samples ORDER BY id LIMIT 1)",
     ),
+    "an erased lesson is in no prompt": (
+        "INSERT INTO lessons (id, policy, text, state, why, source)"
+        " SELECT gen_random_uuid(), id, '', 'erased', 'forgotten', 'typed' FROM policies LIMIT 1",
+        "UPDATE turns SET lessons = ARRAY(SELECT id FROM lessons)",
+    ),
+    "a turn that was answered with lessons has no sample": ("UPDATE turns SET lessons = ARRAY[gen_random_uuid()]",),
+    "a lesson is erased with the turns that it came from": (
+        "INSERT INTO lessons (id, policy, text, digest, state, why, source, turn_id)"
+        " SELECT gen_random_uuid(), 'default', 'Be short.', '', 'active', 'hint', 'hint', id FROM turns LIMIT 1",
+        "UPDATE turns SET outcome = 'erased' WHERE id = (SELECT turn_id FROM lessons)",
+    ),
     "a file is there as long as a turn refers to it": (
         "INSERT INTO files (id, digest, size_bytes, content) VALUES (gen_random_uuid(), 'digest', 4, 'file')",
     ),

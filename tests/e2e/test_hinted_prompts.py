@@ -18,9 +18,12 @@ from activities.judging.judge_turn import JudgeTurn, JudgingActivities
 from activities.notify import TrainingNotifier
 from clawloop.core.contracts.sessions import TurnResult
 from clawloop.core.contracts.turns import StoredTurn
+from clawloop.core.ids import response_id
 from clawloop.core.judging.hints import LEAD_IN
 from clawloop.core.judging.prompts import AnswerForm
-from clawloop.core.recipes.recipe import WITHOUT_JUDGE, Recipe
+from clawloop.core.lessons.prompt import DEFAULT_SYSTEM
+from clawloop.core.lessons.prompt import LEAD_IN as LESSONS
+from clawloop.core.recipes.recipe import WITHOUT_JUDGE, Lessons, Recipe
 from clawloop.serving.endpoints import Endpoint
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
@@ -204,3 +207,56 @@ async def test_control_tokens_in_a_users_message_are_read_as_text_by_the_teacher
     assert tokenizer.decode(added, skip_special_tokens=True) == f"{read}\n\n"  # none is special
     whole = tokenizer.decode(found.hinted, skip_special_tokens=False)
     assert f"<|im_start|>user\n{read}\n\n{ASKED}<|im_end|>" in whole
+
+
+async def test_prompts_with_lessons_are_rendered_as_the_engine_read_them(
+    gateway: RealGateway, renderer: EngineRenderer, tiny_model_path: Path
+) -> None:
+    """So that no turn loses its hints because its prompt held lessons."""
+    database = Database(gateway.database_url, TEST_LIMIT)
+    tokenizer = Tokenizer.from_file(str(tiny_model_path / "tokenizer.json"))
+    path, lessons = "/admin/v1/policies/default/lessons", ("Answer in one sentence.", "Отвечай без списков。")
+    admin = {"Authorization": f"Bearer {gateway.admin_key}"}
+    ask: dict[str, Any] = {"role": "user", "content": ASKED}
+    begins: tuple[list[dict[str, Any]], ...] = (
+        [ask],
+        [{"role": "system", "content": "You are a clock."}, ask],
+        [{"role": "developer", "content": [{"type": "text", "text": "You are a clock."}]}, ask],
+    )
+    records = []
+    try:
+        await set_recipe(database, "default", Recipe(name="taught", lessons=Lessons(enabled=True)))
+        async with gateway.client() as client:
+            ids = [
+                (await client.post(path, json={"text": text}, headers=admin)).raise_for_status().json()["id"]
+                for text in lessons
+            ]
+            named = ", ".join(ids)
+            for messages in begins:
+                body = {"model": "policy", "messages": messages, "tools": [TOOL], "max_tokens": 8}
+                async with asyncio.timeout(60):  # gateways read the directory once a second
+                    while (answer := await client.post("/v1/chat/completions", json=body)).headers.get(
+                        "x-clawloop-lessons"
+                    ) != named:
+                        await asyncio.sleep(0.1)
+                records.append((await gateway.turn(answer.json()["id"])).record)
+            mismatches = [
+                record for record in records if await renderer.render(record, record.messages) != record.prompt_ids
+            ]
+            assert len(mismatches) == 0
+            for record, messages in zip(records, begins, strict=True):
+                assert record.messages == messages
+                whole = tokenizer.decode(record.prompt_ids or [], skip_special_tokens=False)
+                assert "\n".join((LESSONS, *(f"- {text}" for text in lessons))) in whole
+                assert await renderer.render(replace(record, lessons=()), messages) != record.prompt_ids
+                plain = await renderer.render(replace(record, lessons=(), sampling={}), [ask])
+                said = str(record.sampling.get(DEFAULT_SYSTEM) or "")
+                assert said in tokenizer.decode(plain, skip_special_tokens=False)
+            forgotten = await client.delete(f"{path}/{ids[0]}", headers=admin)
+            assert forgotten.json()["turns"] >= len(records)
+        for record in records:
+            stored = await gateway.turn(response_id(record.turn_id))
+            assert stored.record.prompt_ids is None
+    finally:
+        await set_recipe(database, "default", Recipe(name="combined"))
+        await database.close()

@@ -81,6 +81,7 @@ async def troubled(name: str = "strict") -> AsyncIterator[Troubled]:
     routes = [
         Route("/v1/models", server.list_models),
         Route("/tokenize", server.tokenize, methods=["POST"]),
+        Route("/detokenize", engine.detokenize, methods=["POST"]),
         Route("/v1/chat/completions", engine.chat, methods=["POST"]),
     ]
     async with serving(Starlette(routes=routes)) as server.url:
@@ -255,3 +256,20 @@ async def test_a_server_that_is_no_engine_is_asked_as_it_is() -> None:
         async with JsonClient(30.0) as client:
             with pytest.raises(endpoints_module.NoReply, match="did not say which messages"):
                 await client.post(here, "/v1/chat/completions", {"messages": LATE})
+
+
+DEFAULTS = {
+    "qwen2_5": "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
+    "smollm2": "You are a helpful AI assistant named SmolLM, trained by Hugging Face",
+    "qwen3": "",
+    "llama3_1": "",
+    "strict": "",
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+async def test_what_a_template_says_without_a_system_message_is_known(name: str) -> None:
+    async with troubled(name) as server, learner(server) as learning:
+        model = await learning.learn()
+        assert model is not None
+        assert model.default_system == DEFAULTS[name]

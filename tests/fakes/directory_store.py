@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from clawloop.core.contracts.lessons import PolicyLessons
 from clawloop.core.contracts.serving import Directory, Engine, Policy
 from clawloop.core.errors import StoreUnavailable
 
@@ -33,6 +34,11 @@ class FakeDirectoryStore:
             replace(engine, versions=engine.versions | {policy.id: versions}) for engine in self._directory.engines
         ]
         self._directory = Directory((*self._directory.policies, replace(policy, kept=versions)), tuple(engines))
+
+    def set_lessons(self, lessons: PolicyLessons | None) -> None:
+        """Give every policy these lessons."""
+        policies = tuple(replace(policy, lessons=lessons) for policy in self._directory.policies)
+        self._directory = replace(self._directory, policies=policies)
 
     def set_active(self, version: int, versions: frozenset[int] | None = None) -> None:
         """Make this version every policy's active one.

@@ -278,6 +278,9 @@ class FakeEngine:
         words = sum(len(str(message.get("content")).split()) for message in body["messages"])
         return JSONResponse({"count": words, "max_model_len": 4096, "tokens": list(range(words))})
 
+    async def detokenize(self, request: Request) -> Response:
+        return JSONResponse({"prompt": bytes(json.loads(await request.body())["tokens"]).decode()})
+
     async def list_models(self, request: Request) -> Response:
         names = sorted(self.models or {"tiny"})
         shared = {"object": "model"} | ({} if self.context is None else {"max_model_len": self.context})
@@ -436,6 +439,7 @@ async def fake_engine(port: int = 0) -> AsyncIterator[FakeEngine]:
             Route("/v1/chat/completions", engine.chat, methods=["POST"]),
             Route("/v1/completions", engine.complete, methods=["POST"]),
             Route("/tokenize", engine.tokenize, methods=["POST"]),
+            Route("/detokenize", engine.detokenize, methods=["POST"]),
             Route("/health", engine.health),
         ]
     )

@@ -37,5 +37,8 @@ class FakeExportStore:
     async def samples(self, wanted: ExportFilter, after: UUID | None, limit: int) -> list[Record]:
         return []
 
+    async def lessons(self, wanted: ExportFilter, after: UUID | None, limit: int) -> list[Record]:
+        return []
+
     async def steps(self, wanted: ExportFilter, after: UUID | None, limit: int) -> list[Record]:
         return []

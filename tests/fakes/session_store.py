@@ -20,6 +20,7 @@ from clawloop.core.contracts.views import (
     Exchange,
     FeedbackView,
     Judged,
+    LessonShown,
     SessionFilter,
     SessionView,
     Tokens,
@@ -144,6 +145,7 @@ class FakeSessionStore:
                 episode_id=turn.record.episode_id,
                 started_at=turn.record.started_at,
                 announced_at=turn.announced_at,
+                lessons=LessonShown.of(turn.record.lessons),
             )
             for turn in own
             if before is None or turn.record.turn_id < before

@@ -16,12 +16,14 @@ from clawloop.core.contracts.turns import (
     SessionEvidence,
     SessionSource,
     StoredTurn,
+    TurnKind,
     TurnOutcome,
     TurnRecord,
     TurnStatus,
 )
 from clawloop.core.errors import StoreUnavailable
-from clawloop.core.ids import ApiKeyId, SessionId, TurnId
+from clawloop.core.ids import ApiKeyId, LessonId, SessionId, TurnId
+from clawloop.core.samples.decision import LESSON_ERASED, PREFIX
 from clawloop.core.turns.conversation import KnownPrefix, choose_session, choose_session_by_place
 from clawloop.core.turns.files import take_files
 from clawloop.core.turns.identify import conversation_session_id, named_session_id
@@ -39,6 +41,7 @@ class FakeTurnStore:
         matched: how each turn's parent was found.
         fates: outcomes of turns that changed after insertion.
         erased: when sessions and turns were erased.
+        erased_lessons: lessons whose text is gone.
     """
 
     def __init__(self) -> None:
@@ -49,6 +52,7 @@ class FakeTurnStore:
         self.announced: dict[TurnId, datetime] = {}
         self.fates: dict[TurnId, tuple[TurnOutcome, str | None]] = {}
         self.erased: dict[SessionId | TurnId, datetime] = {}
+        self.erased_lessons: set[LessonId] = set()
         self._prefixes: dict[TurnId, tuple[bytes, bytes | None]] = {}  # they outlive an erasure
         self._asked: dict[TurnId, bytes] = {}  # digests of what turns were asked, as matched
         self.matched: dict[TurnId, MatchedBy] = {}
@@ -59,6 +63,9 @@ class FakeTurnStore:
         record = copy.deepcopy(record)
         prepared = PreparedTurn.checked(record)
         record = prepared.record
+        if any(lesson.id in self.erased_lessons for lesson in record.lessons):
+            prepared = self._without_erased_lessons(prepared)
+            record = prepared.record
         if (inserted := self._inserted.get(record.turn_id)) is not None:
             return InsertedTurn(inserted.turn_id, inserted.session_id, inserted.parent_turn_id, duplicate=True)
         session, unknown_before = self._session(prepared)
@@ -99,6 +106,32 @@ class FakeTurnStore:
             self.announced.setdefault(turn_id, datetime.now(UTC))
         self.records = [self._prepared[record.turn_id].record for record in self.records]
 
+    def erase_lesson(self, lesson: LessonId) -> int:
+        """Erase a lesson from the prompts of all turns; returns their number."""
+        self.erased_lessons.add(lesson)
+        held = [
+            prepared
+            for prepared in self._prepared.values()
+            if any(shown.id == lesson for shown in prepared.record.lessons)
+        ]
+        for prepared in held:
+            turn_id = prepared.record.turn_id
+            self._prepared[turn_id] = self._without_erased_lessons(prepared)
+            outcome, _ = self.fates.get(turn_id, prepared.outcome)
+            if outcome not in (TurnOutcome.WAITING, TurnOutcome.SIDE):
+                self.fates[turn_id] = (TurnOutcome.NOT_TRAINABLE, f"{PREFIX}{LESSON_ERASED}")
+        self.records = [self._prepared[record.turn_id].record for record in self.records]
+        return len(held)
+
+    def turns_with(self, lesson: LessonId) -> int:
+        return sum(any(shown.id == lesson for shown in record.lessons) for record in self.records)
+
+    def _without_erased_lessons(self, prepared: PreparedTurn) -> PreparedTurn:
+        left = tuple(
+            replace(shown, text="") if shown.id in self.erased_lessons else shown for shown in prepared.record.lessons
+        )
+        return PreparedTurn(replace(prepared.record, prompt_ids=None, lessons=left))
+
     def _was_erased(self, prepared: PreparedTurn, session: SessionId) -> bool:
         """Whether a turn holds content erased since it began."""
         history, began = prepared.request.history, prepared.record.started_at
@@ -118,6 +151,18 @@ class FakeTurnStore:
         session = self._known_session(request)
         match = None if session is None else self._match(session, request)
         return None if match is None else self._prepared[match[0]].record.version
+
+    async def lessons_of_parent(
+        self, key: ApiKeyId, evidence: SessionEvidence, messages: Sequence[Message]
+    ) -> tuple[LessonId, ...] | None:
+        self._require_available()
+        request = Request(key, evidence, take_files(messages)[0])
+        session = self._known_session(request)
+        match = None if session is None else self._match(session, request)
+        if match is None or match[1] is MatchedBy.REPLY:
+            return None
+        parent = self._prepared[match[0]].record
+        return tuple(lesson.id for lesson in parent.lessons) if parent.kind is TurnKind.MAIN else None
 
     async def load(self, turn_id: TurnId) -> StoredTurn | None:
         self._require_available()
@@ -260,4 +305,5 @@ def bare(record: TurnRecord) -> TurnRecord:
         response_ids=None,
         logprobs=None,
         sampling={},
+        lessons=(),
     )

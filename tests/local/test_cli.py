@@ -626,6 +626,28 @@ def test_probes_come_and_go(at_home: dict[str, str], tmp_path: Path) -> None:
     assert gone == f"clawloop: policy 'default' has no probe {rows[0]['id']}; `clawloop probe list` shows them"
 
 
+def test_lessons_come_go_and_are_forgotten(at_home: dict[str, str]) -> None:
+    added = clawloop_process("lesson", "add", "Answer in one sentence.", **at_home)
+    assert added.returncode == 0
+    assert added.stdout.splitlines()[0].endswith(" is active")
+    assert "Lessons are off" in added.stdout
+    (row,) = json.loads(clawloop("lesson", "list", "--json", **at_home).stdout)["lessons"]
+    assert (row["text"], row["state"], row["in_prompt"]) == ("Answer in one sentence.", "active", False)
+    assert clawloop("lesson", "off", row["short_id"], **at_home).stdout == f"lesson {row['short_id']} is off\n"
+    assert clawloop("lesson", "on", row["short_id"], **at_home).stdout == f"lesson {row['short_id']} is active\n"
+    other = clawloop("lesson", "add", "Answer in two.", "--instead-of", row["id"], "--json", **at_home)
+    listed = clawloop("lesson", "list", **at_home, COLUMNS="100").stdout.splitlines()
+    assert [("superseded" in line, "Answer in" in line) for line in listed[1:3]] == [(True, True), (False, True)]
+    assert "Lessons are off" in listed[-2] + listed[-1]
+    assert clawloop("lesson", "forget", row["id"], **at_home).stdout == "forgotten, with the prompts of 0 turns\n"
+    (left,) = json.loads(clawloop("lesson", "list", "--json", **at_home).stdout)["lessons"]
+    assert left["id"] == json.loads(other.stdout)["id"]
+    gone = refusal(clawloop("lesson", "forget", row["id"], **at_home))
+    assert gone == f"clawloop: policy 'default' has no lesson {row['id']}; `clawloop lesson list` shows them"
+    assert "has 10000 characters" in refusal(clawloop("lesson", "add", "x" * 10_000, **at_home))
+    assert "There is no policy 'other'" in refusal(clawloop("lesson", "list", "--policy", "other", **at_home))
+
+
 def test_a_file_with_bad_lines_names_them_and_adds_none(at_home: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "probes.jsonl"
     file.write_text('{"prompt": "fine"}\n{"promt": "a"}\nnothing\n')

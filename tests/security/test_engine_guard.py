@@ -34,6 +34,7 @@ USED = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
     ("POST", "/v1/unload_lora_adapter"),
 ]
 # vLLM 0.32 has them; most do not ask for its own key.
@@ -43,7 +44,6 @@ UNUSED = [
     ("POST", "/collective_rpc"),
     ("POST", "/reset_prefix_cache"),
     ("POST", "/sleep"),
-    ("POST", "/detokenize"),
     ("POST", "/inference/v1/generate"),
     ("POST", "/start_profile"),
     ("GET", "/server_info"),

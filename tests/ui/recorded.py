@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clawloop.core.contracts.lessons import ShownLesson
 from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSource, TurnOutcome
 from clawloop.core.ids import TurnId
 from clawloop.core.judging.hints import HintChoice, PromptChange
@@ -24,7 +25,14 @@ class Recorder:
 
     learning: PostgresLearning
 
-    async def chat(self, session: str, *said: str, reply: str = "A long answer.", version: int = 0) -> list[TurnId]:
+    async def chat(
+        self,
+        session: str,
+        *said: str,
+        reply: str = "A long answer.",
+        version: int = 0,
+        lessons: tuple[ShownLesson, ...] = (),
+    ) -> list[TurnId]:
         """A session in which a person says these things in turn."""
         evidence = SessionEvidence(SessionSource.HEADER, session)
         messages: list[Message] = [{"role": "system", "content": "You are an assistant."}]
@@ -32,7 +40,7 @@ class Recorder:
         for words in said:
             messages.append({"role": "user", "content": words})
             answer: Message = {"role": "assistant", "content": f"{reply} ({len(turns) + 1})"}
-            turns.append(await self.turn(messages, answer, evidence=evidence, version=version))
+            turns.append(await self.turn(messages, answer, evidence=evidence, version=version, lessons=lessons))
             messages.append(answer)
         return turns
 

@@ -19,6 +19,7 @@ import api.ui.logins as logins
 from api.ui.changes import Changes
 from api.ui.logins import COOKIE
 from api.ui.routes import ROUTERS
+from clawloop.core.contracts.lessons import LessonState, ShownLesson
 from clawloop.core.contracts.serving import KeyLimits, Scope
 from clawloop.core.errors import RequestRejected
 from clawloop.core.judging.agreement import VotedTurn
@@ -619,3 +620,56 @@ async def test_a_session_is_found_as_elsewhere_and_by_its_own_id_first(page: Pag
         assert "Words of the second" in await visitor.get("/ui/sessions/last")
         missing = await visitor.client.get("/ui/sessions/nobody")
         assert (missing.status_code, "There is no session" in html.unescape(missing.text)) == (404, True)
+
+
+# What it was told about its user.
+
+
+async def test_lessons_are_typed_edited_turned_off_and_forgotten(page: Page) -> None:
+    async with page.visitor() as visitor:
+        text = html.unescape(await visitor.get("/ui/lessons"))
+        assert "There is none." in text
+        assert "Lessons are off" in text
+        said = "Answer in <b>one</b> sentence."
+        assert "&lt;b&gt;one&lt;/b&gt;" in (await visitor.post("/ui/lessons", text=said)).text
+        [stored] = (await page.services[0].lesson_operations.list(POLICY)).lessons
+        assert (stored.text, stored.state) == (said, LessonState.ACTIVE)
+        off = await visitor.post(f"/ui/lessons/{stored.id}/off")
+        assert ("Off: new sessions do without it." in off.text, off.text.count(">On</button>")) == (True, 1)
+        assert "On: new sessions get it." in (await visitor.post(f"/ui/lessons/{stored.id}/on")).text
+        await visitor.post("/ui/lessons", text="Answer in two sentences.", instead_of=str(stored.id))
+        states = [one.state for one in (await page.services[0].lesson_operations.list(POLICY)).lessons]
+        assert states == [LessonState.SUPERSEDED, LessonState.ACTIVE]
+        assert "Forgotten, with the prompts of 0 turns." in (await visitor.post(f"/ui/lessons/{stored.id}/forget")).text
+        assert (await visitor.post(f"/ui/lessons/{stored.id}/forget")).status_code == 404
+        assert (await visitor.post(f"/ui/lessons/{stored.id}/burn")).status_code == 404
+        for bad in ("", "x" * 10_000, "bell \x07"):
+            refused = await visitor.post("/ui/lessons", text=bad)
+            assert (refused.status_code, "The lesson" in refused.text) == (400, True)
+    async with page.visitor(page.read_key) as visitor:
+        assert "<form" not in re.sub(r"<form[^>]*policies.*?</form>", "", await visitor.get("/ui/lessons"), flags=re.S)
+        assert (await visitor.post("/ui/lessons", text="Mine.")).status_code == 403
+        assert (await visitor.post(f"/ui/lessons/{stored.id}/on")).status_code == 403
+
+
+async def test_a_turn_says_with_which_lessons_it_was_answered(page: Page) -> None:
+    lessons = page.services[0].lesson_operations
+    kept, gone = [await lessons.add(POLICY, text) for text in ("Be <short>.", "Be gone.")]
+    shown = tuple(ShownLesson(one.id, one.text) for one in (kept, gone))
+    [turn] = await page.recorder.chat("s1", "Explain the tides")
+    [taught] = await page.recorder.chat("s2", "Explain the tides again", lessons=shown)
+    await lessons.forget(POLICY, str(gone.id))
+    [row] = await page.learning.rows("SELECT session_id FROM turns WHERE id = %s", taught)
+    async with page.visitor() as visitor:
+        text = await visitor.get(f"/ui/sessions/{row['session_id']}")
+        assert "Answered with 2 lessons" in text
+        assert "Be &lt;short&gt;." in text
+        assert "a lesson that was forgotten" in text
+        lines = [orjson.loads(line) for line in (await visitor.get("/ui/export?records=turns")).splitlines()]
+        assert {line["id"]: line["lessons"] for line in lines} == {str(turn): [], str(taught): ["Be <short>.", None]}
+        [line] = (await visitor.get("/ui/export?records=lessons")).splitlines()
+        assert (orjson.loads(line)["text"], orjson.loads(line)["state"]) == ("Be <short>.", "active")
+    why = await asyncio.to_thread(clawloop, "why", str(taught), DATABASE_URL=page.database_url)
+    assert "Be <short>.; a lesson that was forgotten" in " ".join(why.stdout.split())
+    told = await asyncio.to_thread(clawloop, "session", "show", "s2", DATABASE_URL=page.database_url)
+    assert "Be <short>." in told.stdout

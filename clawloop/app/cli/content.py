@@ -35,7 +35,7 @@ _TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"]
 
 def export(
     records: Annotated[
-        str, typer.Option(help="turns, judgements, chat, openai, preference, samples or steps.")
+        str, typer.Option(help="turns, judgements, chat, openai, preference, samples, steps or lessons.")
     ] = "turns",
     policy: Annotated[str | None, typer.Option(help="Only of this policy.")] = None,
     session: Annotated[str | None, typer.Option(help=f"Only of this session. {SESSION_HELP}")] = None,

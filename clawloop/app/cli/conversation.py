@@ -13,6 +13,7 @@ from clawloop.core.contracts.turns import TurnKind, TurnStatus
 from clawloop.core.errors import EngineAnswerUnusable
 from clawloop.core.judging.voting import signed
 from clawloop.core.turns.canonical import is_volatile
+from clawloop.core.turns.explain import FORGOTTEN
 from clawloop.core.turns.titles import plain_text, shortened
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def _turn(turn: TurnView, exchange: Exchange, full: bool) -> Iterator[str]:
         yield "assistant: no reply"
     yield from wrapped(outcome_line(turn), _INDENT)
     yield from _labelled("why", turn.why)
+    for lesson in turn.lessons:
+        yield from _labelled("lesson", lesson.text or FORGOTTEN)
     judged = exchange.judged
     for vote in judged.votes:
         score = "?" if vote.score is None else signed(vote.score)

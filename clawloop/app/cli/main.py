@@ -25,6 +25,7 @@ from clawloop.app.cli.evaluate import evaluate_command
 from clawloop.app.cli.feedback import feedback
 from clawloop.app.cli.judge import judge_app
 from clawloop.app.cli.key import key_app, limit_key
+from clawloop.app.cli.lesson import lesson_app
 from clawloop.app.cli.model import model_app
 from clawloop.app.cli.openclaw_config import openclaw_config
 from clawloop.app.cli.plan import plan_command
@@ -173,6 +174,7 @@ policy_app.command("events")(list_events)
 app.add_typer(policy_app, name="policy")
 app.add_typer(recipe_app, name="recipe")
 app.add_typer(judge_app, name="judge")
+app.add_typer(lesson_app, name="lesson")
 app.add_typer(probe_app, name="probe")
 app.add_typer(rollouts_app, name="rollouts")
 app.add_typer(episode_app, name="episode")

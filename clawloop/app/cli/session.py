@@ -159,7 +159,7 @@ def _session_row(session: SessionView) -> dict[str, str]:
 def _turn_facts(turn: TurnView) -> dict[str, str]:
     """The turn's fields by their label; fields without a value are left out."""
     from clawloop.core.judging.voting import signed
-    from clawloop.core.turns.explain import FOUND_BY
+    from clawloop.core.turns.explain import FORGOTTEN, FOUND_BY
 
     facts = {
         "outcome": turn.outcome,
@@ -171,6 +171,7 @@ def _turn_facts(turn: TurnView) -> dict[str, str]:
         "follows": None if turn.matched_by is None else f"{turn.parent_turn_id}, {FOUND_BY[turn.matched_by]}",
         "status": turn.status if turn.error is None else f"{turn.status}: {turn.error}",
         "version": str(turn.version),
+        "lessons": "; ".join(lesson.text or FORGOTTEN for lesson in turn.lessons) or None,
         "verdict": None if turn.verdict is None else signed(turn.verdict),
         "expected": None if turn.expected is None else f"{turn.expected:+.2f} of {turn.votes} valid votes",
         "hints": "; ".join(hint.line() for hint in turn.hints if hint.source == "judge") or None,

@@ -22,6 +22,7 @@ from api.app import create_app
 from api.auth import KeyRing
 from api.chat.grammar_slots import GrammarSlots
 from api.chat.key_limits import KeyLimiter, StoredBytes
+from api.chat.lessons import LessonChooser
 from api.chat.versions import VersionChooser
 from api.dependencies import Limits, Services
 from api.http_protocol import BoundedHttpProtocol
@@ -51,6 +52,7 @@ from clawloop.core.telemetry.metrics import GatewayMetrics, LabelledRegistry, me
 from clawloop.core.telemetry.tracing import tracing
 from clawloop.environments.artifacts import open_artifacts
 from clawloop.operations.export import Exporter
+from clawloop.operations.lessons import LessonOperations
 from clawloop.serving.chat import ChatEngines
 from clawloop.serving.directory import DirectoryCache
 from clawloop.serving.rotation import Rotation
@@ -61,6 +63,7 @@ from db.export import PostgresExportStore
 from db.judging.feedback import PostgresFeedbackStore
 from db.judging.rejudging import PostgresVoteReader
 from db.judging.trials import PostgresTrialStore
+from db.lessons.ledger import PostgresLessonStore
 from db.schema import is_current, require_known_schema
 from db.serving.directory import PostgresDirectoryStore, PostgresListener
 from db.serving.engines import add_missing_engines
@@ -311,6 +314,8 @@ async def gateway_services(
         health_port=options.health_port,
         probes=PostgresProbeStore(background, conversations),
         versions=VersionChooser(turns),
+        lessons=LessonChooser(turns),
+        lesson_operations=LessonOperations(PostgresLessonStore(background)),
         not_ready=readiness.problems,
         metrics=metrics,
         metrics_page=GatewayPages(metrics.registry, options.name, options.health_port, options.peers).page,

@@ -11,12 +11,13 @@ from uuid import UUID
 from pydantic import JsonValue
 
 from clawloop.core.contracts.episodes import EpisodeView, GroupView
+from clawloop.core.contracts.lessons import LessonSource, LessonState
 from clawloop.core.contracts.serving import ApiKey, Scope
 from clawloop.core.contracts.sessions import Erasure
 from clawloop.core.contracts.training import StepProgress, StoredProbe, TrainingState, TrainingView, VersionView
 from clawloop.core.contracts.turns import Message
 from clawloop.core.contracts.views import FeedbackView, TaughtHint, View
-from clawloop.core.ids import ApiKeyId, EpisodeId, RolloutGroupId, SampleId, SessionId, TurnId
+from clawloop.core.ids import ApiKeyId, EpisodeId, LessonId, RolloutGroupId, SampleId, SessionId, TurnId
 
 # Keys, batches and events ---------------------------------------------------------------------------------------------
 # Keys, batches, events and figures of a policy, as the page shows them. Unknown values are None.
@@ -366,6 +367,54 @@ class Probe(View):
 
 class ProbeList(View):
     probes: Sequence[Probe]
+
+
+class LessonView(View):
+    """A lesson that is not erased.
+
+    Args:
+        why: the reason of its state.
+        in_prompt: a session that starts now gets it.
+        turns: how many turns were answered with it.
+        turn_id: the turn that was corrected; None if a person typed the lesson.
+    """
+
+    id: LessonId
+    short_id: str
+    text: str
+    state: LessonState
+    why: str
+    in_prompt: bool
+    source: LessonSource
+    turns: int
+    turn_id: TurnId | None
+    session_id: SessionId | None
+    superseded_by: LessonId | None
+    created_at: datetime
+    changed_at: datetime
+
+
+class LessonList(View):
+    """
+    Args:
+        enabled: the recipe has prompts hold lessons.
+        max_tokens: of all lessons in a prompt.
+    """
+
+    policy: str
+    enabled: bool
+    max_tokens: int
+    lessons: Sequence[LessonView]
+
+
+class LessonForgotten(View):
+    """
+    Args:
+        turns: turns that were answered with it; the tokens of their prompts are gone with it.
+    """
+
+    id: LessonId
+    turns: int
 
 
 class ContentGone(View):

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from pydantic import JsonValue
 
+from clawloop.core.contracts.lessons import PolicyLessons
 from clawloop.core.families.orders import Rule
 from clawloop.core.ids import ApiKeyId, EpisodeId
 
@@ -124,6 +125,7 @@ class Policy:
         canary: a version that a share of the conversations gets instead of the active one; None if there is none.
         canary_share: that share, 0 to 1.
         kept: versions above 0 that have their files, so that engines can load them.
+        lessons: None: its recipe has lessons off.
     """
 
     id: str
@@ -134,6 +136,7 @@ class Policy:
     canary: int | None = None
     canary_share: float = 0.0
     kept: frozenset[int] = frozenset()
+    lessons: PolicyLessons | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +164,12 @@ class ServedModel:
     Args:
         context: tokens of a prompt and its reply; None: not known.
         rules: of the chat template, by which messages are brought into an order that it takes (families/orders.py).
+        default_system: what the template says in place of a system message; empty if it says nothing.
     """
 
     context: int | None = None
     rules: frozenset[Rule] = frozenset()
+    default_system: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from pydantic import JsonValue
 
+from clawloop.core.contracts.lessons import ShownLesson
 from clawloop.core.errors import EngineAnswerUnusable
 from clawloop.core.ids import ApiKeyId, EpisodeId, SessionId, TurnId
 
@@ -127,6 +128,7 @@ class TurnRecord:
         ends_session: the client ends the session with this turn.
         episode_id: the episode whose key made the request: its rollout group decides what becomes of the turn, no
             session workflow does.
+        lessons: those that the prompt held beside the messages, in their order.
     """
 
     turn_id: TurnId
@@ -154,6 +156,7 @@ class TurnRecord:
     started_at: datetime
     finished_at: datetime
     episode_id: EpisodeId | None = None
+    lessons: tuple[ShownLesson, ...] = ()
 
     def __post_init__(self) -> None:
         if self.logprobs is not None:

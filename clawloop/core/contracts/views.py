@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, JsonValue, computed_field
 
+from clawloop.core.contracts.lessons import ShownLesson
 from clawloop.core.contracts.sessions import FeedbackEffect, SessionState
 from clawloop.core.contracts.training import SampleState
 from clawloop.core.contracts.turns import MatchedBy, Message, TurnKind, TurnOutcome, TurnStatus
-from clawloop.core.ids import ApiKeyId, EpisodeId, FeedbackId, SampleId, SessionId, TurnId, response_id
+from clawloop.core.ids import ApiKeyId, EpisodeId, FeedbackId, LessonId, SampleId, SessionId, TurnId, response_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +162,21 @@ class TaughtHint(View):
         ]
 
 
+class LessonShown(View):
+    """A lesson that a turn's prompt held.
+
+    Args:
+        text: None once it was forgotten.
+    """
+
+    id: LessonId
+    text: str | None
+
+    @classmethod
+    def of(cls, shown: Iterable[ShownLesson]) -> list[LessonShown]:
+        return [cls(id=lesson.id, text=lesson.text or None) for lesson in shown]
+
+
 class TurnView(View):
     """A turn with its outcome.
 
@@ -174,6 +190,7 @@ class TurnView(View):
         tokens: of the reply; None if they are unknown.
         being_judged: a judge is at work on it.
         episode_id: the episode whose verifier decides its reward; None if it is a turn of a chat.
+        lessons: those that its prompt held, in their order.
         workflow_url: its session's workflow in Temporal's UI; None in lists, and if the UI's address is not known.
     """
 
@@ -202,6 +219,7 @@ class TurnView(View):
     episode_id: EpisodeId | None
     started_at: datetime
     announced_at: datetime | None
+    lessons: Sequence[LessonShown] = ()
     workflow_url: str | None = None
 
     @computed_field  # type: ignore[prop-decorator]

@@ -101,7 +101,7 @@ def choose_hints(
     distinct: dict[tuple[str, ...], str] = {}  # by their words, so that punctuation makes no second hint
     for texts in zip_longest(*usable):
         for text in filter(None, texts):
-            distinct.setdefault(tuple(_words(text)), text)
+            distinct.setdefault(tuple(comparable_words(text)), text)
     kept = sorted(list(distinct.values())[:MOST_HINTS], key=len, reverse=True)
     return HintChoice(tuple(kept), answered=True, why=f"{why}, {len(kept)} different" if len(kept) > 1 else why)
 
@@ -131,12 +131,12 @@ def fault_of(hint: str, *, request: str, reply: str) -> str | None:
         return "too short"
     if has_control_tokens(hint):
         return "holds control tokens"
-    words = _words(hint)
+    words = comparable_words(hint)
     if set(words) <= _VERDICT_WORDS:
         return "repeats the verdict"
-    if _within(words, _words(request)):
+    if _within(words, comparable_words(request)):
         return "repeats the request"
-    if _within(words, _words(reply)):
+    if _within(words, comparable_words(reply)):
         return "repeats the reply"
     return None
 
@@ -200,7 +200,8 @@ class PromptChange:
         return [*plain[: self.start], *self.added, *plain[len(plain) - self.end :]]
 
 
-def _words(text: str) -> list[str]:
+def comparable_words(text: str) -> list[str]:
+    """The words of a text, in which case, width and punctuation make no difference."""
     folded = unicodedata.normalize("NFKC", text).casefold()
     return re.findall(r"[^\W_]+", _UNSPACED.sub(r" \1 ", folded))
 

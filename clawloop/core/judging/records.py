@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TypeAlias
 
+from clawloop.core.contracts.lessons import Correction
 from clawloop.core.contracts.sessions import TurnResult
 from clawloop.core.contracts.turns import StoredTurn, TurnOutcome
 from clawloop.core.ids import ApiKeyId, FeedbackId, JudgementId, SessionId, TurnId
@@ -197,6 +198,7 @@ class FinalizedJudgement:
         relation: what the store measures the reward against; `outcome` and `why` do not include it yet.
         ballot: the votes the verdict was decided by; None for a rating, or without votes.
         sampled: the judgement gives a sample with `reward` and `hinted_prompts`.
+        correction: becomes a lesson; None: the recipe takes none from corrections, or there was none.
     """
 
     verdict: Verdict
@@ -209,6 +211,7 @@ class FinalizedJudgement:
     relation: Relation = Relation.NONE
     ballot: Ballot | None = None
     control_prompt: PromptChange | None = None
+    correction: Correction | None = None
 
     @property
     def sampled(self) -> bool:

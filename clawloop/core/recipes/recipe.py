@@ -1,8 +1,8 @@
 """A recipe: the immutable settings that learning depends on, in tables.
 
 `[signal]` is what judging and sample making depend on: samples stay usable while its hash is the same. `[train]` is
-what a step depends on, `[gate]` what its version must pass. A recipe has weights of loss parts and advantage terms, no
-method name; deploy/recipes/ holds one file for each known method, with its formula.
+what a step depends on, `[gate]` what its version must pass; `[lessons]` is what prompts hold. A recipe has weights of
+loss parts and advantage terms, no method name; deploy/recipes/ holds one file for each known method, with its formula.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, model_va
 from clawloop.core.errors import RecipeRejected
 from clawloop.core.recipes.gate import TOKEN_LIMIT
 from clawloop.core.recipes.gate import Gate as Gate
+from clawloop.core.recipes.lessons import Lessons as Lessons
 from clawloop.core.recipes.schedule import Schedule as Schedule
 from clawloop.core.recipes.schedule import read_hours, read_zone
 from clawloop.core.recipes.table import Count, Positive, Table, Weight, as_rejection
@@ -317,6 +318,7 @@ class Recipe(Table):
     signal: Signal = Signal()
     train: Train = Train()
     gate: Gate = Gate()
+    lessons: Lessons = Lessons()
 
     @model_validator(mode="after")
     def _check_consistency(self, info: ValidationInfo) -> Self:
@@ -443,7 +445,13 @@ def _contradictions(recipe: Recipe) -> Iterator[RecipeRejected]:
     if (length := len(recipe.name)) > _LONGEST_NAME:
         problem = f"{length} characters, but {_LONGEST_NAME} at most: it is mostly a file name too"
         yield RecipeRejected(problem, field="name")
-    of_tables = (*_of_terms(signal, train), *_of_signal(signal), *_of_loss(train.loss, train), *_of_gate(recipe))
+    of_tables = (
+        *_of_terms(signal, train),
+        *_of_signal(signal),
+        *_of_loss(train.loss, train),
+        *_of_gate(recipe),
+        *_of_lessons(recipe),
+    )
     for holds, field, problem in of_tables:
         if holds:
             yield RecipeRejected(problem, field=field)
@@ -726,6 +734,26 @@ def _of_gate(recipe: Recipe) -> Iterator[tuple[bool, str, str]]:
             f"gate.{name}",
             f"rejects nothing: a token counts {TOKEN_LIMIT:g} at most, so set it below that",
         )
+
+
+def _of_lessons(recipe: Recipe) -> Iterator[tuple[bool, str, str]]:
+    lessons, signal = recipe.lessons, recipe.signal
+    for name in ("max_tokens", "shared", "from_corrections"):
+        yield (
+            _changed(lessons, name) and not lessons.enabled,
+            f"lessons.{name}",
+            "has no effect while lessons.enabled is false",
+        )
+    yield (
+        lessons.from_corrections and not signal.hints,
+        "lessons.from_corrections",
+        "needs signal.hints = true: what a user corrects is known as a hint",
+    )
+    yield (
+        lessons.from_corrections and signal.hints_from == "any",
+        "lessons.from_corrections",
+        'must be false with signal.hints_from = "any": what a tool printed must not become a lesson',
+    )
 
 
 def _changed(table: BaseModel, name: str) -> bool:

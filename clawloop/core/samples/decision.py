@@ -10,6 +10,7 @@ from uuid import UUID
 
 from pydantic import JsonValue
 
+from clawloop.core.contracts.lessons import ShownLesson
 from clawloop.core.contracts.turns import Message, TurnOutcome, TurnStatus
 from clawloop.core.errors import EngineAnswerUnusable
 from clawloop.core.gate.checks import is_of_one_character
@@ -57,6 +58,8 @@ def is_in_share(name: str, share: float) -> bool:
 # completions); an unreadable value counts as set.
 
 PREFIX = "not trainable: "
+WITH_LESSONS = "answered with lessons"
+LESSON_ERASED = "lesson erased"
 
 # Between 0 and this vLLM silently samples at 0.01, and below 0.00001 it is greedy.
 _LOWEST_TEMPERATURE = 0.01
@@ -95,6 +98,7 @@ def why_not_trainable(
     logprobs: Sequence[float] | None,
     unseen: Sequence[str],
     reply: Message | None = None,
+    lessons: Sequence[ShownLesson] = (),
 ) -> str | None:
     """All reasons why the turn cannot be trained, e.g. `not trainable: top_p`; None if it can.
 
@@ -106,6 +110,7 @@ def why_not_trainable(
         unseen: what of the request the trainer cannot read, as `unseen_parts` names it: it loads the decoder alone, so
             its log-probs would be those of a prompt without the image.
         reply: the assistant message; None where the reply is no answer to a person, as a judge's vote.
+        lessons: that the prompt held: what was learned behind them would be learned for prompts with lessons only.
 
     Raises:
         EngineAnswerUnusable: response ids and log-probs differ in number.
@@ -114,6 +119,8 @@ def why_not_trainable(
     if reply is not None and response_ids and (empty := without_content(reply, len(response_ids))) is not None:
         reasons.append(empty)
     reasons += [f"{kind} in the prompt" for kind in unseen]
+    if lessons:
+        reasons.append(WITH_LESSONS if all(lesson.text for lesson in lessons) else LESSON_ERASED)
     return PREFIX + ", ".join(reasons) if reasons else None
 
 

@@ -29,6 +29,9 @@ FOUND_BY = {
 }
 """How the turn that a turn follows was found, in words."""
 
+FORGOTTEN = "a lesson that was forgotten"
+"""In place of its text."""
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:

@@ -1,0 +1,134 @@
+"""A policy's lessons: the text of one, the states it may change to, and those that a prompt holds."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+
+from clawloop.core.contracts.lessons import Correction, Lesson, LessonSource, LessonState
+from clawloop.core.errors import StateConflict, ValueRejected
+from clawloop.core.judging.evidence import has_control_tokens
+from clawloop.core.judging.hints import HintChoice, comparable_words
+from clawloop.core.recipes.lessons import Lessons
+from clawloop.core.recipes.recipe import Recipe
+
+LONGEST = 300
+"""Characters of a lesson: a long sentence. What is longer is a document, which belongs into the client's own prompt."""
+MOST_LESSONS = 100
+"""Lessons of a policy that are not erased. Gateways read them once a second."""
+MOST_SHOWN = 30
+"""Lessons in one prompt: their ids fit into an answer's header, and a model obeys few notes better than many."""
+# Prose has more bytes a token in most scripts: English about four, Chinese and Japanese about three. Only a tokenizer
+# could tell, and gateways have none.
+_BYTES_A_TOKEN = 3
+_LINE_TOKENS = 3  # the dash before a lesson, and the line's end
+
+# The states that a person may set, and those that they follow.
+_CHANGES = {
+    LessonState.OFF: frozenset({LessonState.ACTIVE}),
+    LessonState.ACTIVE: frozenset({LessonState.OFF, LessonState.SUPERSEDED}),
+    LessonState.SUPERSEDED: frozenset({LessonState.ACTIVE, LessonState.OFF}),
+    LessonState.ERASED: frozenset({LessonState.ACTIVE, LessonState.OFF, LessonState.SUPERSEDED}),
+}
+
+
+def read_lesson(written: str) -> str:
+    """The text of a lesson on one line.
+
+    Raises:
+        ValueRejected: it is empty, too long, or holds characters that could end the system message.
+    """
+    text = " ".join(written.split())
+    if not text:
+        raise _rejected("is empty: write one sentence, such as `Answer in one or two short sentences.`")
+    if len(text) > LONGEST:
+        raise _rejected(
+            f"has {len(text)} characters, and a lesson has at most {LONGEST}: write one sentence; longer instructions"
+            " belong into the client's own system message"
+        )
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
+        raise _rejected("holds control characters: write it without them")
+    if has_control_tokens(text):
+        raise _rejected("holds control tokens of chat templates, e.g. `<|im_end|>`: write it without them")
+    return text
+
+
+def digest_of(text: str) -> bytes:
+    """SHA-256 of a lesson's words, so that a repeated one is found: the same in any case, width and punctuation."""
+    words = comparable_words(text) or [text]
+    return sha256(" ".join(words).encode()).digest()
+
+
+def require_change(lesson: Lesson, to: LessonState) -> None:
+    """
+    Raises:
+        StateConflict: a lesson in its state cannot change to this one.
+    """
+    if lesson.state not in _CHANGES[to]:
+        raise StateConflict(
+            f"Lesson {lesson.id} is {lesson.state.value} and cannot become {to.value}: {lesson.why}.",
+            code="lesson_conflict",
+            field="lesson",
+        )
+
+
+def tokens_of(text: str) -> int:
+    """A lesson's tokens in a prompt, estimated from its bytes: in prose rather too many than too few."""
+    return -(-len(text.encode()) // _BYTES_A_TOKEN) + _LINE_TOKENS
+
+
+def fitting(lessons: Iterable[Lesson], max_tokens: int) -> list[Lesson]:
+    """The active lessons that a new prompt holds, oldest first; if not all fit, the newest.
+
+    Args:
+        max_tokens: of all of them together.
+    """
+    active = sorted((lesson for lesson in lessons if lesson.state is LessonState.ACTIVE), key=lambda one: one.id)
+    chosen: list[Lesson] = []
+    left = max_tokens
+    for lesson in reversed(active[-MOST_SHOWN:]):
+        left -= tokens_of(lesson.text)
+        if left < 0:
+            break
+        chosen.append(lesson)
+    return chosen[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class LessonBook:
+    """A policy's lessons, and how its recipe shows them.
+
+    Args:
+        lessons: those that are not erased, oldest first.
+    """
+
+    settings: Lessons
+    lessons: tuple[Lesson, ...]
+
+    @property
+    def shown(self) -> list[Lesson]:
+        """Those that a new session gets."""
+        return fitting(self.lessons, self.settings.max_tokens) if self.settings.enabled else []
+
+
+def correction_of(recipe: Recipe, hint: HintChoice) -> Correction | None:
+    """What a correction says as a lesson, if the recipe makes lessons of corrections: one of the hints, which say the
+    same in other words.
+
+    Args:
+        hint: made of the user's words alone, or these words.
+    """
+    if not recipe.lessons.enabled or not recipe.lessons.from_corrections:
+        return None
+    source = LessonSource.HINT if recipe.signal.asks_for_hints else LessonSource.MESSAGE
+    for text in hint.texts:
+        with suppress(ValueRejected):
+            return Correction(read_lesson(text), source)
+    return None
+
+
+def _rejected(problem: str) -> ValueRejected:
+    return ValueRejected(f"The lesson {problem}.", field="text")

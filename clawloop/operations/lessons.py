@@ -1,0 +1,144 @@
+"""Operators' changes to lessons: listed, typed, turned off and on, replaced, forgotten."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from clawloop.core.contracts.answers import LessonForgotten, LessonList, LessonView
+from clawloop.core.contracts.lessons import Lesson, LessonState
+from clawloop.core.errors import AmbiguousId, NotFound
+from clawloop.core.ids import LessonId, ids_beginning, short_form
+from clawloop.core.lessons.ledger import LessonBook
+
+NOT_SHOWN = (
+    "Lessons are off, so that no prompt holds it yet: set enabled = true under [lessons] of the recipe"
+    " (`clawloop recipe set`)."
+)
+
+
+class LessonStore(Protocol):
+    """Every call raises StoreUnavailable when PostgreSQL does not answer in time, NotFound without such a policy or
+    lesson."""
+
+    async def book(self, policy: str) -> LessonBook:
+        """The policy's lessons, without those that were erased."""
+
+    async def add(self, policy: str, written: str, instead_of: LessonId | None = None) -> Lesson:
+        """An active lesson with these words: the one that is there, or a new one.
+
+        Args:
+            instead_of: the lesson that it supersedes.
+
+        Raises:
+            ValueRejected: this is no lesson.
+            StateConflict: the policy can have no more, or `instead_of` cannot be superseded.
+        """
+
+    async def change(self, policy: str, lesson: LessonId, to: LessonState, why: str) -> Lesson:
+        """The lesson in another state; as it is if it has that state.
+
+        Raises:
+            StateConflict: it cannot have this state.
+        """
+
+    async def forget(self, policy: str, lesson: LessonId) -> int:
+        """Erase the lesson's text from the ledger and from the prompts of turns; the number of these turns.
+
+        Raises:
+            StateConflict: it was erased before.
+        """
+
+
+class LessonOperations:
+    def __init__(self, store: LessonStore) -> None:
+        self._store = store
+
+    async def list(self, policy: str) -> LessonList:
+        """All lessons that are not erased, oldest first."""
+        return _listed(policy, await self._store.book(policy))
+
+    async def add(self, policy: str, written: str, instead_of: str | None = None) -> LessonView:
+        """Add a lesson, or turn the one with the same words on.
+
+        Args:
+            instead_of: id of the lesson that it replaces, or its beginning.
+
+        Raises:
+            ValueRejected, StateConflict, NotFound, AmbiguousId
+        """
+        replaced = None if instead_of is None else await self._find(policy, instead_of)
+        return await self._view(policy, await self._store.add(policy, written, replaced))
+
+    async def turn_off(self, policy: str, reference: str) -> LessonView:
+        """Leave a lesson out of prompts; a session that began with it keeps it.
+
+        Raises:
+            StateConflict, NotFound, AmbiguousId
+        """
+        return await self._change(policy, reference, LessonState.OFF, "turned off")
+
+    async def turn_on(self, policy: str, reference: str) -> LessonView:
+        """Have prompts hold a lesson again.
+
+        Raises:
+            StateConflict, NotFound, AmbiguousId
+        """
+        return await self._change(policy, reference, LessonState.ACTIVE, "turned on")
+
+    async def forget(self, policy: str, reference: str) -> LessonForgotten:
+        """Erase a lesson's text for good, also from the prompts of recorded turns.
+
+        Raises:
+            StateConflict, NotFound, AmbiguousId
+        """
+        lesson = await self._find(policy, reference)
+        return LessonForgotten(id=lesson, turns=await self._store.forget(policy, lesson))
+
+    async def _change(self, policy: str, reference: str, to: LessonState, why: str) -> LessonView:
+        return await self._view(policy, await self._store.change(policy, await self._find(policy, reference), to, why))
+
+    async def _find(self, policy: str, reference: str) -> LessonId:
+        lessons = (await self._store.book(policy)).lessons
+        span = ids_beginning(reference)
+        found = [] if span is None else [one.id for one in lessons if span[0] <= one.id <= span[1]]
+        if not found:
+            raise NotFound(
+                f"policy {policy!r} has no lesson {reference}; `clawloop lesson list` shows them",
+                code="lesson_not_found",
+                field="lesson",
+            )
+        if len(found) > 1:
+            raise AmbiguousId(f"{reference!r} begins the id of several lessons; give more of it", field="lesson")
+        return found[0]
+
+    async def _view(self, policy: str, lesson: Lesson) -> LessonView:
+        listed = _listed(policy, await self._store.book(policy))
+        return next(view for view in listed.lessons if view.id == lesson.id)
+
+
+def _listed(policy: str, book: LessonBook) -> LessonList:
+    shown = {lesson.id for lesson in book.shown}
+    ids = [lesson.id for lesson in book.lessons]
+    return LessonList(
+        policy=policy,
+        enabled=book.settings.enabled,
+        max_tokens=book.settings.max_tokens,
+        lessons=[
+            LessonView(
+                id=lesson.id,
+                short_id=short_form(lesson.id, *(other for other in ids if other != lesson.id)),
+                text=lesson.text,
+                state=lesson.state,
+                why=lesson.why,
+                in_prompt=lesson.id in shown,
+                source=lesson.source,
+                turns=lesson.turns,
+                turn_id=lesson.turn_id,
+                session_id=lesson.session_id,
+                superseded_by=lesson.superseded_by,
+                created_at=lesson.created_at,
+                changed_at=lesson.changed_at,
+            )
+            for lesson in book.lessons
+        ],
+    )

@@ -1,0 +1,274 @@
+"""Lessons in PostgreSQL: typed or taken from corrections, turned off and on, superseded, and erased for good."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import func, insert, or_, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.core.contracts.lessons import Correction, Lesson, LessonSource, LessonState, PolicyLessons
+from clawloop.core.contracts.training import SampleState
+from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing, NotFound, StateConflict
+from clawloop.core.ids import LessonId, SampleId, TurnId, new_lesson_id
+from clawloop.core.lessons.ledger import MOST_LESSONS, LessonBook, digest_of, read_lesson, require_change
+from clawloop.core.recipes.lessons import Lessons
+from clawloop.core.samples.decision import LESSON_ERASED, PREFIX
+from db.content import content_of
+from db.database import PostgresStore, transaction
+from db.encryption.columns import opened
+from db.serving.publishing import notify_directory
+from db.tables import LessonRow
+from db.training.policies import insert_event, lock_policy, require_policy
+from db.training.samples import end_samples
+from db.training.work_flag import refresh_work_flag
+
+_SETTINGS = text("""
+    SELECT p.id, r.content->'lessons' AS lessons FROM policies p JOIN recipes r ON r.hash = p.recipe_hash
+    WHERE p.retired_at IS NULL AND (CAST(:policy AS text) IS NULL OR p.id = :policy)
+        AND (r.content->'lessons'->>'enabled' = 'true' OR CAST(:policy AS text) IS NOT NULL)
+    ORDER BY p.id
+""")
+_SHOWN = text("""
+    SELECT l.id, (SELECT count(*) FROM turns t WHERE t.lessons @> ARRAY[l.id]) AS turns, source.session_id
+    FROM lessons l LEFT JOIN turns source ON source.id = l.turn_id
+    WHERE l.policy = :policy AND l.state <> 'erased'
+""")
+# Turns that held a lesson share no part of their prompts with turns that did not, so that no other prompt loses
+# anything (db/turns/read.py).
+_FORGET_PROMPTS = text(f"""
+    UPDATE turns SET prompt_ids = NULL, prompt_shared = NULL,
+        outcome = CASE WHEN kind = 'main' AND outcome <> 'waiting' THEN '{TurnOutcome.NOT_TRAINABLE}' ELSE outcome END,
+        outcome_detail = CASE WHEN kind = 'main' AND outcome <> 'waiting' THEN '{PREFIX}{LESSON_ERASED}'
+            ELSE outcome_detail END
+    WHERE lessons && CAST(:lessons AS uuid[]) AND outcome <> 'erased' RETURNING id
+""")
+# A turn that held a lesson has no sample; the turn that the lesson came from has one taught by the same words.
+_UNCLAIMED = text("""
+    SELECT id FROM samples
+    WHERE state IN ('fresh', 'held_out') AND hinted_prompts IS NOT NULL AND turn_id = ANY(:turns)
+""")
+
+
+class PostgresLessonStore(PostgresStore):
+    """Implements `clawloop.operations.lessons.LessonStore`."""
+
+    @transaction
+    async def book(self, connection: AsyncConnection, policy: str) -> LessonBook:
+        await require_policy(connection, policy)
+        settings = (await connection.execute(_SETTINGS, {"policy": policy})).one_or_none()
+        found = {row.id: row for row in await connection.execute(_SHOWN, {"policy": policy})}
+        kept = select(LessonRow.__table__).where(LessonRow.policy == policy, LessonRow.state != LessonState.ERASED)
+        rows = opened(connection, await connection.execute(kept.order_by(LessonRow.id)), lessons="id")
+        lessons = tuple(
+            replace(_lesson(row), turns=int(found[row.id].turns), session_id=found[row.id].session_id) for row in rows
+        )
+        return LessonBook(_settings(None if settings is None else settings.lessons), lessons)
+
+    @transaction
+    async def add(
+        self, connection: AsyncConnection, policy: str, written: str, instead_of: LessonId | None = None
+    ) -> Lesson:
+        said = read_lesson(written)
+        await _lock(connection, policy)
+        before = None if instead_of is None else await _read(connection, policy, instead_of)
+        if before is not None:
+            require_change(before, LessonState.SUPERSEDED)
+        same = await _same(connection, policy, said)
+        if same is not None and before is not None and same.id == before.id:
+            return same  # nothing was changed but spelling
+        if same is None:
+            added = await _insert(connection, policy, said, LessonSource.TYPED, "typed")
+        elif same.state is LessonState.ACTIVE:
+            added = same.id
+        else:
+            await _change(connection, policy, same, LessonState.ACTIVE, "typed again")
+            added = same.id
+        if before is not None:
+            await _change(connection, policy, before, LessonState.SUPERSEDED, "replaced by another lesson", added)
+        return await _read(connection, policy, added)
+
+    @transaction
+    async def change(
+        self, connection: AsyncConnection, policy: str, lesson: LessonId, to: LessonState, why: str
+    ) -> Lesson:
+        await _lock(connection, policy)
+        await _change(connection, policy, await _read(connection, policy, lesson), to, why)
+        return await _read(connection, policy, lesson)
+
+    @transaction
+    async def forget(self, connection: AsyncConnection, policy: str, lesson: LessonId) -> int:
+        await _lock(connection, policy)
+        require_change(await _read(connection, policy, lesson), LessonState.ERASED)
+        turns = await erase_lessons(connection, policy, [lesson], "forgotten")
+        await refresh_work_flag(connection, policy)
+        return turns
+
+
+# In the caller's transaction ------------------------------------------------------------------------------------------
+
+
+async def read_policy_lessons(connection: AsyncConnection) -> dict[str, PolicyLessons]:
+    """By policy, the lessons of those whose recipe has lessons on.
+
+    A lesson that cannot be decrypted is left out: chats go on without it.
+    """
+    rows = await connection.execute(_SETTINGS, {"policy": None})
+    settings = {row.id: _settings(row.lessons) for row in rows}
+    if not settings:
+        return {}
+    kept = select(LessonRow.__table__).where(
+        LessonRow.policy.in_(settings), LessonRow.state.in_(set(LessonState) - {LessonState.ERASED})
+    )
+    lessons: dict[str, list[Lesson]] = {policy: [] for policy in settings}
+    for row in opened(connection, await connection.execute(kept.order_by(LessonRow.id)), lessons="id"):
+        with suppress(ContentUnreadable, EncryptionKeyMissing):
+            lessons[row.policy].append(_lesson(row))
+    found = {}
+    for policy, known in lessons.items():
+        shown = LessonBook(settings[policy], tuple(known)).shown
+        found[policy] = PolicyLessons(tuple(one.id for one in shown), {one.id: one.text for one in known})
+    return found
+
+
+async def add_correction(
+    connection: AsyncConnection, policy: str, correction: Correction, turn_id: TurnId, shown_by: TurnId | None
+) -> None:
+    """Make a lesson of a correction, unless one with its words is there in any state, or the policy has as many as it
+    can have. The policy must be locked.
+
+    Args:
+        turn_id: the turn that was corrected.
+        shown_by: the turn that holds the correction; None: a comment does.
+    """
+    if await _same(connection, policy, correction.text) is None and not await _is_full(connection, policy):
+        why = "taken from a hint" if correction.source is LessonSource.HINT else "taken from the user's own words"
+        await _insert(connection, policy, correction.text, correction.source, why, (turn_id, shown_by))
+
+
+async def lessons_from(connection: AsyncConnection, turns: Collection[TurnId]) -> list[LessonId]:
+    """The lessons whose words these turns hold."""
+    source = or_(LessonRow.turn_id.in_(turns), LessonRow.shown_by.in_(turns))
+    query = select(LessonRow.id).where(source, LessonRow.state != LessonState.ERASED)
+    return [LessonId(lesson) for lesson in await connection.scalars(query.order_by(LessonRow.id))]
+
+
+async def erase_lessons(connection: AsyncConnection, policy: str, lessons: Sequence[LessonId], why: str) -> int:
+    """Erase the text of lessons, and the prompts of all turns that held one; the number of these turns.
+
+    Samples that no step has, and that the same words teach, expire. The policy must be locked.
+    """
+    rows = update(LessonRow).where(LessonRow.id.in_(lessons)).returning(LessonRow.turn_id)
+    gone = rows.values(state=LessonState.ERASED, text="", digest=None, why=why, changed_at=func.now())
+    sources = [turn for turn in await connection.scalars(gone) if turn is not None]
+    held = (await connection.scalars(_FORGET_PROMPTS, {"lessons": list(lessons)})).all()
+    samples = await connection.scalars(_UNCLAIMED, {"turns": sources})
+    reasons = {SampleId(sample): LESSON_ERASED for sample in samples}
+    await end_samples(connection, reasons, SampleState.EXPIRED, TurnOutcome.EXPIRED)
+    for lesson in lessons:
+        await insert_event(connection, policy, "lesson_erased", lesson=str(lesson), why=why, turns=len(held))
+    await notify_directory(connection, policy)
+    return len(held)
+
+
+async def _lock(connection: AsyncConnection, policy: str) -> None:
+    await require_policy(connection, policy)
+    if (await lock_policy(connection, policy)).retired_at is not None:
+        raise StateConflict(f"Policy {policy!r} is retired: it answers no more.", code="policy_retired", field="policy")
+
+
+async def _read(connection: AsyncConnection, policy: str, lesson: LessonId) -> Lesson:
+    query = select(LessonRow.__table__).where(LessonRow.policy == policy, LessonRow.id == lesson)
+    rows = list(opened(connection, await connection.execute(query), lessons="id"))
+    if not rows:
+        raise NotFound(
+            f"policy {policy!r} has no lesson {lesson}; `clawloop lesson list` shows them",
+            code="lesson_not_found",
+            field="lesson",
+        )
+    return _lesson(rows[0])
+
+
+async def _same(connection: AsyncConnection, policy: str, said: str) -> Lesson | None:
+    """The lesson with the same words."""
+    digests = list(content_of(connection).find_digests([digest_of(said)]))
+    query = select(LessonRow.id).where(LessonRow.policy == policy, LessonRow.digest.in_(digests))
+    found = await connection.scalar(query)
+    return None if found is None else await _read(connection, policy, LessonId(found))
+
+
+async def _is_full(connection: AsyncConnection, policy: str) -> bool:
+    kept = select(func.count()).where(LessonRow.policy == policy, LessonRow.state != LessonState.ERASED)
+    return (await connection.scalar(kept) or 0) >= MOST_LESSONS
+
+
+async def _insert(
+    connection: AsyncConnection,
+    policy: str,
+    said: str,
+    source: LessonSource,
+    why: str,
+    taken_from: tuple[TurnId | None, TurnId | None] = (None, None),
+) -> LessonId:
+    if await _is_full(connection, policy):
+        raise StateConflict(
+            f"Policy {policy!r} has {MOST_LESSONS} lessons and can have no more: forget some with"
+            " `clawloop lesson forget`.",
+            code="too_many_lessons",
+            field="text",
+        )
+    lesson, content = new_lesson_id(), content_of(connection)
+    row: dict[str, Any] = {
+        "id": lesson,
+        "policy": policy,
+        "text": content.write_text(said, "lessons.text", lesson),
+        "digest": content.write_digest(digest_of(said)),
+        "state": LessonState.ACTIVE,
+        "why": why,
+        "source": source,
+        "turn_id": taken_from[0],
+        "shown_by": taken_from[1],
+    }
+    await connection.execute(insert(LessonRow).values(row))
+    await insert_event(connection, policy, "lesson_active", lesson=str(lesson), why=why)
+    await notify_directory(connection, policy)
+    return lesson
+
+
+async def _change(
+    connection: AsyncConnection,
+    policy: str,
+    lesson: Lesson,
+    to: LessonState,
+    why: str,
+    superseded_by: LessonId | None = None,
+) -> None:
+    if lesson.state is to:
+        return
+    require_change(lesson, to)
+    changed = update(LessonRow).where(LessonRow.id == lesson.id)
+    await connection.execute(changed.values(state=to, why=why, superseded_by=superseded_by, changed_at=func.now()))
+    await insert_event(connection, policy, f"lesson_{to.value}", lesson=str(lesson.id), why=why)
+    await notify_directory(connection, policy)
+
+
+def _settings(stored: dict[str, Any] | None) -> Lessons:
+    return Lessons() if stored is None else Lessons.model_validate(stored)
+
+
+def _lesson(row: Any) -> Lesson:
+    return Lesson(
+        id=LessonId(row.id),
+        text=row.text,
+        state=LessonState(row.state),
+        why=row.why,
+        source=LessonSource(row.source),
+        created_at=row.created_at,
+        changed_at=row.changed_at,
+        turn_id=None if row.turn_id is None else TurnId(row.turn_id),
+        superseded_by=None if row.superseded_by is None else LessonId(row.superseded_by),
+    )

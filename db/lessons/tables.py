@@ -1,0 +1,41 @@
+"""Rows of lessons."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint, func
+from sqlalchemy.orm import Mapped, mapped_column
+
+from clawloop.core.contracts.lessons import LessonSource, LessonState
+from db.declarative import Base, one_of
+
+
+class LessonRow(Base):
+    """A sentence that prompts of a policy hold while it is active; its text never changes until it is erased."""
+
+    __tablename__ = "lessons"
+    __table_args__ = (
+        one_of("state", LessonState),
+        one_of("source", LessonSource),
+        CheckConstraint("(state = 'erased') = (text = '') AND (state = 'erased') = (digest IS NULL)", name="text"),
+        CheckConstraint("(source = 'typed') = (turn_id IS NULL)", name="source_turn"),
+        UniqueConstraint("policy", "digest"),
+        Index(None, "policy", "id"),
+        Index(None, "turn_id"),
+        Index(None, "shown_by"),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    policy: Mapped[str] = mapped_column(ForeignKey("policies.id"))
+    text: Mapped[str]
+    digest: Mapped[bytes | None]  # of its words, so that a repeated one is found
+    state: Mapped[str]
+    why: Mapped[str]
+    source: Mapped[str]
+    turn_id: Mapped[UUID | None] = mapped_column(ForeignKey("turns.id"))  # the turn that was corrected
+    shown_by: Mapped[UUID | None] = mapped_column(ForeignKey("turns.id"))  # the turn that holds the correction
+    superseded_by: Mapped[UUID | None] = mapped_column(ForeignKey("lessons.id"))
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    changed_at: Mapped[datetime] = mapped_column(server_default=func.now())  # when its state last changed
