@@ -219,7 +219,7 @@ def step(shape: str, documents: int, contender: str, options: Options) -> None:
         stages[:] = [("", _now(options.device))]
         took = timed(take, case)
         seconds += [took["wall_seconds"]] if number else []
-        tell(loss=took["loss"], peak_gib=round(took["peak_bytes"] / 2**30, 2))
+        tell(loss=took["loss"], peak_gib=round(took["peak_bytes"] / 2**30, 4))
         if seconds:
             tell(step_seconds=seconds, tokens_per_second=round(tokens / min(seconds), 1))
         else:
@@ -238,7 +238,7 @@ def _planned_gib(checkpoint: Path, tokens: int, documents: int, reply: int) -> f
     shape, needs = read_model_shape(checkpoint), TrainingNeeds(rank=16)
     held = memory.base_bytes(shape, 2, tokens) + memory.adapter_bytes(shape, needs)
     working = memory.working_bytes(shape, needs, 2, tokens=tokens, responses=documents * reply, longest=reply)
-    return round((held + sum(working)) / 2**30, 2)
+    return round((held + sum(working)) / 2**30, 4)
 
 
 _COUNTED = {"PASSED": "passed", "FAILED": "failed", "ERROR": "failed", "SKIPPED": "skipped"}

@@ -40,7 +40,9 @@ _ADVANTAGES = {
     Method.BINARY: Advantage(teacher_weight=0.0, spare_unlikely=_SPARE_UNLIKELY),
     Method.OPD: Advantage(verdict_weight=0.0, spare_unlikely=_SPARE_UNLIKELY),
     Method.COMBINED: Advantage(spare_unlikely=_SPARE_UNLIKELY),
-    Method.HYBRID: Advantage(verdict_weight=0.1, teacher_weight=0.0, opd_clip=1.0, spare_unlikely=_SPARE_UNLIKELY),
+    Method.HYBRID: Advantage(
+        verdict_weight=0.1, teacher_weight=0.0, opd_clip=1.0, control=True, spare_unlikely=_SPARE_UNLIKELY
+    ),
 }
 _DISTILLATION = Distillation(top_k=4, divergence="clipped")
 _BATCH_SAMPLES = 4
