@@ -48,6 +48,7 @@ REQUEST_EXAMPLES: dict[str, JsonValue] = {
     "POST /admin/v1/policies/{policy}/release": {"version": 3},
     "POST /admin/v1/policies/{policy}/pin": {"version": 0},
     "POST /admin/v1/policies/{policy}/recipe": {"name": "combined", "train": {"batch_samples": 16}},
+    "POST /admin/v1/policies/{policy}/lessons": {"text": "Answer in one or two short sentences."},
     "POST /admin/v1/policies/{policy}/probes": {
         "probes": [
             {"prompt": "What is 2 + 2?", "contains": ["4"]},

@@ -131,13 +131,13 @@ class Exporter:
         """
         if wanted.policy is not None and not await self._store.has_policy(wanted.policy):
             raise NotFound(f"There is no policy {wanted.policy!r}.", code="policy_not_found", field="policy")
-        rows = {
-            ExportKind.SAMPLES: self._store.samples,
-            ExportKind.STEPS: self._store.steps,
-            ExportKind.LESSONS: self._store.lessons,
-        }
-        if (read := rows.get(kind)) is not None:
-            while page := await read(wanted, after, PAGE):
+        if kind not in _RECORDS:
+            rows = {
+                ExportKind.SAMPLES: self._store.samples,
+                ExportKind.STEPS: self._store.steps,
+                ExportKind.LESSONS: self._store.lessons,
+            }
+            while page := await rows[kind](wanted, after, PAGE):
                 yield page
                 after = UUID(str(page[-1]["id"]))
             return

@@ -638,7 +638,7 @@ async def test_blamed_turns_are_compared_though_praised_ones_are_newer(
 
 async def test_what_a_replay_found_is_kept_with_both_versions(postgres_learning: PostgresLearning) -> None:
     learning = postgres_learning
-    await learning.set_recipe(recipe().model_copy(update={"gate": Gate(held_out=0.001)}))
+    await learning.set_recipe(recipe().model_copy(update={"gate": Gate(held_out=1e-9)}))
     await learning.add_samples(2)
     await learning.execute("UPDATE samples SET state = 'held_out'")
 

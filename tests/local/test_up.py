@@ -396,7 +396,8 @@ def test_one_gpu_is_shared_as_planned_and_the_engine_comes_first(tmp_path: Path,
     # A dated line for every change of a part.
     states = [line.split(maxsplit=1)[1] for line in lines]
     engine_ready = next(number for number, state in enumerate(states) if state.startswith("vllm ready"))
-    assert states.index("trainer starting") > engine_ready
+    trainer_starting = next(number for number, state in enumerate(states) if state.startswith("trainer starting"))
+    assert trainer_starting > engine_ready
 
 
 def test_engines_judge_and_trainer_are_on_gpus_of_their_own(tmp_path: Path, model: Path) -> None:

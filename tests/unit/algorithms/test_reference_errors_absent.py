@@ -175,8 +175,8 @@ def test_no_two_recipes_have_the_same_gradient_on_a_turn_with_verdict_and_hint()
         name: gradient_of(recipe.train, reward=reward_of(recipe.signal), hint=True) for name, recipe in RECIPES.items()
     }
     # `demo` differs by its pace, `quantised` where the engine does not compute as the trainer does, `judge` by the
-    # rewards and by what an answer is.
-    alike = {"combined", "demo", "quantised"}, {"grpo", "judge"}
+    # rewards and by what an answer is, `hindsight` from `hybrid` by where its hint comes from.
+    alike = {"combined", "demo", "quantised"}, {"grpo", "judge"}, {"hybrid", "hindsight"}
     for one, other in combinations(found, 2):
         if not any({one, other} <= group for group in alike):
             assert (found[one] - found[other]).abs().max().item() > 1e-3, (one, other)
