@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -368,7 +367,6 @@ def main() -> None:
                 continue
             served.take({}, 0.0)
             known = len(exam.known)
-            random.seed(seed)
             began = time.monotonic()
             for line in Run(served, exam, options.model, ARMS[arm], seed, options.steps).lines():
                 whole = {"arm": arm, "seed": seed, "steps": options.steps, "known": known, **line}
