@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from uuid import uuid4
 
 from activities.judging.judge_turn import CollectDirectVote
 from clawloop.core.judging.prompts import AnswerForm
 from clawloop.core.judging.records import DIRECT, HINTS, VOTES
-from tests.chaos.asked_again import Answered, asked_again, stored_answers
+from tests.chaos.asked_again import Answered, Stored, asked_again, stored_answers
 from tests.chaos.judge_relay import JudgeRelay, Question
 from tests.judging.conftest import JUDGE_SECONDS, Bench, bench, judge, with_client
 
@@ -32,15 +33,23 @@ async def test_votes_hints_and_a_direct_vote_are_known_by_the_turn_they_were_ask
     assert {(asked.kind, asked.session, asked.mark) for asked in relay.questions} == stored.keys()
     assert asked_again(relay.questions, stored, WANTED) == []
     for question in relay.questions:
-        again = replace(question, answers=1, asked_at=time.time() + 1)
+        again = replace(question, answers=1, asked_at=time.time() + 6)
         (found,) = asked_again([again], stored, WANTED)
-        assert found == f"{again} was asked though {WANTED[again.kind]} of {WANTED[again.kind]} answers were stored"
+        asked_for = WANTED[again.kind]
+        assert found.startswith(f"{again} was asked though {asked_for} of {asked_for} answers were stored, at [-")
         assert asked_again([replace(again, session=5)], stored, WANTED) == []
 
 
 def test_a_question_for_what_was_missing_when_it_was_asked_is_none() -> None:
-    stored: Answered = {(VOTES, 4, "0a1b2c"): [100.0, 100.0, 107.0]}
+    one, other = uuid4(), uuid4()
+    first = [Stored(one, at) for at in (100.0, 100.0, 107.0)]
+    stored: Answered = {(VOTES, 4, "0a1b2c"): first}
     assert asked_again([Question(VOTES, 4, "0a1b2c", answers=3, asked_at=99.0)], stored, WANTED) == []
-    assert asked_again([Question(VOTES, 4, "0a1b2c", answers=1, asked_at=105.0)], stored, WANTED) == []
-    assert len(asked_again([Question(VOTES, 4, "0a1b2c", answers=2, asked_at=105.0)], stored, WANTED)) == 1
+    assert asked_again([Question(VOTES, 4, "0a1b2c", answers=3, asked_at=104.0)], stored, WANTED) == []
+    assert asked_again([Question(VOTES, 4, "0a1b2c", answers=1, asked_at=106.0)], stored, WANTED) == []
+    assert len(asked_again([Question(VOTES, 4, "0a1b2c", answers=2, asked_at=106.0)], stored, WANTED)) == 1
     assert asked_again([Question(HINTS, 4, "0a1b2c", answers=3, asked_at=109.0)], stored, WANTED) == []
+    # Judged again: the votes of a further judgement are questions of its own.
+    stored = {(VOTES, 4, "0a1b2c"): first + [Stored(other, 120.0)] * 3}
+    assert asked_again([Question(VOTES, 4, "0a1b2c", answers=3, asked_at=119.0)], stored, WANTED) == []
+    assert len(asked_again([Question(VOTES, 4, "0a1b2c", answers=3, asked_at=126.0)], stored, WANTED)) == 1
