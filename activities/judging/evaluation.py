@@ -224,19 +224,16 @@ class Evaluator:
             hinted = with_hint(record.messages, text, spoken=self._signal.teaches_by_message)
             if hinted is None:
                 return reject_hints(choice, "no user message takes a hint"), ()
-            try:
+            if not (prompts or problems):
                 # Only a template that gives the recorded ids can be trusted with a hint.
-                if not (prompts or problems) and await self._render(record, record.messages) != record.prompt_ids:
+                plain = await self._rendered(record.messages, problems)
+                if plain is None:
+                    continue
+                if plain != record.prompt_ids:
                     return reject_hints(choice, "template mismatch"), ()
-                prompts[text] = PromptChange.between(record.prompt_ids or (), await self._render(record, hinted))
-            except EngineRejected as error:
-                problems.append(f"the engine does not render the hinted prompt ({error.status})")
-            except PromptTooLong as error:
-                problems.append(f"the hinted prompt is too long: {error}")
-            except EngineUnavailable:
-                if self._case.give_up is None:
-                    raise
-                problems.append("no engine rendered the hinted prompt")
+            rendered = await self._rendered(hinted, problems)
+            if rendered is not None:
+                prompts[text] = PromptChange.between(record.prompt_ids or (), rendered)
         if not prompts:
             return reject_hints(choice, problems[0]), ()
         left = f", {len(problems)} left out: {problems[0]}" if problems else ""
@@ -245,15 +242,26 @@ class Evaluator:
     async def _control_prompt(self) -> PromptChange | None:
         """The prompt with a hint that says nothing; None if no engine renders it."""
         hinted = with_hint(self._record.messages, CONTROL_HINT, spoken=self._signal.teaches_by_message)
+        rendered = None if hinted is None else await self._rendered(hinted, [])
+        return None if rendered is None else PromptChange.between(self._record.prompt_ids or (), rendered)
+
+    async def _rendered(self, messages: Sequence[Message], problems: list[str]) -> list[int] | None:
+        """Token ids of these messages in place of the turn's own; None if no engine renders them: `problems` says why.
+
+        Raises:
+            EngineUnavailable: a retry may find one.
+        """
         try:
-            rendered = None if hinted is None else await self._render(self._record, hinted)
-        except (EngineRejected, PromptTooLong):
-            return None
+            return await self._render(self._record, messages)
+        except EngineRejected as error:
+            problems.append(f"the engine does not render the hinted prompt ({error.status})")
+        except PromptTooLong as error:
+            problems.append(f"the hinted prompt is too long: {error}")
         except EngineUnavailable:
             if self._case.give_up is None:
                 raise
-            return None
-        return None if rendered is None else PromptChange.between(self._record.prompt_ids or (), rendered)
+            problems.append("no engine rendered the hinted prompt")
+        return None
 
 
 def count_answers(counts: WorkerMetrics | None, kind: str, answers: Sequence[object | None]) -> None:
