@@ -284,18 +284,16 @@ class Run:
             # Samples that are left over answer as the parent would: the step reads them behind its own weights.
             batch, fresh = [replace(each, version=step - 1) for each in fresh[:BATCH]], fresh[BATCH:]
             began = time.monotonic()
+            line: dict[str, Any] = {"step": step, "asked": asked, "met": fmean(met)}
             try:
                 figures = train_step(model, optimizer, batch, train, limits, parent=step - 1)
-            except NothingToTrain:
-                continue
-            self.served.take(adapter_tensors(model), shape.alpha / shape.rank)
-            line: dict[str, Any] = {
-                "step": step,
-                "asked": asked,
-                "met": fmean(met),
-                "seconds": round(time.monotonic() - began),
-            }
-            line |= {"to_parent": figures.to_parent.mean if figures.to_parent else None}
+            except NothingToTrain as error:  # what the exam finds is then that of the version before
+                line["not_trained"] = str(error)
+            else:
+                self.served.take(adapter_tensors(model), shape.alpha / shape.rank)
+                line["dropped"] = len(figures.dropped)
+                line["to_parent"] = figures.to_parent.mean if figures.to_parent else None
+            line["seconds"] = round(time.monotonic() - began)
             met.clear()
             if step % 2 == 0 or step == self.steps:
                 yield line | self.exam.measured(taste, 32 if step == self.steps else 16)

@@ -126,11 +126,12 @@ def _streams(sample: BatchSample, reference: Scores | None, device: torch.device
 def _teachers(index: int, places: Sequence[int], answered: Scores, scores: Mapping[int, Scores]) -> Tensor:
     """float[H, T], the teachers' log-probs of a sample's tokens, one teacher for each hint that was read.
 
-    With a control they are moved as in `compare`, without its divisor: of these tokens alone it is not known.
+    With a control they are moved as in `compare`, without its divisor: of these tokens alone it is not known. So a
+    probability is 1 at most.
     """
     teacher_HT = torch.stack([scores[hinted_member(index, place)].logprob_T for place in places])
     control = scores.get(hinted_member(index, CONTROL))
-    return teacher_HT if control is None else teacher_HT + answered.logprob_T - control.logprob_T
+    return teacher_HT if control is None else (teacher_HT + answered.logprob_T - control.logprob_T).clamp(max=0)
 
 
 def _taught(

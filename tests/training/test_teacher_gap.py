@@ -15,7 +15,7 @@ from torch import Tensor
 from clawloop.core.algorithms.streams import Streams
 from clawloop.core.contracts.training import BatchSample
 from clawloop.core.errors import ModelUnsupported
-from clawloop.core.recipes.recipe import Train
+from clawloop.core.recipes.recipe import CONTROL, Train
 from clawloop.training.batch import hinted_sequence, plain_sequence
 from clawloop.training.model.checkpoint import end_tokens
 from clawloop.training.model.loading import load_model
@@ -105,6 +105,18 @@ def test_an_engines_rounding_does_not_reach_the_gap(qwen3: Path, teacher: str) -
         assert streams.behaviour_logprob_T is not None
         assert other.behaviour_logprob_T is not None
         assert not torch.equal(streams.behaviour_logprob_T, other.behaviour_logprob_T)
+
+
+def test_a_token_that_only_the_control_finds_unlikely_drops_no_sample(qwen3: Path) -> None:
+    model = load(qwen3)
+    samples = [
+        replace(sample, temperature=0.02, hinted_prompts={**sample.hinted_prompts, CONTROL: sample.prompt_ids[:1]})
+        for sample in answered_by_three_versions(model)
+    ]
+    streams = signals(model, samples, Train.model_validate({"advantage": {**OPD, "control": True}}))
+    teachers = [each.teacher_logprob_T for each in streams.values()]
+    assert len(teachers) == len(samples)
+    assert max(float(teacher.max()) for teacher in teachers if teacher is not None) == 0.0
 
 
 CLIPPED = {"distillation": {"divergence": "clipped", "top_k": 4}, "loss": {"policy_gradient": 0.0, "distillation": 1.0}}
