@@ -32,7 +32,7 @@ from clawloop.core.contracts.training import BatchSample, ProbeContent
 from clawloop.core.contracts.turns import Message
 from clawloop.core.errors import NothingToTrain
 from clawloop.core.gate.checks import is_right
-from clawloop.core.gate.general import ANSWER_TOKENS, general_questions
+from clawloop.core.gate.general import ANSWER_TOKENS, KNOWN_ANSWERS, KNOWN_TEMPERATURE, general_questions
 from clawloop.core.ids import SampleId
 from clawloop.core.judging.hints import CONTROL_HINT, next_message, with_hint
 from clawloop.core.recipes.recipe import (
@@ -196,14 +196,22 @@ class Served:
 
 @dataclass(frozen=True)
 class Exam:
-    """Held-out requests, and questions that the base model answers rightly."""
+    """Held-out requests, and questions that the base model knows."""
 
     served: Served
 
     @cached_property
     def known(self) -> list[ProbeContent]:
-        asked = [each.content for each in general_questions()]
-        return [each for each, is_right in zip(asked, self._are_right(asked), strict=True) if is_right]
+        known = [each.content for each in general_questions()]
+        for seed in range(KNOWN_ANSWERS):
+            right = self._are_right(known, KNOWN_TEMPERATURE, seed)
+            known = [each for each, is_right in zip(known, right, strict=True) if is_right]
+        return known
+
+    @cached_property
+    def base_facts(self) -> float:
+        """Share of these that the base model answers rightly without sampling."""
+        return fmean(self._are_right(self.known))
 
     @cached_property
     def base(self) -> list[Answer]:
@@ -226,11 +234,11 @@ class Exam:
             "example": said[0].text,
         }
 
-    def _are_right(self, questions: Sequence[ProbeContent]) -> Iterator[bool]:
+    def _are_right(self, questions: Sequence[ProbeContent], temperature: float = 0.0, seed: int = 0) -> Iterator[bool]:
         for start in range(0, len(questions), 32):
             some = questions[start : start + 32]
             prompts = [self.served.prompt(each.messages) for each in some]
-            found = self.served.replies(prompts, ANSWER_TOKENS, temperature=0.0, seed=0)
+            found = self.served.replies(prompts, ANSWER_TOKENS, temperature=temperature, seed=seed)
             for content, (ids, _) in zip(some, found, strict=True):
                 yield bool(is_right(content, self.served.answer(ids).text))
 
@@ -260,7 +268,7 @@ class Run:
         optimizer = make_optimizer(model, train.optimiser)
         limits = Limits(budget_tokens=2048, max_tokens=2048, vocab_size=model.vocab_size)
         taste = draw_taste(self.seed, self.exam.base)
-        yield {"step": 0, "wish": taste.value, "taste": share_met(taste, self.exam.base), "facts": 1.0}
+        yield {"step": 0, "wish": taste.value, "taste": share_met(taste, self.exam.base), "facts": self.exam.base_facts}
         person = Person(f"ablation {self.seed}", taste)
         fresh: list[BatchSample] = []
         asked, met = 0, []

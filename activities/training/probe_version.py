@@ -24,7 +24,7 @@ from clawloop.core.contracts.training import AskedProbe, GateCheck, ProbeAnswer,
 from clawloop.core.errors import EngineRejected, EngineUnavailable, JudgeRefused, JudgeUnavailable
 from clawloop.core.gate.checks import AnswerScores, AskedProbes, ProbePair, ProbeScores, is_right
 from clawloop.core.gate.gate import BY_PROBES, decide, found
-from clawloop.core.gate.general import ANSWER_TOKENS, general_questions, why_not_watched
+from clawloop.core.gate.general import ANSWER_TOKENS, KNOWN_ANSWERS, general_questions, why_not_watched
 from clawloop.core.heartbeat import heartbeating
 from clawloop.core.ids import TurnId
 from clawloop.core.judging.prompts import comparison_prompt, parse_choice, preference
@@ -95,9 +95,9 @@ class BaseAsked(Message):
 
 
 class BaseProgress(Message):
-    """The general questions asked so far, by their place: whether the answer was right."""
+    """The general questions asked so far, by their place: whether each answer was right."""
 
-    right: dict[int, bool]
+    known: dict[int, bool]
 
 
 class VersionProbed(Message):
@@ -134,8 +134,8 @@ class ProbeActivities:
     """Activities that ask probes; on the queue `judge`, whose workers reach engines and judge.
 
     Args:
-        answer: as soon as the engine can: a candidate waits for it.
-        answer_later: after the chats.
+        answer: as soon as the engine can, without sampling: a candidate waits for it.
+        answer_later: after the chats, sampled at `KNOWN_TEMPERATURE`.
         at_once: probes that are asked at the same time, beside chats.
     """
 
@@ -152,38 +152,42 @@ class ProbeActivities:
 
     @activity.defn
     async def ask_general_questions(self, request: AskBase) -> BaseAsked:
-        """Ask the base model the general questions; those that it answers rightly are probes of the policy from then
-        on. Nothing if it was asked before.
+        """Ask the base model the general questions; those of which each of its answers is right are probes of the
+        policy from then on. Nothing if it was asked before.
 
         Raises:
             EngineUnavailable: no engine answers; retry.
             StoreUnavailable
         """
         questions = general_questions()
-        right = dict(_before(BaseProgress, BaseProgress(right={})).right)
+        known = dict(_before(BaseProgress, BaseProgress(known={})).known)
 
         def progress() -> BaseProgress:
-            return BaseProgress(right=right)
+            return BaseProgress(known=known)
 
         async def ask(place: int) -> None:
             async with self._later_slots:
-                content = questions[place].content
-                try:
-                    answer = await self._answer_later(request.policy, 0, content, ANSWER_TOKENS)
-                except EngineRejected:
-                    right[place] = False  # what cannot be asked cannot be watched
-                else:
-                    right[place] = bool(is_right(content, answer.text))
+                content, is_known = questions[place].content, True
+                for _ in range(KNOWN_ANSWERS):
+                    try:
+                        answer = await self._answer_later(request.policy, 0, content, ANSWER_TOKENS)
+                    except EngineRejected:
+                        is_known = False  # what cannot be asked cannot be watched
+                    else:
+                        is_known = bool(is_right(content, answer.text))
+                    if not is_known:
+                        break
+                known[place] = is_known
 
         async with heartbeating(progress):
             if not await self._store.lacks_general(request.policy):
                 return BaseAsked(policy=request.policy)
-            await _all([ask(place) for place in range(len(questions)) if place not in right], progress)
-            known = [question.content for place, question in enumerate(questions) if right[place]]
-            await self._store.keep_general(request.policy, known)
-        facts = {"policy": request.policy, "known": len(known), "asked": len(questions)}
+            await _all([ask(place) for place in range(len(questions)) if place not in known], progress)
+            watched = [question.content for place, question in enumerate(questions) if known[place]]
+            await self._store.keep_general(request.policy, watched)
+        facts = {"policy": request.policy, "known": len(watched), "asked": len(questions)}
         log.info("base model asked the general questions", extra=facts)
-        return BaseAsked(policy=request.policy, asked=len(questions), known=len(known))
+        return BaseAsked(policy=request.policy, asked=len(questions), known=len(watched))
 
     @activity.defn
     async def probe_version(self, request: ProbeVersion) -> VersionProbed:

@@ -1,6 +1,6 @@
 """Asks one version a probe on an engine that has it.
 
-Greedy, so that two versions differ by their weights alone; without thinking where a model can leave it out.
+Without thinking where a model can leave it out.
 """
 
 from __future__ import annotations
@@ -44,11 +44,19 @@ class ProbeClient:
         await self._client.__aexit__(None, None, None)
 
     async def answer(
-        self, policy: str, version: int, content: ProbeContent, max_tokens: int, *, after_chats: bool = False
+        self,
+        policy: str,
+        version: int,
+        content: ProbeContent,
+        max_tokens: int,
+        *,
+        temperature: float = 0.0,
+        after_chats: bool = False,
     ) -> ProbeAnswer:
         """The version's answer.
 
         Args:
+            temperature: 0, so that two versions differ by their weights alone.
             after_chats: nothing waits for it, so that the engine computes chats first.
 
         Raises:
@@ -60,7 +68,7 @@ class ProbeClient:
             raise EngineUnavailable(f"no engine has version {version} of {policy}")
         body: dict[str, Any] = {
             "messages": list(content.messages),
-            "temperature": 0.0,
+            "temperature": temperature,
             "max_tokens": max_tokens,
             **({} if content.thinks else {"chat_template_kwargs": switched(False)}),
             **(AFTER_CHATS if after_chats else BEFORE_CHATS),

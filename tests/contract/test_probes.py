@@ -85,7 +85,10 @@ async def probing(learning: PostgresLearning, machine: Machine, loaded: set[int]
             JudgeClient(lambda policy: [Endpoint(url, "tiny")], AnswerForm.GRAMMAR) as judge,
         ):
             yield ProbeActivities(
-                PostgresProbeStore(learning.database), engines.answer, partial(engines.answer, after_chats=True), judge
+                PostgresProbeStore(learning.database),
+                engines.answer,
+                partial(engines.answer, temperature=0.6, after_chats=True),
+                judge,
             )
 
 
@@ -324,11 +327,11 @@ async def test_the_base_model_is_asked_once_and_what_it_knows_watches_over_its_v
         assert (asked.asked, asked.known) == (123, len(ANSWERS))
         assert {
             (each["model"], each["temperature"], each["max_tokens"], each["priority"]) for each in machine.asked
-        } == {("tiny", 0.0, 24, 1)}
-        assert len(machine.asked) == 123
+        } == {("tiny", 0.6, 24, 1)}
+        assert len(machine.asked) == 123 + len(ANSWERS)  # those that are right once are asked again
         assert not (await learning.steps.status(POLICY)).general_unasked
         assert (await activities.ask_general_questions(AskBase(policy=POLICY))).asked == 0
-        assert len(machine.asked) == 123
+        assert len(machine.asked) == 123 + len(ANSWERS)
         stored = await store.all(POLICY)
         assert [probe.id for probe in stored if not probe.general] == [own.id]
         questions = {str(probe.content.messages[0]["content"]) for probe in stored if probe.general}

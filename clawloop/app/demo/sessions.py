@@ -21,7 +21,13 @@ from clawloop.app.demo.user import SyntheticUser
 from clawloop.app.demo.world import EVALUATION, Axis, Grade, draw_preference, flipped, grade
 from clawloop.core.errors import SetupError
 from clawloop.core.gate.checks import is_right
-from clawloop.core.gate.general import ANSWER_TOKENS, GeneralQuestion, general_questions
+from clawloop.core.gate.general import (
+    ANSWER_TOKENS,
+    KNOWN_ANSWERS,
+    KNOWN_TEMPERATURE,
+    GeneralQuestion,
+    general_questions,
+)
 
 # Enough to keep the engine busy; more would only wait in its queue.
 _CONCURRENT_REQUESTS = 16
@@ -217,7 +223,7 @@ class TasteUser:
     async def measure(self, client: ChatClient, model: str, *, thorough: bool) -> Scores:
         if self._taste is None:
             await self._meet_base(client, model)
-            return self._scores(self._first, 1.0)
+            return self._scores(self._first, await self._share_right(client, model, MANY_FACTS))
         self._newest = await self._replies(client, model, MANY_REQUESTS if thorough else FEW_REQUESTS)
         return self._scores(self._newest, await self._share_right(client, model, MANY_FACTS if thorough else FEW_FACTS))
 
@@ -242,8 +248,10 @@ class TasteUser:
         self._first = self._newest = await self._replies(client, model, MANY_REQUESTS)
         self._taste = draw_taste(self._seed, self._first)
         asked = general_questions()
-        right = await self._right(client, model, asked, None)
-        known = [question for question, is_known in zip(asked, right, strict=True) if is_known]
+        known: Sequence[GeneralQuestion] = asked
+        for attempt in range(1, KNOWN_ANSWERS + 1):
+            right = await self._right(client, model, known, None, attempt=attempt)
+            known = [question for question, is_right in zip(known, right, strict=True) if is_right]
         if not known:
             raise SetupError("the base model answers none of the general questions: there is no content to watch")
         self._facts = random.Random("facts").sample(known, min(MANY_FACTS, len(known)))
@@ -276,13 +284,30 @@ class TasteUser:
         return fmean(await self._right(client, model, self._facts[:facts], system))
 
     async def _right(
-        self, client: ChatClient, model: str, questions: Sequence[GeneralQuestion], system: str | None
+        self,
+        client: ChatClient,
+        model: str,
+        questions: Sequence[GeneralQuestion],
+        system: str | None,
+        attempt: int | None = None,
     ) -> list[bool]:
+        """Whether each answer is right.
+
+        Args:
+            attempt: number of a sampled answer, by which it is found out what the base model knows; None: not sampled.
+        """
+        temperature, of_attempt = (0.0, "") if attempt is None else (KNOWN_TEMPERATURE, f"-{attempt}")
+
         async def ask(number: int) -> bool:
             content = questions[number].content
             text = str(content.messages[0]["content"])
             reply = await client.send_side_turn(
-                text, model, f"fact-{model}-{number}", system=system, temperature=0.0, max_tokens=ANSWER_TOKENS
+                text,
+                model,
+                f"fact-{model}-{number}{of_attempt}",
+                system=system,
+                temperature=temperature,
+                max_tokens=ANSWER_TOKENS,
             )
             return is_right(content, reply.text) is True
 

@@ -166,7 +166,7 @@ def shown_table(rows: Sequence[Row]) -> list[dict[str, str]]:
             "reached": f"{row.reached} of {row.runs}",
             "base rate": "" if row.base_rate is None else f"{row.base_rate:.1%}",
             "luck alone": _luck(row),
-            "facts kept": "" if row.facts is None else row.facts.shown(2),
+            "facts": "" if row.facts is None else row.facts.shown(2),
         }
         for row in rows
     ]

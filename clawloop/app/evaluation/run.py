@@ -28,7 +28,14 @@ from clawloop.app.evaluation.users import User
 from clawloop.core.contracts.training import TrainingState
 from clawloop.core.errors import SetupError
 from clawloop.core.gate.checks import is_right
-from clawloop.core.gate.general import ANSWER_TOKENS, MIN_KNOWN, general_questions, why_not_watched
+from clawloop.core.gate.general import (
+    ANSWER_TOKENS,
+    KNOWN_ANSWERS,
+    KNOWN_TEMPERATURE,
+    MIN_KNOWN,
+    general_questions,
+    why_not_watched,
+)
 
 Found = TypeVar("Found")
 
@@ -254,16 +261,20 @@ class Evaluation:
 
     async def _ask_known(self, base: ModelClient) -> None:
         if self._lines.known is None:
-            right = await self._ask_facts(base, range(len(general_questions())), "")
-            self._lines.add(KnownLine(questions=right))
+            right: Sequence[int] = range(len(general_questions()))
+            for _ in range(KNOWN_ANSWERS):
+                right = await self._ask_facts(base, right, "", temperature=KNOWN_TEMPERATURE)
+            self._lines.add(KnownLine(questions=list(right)))
         known = len(self._lines.known or ())
         if missing := why_not_watched(known):
             self._report(f"no facts are asked: {missing}")
         else:
             self._report(f"the base model knows {known} of {len(general_questions())} facts")
 
-    async def _ask_facts(self, client: ModelClient, questions: Sequence[int], system: str) -> list[int]:
-        """The questions that are answered rightly, asked in side turns without sampling."""
+    async def _ask_facts(
+        self, client: ModelClient, questions: Sequence[int], system: str, temperature: float = 0.0
+    ) -> list[int]:
+        """The questions that are answered rightly, asked in side turns."""
         content = [general_questions()[number].content for number in questions]
 
         async def one(number: int) -> str:
@@ -271,7 +282,7 @@ class Evaluation:
                 *_system(system), {"role": "user", "content": str(content[number].messages[-1]["content"])}
             ]  # fmt: skip
             headers = {"X-Turn-Type": "side"}
-            return await client.ask(messages, headers=headers, temperature=0.0, most_tokens=ANSWER_TOKENS)
+            return await client.ask(messages, headers=headers, temperature=temperature, most_tokens=ANSWER_TOKENS)
 
         answers = await _a_few_at_once([partial(one, number) for number in range(len(content))])
         return [question for question, of, text in zip(questions, content, answers, strict=True) if is_right(of, text)]

@@ -44,6 +44,7 @@ from clawloop.core.errors import (
     SignalFailed,
     StoreUnavailable,
 )
+from clawloop.core.gate.general import KNOWN_TEMPERATURE
 from clawloop.core.judging.prompts import AnswerForm
 from clawloop.core.recipes.recipe import Recipe
 from clawloop.core.settings import Settings
@@ -296,7 +297,7 @@ async def _judge_worker(
     )
     engines = await stack.enter_async_context(ProbeClient(now, engine_secret(settings)))
     probes = PostgresProbeStore(database, conversations)
-    answer_later = partial(engines.answer, after_chats=True)
+    answer_later = partial(engines.answer, temperature=KNOWN_TEMPERATURE, after_chats=True)
     probing = ProbeActivities(probes, engines.answer, answer_later, judge, settings.probes_at_once)
     return Worker(
         client,

@@ -328,7 +328,7 @@ def check_probes(
     ]
     general = [each for each in checked if each.general]
     failed += _beyond("probes", [each for each in checked if not each.general], content_loss)
-    failed += _beyond("general questions", general, content_loss)
+    failed += _beyond("general questions", general, content_loss, by_chance=True)
     failed += _too_long(checked, length_growth, judged)
     figures = _figures(scores, checked, compared, with_tools)
     if failed:
@@ -433,11 +433,14 @@ def liked_longer(judged: Sequence[JudgedReply]) -> bool | None:
     return deviation > 0 and above - praised * blamed / 2 > _LIKED_Z * deviation
 
 
-def _beyond(kind: str, checked: Sequence[ProbeScores], content_loss: float) -> list[str]:
+def _beyond(kind: str, checked: Sequence[ProbeScores], content_loss: float, *, by_chance: bool = False) -> list[str]:
     """A reason if a version lost more content than its recipe allows; empty if not, or with too few probes to tell.
 
     A parent that lost as much itself, e.g. one that was released by hand, does not keep out a version that loses
     nothing more.
+
+    Args:
+        by_chance: some answers change with any change of the weights: the loss less its standard error counts.
     """
     lost, gained = _lost_and_gained([(bool(each.right_parent), bool(each.right)) for each in checked])
     # Too few probes if the allowance is less than one probe: no version is rejected for one answer.
@@ -446,7 +449,7 @@ def _beyond(kind: str, checked: Sequence[ProbeScores], content_loss: float) -> l
     # Where the parent is the base model, its answers are the parent's.
     base = [each.right_parent if each.right_base is None else each.right_base for each in checked]
     lost, gained = _lost_and_gained([(bool(of), bool(each.right)) for of, each in zip(base, checked, strict=True)])
-    if lost - gained <= len(checked) * content_loss:
+    if lost - gained - (math.sqrt(lost + gained) if by_chance else 0) <= len(checked) * content_loss:
         return []
     told = f"lost content: {lost - gained} of {len(checked)} {kind} beside the base model"
     return [f"{told}, limit {content_loss:.3g} (gate.content_loss)"]

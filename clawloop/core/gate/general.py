@@ -15,6 +15,12 @@ from clawloop.core.contracts.training import ProbeContent
 
 ANSWER_TOKENS = 24
 """Longest answer when the base model is asked: a question that needs more costs too much at each version."""
+KNOWN_ANSWERS, KNOWN_TEMPERATURE = 2, 0.6
+"""How often, and how, a base model is asked to find out what it knows: each of its answers has to be right.
+
+Sampled, since versions are compared by other answers, without sampling. Questions chosen by those would all be right
+before the first step, some of them by a hair, and any change of the weights would look like a loss.
+"""
 MIN_KNOWN = 8
 """Fewest questions that the base model has to know: with fewer, right answers may be luck, and a version that lost all
 of them could hardly be told from chance."""

@@ -45,13 +45,14 @@ class Gate(Table):
     probe_tokens: Annotated[int, Field(ge=16, le=4096)] = 256
     """Longest answer to a probe, in tokens."""
     general_probes: bool = True
-    """Ask each version general questions, those of ours that the base model answers rightly: what a policy learns must
-    not cost what its model knew. The base model is asked once, with 24 tokens each; a model that knows fewer than 8 of
-    them is not watched this way."""
+    """Ask each version general questions, those of ours that the base model knows: what a policy learns must not cost
+    what its model knew. The base model is asked once, with 24 tokens each, and knows those of which both of two sampled
+    answers are right; a model that knows fewer than 8 of them is not watched this way."""
     content_loss: Annotated[float, Field(gt=0, le=1)] = 1.0
     """A version is rejected if it answers more than this share of the probes with checked content wrongly that the base
     model answers rightly, less those of which the reverse holds; of an operator's probes and of the general ones each
-    by themselves. It applies from as many probes on as make one probe allowed (20 with 0.05). 1: the sign test alone
+    by themselves. Of the general ones the loss less its standard error counts, the square root of the number of answers
+    that differ. It applies from as many probes on as make one probe allowed (20 with 0.05). 1: the sign test alone
     decides."""
     length_growth: Annotated[float, Field(gt=1)] = 1.5
     """A version is rejected if the median answer to probes with checked content has more than this times the words of

@@ -166,6 +166,14 @@ def test_what_the_base_model_did_not_know_makes_up_for_what_is_lost() -> None:
     assert checks_of([*[KEPT] * 94, *[LOST] * 3, *[gained] * 2], content_loss=0.01).result is CheckResult.PASSED
 
 
+@pytest.mark.parametrize(("lost", "own", "general"), [(2, True, False), (3, True, False), (4, True, True)])
+def test_of_general_questions_the_loss_less_its_standard_error_is_bounded(lost: int, own: bool, general: bool) -> None:
+    scores = [ProbeScores.of(pair) for pair in [*[KEPT] * (28 - lost), *[LOST] * lost]]
+    assert (check_probes(scores, 0.05).result is CheckResult.FAILED) == own
+    ours = [replace(each, general=True) for each in scores]
+    assert (check_probes(ours, 0.05).result is CheckResult.FAILED) == general
+
+
 def test_one_probe_alone_bounds_nothing() -> None:
     assert checks_of([*[KEPT] * 97, *[LOST] * 2], content_loss=0.01).result is CheckResult.PASSED
 
