@@ -66,13 +66,17 @@ BARE_TURN: dict[str, Any] = {
 }
 """Columns of a turn without content; its `evidence` has a source and no value."""
 
-# Other replies to the same request hold the same messages, and so do the turns that continue them. So does a request
-# that continues without a reply, e.g. after an aborted one: its messages begin with the same ones.
+# Other replies to the same request hold the same messages, practised ones among them, and so do the turns that continue
+# them. So does a request that continues without a reply, e.g. after an aborted one: its messages begin with the same
+# ones.
 _FROM_TURN = text("""
     WITH RECURSIVE down AS (
         SELECT unnest(CAST(:first AS uuid[])) AS id
         UNION
-        SELECT t.id FROM down JOIN turns t ON t.parent_turn_id = down.id)
+        SELECT n.id FROM down CROSS JOIN LATERAL (
+            SELECT t.id FROM turns t WHERE t.parent_turn_id = down.id
+            UNION ALL
+            SELECT p.turn_id FROM practice p WHERE p.source_turn_id = down.id AND p.turn_id IS NOT NULL) n)
     SELECT id FROM down
 """)
 _BESIDE_TURN = text("""

@@ -61,7 +61,18 @@ INVARIANTS: dict[str, str] = {
     # round.
     "an erased lesson is in no prompt": """
         SELECT 'turn ' || t.id || ', lesson ' || l.id FROM lessons l JOIN turns t ON t.lessons @> ARRAY[l.id]
-        WHERE l.state = 'erased' AND t.prompt_ids IS NOT NULL""",
+        WHERE l.state = 'erased' AND t.prompt_ids IS NOT NULL
+        UNION ALL
+        SELECT 'turn ' || p.turn_id || ', lesson ' || l.id FROM lessons l JOIN practice p ON p.lessons @> ARRAY[l.id]
+            JOIN judgements j ON j.turn_id = p.turn_id JOIN samples s ON s.judgement_id = j.id
+        WHERE l.state = 'erased' AND (octet_length(s.hinted_prompts) > 0 OR j.hint <> 'erased' OR s.state = 'fresh')""",
+    "a practice turn has a sample by its lessons alone, of a main turn that is erased with it": """
+        SELECT 'turn ' || t.id FROM turns t LEFT JOIN practice p ON p.turn_id = t.id
+            LEFT JOIN turns o ON o.id = p.source_turn_id LEFT JOIN samples s ON s.turn_id = t.id
+        WHERE (t.kind = 'practice' OR p.turn_id IS NOT NULL) AND (
+            t.kind <> 'practice' OR t.lessons IS NOT NULL OR o.kind IS DISTINCT FROM 'main'
+            OR o.session_id <> t.session_id OR s.id IS NULL OR s.reward IS NOT NULL OR s.hinted_prompts IS NULL
+            OR (o.outcome = 'erased' AND t.outcome <> 'erased'))""",
     "a turn that was answered with lessons has no sample": """
         SELECT 'turn ' || t.id FROM turns t JOIN samples s ON s.turn_id = t.id
         WHERE t.lessons IS NOT NULL AND s.state NOT IN ('superseded', 'expired')""",
@@ -84,10 +95,11 @@ INVARIANTS: dict[str, str] = {
         SELECT 'sample ' || sample_id || ' in steps ' || first || ' and ' || second || ' of ' || policy
         FROM up WHERE n = first""",
     # What the user said next is stored as a hint; another turn's request or a comment has it.
-    "every trained sample has a verdict, a hint, the next message, a rating or an outcome": """
+    "every trained sample has a verdict, a hint, the next message, a rating, an outcome or lessons": """
         SELECT 'sample ' || s.id || ' of turn ' || s.turn_id FROM samples s JOIN judgements j ON j.id = s.judgement_id
             JOIN recipes r ON r.hash = j.recipe_hash
-        WHERE s.state = 'trained' AND j.verdict IS NULL AND (
+        WHERE s.state = 'trained' AND j.verdict IS NULL
+            AND NOT EXISTS (SELECT FROM practice p WHERE p.turn_id = s.turn_id) AND (
                 j.hint IS NULL OR r.content->'signal'->>'hints_from' = 'message' AND j.shown_by IS NULL
                 AND NOT EXISTS (SELECT FROM feedback c WHERE c.turn_id = s.turn_id AND c.text IS NOT NULL))
             AND NOT EXISTS (

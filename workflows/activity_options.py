@@ -134,6 +134,16 @@ ASK_BASE = ActivityOptions(
 )
 """The general questions, to a base model."""
 
+PRACTISE = ActivityOptions(
+    task_queue=JUDGE_QUEUE,
+    # Far above the 16 replies of 1,024 tokens that one call asks for. What is stored is not asked for again.
+    start_to_close_timeout=timedelta(hours=1),
+    heartbeat_timeout=timedelta(seconds=30),
+    # Nothing waits for it, and the workflow looks again.
+    retry_policy=RetryPolicy(maximum_attempts=3, non_retryable_error_types=_PERMANENT),
+)
+"""Requests that are answered again while the engines are idle."""
+
 STORE = ActivityOptions(
     task_queue=LEDGER_QUEUE,
     start_to_close_timeout=timedelta(minutes=2),

@@ -116,6 +116,8 @@ class PolicyTraining(BaseModel):
     Args:
         steps: the newest ones, oldest first, for the UI.
         quiet_seconds: the ledger is read at least this often: an operator may have changed it while Temporal was away.
+        practise_seconds: after so long an engine that was used, or did not answer, is looked at again.
+        rest_seconds: likewise where nothing was left to practise.
         roll_over_events: continue as new at this many events; None: when Temporal suggests it.
         operator_change: the newest one, for the UI.
     """
@@ -123,5 +125,7 @@ class PolicyTraining(BaseModel):
     policy: str
     steps: list[StepDone] = []
     quiet_seconds: float = 3600.0
+    practise_seconds: float = 60.0
+    rest_seconds: float = 600.0
     roll_over_events: int | None = None
     operator_change: str = ""

@@ -17,6 +17,7 @@ from temporalio.common import Priority
 from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
+    from activities.practice import PracticeActivities, Practise
     from activities.serving.publishing import PublishingActivities, PublishVersion
     from activities.training.gate import DecideVersion, GateActivities
     from activities.training.probe_version import AskBase, ProbeActivities, ProbeVersion
@@ -31,7 +32,7 @@ with workflow.unsafe.imports_passed_through():
         TrainingView,
     )
     from workflows import descriptions, names
-    from workflows.activity_options import ASK_BASE, PROBE, PUBLISH, STORE, call_ledger, train_on
+    from workflows.activity_options import ASK_BASE, PRACTISE, PROBE, PUBLISH, STORE, call_ledger, train_on
     from workflows.long_running import LongRunningWorkflow, error_type_of, reason_of
     from workflows.page_links import NO_PAGE
     from workflows.state import STEPS_LIMIT, PolicyTraining
@@ -69,7 +70,7 @@ class TrainingWorkflow(LongRunningWorkflow):
 
     @workflow.run
     async def run(self, state: PolicyTraining) -> None:
-        beside = (self._publish_versions(), self._follow_operators(), self._ask_base())
+        beside = (self._publish_versions(), self._follow_operators(), self._ask_base(), self._practise())
         tasks = [self._start(one) for one in beside]
         while True:
             if self._must_roll_over():
@@ -303,6 +304,36 @@ class TrainingWorkflow(LongRunningWorkflow):
 
     def _base_unasked(self) -> bool:
         return self._view is not None and self._view.general_unasked and not self._base_awaited
+
+    async def _practise(self) -> None:
+        """Practise lessons while engines have nothing else to do, and no step is computed that changes the policy."""
+        while True:
+            await workflow.wait_condition(self._may_practise)
+            seconds = self._state.practise_seconds
+            try:
+                practised = await workflow.execute_activity_method(
+                    PracticeActivities.practise,
+                    Practise(policy=self._policy),
+                    summary="practise lessons while the engines are idle",
+                    **PRACTISE,
+                )
+            except ActivityError as error:
+                if is_cancelled_exception(error):
+                    raise
+                workflow.logger.info("lessons are not practised now: %s", _reason(error))
+            else:
+                seconds = seconds if practised.more else self._state.rest_seconds
+            await workflow.sleep(seconds, summary="look for requests to practise")
+
+    def _may_practise(self) -> bool:
+        view = self._view
+        return (
+            view is not None
+            and view.practises
+            and view.state is not TrainingState.PAUSED
+            and view.closed_seconds is None
+            and self._computing is None
+        )
 
     # Continue as new -------------------------------------------------------------------------------------------------
 

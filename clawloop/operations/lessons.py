@@ -133,6 +133,7 @@ def _listed(policy: str, book: LessonBook) -> LessonList:
                 in_prompt=lesson.id in shown,
                 source=lesson.source,
                 turns=lesson.turns,
+                practised=lesson.practised,
                 turn_id=lesson.turn_id,
                 session_id=lesson.session_id,
                 superseded_by=lesson.superseded_by,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 import socket
 import time
 from collections import deque
@@ -18,6 +19,7 @@ import aiohttp
 import orjson
 from aiohttp import AddrInfoType
 
+from clawloop.core.contracts.serving import ServedModel
 from clawloop.core.families.orders import Rule, request_as_sent
 from clawloop.serving.served_model import ServedModels
 
@@ -94,6 +96,8 @@ OCCUPIED_SECONDS = 15.0
 _SAID_OF_THE_REQUEST = frozenset({200, 400, 413, 422})
 # An engine that restarted with another model or template within so long breaks a connection, and is asked then.
 _KNOWN_SECONDS = 60.0
+# vLLM's gauges of its scheduler, one of each for each of its processes.
+_REQUESTS = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^\n]*\})? (?P<count>[\d.e+]+)$", re.MULTILINE)
 # Until another may be sent again.
 _LOOK_SECONDS = 1.0
 # The speed of a server ten minutes ago says little about now.
@@ -254,6 +258,20 @@ class JsonClient:
             except (aiohttp.ClientError, ConnectionError, TimeoutError):
                 continue
         raise NoReply("none can be reached" if endpoints else "there is none")
+
+    async def model_of(self, endpoint: Endpoint) -> ServedModel | None:
+        """The model at this address; None if its engine did not say."""
+        return await self._models.learn(self._first, endpoint.url, bearer(endpoint.api_key), endpoint.model)
+
+    async def requests_on(self, endpoint: Endpoint) -> int | None:
+        """How many requests an engine computes and has waiting, whoever sent them; None if it did not say."""
+        try:
+            async with self._first.get(f"{endpoint.url}/metrics", headers=bearer(endpoint.api_key)) as response:
+                said = await response.text() if response.status == 200 else ""
+        except (aiohttp.ClientError, ConnectionError, TimeoutError, UnicodeDecodeError):
+            return None
+        counts = [float(found["count"]) for found in _REQUESTS.finditer(said)]
+        return round(sum(counts)) if counts else None
 
     async def _is_overdue(self, request: asyncio.Task[Reply]) -> bool:
         """Wait until a request is to be sent again; False if it ends before."""

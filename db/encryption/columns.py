@@ -121,6 +121,7 @@ PLAIN_COLUMNS: Mapping[str, str] = {
     "rollouts": "policy environment paused_reason",
     "events": "policy kind detail",
     "lessons": "policy state why source",
+    "practice": "lessons why",
     "votes": "kind",
     "hints": "kind",
     "feedback": "effect",

@@ -34,7 +34,8 @@ _SETTINGS = text("""
     ORDER BY p.id
 """)
 _SHOWN = text("""
-    SELECT l.id, (SELECT count(*) FROM turns t WHERE t.lessons @> ARRAY[l.id]) AS turns, source.session_id
+    SELECT l.id, (SELECT count(*) FROM turns t WHERE t.lessons @> ARRAY[l.id]) AS turns, source.session_id,
+        (SELECT count(*) FROM practice p WHERE p.lessons @> ARRAY[l.id] AND p.turn_id IS NOT NULL) AS practised
     FROM lessons l LEFT JOIN turns source ON source.id = l.turn_id
     WHERE l.policy = :policy AND l.state <> 'erased'
 """)
@@ -52,6 +53,16 @@ _UNCLAIMED = text("""
     SELECT id FROM samples
     WHERE state IN ('fresh', 'held_out') AND hinted_prompts IS NOT NULL AND turn_id = ANY(:turns)
 """)
+# The lessons are in no prompt of a practised request, but in that which its teacher reads, and in its judgement.
+_OF_PRACTICE = "turn_id IN (SELECT turn_id FROM practice WHERE lessons && CAST(:lessons AS uuid[]))"
+_UNCLAIMED_PRACTICE = text(f"SELECT id FROM samples WHERE state = 'fresh' AND {_OF_PRACTICE}")
+_FORGET_PRACTICE = tuple(
+    text(statement)
+    for statement in (
+        f"UPDATE samples SET hinted_prompts = '' WHERE hinted_prompts IS NOT NULL AND {_OF_PRACTICE}",
+        f"UPDATE judgements SET hint = 'erased' WHERE hint IS NOT NULL AND {_OF_PRACTICE}",
+    )
+)
 
 
 class PostgresLessonStore(PostgresStore):
@@ -60,14 +71,7 @@ class PostgresLessonStore(PostgresStore):
     @transaction
     async def book(self, connection: AsyncConnection, policy: str) -> LessonBook:
         await require_policy(connection, policy)
-        settings = (await connection.execute(_SETTINGS, {"policy": policy})).one_or_none()
-        found = {row.id: row for row in await connection.execute(_SHOWN, {"policy": policy})}
-        kept = select(LessonRow.__table__).where(LessonRow.policy == policy, LessonRow.state != LessonState.ERASED)
-        rows = opened(connection, await connection.execute(kept.order_by(LessonRow.id)), lessons="id")
-        lessons = tuple(
-            replace(_lesson(row), turns=int(found[row.id].turns), session_id=found[row.id].session_id) for row in rows
-        )
-        return LessonBook(_settings(None if settings is None else settings.lessons), lessons)
+        return await read_book(connection, policy)
 
     @transaction
     async def add(
@@ -110,6 +114,24 @@ class PostgresLessonStore(PostgresStore):
 
 
 # In the caller's transaction ------------------------------------------------------------------------------------------
+
+
+async def read_book(connection: AsyncConnection, policy: str) -> LessonBook:
+    """The lessons of a policy that exists, and how its recipe shows them."""
+    settings = (await connection.execute(_SETTINGS, {"policy": policy})).one_or_none()
+    found = {row.id: row for row in await connection.execute(_SHOWN, {"policy": policy})}
+    kept = select(LessonRow.__table__).where(LessonRow.policy == policy, LessonRow.state != LessonState.ERASED)
+    rows = opened(connection, await connection.execute(kept.order_by(LessonRow.id)), lessons="id")
+    lessons = tuple(
+        replace(
+            _lesson(row),
+            turns=int(found[row.id].turns),
+            practised=int(found[row.id].practised),
+            session_id=found[row.id].session_id,
+        )
+        for row in rows
+    )
+    return LessonBook(_settings(None if settings is None else settings.lessons), lessons)
 
 
 async def read_policy_lessons(connection: AsyncConnection) -> dict[str, PolicyLessons]:
@@ -160,7 +182,7 @@ async def lessons_from(connection: AsyncConnection, turns: Collection[TurnId]) -
 async def erase_lessons(connection: AsyncConnection, policy: str, lessons: Sequence[LessonId], why: str) -> int:
     """Erase the text of lessons, and the prompts of all turns that held one; the number of these turns.
 
-    Samples that no step has, and that the same words teach, expire. The policy must be locked.
+    Samples that no step has, and that the same words or the lessons teach, expire. The policy must be locked.
     """
     rows = update(LessonRow).where(LessonRow.id.in_(lessons)).returning(LessonRow.turn_id)
     gone = rows.values(state=LessonState.ERASED, text="", digest=None, why=why, changed_at=func.now())
@@ -169,6 +191,9 @@ async def erase_lessons(connection: AsyncConnection, policy: str, lessons: Seque
     samples = await connection.scalars(_UNCLAIMED, {"turns": sources})
     reasons = {SampleId(sample): LESSON_ERASED for sample in samples}
     await end_samples(connection, reasons, SampleState.EXPIRED, TurnOutcome.EXPIRED)
+    await _expire_practice(connection, lessons, LESSON_ERASED)
+    for statement in _FORGET_PRACTICE:
+        await connection.execute(statement, {"lessons": list(lessons)})
     for lesson in lessons:
         await insert_event(connection, policy, "lesson_erased", lesson=str(lesson), why=why, turns=len(held))
     await notify_directory(connection, policy)
@@ -252,8 +277,18 @@ async def _change(
     require_change(lesson, to)
     changed = update(LessonRow).where(LessonRow.id == lesson.id)
     await connection.execute(changed.values(state=to, why=why, superseded_by=superseded_by, changed_at=func.now()))
+    if to is not LessonState.ACTIVE:
+        await _expire_practice(connection, [lesson.id], f"its lesson is {to.value}")
+        await refresh_work_flag(connection, policy)
     await insert_event(connection, policy, f"lesson_{to.value}", lesson=str(lesson.id), why=why)
     await notify_directory(connection, policy)
+
+
+async def _expire_practice(connection: AsyncConnection, lessons: Sequence[LessonId], why: str) -> None:
+    """Expire the practice samples that no step has and that one of these lessons teaches."""
+    samples = await connection.scalars(_UNCLAIMED_PRACTICE, {"lessons": list(lessons)})
+    reasons = {SampleId(sample): why for sample in samples}
+    await end_samples(connection, reasons, SampleState.EXPIRED, TurnOutcome.EXPIRED)
 
 
 def _settings(stored: dict[str, Any] | None) -> Lessons:

@@ -1,4 +1,4 @@
-"""Rows of lessons."""
+"""Rows of lessons, and of what was practised with them."""
 
 from __future__ import annotations
 
@@ -39,3 +39,16 @@ class LessonRow(Base):
     superseded_by: Mapped[UUID | None] = mapped_column(ForeignKey("lessons.id"))
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     changed_at: Mapped[datetime] = mapped_column(server_default=func.now())  # when its state last changed
+
+
+class PracticeRow(Base):
+    """A request that was practised with a set of lessons; once for each set."""
+
+    __tablename__ = "practice"
+    __table_args__ = (UniqueConstraint("turn_id"), Index(None, "lessons", postgresql_using="gin"))
+
+    source_turn_id: Mapped[UUID] = mapped_column(ForeignKey("turns.id"), primary_key=True)  # whose request it is
+    lessons: Mapped[list[UUID]] = mapped_column(primary_key=True)  # the active ones, which the teacher reads; sorted
+    turn_id: Mapped[UUID | None] = mapped_column(ForeignKey("turns.id"))  # has the sample; None: there is none
+    why: Mapped[str]
+    practised_at: Mapped[datetime] = mapped_column(server_default=func.now())

@@ -78,7 +78,8 @@ def first_id(moment: datetime) -> UUID:
 
 
 # Samples --------------------------------------------------------------------------------------------------------------
-# Chooses the samples of a step: the oldest fresh ones it can learn from; the others expire, with the reason.
+# Chooses the samples of a step: the oldest fresh ones it can learn from, those of users before practised ones; the
+# others expire, with the reason.
 #
 # A step learns from chats or from rollout groups (below), whichever has waited longer. Works
 # in the caller's transaction, which must hold the policy's lock. Lengths are checked in SQL; tokens are decoded once,
@@ -102,6 +103,7 @@ CLAIM_COLUMNS = f"""
 """
 _FRESH = text(f"""{CLAIM_COLUMNS}
     WHERE s.policy = :policy AND s.state = 'fresh' AND s.rollout_group_id IS NULL AND s.id > :after
+        AND (t.kind = 'practice') = :practised
     ORDER BY s.id LIMIT :limit FOR NO KEY UPDATE OF s, t SKIP LOCKED
 """)
 _REST_OF_GROUPS = text(f"""{CLAIM_COLUMNS}
@@ -139,16 +141,17 @@ async def choose_samples(connection: AsyncConnection, policy: str, recipe: Recip
     batch_samples = recipe.train.batch_samples
     eligibility = await Eligibility.of(connection, policy, recipe, head)
     usable: list[Any] = []
-    after, examined, limit = _FIRST, 0, max(2 * batch_samples, 32)
-    while len(usable) < batch_samples and examined < MAX_EXAMINED:
-        parameters = {"policy": policy, "after": after, "limit": limit}
-        rows = opened(connection, await connection.execute(_FRESH, parameters), turns="turn_id")
-        usable += await expire_unusable(connection, eligibility, rows)
-        while len(usable) >= batch_samples and eligibility.lacks_corrections(usable[:batch_samples]):
-            usable = await _expire_praised(connection, eligibility, usable[:batch_samples]) + usable[batch_samples:]
-        if len(rows) < limit:
-            break
-        after, examined, limit = str(rows[-1].id), examined + len(rows), _CHUNK
+    for practised in (False, True):
+        after, examined, limit = _FIRST, 0, max(2 * batch_samples, 32)
+        while len(usable) < batch_samples and examined < MAX_EXAMINED:
+            parameters = {"policy": policy, "after": after, "limit": limit, "practised": practised}
+            rows = opened(connection, await connection.execute(_FRESH, parameters), turns="turn_id")
+            usable += await expire_unusable(connection, eligibility, rows)
+            while len(usable) >= batch_samples and eligibility.lacks_corrections(usable[:batch_samples]):
+                usable = await _expire_praised(connection, eligibility, usable[:batch_samples]) + usable[batch_samples:]
+            if len(rows) < limit:
+                break
+            after, examined, limit = str(rows[-1].id), examined + len(rows), _CHUNK
     usable = usable[:batch_samples]
     if recipe.signal.reward == "group":
         usable = await _complete_groups(connection, eligibility, policy, usable)
@@ -175,11 +178,11 @@ async def _expire_praised(connection: AsyncConnection, eligibility: Eligibility,
 def choice(usable: Sequence[Any], reason: str, recipe: Recipe, *, full: bool) -> Chosen:
     """The usable rows, if they are a full batch or the oldest has waited long enough."""
     samples = [SampleId(row.id) for row in usable] if full or _has_waited(usable, recipe) else []
-    return Chosen(samples, reason, full, SampleId(usable[0].id) if usable else None)
+    return Chosen(samples, reason, full, min((SampleId(row.id) for row in usable), default=None))
 
 
 def _has_waited(usable: Sequence[Any], recipe: Recipe) -> bool:
-    return bool(usable) and usable[0].age >= timedelta(hours=recipe.train.max_wait_hours)
+    return any(row.age >= timedelta(hours=recipe.train.max_wait_hours) for row in usable)
 
 
 async def expire_unusable(connection: AsyncConnection, eligibility: Eligibility, rows: Sequence[Any]) -> list[Any]:

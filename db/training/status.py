@@ -123,6 +123,9 @@ async def read_status(connection: AsyncConnection, policy: str) -> TrainingView:
             row.general_known is None and row.retired_at is None and recipe is not None and recipe.gate.general_probes
         ),
         progress=_progress(row),
+        practises=(
+            row.retired_at is None and recipe is not None and recipe.lessons.enabled and recipe.lessons.practice
+        ),
     )
 
 
@@ -220,9 +223,12 @@ _BATCH = text(f"""
     SELECT m.place, m.dropped, m.without_hint, s.id AS sample_id, s.reward, j.id AS judgement, j.verdict, j.hint,
         j.shown_by, {HINTS_FROM}, m.taught, t.id, t.session_id, t.version, t.messages_added, t.response,
         {token_count("t.response_ids")} AS tokens,
-        (SELECT count(*) FROM turns o WHERE o.session_id = t.session_id AND o.kind = 'main' AND o.id <= t.id) AS number
+        p.source_turn_id, (
+            SELECT count(*) FROM turns o
+            WHERE o.session_id = t.session_id AND o.kind = 'main' AND o.id <= coalesce(p.source_turn_id, t.id)
+        ) AS number
     FROM step_samples m JOIN samples s ON s.id = m.sample_id JOIN judgements j ON j.id = s.judgement_id
-        JOIN turns t ON t.id = s.turn_id
+        JOIN turns t ON t.id = s.turn_id LEFT JOIN practice p ON p.turn_id = t.id
     WHERE m.policy = :policy AND m.step = :step ORDER BY m.place LIMIT :limit
 """)
 
@@ -245,7 +251,7 @@ _COUNTED_TURNS = 100_000
 _OUTCOMES = text("""
     SELECT outcome, count(*) AS turns FROM (
         SELECT t.outcome FROM turns t JOIN sessions c ON c.id = t.session_id
-        WHERE c.policy = :policy ORDER BY t.id DESC LIMIT :limit) newest
+        WHERE c.policy = :policy AND t.kind <> 'practice' ORDER BY t.id DESC LIMIT :limit) newest
     GROUP BY outcome
 """)
 _COUNTS = text("""
@@ -300,6 +306,7 @@ class PostgresTrainingBrowser(PostgresStore):
                 hints=TaughtHint.of(row.hint, row.hints_from, row.taught),
                 dropped=row.dropped,
                 without_hint=row.without_hint,
+                practice_of=None if row.source_turn_id is None else TurnId(row.source_turn_id),
             )
             for row in opened(connection, rows, turns="id", judgements="judgement")
         ]

@@ -167,6 +167,8 @@ async def insert_erased(connection: AsyncConnection, entry: Entry) -> InsertedTu
 def _prefixes(entry: Entry) -> list[tuple[Any, ...]]:
     """Rows of `session_prefixes`: hashes by which later turns find this one's session."""
     prepared, roles = entry.prepared, dict[bytes, PrefixRole]()
+    if prepared.record.kind is TurnKind.PRACTICE:  # no client continues it
+        return []
     history = prepared.request.history
     if entry.unmatched and entry.parent is None and prepared.record.evidence.source is SessionSource.CONVERSATION:
         # The request holds replies of turns that are not inserted yet; they find this session when they are.

@@ -155,8 +155,10 @@ class PreparedTurn:
 
     @cached_property
     def _whole_reply(self) -> tuple[Sequence[Message], Message] | None:
-        """The conversation and the reply as the client's next request has them."""
+        """The conversation and the reply as the client's next request has them; None if it can have none."""
         record = self.record
+        if record.kind is TurnKind.PRACTICE:
+            return None
         return None if record.response is None else whole_reply(record.messages, record.response, record.sampling)
 
     @cached_property
@@ -165,6 +167,8 @@ class PreparedTurn:
         record = self.record
         if record.kind is TurnKind.SIDE:
             return TurnOutcome.SIDE, record.kind_reason
+        if record.kind is TurnKind.PRACTICE:
+            return TurnOutcome.SAMPLED, record.kind_reason
         if record.response is None:
             # An engine's error may quote what it was asked, and reasons are stored as they are.
             why = None if self.content.is_on else record.error

@@ -81,20 +81,23 @@ _SESSIONS = f"""
             count(*) FILTER (WHERE j.verdict = 1) AS praised, count(*) FILTER (WHERE j.verdict = -1) AS blamed,
             coalesce(min(t.version), 0) AS first_version, coalesce(max(t.version), 0) AS last_version
         FROM turns t LEFT JOIN LATERAL {newest_judgement("t.id")} j ON true
-        WHERE t.session_id = s.id) counts
+        WHERE t.session_id = s.id AND t.kind <> 'practice') counts
     LEFT JOIN LATERAL (
-        SELECT t.id, t.messages_added FROM turns t WHERE t.session_id = s.id AND t.outcome <> 'erased'
+        SELECT t.id, t.messages_added FROM turns t
+        WHERE t.session_id = s.id AND t.kind <> 'practice' AND t.outcome <> 'erased'
         ORDER BY t.kind, t.id LIMIT 1) first ON true
     ORDER BY s.last_turn_at DESC, s.id DESC
 """
 _COUNT = text(f"SELECT count(*) AS total, count(*) FILTER (WHERE {_FOLDED}) AS folded {_MATCHING}")
 _ONE = text(_SESSIONS.format(chosen="SELECT * FROM sessions WHERE id = :session"))
 
+# No conversation shows a reply that nobody got.
+_SHOWN = "kind <> 'practice'"
 # The turns are chosen by the index alone; what stands beside them is read for those.
 _TURNS = f"""
     WITH chosen AS (
         SELECT id, number FROM (
-            SELECT id, count(*) FILTER (WHERE kind = 'main') OVER (ORDER BY id) AS number FROM turns
+            SELECT id, kind, count(*) FILTER (WHERE kind = 'main') OVER (ORDER BY id) AS number FROM turns
             WHERE session_id = {{session}}) numbered
         {{chosen}})
     SELECT t.id, t.session_id, t.parent_turn_id, t.matched_by, t.kind, t.kind_reason, t.status, t.error, t.version,
@@ -121,9 +124,9 @@ _TURNS = f"""
     LEFT JOIN samples s ON s.judgement_id = j.id
     ORDER BY t.id
 """
-_BEFORE = "WHERE CAST(:before AS uuid) IS NULL OR id < :before ORDER BY id DESC LIMIT :limit"
+_BEFORE = f"WHERE {_SHOWN} AND (CAST(:before AS uuid) IS NULL OR id < :before) ORDER BY id DESC LIMIT :limit"
 _NEWEST = text(_TURNS.format(session=":session", chosen=_BEFORE))
-_FROM = text(_TURNS.format(session=":session", chosen="ORDER BY id OFFSET :first LIMIT :limit"))
+_FROM = text(_TURNS.format(session=":session", chosen=f"WHERE {_SHOWN} ORDER BY id OFFSET :first LIMIT :limit"))
 _OF_ID = text(_TURNS.format(session="(SELECT session_id FROM turns WHERE id = :turn)", chosen="WHERE id = :turn"))
 
 
@@ -180,7 +183,7 @@ class PostgresSessionStore(PostgresStore):
         filters = {name: value for name in _TURN_FILTERS if (value := getattr(wanted, name)) is not None}
         having = " AND ".join(_TURN_FILTERS[name] for name in filters)
         if filters:
-            having = f"EXISTS (SELECT FROM turns t WHERE t.session_id = c.id AND {having})"
+            having = f"EXISTS (SELECT FROM turns t WHERE t.session_id = c.id AND t.kind <> 'practice' AND {having})"
         else:
             having = f"NOT {_FOLDED}" if wanted.fold else "true"
         parameters: dict[str, Any] = filters | {
@@ -233,7 +236,8 @@ class PostgresSessionStore(PostgresStore):
 
     @transaction
     async def position(self, connection: AsyncConnection, session: SessionId, turn: TurnId) -> int:
-        before = select(func.count()).where(TurnRow.session_id == session, TurnRow.id < turn)
+        shown = (TurnRow.session_id == session, TurnRow.kind != TurnKind.PRACTICE)
+        before = select(func.count()).where(*shown, TurnRow.id < turn)
         return await connection.scalar(before) or 0
 
     @transaction

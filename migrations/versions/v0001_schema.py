@@ -273,7 +273,7 @@ CREATE TABLE turns (
     CONSTRAINT turns_kept_of_parent_check CHECK (parent_turn_id IS NOT NULL OR messages_kept = 0),
     CONSTRAINT turns_prompt_known_check CHECK ((prompt_shared IS NULL) = (prompt_ids IS NULL)),
     CONSTRAINT turns_status_check CHECK (status IN ('complete', 'length', 'aborted', 'error')),
-    CONSTRAINT turns_kind_check CHECK (kind IN ('main', 'side')),
+    CONSTRAINT turns_kind_check CHECK (kind IN ('main', 'side', 'practice')),
     CONSTRAINT turns_matched_by_check CHECK (matched_by IN ('context', 'place', 'reply')),
     CONSTRAINT turns_outcome_check CHECK (outcome IN (
         'waiting', 'side', 'no_feedback', 'not_trainable', 'unjudged', 'undecided', 'sampled', 'held_out', 'trained',
@@ -553,6 +553,16 @@ CREATE TABLE lessons (
 CREATE INDEX lessons_policy_id_idx ON lessons (policy, id);
 CREATE INDEX lessons_turn_id_idx ON lessons (turn_id);
 CREATE INDEX lessons_shown_by_idx ON lessons (shown_by);
+
+CREATE TABLE practice (
+    source_turn_id uuid REFERENCES turns,
+    lessons uuid[],
+    turn_id uuid UNIQUE REFERENCES turns,
+    why text NOT NULL,
+    practised_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (source_turn_id, lessons)
+);
+CREATE INDEX practice_lessons_idx ON practice USING gin (lessons);
 """
 
 # `clawloop encryption rotate --decrypt` sets the variable, for its own transactions.
@@ -639,10 +649,10 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.execute("""
-        DROP TABLE encryption, lessons, comparisons, feedback_requests, feedback, hints, votes, events, probes,
-            gate_checks, judge_trials, step_samples, steps, samples, judgements, turn_files, files, session_prefixes,
-            turns, tool_lists, sessions,
-            stored_bytes, api_keys, signing_keys, curriculum_kinds, episodes, rollout_groups, rollouts,
-            temporal_server, engine_versions, engines, versions, policies, recipes;
+        DROP TABLE encryption, practice, lessons, comparisons, feedback_requests, feedback, hints, votes, events,
+            probes, gate_checks, judge_trials, step_samples, steps, samples, judgements, turn_files, files,
+            session_prefixes, turns, tool_lists, sessions, stored_bytes, api_keys, signing_keys, curriculum_kinds,
+            episodes, rollout_groups, rollouts, temporal_server, engine_versions, engines, versions, policies,
+            recipes;
         DROP FUNCTION refuse_plain_content;
     """)

@@ -99,6 +99,9 @@ DAMAGE: dict[str, tuple[str, ...]] = {
         "UPDATE turns SET lessons = ARRAY(SELECT id FROM lessons)",
     ),
     "a turn that was answered with lessons has no sample": ("UPDATE turns SET lessons = ARRAY[gen_random_uuid()]",),
+    "a practice turn has a sample by its lessons alone, of a main turn that is erased with it": (
+        "UPDATE turns SET kind = 'practice' WHERE id = (SELECT turn_id FROM samples ORDER BY id LIMIT 1)",
+    ),
     "a lesson is erased with the turns that it came from": (
         "INSERT INTO lessons (id, policy, text, digest, state, why, source, turn_id)"
         " SELECT gen_random_uuid(), 'default', 'Be short.', '', 'active', 'hint', 'hint', id FROM turns LIMIT 1",
@@ -113,7 +116,7 @@ DAMAGE: dict[str, tuple[str, ...]] = {
     "no sample is twice on the path from a version to the base": (
         "INSERT INTO step_samples SELECT policy, 3, sample_id, 99, NULL FROM step_samples WHERE step = 1 AND place = 0",
     ),
-    "every trained sample has a verdict, a hint, the next message, a rating or an outcome": (
+    "every trained sample has a verdict, a hint, the next message, a rating, an outcome or lessons": (
         "UPDATE judgements SET verdict = NULL WHERE id ="
         " (SELECT judgement_id FROM samples WHERE state = 'trained' LIMIT 1)",
     ),

@@ -16,21 +16,26 @@ from tokenizers import Tokenizer
 
 from activities.judging.judge_turn import JudgeTurn, JudgingActivities
 from activities.notify import TrainingNotifier
+from activities.practice import PracticeActivities, Practise
+from api.chat.practice import PracticeClient
 from clawloop.core.contracts.sessions import TurnResult
-from clawloop.core.contracts.turns import StoredTurn
-from clawloop.core.ids import response_id
+from clawloop.core.contracts.turns import StoredTurn, TurnKind, TurnRecord
+from clawloop.core.ids import TurnId, response_id
 from clawloop.core.judging.hints import LEAD_IN
 from clawloop.core.judging.prompts import AnswerForm
 from clawloop.core.lessons.prompt import DEFAULT_SYSTEM
 from clawloop.core.lessons.prompt import LEAD_IN as LESSONS
 from clawloop.core.recipes.recipe import WITHOUT_JUDGE, Lessons, Recipe
 from clawloop.serving.endpoints import Endpoint
+from clawloop.serving.engine_secret import no_secret
 from clawloop.serving.judge import JudgeClient
 from clawloop.serving.rendering import EngineRenderer
 from db.content import bytes_to_changes
 from db.database import Database
 from db.judging.judgements import PostgresJudgementStore
+from db.lessons.practice import PostgresPracticeStore
 from db.schema import migrate
+from db.serving.directory import PostgresDirectoryStore
 from db.training.recipes import set_recipe
 from db.training.work_flag import PostgresWorkStore
 from tests.conftest import database_address, execute
@@ -209,6 +214,28 @@ async def test_control_tokens_in_a_users_message_are_read_as_text_by_the_teacher
     assert f"<|im_start|>user\n{read}\n\n{ASKED}<|im_end|>" in whole
 
 
+async def practise(
+    gateway: RealGateway, database: Database, renderer: EngineRenderer
+) -> dict[TurnId, tuple[TurnRecord, list[int]]]:
+    """By turn whose request it repeats, the practice turn and the prompt that its teacher reads."""
+    directory = await PostgresDirectoryStore(database).read()
+    work = TrainingNotifier(PostgresWorkStore(database), FakeNotifier())
+    async with PracticeClient(lambda: directory, no_secret) as client:
+        activities = PracticeActivities(PostgresPracticeStore(database), client.answer, renderer.render, work)
+        async with asyncio.timeout(240):  # the engine may be used by another test
+            while (await activities.practise(Practise(policy="default"))).more:
+                await asyncio.sleep(0.5)
+    query = """
+        SELECT p.source_turn_id, p.turn_id, s.hinted_prompts FROM practice p JOIN samples s ON s.turn_id = p.turn_id
+    """
+    found = {}
+    async with await psycopg.AsyncConnection.connect(gateway.database_url) as connection:
+        for source, turn, stored in await (await connection.execute(query)).fetchall():
+            record = (await gateway.turn(response_id(turn))).record
+            found[TurnId(source)] = record, bytes_to_changes(bytes(stored))[0].of(record.prompt_ids or [])
+    return found
+
+
 async def test_prompts_with_lessons_are_rendered_as_the_engine_read_them(
     gateway: RealGateway, renderer: EngineRenderer, tiny_model_path: Path
 ) -> None:
@@ -225,7 +252,7 @@ async def test_prompts_with_lessons_are_rendered_as_the_engine_read_them(
     )
     records = []
     try:
-        await set_recipe(database, "default", Recipe(name="taught", lessons=Lessons(enabled=True)))
+        await set_recipe(database, "default", Recipe(name="taught", lessons=Lessons(enabled=True, practice=True)))
         async with gateway.client() as client:
             ids = [
                 (await client.post(path, json={"text": text}, headers=admin)).raise_for_status().json()["id"]
@@ -233,7 +260,7 @@ async def test_prompts_with_lessons_are_rendered_as_the_engine_read_them(
             ]
             named = ", ".join(ids)
             for messages in begins:
-                body = {"model": "policy", "messages": messages, "tools": [TOOL], "max_tokens": 8}
+                body = {"model": "policy", "messages": messages, "tools": [TOOL], "max_tokens": 24, "temperature": 1.5}
                 async with asyncio.timeout(60):  # gateways read the directory once a second
                     while (answer := await client.post("/v1/chat/completions", json=body)).headers.get(
                         "x-clawloop-lessons"
@@ -252,6 +279,16 @@ async def test_prompts_with_lessons_are_rendered_as_the_engine_read_them(
                 plain = await renderer.render(replace(record, lessons=(), sampling={}), [ask])
                 said = str(record.sampling.get(DEFAULT_SYSTEM) or "")
                 assert said in tokenizer.decode(plain, skip_special_tokens=False)
+            block = "\n".join((LESSONS, *(f"- {text}" for text in lessons)))
+            practised = await practise(gateway, database, renderer)
+            assert len([one for one in records if one.turn_id in practised]) == len(records)
+            for record in records:
+                again, hinted = practised[record.turn_id]
+                assert (again.kind, again.messages, again.lessons) == (TurnKind.PRACTICE, record.messages, ())
+                assert again.prompt_ids == await renderer.render(again, again.messages)
+                said = tokenizer.decode(inserted(again.prompt_ids or [], hinted), skip_special_tokens=False)
+                assert block in said.replace("<|im_end|>", "").replace("<|im_start|>", "")
+                assert hinted == record.prompt_ids  # which that turn's engine read
             forgotten = await client.delete(f"{path}/{ids[0]}", headers=admin)
             assert forgotten.json()["turns"] >= len(records)
         for record in records:

@@ -53,6 +53,7 @@ class FakeEngine:
         context: tokens; a larger limit of the reply is refused.
         prompts: what the template rendered for each chat.
         probes: renderings that gateways asked for to learn what the template takes.
+        busy: requests that `/metrics` says are computed; None: it does not say.
     """
 
     url: str = ""
@@ -72,6 +73,7 @@ class FakeEngine:
     context: int | None = None
     prompts: list[str] = field(default_factory=list)
     probes: int = 0
+    busy: str | None = "0.0"
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def reset(self) -> None:
@@ -286,6 +288,14 @@ class FakeEngine:
         shared = {"object": "model"} | ({} if self.context is None else {"max_model_len": self.context})
         return JSONResponse({"object": "list", "data": [{"id": name, **shared} for name in names]})
 
+    async def metrics(self, request: Request) -> Response:
+        label = '{engine="0",model_name="tiny"}'
+        gauges = {"num_requests_waiting_by_reason": "7.0", "num_requests_waiting": "0.0"}
+        gauges |= {} if self.busy is None else {"num_requests_running": self.busy}
+        if self.busy is None:
+            del gauges["num_requests_waiting"]
+        return Response("".join(f"# TYPE vllm:{name} gauge\nvllm:{name}{label} {n}\n" for name, n in gauges.items()))
+
     async def health(self, request: Request) -> Response:
         return Response(status_code=200 if self.healthy else 503)
 
@@ -441,6 +451,7 @@ async def fake_engine(port: int = 0) -> AsyncIterator[FakeEngine]:
             Route("/tokenize", engine.tokenize, methods=["POST"]),
             Route("/detokenize", engine.detokenize, methods=["POST"]),
             Route("/health", engine.health),
+            Route("/metrics", engine.metrics),
         ]
     )
     async with serving(app, port) as url:

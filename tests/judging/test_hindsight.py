@@ -170,7 +170,7 @@ async def test_what_taught_is_erased_with_the_message(hindsight: Bench) -> None:
     await hindsight.judge_turn(session, second)
     hindsight.execute("UPDATE samples SET state = 'trained'")
     broken = {found.invariant for found in await violations(hindsight.database)}
-    reason = "every trained sample has a verdict, a hint, the next message, a rating or an outcome"
+    reason = "every trained sample has a verdict, a hint, the next message, a rating, an outcome or lessons"
     assert reason not in broken
     hindsight.execute("UPDATE judgements SET shown_by = NULL")
     assert reason in {found.invariant for found in await violations(hindsight.database)}

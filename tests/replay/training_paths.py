@@ -82,6 +82,19 @@ async def training_base_asked(learner: Learner, scripted: ScriptedLearning) -> N
     await until(lambda: scripted.version == 1)
 
 
+async def training_practised(learner: Learner, scripted: ScriptedLearning) -> None:
+    """Lessons are practised until none is left, then again; an engine is away at first, and then used."""
+    scripted.practises, scripted.requests, scripted.idle = True, 4, False
+    scripted.practise_fails = [ApplicationError("no answer", type="EngineRejected", non_retryable=True)]
+    await learner.begin(practise_seconds=0.2, rest_seconds=0.3)
+    await until(lambda: scripted.happened.count("practise") == 2)
+    scripted.idle = True
+    await until(lambda: not scripted.requests)
+    await until(lambda: scripted.happened.count("practise") >= 6)
+    await learner.samples(16)
+    await until(lambda: scripted.version == 1)
+
+
 async def training_candidate_found(learner: Learner, scripted: ScriptedLearning) -> None:
     """An earlier run ended before the gate decided about its version."""
     scripted.step_state = StepState.CANDIDATE
@@ -171,6 +184,7 @@ PATHS: tuple[Path, ...] = (
     training_rejected,
     training_probed,
     training_base_asked,
+    training_practised,
     training_candidate_found,
     training_refused,
     training_rolled_back_and_pinned,

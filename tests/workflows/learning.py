@@ -13,6 +13,7 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
+from activities.practice import Practise, Practised
 from activities.serving.publishing import Published, PublishVersion
 from activities.training.gate import DecideVersion, VersionDecided
 from activities.training.probe_version import AskBase, BaseAsked, ProbeVersion, VersionProbed
@@ -55,6 +56,10 @@ class ScriptedLearning:
         base: the base model's answers wait for it.
         base_fails: how asking the base model fails.
         at_gate: the gate waits for it.
+        practises: the recipe has lessons practised.
+        requests: those that are left to practise.
+        practise_fails: how practising fails, one error for each call.
+        idle: the engines have nothing else to do.
     """
 
     def __init__(self) -> None:
@@ -90,6 +95,10 @@ class ScriptedLearning:
         self.at_gate = asyncio.Event()
         self.at_gate.set()
         self.at_once = self.most_at_once = 0
+        self.practises = False
+        self.requests = 0
+        self.practise_fails: list[ApplicationError] = []
+        self.idle = True
 
     @property
     def where_workflows_run(self) -> Activities:
@@ -133,6 +142,7 @@ class ScriptedLearning:
             canary=None,
             canary_parent=None,
             progress=None,
+            practises=self.practises,
         )
 
     @activity.defn(name="claim_batch")
@@ -216,6 +226,16 @@ class ScriptedLearning:
         self.general_unasked = False
         self.happened.append("the base model answered")
         return BaseAsked(policy=ask.policy, asked=123, known=60)
+
+    @activity.defn(name="practise")
+    async def practise(self, ask: Practise) -> Practised:
+        self.happened.append("practise")
+        if self.practise_fails:
+            raise self.practise_fails.pop()
+        if not self.idle:
+            return Practised(policy=ask.policy, requests=0, more=True)
+        requests, self.requests = min(self.requests, 2), max(self.requests - 2, 0)
+        return Practised(policy=ask.policy, requests=requests, more=self.requests > 0)
 
     @activity.defn(name="decide_version")
     async def decide(self, ask: DecideVersion) -> VersionDecided:
@@ -337,7 +357,7 @@ async def learning(client: Client, scripted: ScriptedLearning, *, trainer: bool 
     """Workers for learning; what still runs at the end is ended."""
     async with (
         orchestrating(client, scripted.where_workflows_run, scripted.on_the_queue),
-        Worker(client, task_queue=names.JUDGE_QUEUE, activities=[scripted.probe, scripted.ask_base]),
+        Worker(client, task_queue=names.JUDGE_QUEUE, activities=[scripted.probe, scripted.ask_base, scripted.practise]),
     ):
         try:
             if trainer:

@@ -371,3 +371,48 @@ async def test_a_terminated_workflow_goes_on_when_started_again(
     await learner.samples(16)
     await answers(scripted, 2)
     assert scripted.ready == 0
+
+
+async def test_lessons_are_practised_until_none_is_left_and_looked_for_again(
+    scripted: ScriptedLearning, learner: Learner
+) -> None:
+    scripted.practises, scripted.requests = True, 5
+    scripted.practise_fails = [ApplicationError("no engine", type="EngineRejected", non_retryable=True)]
+    await learner.begin(practise_seconds=0.1, rest_seconds=0.5)
+    await until(lambda: not scripted.requests)
+    done = scripted.happened.count("practise")
+    await until(lambda: scripted.happened.count("practise") >= done + 2)
+    scripted.requests = 2
+    await until(lambda: not scripted.requests)
+
+
+async def test_nothing_is_practised_while_a_step_is_computed_or_training_is_paused(
+    scripted: ScriptedLearning, learner: Learner
+) -> None:
+    scripted.practises = True
+    await learner.begin(practise_seconds=0.05, rest_seconds=0.05)
+    await until(lambda: scripted.happened.count("practise") >= 2)
+    scripted.gate.clear()
+    await learner.samples(16)
+    await until(lambda: scripted.at_once == 1)
+    await asyncio.sleep(0.3)  # a call that had begun ends
+    before = scripted.happened.count("practise")
+    await asyncio.sleep(0.5)
+    assert scripted.happened.count("practise") == before
+    scripted.gate.set()
+    await answers(scripted, 1)
+    await until(lambda: scripted.happened.count("practise") > before)
+    await learner.pause("for now")
+    await learner.shows("paused: for now")
+    await asyncio.sleep(0.3)
+    before = scripted.happened.count("practise")
+    await asyncio.sleep(0.5)
+    assert scripted.happened.count("practise") == before
+
+
+async def test_nothing_is_practised_by_a_recipe_without_practice(scripted: ScriptedLearning, learner: Learner) -> None:
+    scripted.requests = 2
+    await learner.begin(practise_seconds=0.05, rest_seconds=0.05)
+    await learner.samples(16)
+    await answers(scripted, 1)
+    assert "practise" not in scripted.happened

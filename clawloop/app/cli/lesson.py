@@ -107,6 +107,7 @@ def _row(lesson: LessonView) -> dict[str, str]:
         "state": lesson.state.value,
         "in prompt": "yes" if lesson.in_prompt else "",
         "replies": str(lesson.turns),
+        "practised": str(lesson.practised),
         "why": lesson.why,
         "lesson": lesson.text,
     }

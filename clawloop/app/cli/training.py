@@ -384,7 +384,7 @@ def _reply_row(reply: TrainedReply) -> dict[str, str]:
     from clawloop.core.turns.titles import title_of
 
     return {
-        "turn": f"{str(reply.session_id)[:8]}:{reply.number}",
+        "turn": f"{str(reply.session_id)[:8]}:{reply.number}{' again' if reply.practice_of else ''}",
         "by": f"v{reply.answered_by}",
         "verdict": "" if reply.verdict is None else f"{reply.verdict:+d}",
         "reward": "" if reply.reward is None else f"{reply.reward:+.3g}",

@@ -18,6 +18,7 @@ from activities.judging.closing import ClosingActivities
 from activities.judging.episode_votes import EpisodeJudgingActivities
 from activities.judging.judge_turn import JudgingActivities
 from activities.notify import TrainingNotifier
+from activities.practice import PracticeActivities
 from activities.serving.engines import EngineReconciler
 from activities.serving.publishing import PublishingActivities
 from activities.serving.retention import Retention
@@ -25,6 +26,7 @@ from activities.sweep import SweepActivities
 from activities.training.gate import Canaries, GateActivities
 from activities.training.probe_version import ProbeActivities
 from activities.training.steps import StepActivities
+from api.chat.practice import PracticeClient
 from clawloop.app.processes.database import ready_database, require_database
 from clawloop.app.processes.endpoints import engine_secret, required_temporal_address
 from clawloop.app.processes.holding import Holding
@@ -62,6 +64,7 @@ from db.judging.closing import PostgresClosingStore
 from db.judging.judgements import PostgresJudgementStore
 from db.judging.rewards import PostgresJudgeSampleStore
 from db.judging.trials import PostgresTrialStore
+from db.lessons.practice import PostgresPracticeStore
 from db.serving.directory import PostgresDirectoryStore
 from db.serving.publishing import PostgresPublishingStore
 from db.sweep import PostgresSweepStore
@@ -299,6 +302,9 @@ async def _judge_worker(
     probes = PostgresProbeStore(database, conversations)
     answer_later = partial(engines.answer, temperature=KNOWN_TEMPERATURE, after_chats=True)
     probing = ProbeActivities(probes, engines.answer, answer_later, judge, settings.probes_at_once)
+    practising = await stack.enter_async_context(PracticeClient(now, engine_secret(settings)))
+    practised = PostgresPracticeStore(database, conversations)
+    practice = PracticeActivities(practised, practising.answer, renderer.render, work)
     return Worker(
         client,
         task_queue=names.JUDGE_QUEUE,
@@ -308,6 +314,7 @@ async def _judge_worker(
             judging.collect_direct_vote,
             probing.probe_version,
             probing.ask_general_questions,
+            practice.practise,
             episodes.judge_episode,
         ],
         max_concurrent_activities=MAX_CONCURRENT_ACTIVITIES,

@@ -41,6 +41,8 @@ class TrainedReply:
         tokens: of the reply.
         dropped: why the step left it out; None if it was trained.
         without_hint: why only its verdict was trained.
+        practice_of: the turn of the conversation whose request was answered again without lessons, whose `number` this
+            is; None: the reply is that of the conversation.
     """
 
     sample_id: SampleId
@@ -58,6 +60,7 @@ class TrainedReply:
     hints: Sequence[TaughtHint]
     dropped: str | None
     without_hint: str | None
+    practice_of: TurnId | None = None
 
 
 MEASURED = "version_measured"
@@ -376,6 +379,7 @@ class LessonView(View):
         why: the reason of its state.
         in_prompt: a session that starts now gets it.
         turns: how many turns were answered with it.
+        practised: how many requests were answered again without it, to be learned from with it.
         turn_id: the turn that was corrected; None if a person typed the lesson.
     """
 
@@ -387,6 +391,7 @@ class LessonView(View):
     in_prompt: bool
     source: LessonSource
     turns: int
+    practised: int
     turn_id: TurnId | None
     session_id: SessionId | None
     superseded_by: LessonId | None

@@ -46,6 +46,7 @@ class Lesson:
         session_id: that turn's.
         superseded_by: the lesson in its place; None unless that is its state.
         turns: how many turns were answered with it.
+        practised: how many requests were answered again without it, to be learned from with it.
     """
 
     id: LessonId
@@ -59,6 +60,7 @@ class Lesson:
     session_id: SessionId | None = None
     superseded_by: LessonId | None = None
     turns: int = 0
+    practised: int = 0
 
     @property
     def shown(self) -> ShownLesson:

@@ -493,6 +493,7 @@ class TrainingView:
         canary: the head, while only a share of the conversations gets it; None if there is no canary.
         canary_parent: the version that the other conversations get meanwhile; None if there is no canary.
         progress: what is done with the open step or the newest version; None: nothing.
+        practises: the recipe has lessons practised.
     """
 
     policy: str
@@ -517,6 +518,7 @@ class TrainingView:
     canary: int | None
     canary_parent: int | None
     progress: StepProgress | None
+    practises: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

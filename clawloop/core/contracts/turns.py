@@ -23,6 +23,7 @@ Message: TypeAlias = dict[str, JsonValue]
 class TurnKind(StrEnum):
     MAIN = "main"  # may be trained
     SIDE = "side"  # relayed and recorded, never trained
+    PRACTICE = "practice"  # a main turn's request answered again without lessons: trained, and nobody gets the reply
 
 
 class TurnStatus(StrEnum):

@@ -106,8 +106,8 @@ class RejudgeFacts:
 
 def why_not_rejudged(turn: RejudgeFacts) -> str | None:
     """The reason, for people, that a turn cannot be judged again; None if it can."""
-    if turn.kind is TurnKind.SIDE:
-        return "it is a side turn: those are never judged"
+    if turn.kind is not TurnKind.MAIN:
+        return f"it is a {turn.kind.value} turn: those are never judged"
     if (why := _FINAL.get(turn.outcome)) is not None:
         return why
     if not turn.replied:

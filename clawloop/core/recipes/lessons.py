@@ -25,3 +25,7 @@ class Lessons(Table):
     """Make a lesson of each correction: of the hint that a judge made of the user's words, or of the user's next
     message where `signal.hints_from` is `message`. What a tool printed never becomes one. While it is false lessons are
     typed."""
+    practice: bool = False
+    """Have the newest requests answered again without lessons while an engine has nothing else to do, and learn from
+    these replies what the policy would have said with the active lessons. At most `train.batch_samples` such samples
+    wait for a step."""

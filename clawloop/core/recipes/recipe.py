@@ -738,7 +738,7 @@ def _of_gate(recipe: Recipe) -> Iterator[tuple[bool, str, str]]:
 
 def _of_lessons(recipe: Recipe) -> Iterator[tuple[bool, str, str]]:
     lessons, signal = recipe.lessons, recipe.signal
-    for name in ("max_tokens", "shared", "from_corrections"):
+    for name in ("max_tokens", "shared", "from_corrections", "practice"):
         yield (
             _changed(lessons, name) and not lessons.enabled,
             f"lessons.{name}",
@@ -753,6 +753,11 @@ def _of_lessons(recipe: Recipe) -> Iterator[tuple[bool, str, str]]:
         lessons.from_corrections and signal.hints_from == "any",
         "lessons.from_corrections",
         'must be false with signal.hints_from = "any": what a tool printed must not become a lesson',
+    )
+    yield (
+        lessons.practice and not recipe.train.uses_hints,
+        "lessons.practice",
+        "needs train.loss.distillation or train.advantage.teacher_weight above 0: the policy with the lessons teaches",
     )
 
 

@@ -1,0 +1,161 @@
+"""Practice in PostgreSQL: which request is next, and its turn with its sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from hashlib import sha256
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import func, insert, select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from clawloop.core.contracts.lessons import Lesson, ShownLesson
+from clawloop.core.contracts.turns import MatchedBy, TurnOutcome, TurnRecord
+from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing, RecipeRejected
+from clawloop.core.ids import TurnId, new_judgement_id
+from clawloop.core.lessons.practice import NEWEST, Practice, PracticeResult
+from clawloop.core.recipes.recipe import Recipe, held_out_share, parse_stored_recipe
+from clawloop.core.samples.decision import is_held_out
+from db.content import content_of, storable
+from db.database import Database, PostgresStore, raw_connection, transaction
+from db.lessons.ledger import read_book
+from db.tables import JudgementRow, PracticeRow, TurnRow
+from db.training.claims import read_closed
+from db.training.policies import lock_policy
+from db.training.samples import insert_sample
+from db.training.work_flag import refresh_work_flag
+from db.turns.insert import insert_rows
+from db.turns.prepared_turn import PreparedTurn
+from db.turns.read import ConversationCache, read_turn
+from db.turns.session_lookup import Entry
+
+_POLICY = text("""
+    SELECT p.active, r.content FROM policies p JOIN recipes r ON r.hash = p.recipe_hash
+    WHERE p.id = :policy AND p.paused_reason IS NULL AND p.retired_at IS NULL
+""")
+_WAITING = text("""
+    SELECT count(*) FROM samples s JOIN practice p ON p.turn_id = s.turn_id
+    WHERE s.policy = :policy AND s.state IN ('fresh', 'claimed')
+""")
+# One of the replies to a request stands for all.
+_UNPRACTISED = text("""
+    SELECT t.id, t.session_id, t.group_id FROM (
+        SELECT o.* FROM turns o JOIN sessions c ON c.id = o.session_id
+        WHERE c.policy = :policy AND o.kind = 'main' AND o.episode_id IS NULL AND o.choice = 0
+        ORDER BY o.id DESC LIMIT :newest) t
+    WHERE t.status IN ('complete', 'length') AND t.outcome <> 'erased' AND NOT EXISTS (
+        SELECT FROM practice p WHERE p.source_turn_id = t.id AND p.lessons = CAST(:lessons AS uuid[]))
+    ORDER BY t.id DESC
+""")
+
+
+class PostgresPracticeStore(PostgresStore):
+    """Satisfies `activities.practice.PracticeStore`.
+
+    Args:
+        conversations: shared with other stores on the same PostgreSQL.
+    """
+
+    def __init__(self, database: Database, conversations: ConversationCache | None = None) -> None:
+        super().__init__(database)
+        self._conversations = conversations or ConversationCache()
+
+    @transaction
+    async def next(self, connection: AsyncConnection, policy: str) -> Practice | None:
+        found = (await connection.execute(_POLICY, {"policy": policy})).one_or_none()
+        if found is None:
+            return None
+        recipe = _practising(found.content)
+        if recipe is None or await read_closed(connection, policy, recipe) is not None:
+            return None
+        lessons = (await read_book(connection, policy)).shown
+        if not lessons or not await _has_room(connection, policy, recipe):
+            return None
+        parameters = {"policy": policy, "newest": NEWEST, "lessons": _set_of(lessons)}
+        share = held_out_share(found.content)
+        for row in await connection.execute(_UNPRACTISED, parameters):
+            # What is held out is never trained, and versions are compared on it.
+            if not is_held_out(policy, row.group_id or row.session_id, share):
+                with suppress(ContentUnreadable, EncryptionKeyMissing):
+                    stored = await read_turn(connection, self._conversations, TurnId(row.id))
+                    if stored is not None:
+                        return Practice(stored.record, tuple(one.shown for one in lessons), found.active, recipe)
+        return None
+
+    @transaction
+    async def keep(self, connection: AsyncConnection, practice: Practice, result: PracticeResult) -> str | None:
+        policy, source = practice.source.policy, practice.source.turn_id
+        locked = await lock_policy(connection, policy)
+        lessons = _set_of((await read_book(connection, policy)).shown)
+        practised = _set_of(practice.lessons)
+        own = select(TurnRow.session_id, TurnRow.parent_turn_id, TurnRow.matched_by, TurnRow.outcome)
+        turn = (await connection.execute(own.where(TurnRow.id == source))).one()
+        known = select(PracticeRow.why).where(PracticeRow.source_turn_id == source, PracticeRow.lessons == practised)
+        if (
+            locked.recipe_hash != practice.recipe.hash
+            or lessons != practised
+            or turn.outcome == TurnOutcome.ERASED
+            or (await connection.execute(known)).first() is not None
+        ):
+            return None
+        if result.record is not None:
+            await self._insert_turn(connection, result.record, turn)
+        row = {"source_turn_id": source, "lessons": practised, "why": storable(result.why)}
+        row["turn_id"] = None if result.record is None else result.record.turn_id
+        await connection.execute(insert(PracticeRow).values(row))
+        if result.record is None:
+            return None
+        await _insert_sample(connection, practice, result, result.record.turn_id)
+        return policy if await refresh_work_flag(connection, policy) else None
+
+    async def _insert_turn(self, connection: AsyncConnection, record: TurnRecord, source: Any) -> None:
+        """Insert a turn beside that whose request it repeats: with its session and parent."""
+        prepared = PreparedTurn.checked(record, content_of(connection))
+        entry = Entry(0, prepared, source.session_id, unmatched=False)
+        if source.parent_turn_id is not None:
+            entry.parent, entry.matched_by = TurnId(source.parent_turn_id), MatchedBy(source.matched_by)
+            with suppress(ContentUnreadable, EncryptionKeyMissing):  # then the turn is stored whole
+                entry.parent_conversation = await self._conversations.load(connection, entry.parent)
+        await insert_rows(await raw_connection(connection), [entry])
+
+
+async def _insert_sample(
+    connection: AsyncConnection, practice: Practice, result: PracticeResult, turn_id: TurnId
+) -> None:
+    judgement, content = new_judgement_id(), content_of(connection)
+    texts = " ".join(lesson.text for lesson in practice.lessons)
+    identity = b"".join(lesson.bytes for lesson in _set_of(practice.lessons))
+    decided = {
+        "id": judgement,
+        "turn_id": turn_id,
+        "recipe_hash": practice.recipe.hash,
+        "revision": 0,
+        "evidence_hash": content.write_digest(sha256(identity).digest()),
+        "hint": content.write_text(texts, "judgements.hint", judgement),
+        "hint_why": storable(result.why),
+        "outcome": TurnOutcome.SAMPLED,
+        "why": storable(result.why),
+        "decided_at": func.now(),
+    }
+    await connection.execute(insert(JudgementRow).values(decided))
+    await insert_sample(connection, judgement, turn_id, None, result.prompts, result.why)
+
+
+async def _has_room(connection: AsyncConnection, policy: str, recipe: Recipe) -> bool:
+    waiting = await connection.scalar(_WAITING, {"policy": policy}) or 0
+    return waiting < recipe.train.batch_samples
+
+
+def _practising(content: Any) -> Recipe | None:
+    """The recipe, if it has lessons practised and can be used."""
+    try:
+        recipe = parse_stored_recipe(content)
+    except RecipeRejected:
+        return None
+    return recipe if recipe.lessons.enabled and recipe.lessons.practice else None
+
+
+def _set_of(lessons: Iterable[Lesson | ShownLesson]) -> list[UUID]:
+    return sorted(lesson.id for lesson in lessons)
