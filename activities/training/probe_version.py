@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeVar
 from uuid import UUID
 
@@ -22,6 +23,7 @@ from activities.training.steps import REASON_LIMIT
 from clawloop.core.contracts.notices import Message
 from clawloop.core.contracts.training import AskedProbe, GateCheck, ProbeAnswer, ProbeContent, ProbePlan
 from clawloop.core.errors import EngineRejected, EngineUnavailable, JudgeRefused, JudgeUnavailable
+from clawloop.core.families.template import Thinking
 from clawloop.core.gate.checks import AnswerScores, AskedProbes, ProbePair, ProbeScores, is_right
 from clawloop.core.gate.gate import BY_PROBES, decide, found
 from clawloop.core.gate.general import ANSWER_TOKENS, KNOWN_ANSWERS, general_questions, why_not_watched
@@ -136,15 +138,23 @@ class ProbeActivities:
     Args:
         answer: as soon as the engine can, without sampling: a candidate waits for it.
         answer_later: after the chats, sampled at `KNOWN_TEMPERATURE`.
+        thinking: a policy's thinking mode; raises JudgeUnavailable if no engine says.
         at_once: probes that are asked at the same time, beside chats.
     """
 
     def __init__(
-        self, store: ProbeStore, answer: AnswerProbe, answer_later: AnswerProbe, judge: Judge, at_once: int = 2
+        self,
+        store: ProbeStore,
+        answer: AnswerProbe,
+        answer_later: AnswerProbe,
+        thinking: Callable[[str], Awaitable[Thinking]],
+        judge: Judge,
+        at_once: int = 2,
     ) -> None:
         self._store = store
         self._answer_probe = answer
         self._answer_later = answer_later
+        self._thinking = thinking
         self._judge = judge
         self._slots = asyncio.Semaphore(at_once)  # of all policies whose versions are probed here
         self._later_slots = asyncio.Semaphore(at_once)
@@ -212,7 +222,7 @@ class ProbeActivities:
                 async with self._slots:
                     asked[probe.id] = await self._ask(plan, probe)
 
-            await _all([ask(probe) for probe in plan.probes if probe.id not in asked], progress)
+            await _all([ask(probe) for probe in await self._as_asked(plan) if probe.id not in asked], progress)
             results = [asked[probe.id] for probe in plan.probes]
             scores = [result.scores for result in results if result.scores is not None]
             problems = [result.problem for result in results if result.problem]
@@ -230,6 +240,18 @@ class ProbeActivities:
             failed=decide(checks) is not None,
             reason="; ".join(check.reason for check in checks)[:REASON_LIMIT],
         )
+
+    async def _as_asked(self, plan: ProbePlan) -> list[AskedProbe]:
+        """The probes, none of them thought about if the model cannot think: it would ramble to the end of that limit,
+        for which a CPU engine takes longer than an answer is waited for.
+
+        Raises:
+            JudgeUnavailable: no engine says whether it can.
+        """
+        thought_about = any(probe.content.thinks for probe in plan.probes)
+        if not thought_about or await self._thinking(plan.policy) is not Thinking.NEVER:
+            return list(plan.probes)
+        return [replace(probe, content=replace(probe.content, thinks=False)) for probe in plan.probes]
 
     async def _ask(self, plan: ProbePlan, probe: AskedProbe) -> ProbeResult:
         try:

@@ -19,6 +19,7 @@ from activities.training.probe_version import AskBase, ProbeActivities, ProbeVer
 from clawloop.core.contracts.serving import Directory, Engine, Policy
 from clawloop.core.contracts.training import CheckResult, GateCheck, ProbeContent, StepState
 from clawloop.core.errors import EngineUnavailable, NotFound, StateConflict
+from clawloop.core.families.template import Thinking
 from clawloop.core.gate.checks import AskedProbes
 from clawloop.core.gate.gate import BY_PROBES, Check
 from clawloop.core.ids import new_probe_id
@@ -50,6 +51,7 @@ class Machine:
         knows: the answer of any version to a question.
         better: a text that the judge prefers wherever it stands.
         status: of each answer to a probe.
+        thinks: the model's thinking mode.
     """
 
     def __init__(self) -> None:
@@ -57,7 +59,11 @@ class Machine:
         self.knows: dict[str, str] = {}
         self.better = "nothing"
         self.status = 200
+        self.thinks = Thinking.OPTIONAL
         self.asked: list[dict[str, Any]] = []
+
+    async def thinking(self, policy: str) -> Thinking:
+        return self.thinks
 
     async def chat(self, request: Request) -> Response:
         body = json.loads(await request.body())
@@ -88,6 +94,7 @@ async def probing(learning: PostgresLearning, machine: Machine, loaded: set[int]
                 PostgresProbeStore(learning.database),
                 engines.answer,
                 partial(engines.answer, temperature=0.6, after_chats=True),
+                machine.thinking,
                 judge,
             )
 
@@ -380,12 +387,16 @@ async def test_the_verdicts_on_replies_say_whether_longer_ones_are_wanted(postgr
     assert [reply.verdict for reply in plan.judged] == [1] * len(plan.judged)
     assert len(plan.judged) >= 20
     assert all(reply.tokens > 0 for reply in plan.judged)
+    machine.thinks = Thinking.NEVER
     async with probing(learning, machine, {1}) as activities:
         await activities.ask_general_questions(AskBase(policy=POLICY))
         machine.knows = {}
+        machine.asked.clear()
         machine.says["tiny"] = "4, 7, Paris, Mars, green, Berlin, Madrid, honey"
         machine.says["default-v1"] = f"{machine.says['tiny']} {' '.join(str(n) for n in range(100, 200))}"
         probed = await activities.probe_version(ProbeVersion(policy=POLICY, n=1))
+    # A model that cannot think is given no tokens for it.
+    assert {each["max_tokens"] for each in machine.asked} == {48}
     assert (probed.failed, probed.reason) == (
         True,
         "longer answers: 108 words at the median, the base model's 8, limit 1.2 times (gate.length_growth); "

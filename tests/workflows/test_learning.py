@@ -30,6 +30,7 @@ from clawloop.core.contracts.training import (
     VersionRef,
 )
 from clawloop.core.errors import AdapterUnreadable, ClawloopError, EngineUnavailable, StoreUnavailable
+from clawloop.core.families.template import Thinking
 from clawloop.core.judging.prompts import AnswerForm
 from clawloop.core.recipes.recipe import Gate, Recipe
 from clawloop.serving.judge import JudgeClient
@@ -300,7 +301,7 @@ class EngineThatRestarts:
 async def test_an_attempt_asks_only_what_the_one_before_did_not(client: Client) -> None:
     store, engine = SixProbes(), EngineThatRestarts()
     activities = ProbeActivities(
-        store, engine.answer, engine.answer, JudgeClient(lambda policy: [], AnswerForm.GRAMMAR)
+        store, engine.answer, engine.answer, always_thinks, JudgeClient(lambda policy: [], AnswerForm.GRAMMAR)
     )
     async with Worker(
         client,
@@ -317,6 +318,10 @@ async def test_an_attempt_asks_only_what_the_one_before_did_not(client: Client) 
     assert engine.was_away
     # Two are asked at a time: at least three of the first four had both answers when the fifth failed.
     assert sum(engine.asked[question] == 2 for question in "0123") >= 3
+
+
+async def always_thinks(policy: str) -> Thinking:
+    return Thinking.ALWAYS
 
 
 class BaseThatRestarts:
@@ -337,7 +342,7 @@ class BaseThatRestarts:
 async def test_the_base_model_is_asked_each_general_question_once_though_the_engine_was_away(client: Client) -> None:
     store, base = SixProbes(), BaseThatRestarts()
     judge = JudgeClient(lambda policy: [], AnswerForm.GRAMMAR)
-    activities = ProbeActivities(store, base.answer, base.answer, judge)
+    activities = ProbeActivities(store, base.answer, base.answer, always_thinks, judge)
     async with Worker(
         client,
         task_queue=QUEUE,
@@ -349,7 +354,10 @@ async def test_the_base_model_is_asked_each_general_question_once_though_the_eng
             OneAsking.run, AskBase(policy="default"), id=f"asking-{uuid4()}", task_queue=QUEUE
         )
     assert base.was_away
-    assert (asked.asked, asked.known, len(base.asked), max(base.asked.values())) == (123, 4, 123, 1)
+    assert (asked.asked, asked.known, len(base.asked)) == (123, 4, 123)
+    # What is known was asked twice, and once more if the engine was away in between.
+    assert sum(times > 1 for times in base.asked.values()) == 4
+    assert max(base.asked.values()) <= 3
     assert store.known == [
         "What is the capital of France?",
         "What do bees make?",
@@ -373,7 +381,7 @@ class ForgettingEngine:
 async def test_what_versions_lose_one_after_the_other_is_seen_beside_the_base_model_which_is_asked_once() -> None:
     store, engine = SixProbes(), ForgettingEngine()
     activities = ProbeActivities(
-        store, engine.answer, engine.answer, JudgeClient(lambda policy: [], AnswerForm.GRAMMAR)
+        store, engine.answer, engine.answer, always_thinks, JudgeClient(lambda policy: [], AnswerForm.GRAMMAR)
     )
     probed = [await activities.probe_version(ProbeVersion(policy="default", n=n)) for n in (1, 2)]
     assert [(each.asked, each.failed) for each in probed] == [(6, False), (6, True)]

@@ -56,7 +56,7 @@ from clawloop.serving.directory import DirectoryCache
 from clawloop.serving.endpoints import Endpoint, Endpoints
 from clawloop.serving.judge import JudgeClient, ReadPictures, ReadTrial
 from clawloop.serving.probes import ProbeClient
-from clawloop.serving.rendering import EngineRenderer
+from clawloop.serving.rendering import EngineRenderer, ThinkingProbe
 from db.database import Database
 from db.episodes.groups import PostgresEpisodeStore
 from db.episodes.rollouts import PostgresRolloutStore
@@ -301,7 +301,8 @@ async def _judge_worker(
     engines = await stack.enter_async_context(ProbeClient(now, engine_secret(settings)))
     probes = PostgresProbeStore(database, conversations)
     answer_later = partial(engines.answer, temperature=KNOWN_TEMPERATURE, after_chats=True)
-    probing = ProbeActivities(probes, engines.answer, answer_later, judge, settings.probes_at_once)
+    thinking = await stack.enter_async_context(ThinkingProbe(engine_endpoints(settings, now)))
+    probing = ProbeActivities(probes, engines.answer, answer_later, thinking.of, judge, settings.probes_at_once)
     practising = await stack.enter_async_context(PracticeClient(now, engine_secret(settings)))
     practised = PostgresPracticeStore(database, conversations)
     practice = PracticeActivities(practised, practising.answer, renderer.render, work)
