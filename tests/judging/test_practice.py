@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from temporalio.common import RetryPolicy
+from temporalio.testing import ActivityEnvironment
 
 from activities.practice import PracticeActivities, Practise, Practised
 from clawloop.core.contracts.lessons import Lesson, LessonState
@@ -290,6 +292,37 @@ async def test_an_engine_or_a_store_that_is_away_loses_nothing(gym: Gym) -> None
     gym.bench.execute("DROP TRIGGER fails ON samples")
     assert (await gym.practise()).requests == 1
     assert len(gym.samples()) == 1
+
+
+async def test_a_request_that_no_engine_answers_does_not_keep_others_waiting(gym: Gym) -> None:
+    await gym.bench.insert(*gym.bench.conversation("one", "two"))
+    (answer, asked) = gym.engine.answer, []
+
+    async def breaks_at_two(practice: Practice) -> PractisedReply | None:
+        asked.append(practice.source.messages[-1]["content"])
+        if asked[-1] == "two":
+            raise EngineUnavailable("an engine answered 500 to a practised request")
+        return await answer(practice)
+
+    practising = PracticeActivities(
+        PostgresPracticeStore(gym.bench.database), breaks_at_two, gym.engine.render, gym.bench.work
+    )
+    for attempt in (1, 2, 3):
+        environment = ActivityEnvironment()
+        environment.info = replace(environment.info, attempt=attempt, retry_policy=RetryPolicy(maximum_attempts=3))
+        if attempt < 3:
+            with pytest.raises(EngineUnavailable):
+                await environment.run(practising.practise, Practise(policy="default"))
+        else:
+            assert (await environment.run(practising.practise, Practise(policy="default"))).requests == 2
+    assert asked == ["two", "two", "two", "one"]
+    newest, oldest = gym.samples()
+    assert (newest["id"], newest["why"]) == (
+        None,
+        "an engine answered 500 to a practised request, and nothing better at earlier attempts",
+    )
+    assert oldest["state"] == SampleState.FRESH
+    assert await violations(gym.bench.database) == []
 
 
 async def test_two_workers_at_once_make_one_sample(gym: Gym) -> None:
