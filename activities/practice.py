@@ -13,7 +13,7 @@ from activities.notify import TrainingNotifier
 from clawloop.core.contracts.lessons import ShownLesson
 from clawloop.core.contracts.notices import Message
 from clawloop.core.contracts.turns import TurnRecord
-from clawloop.core.errors import EngineAnswerUnusable, EngineRejected, PromptTooLong
+from clawloop.core.errors import EngineAnswerUnusable, EngineRejected, EngineUnavailable, PromptTooLong
 from clawloop.core.heartbeat import heartbeating
 from clawloop.core.judging.hints import PromptChange
 from clawloop.core.lessons.practice import (
@@ -92,7 +92,8 @@ class PracticeActivities:
         """Practise the policy's newest requests, one after the other, until an engine is needed for something else.
 
         Raises:
-            EngineUnavailable, StoreUnavailable: retry.
+            EngineUnavailable, StoreUnavailable: retry. The last attempt practises the requests behind the one that no
+                engine answers.
         """
         policy, requests = request.policy, 0
         async with heartbeating():
@@ -125,6 +126,11 @@ class PracticeActivities:
             taught = await self._change(reply, taught_by(reply, practice.lessons))
             with_control = practice.recipe.train.advantage.control
             control = await self._change(reply, control_of(reply, practice.lessons)) if with_control else None
+        except EngineUnavailable as error:
+            if not _is_last_attempt():
+                raise
+            # An engine that is away is not asked: this request takes it too long or breaks it, and others wait behind.
+            return _nothing(f"{error}, and nothing better at earlier attempts")
         except EngineRejected as error:
             return _nothing(f"the engine refused the request ({error.status})")
         except EngineAnswerUnusable as error:
@@ -152,6 +158,15 @@ def _fault(turn: TurnRecord) -> str | None:
         unseen=unseen_parts(turn.messages),
         reply=turn.response,
     )
+
+
+def _is_last_attempt() -> bool:
+    """True if an error of this attempt would be the activity's."""
+    if not activity.in_activity():
+        return False
+    info = activity.info()
+    limit = 0 if info.retry_policy is None else info.retry_policy.maximum_attempts
+    return 0 < limit <= info.attempt
 
 
 def _nothing(why: str) -> PracticeResult:

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from clawloop.core.contracts.lessons import Lesson, ShownLesson
 from clawloop.core.contracts.turns import MatchedBy, TurnOutcome, TurnRecord
 from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing, RecipeRejected
-from clawloop.core.ids import TurnId, new_judgement_id
+from clawloop.core.ids import SessionId, TurnId, new_judgement_id
 from clawloop.core.lessons.practice import NEWEST, Practice, PracticeResult
 from clawloop.core.recipes.recipe import Recipe, held_out_share, parse_stored_recipe
 from clawloop.core.samples.decision import is_held_out
@@ -24,7 +24,7 @@ from db.lessons.ledger import read_book
 from db.tables import JudgementRow, PracticeRow, TurnRow
 from db.training.claims import read_closed
 from db.training.policies import lock_policy
-from db.training.samples import insert_sample
+from db.training.samples import SamplePlace, insert_sample
 from db.training.work_flag import refresh_work_flag
 from db.turns.insert import insert_rows
 from db.turns.prepared_turn import PreparedTurn
@@ -107,7 +107,10 @@ class PostgresPracticeStore(PostgresStore):
         await connection.execute(insert(PracticeRow).values(row))
         if result.record is None:
             return None
-        await _insert_sample(connection, practice, result, result.record.turn_id)
+        # A request for several replies is held out, or not, as a group: `next` chose it by that.
+        held_out = practice.recipe.gate.held_out
+        place = SamplePlace(policy, SessionId(turn.session_id), practice.source.group_id, held_out)
+        await _insert_sample(connection, practice, result, result.record.turn_id, place)
         return policy if await refresh_work_flag(connection, policy) else None
 
     async def _insert_turn(self, connection: AsyncConnection, record: TurnRecord, source: Any) -> None:
@@ -122,7 +125,7 @@ class PostgresPracticeStore(PostgresStore):
 
 
 async def _insert_sample(
-    connection: AsyncConnection, practice: Practice, result: PracticeResult, turn_id: TurnId
+    connection: AsyncConnection, practice: Practice, result: PracticeResult, turn_id: TurnId, place: SamplePlace
 ) -> None:
     judgement, content = new_judgement_id(), content_of(connection)
     texts = " ".join(lesson.text for lesson in practice.lessons)
@@ -140,7 +143,7 @@ async def _insert_sample(
         "decided_at": func.now(),
     }
     await connection.execute(insert(JudgementRow).values(decided))
-    await insert_sample(connection, judgement, turn_id, None, result.prompts, result.why)
+    await insert_sample(connection, judgement, turn_id, None, result.prompts, result.why, place)
 
 
 async def _has_room(connection: AsyncConnection, policy: str, recipe: Recipe) -> bool:

@@ -101,11 +101,14 @@ CLAIM_COLUMNS = f"""
     FROM samples s JOIN turns t ON t.id = s.turn_id JOIN judgements j ON j.id = s.judgement_id
         JOIN recipes r ON r.hash = j.recipe_hash
 """
-_FRESH = text(f"""{CLAIM_COLUMNS}
-    WHERE s.policy = :policy AND s.state = 'fresh' AND s.rollout_group_id IS NULL AND s.id > :after
-        AND (t.kind = 'practice') = :practised
+# Two statements, as PostgreSQL estimates each: with the kind as a parameter it reads all turns.
+_FRESH, _PRACTISED = (
+    text(f"""{CLAIM_COLUMNS}
+    WHERE s.policy = :policy AND s.state = 'fresh' AND s.rollout_group_id IS NULL AND s.id > :after AND {of_kind}
     ORDER BY s.id LIMIT :limit FOR NO KEY UPDATE OF s, t SKIP LOCKED
 """)
+    for of_kind in ("t.kind <> 'practice'", "EXISTS (SELECT FROM practice p WHERE p.turn_id = s.turn_id)")
+)
 _REST_OF_GROUPS = text(f"""{CLAIM_COLUMNS}
     WHERE s.policy = :policy AND s.state = 'fresh' AND t.group_id = ANY(:groups) AND s.id <> ALL(:chosen)
     ORDER BY s.id FOR NO KEY UPDATE OF s, t SKIP LOCKED
@@ -141,11 +144,11 @@ async def choose_samples(connection: AsyncConnection, policy: str, recipe: Recip
     batch_samples = recipe.train.batch_samples
     eligibility = await Eligibility.of(connection, policy, recipe, head)
     usable: list[Any] = []
-    for practised in (False, True):
+    for fresh in (_FRESH, _PRACTISED):
         after, examined, limit = _FIRST, 0, max(2 * batch_samples, 32)
         while len(usable) < batch_samples and examined < MAX_EXAMINED:
-            parameters = {"policy": policy, "after": after, "limit": limit, "practised": practised}
-            rows = opened(connection, await connection.execute(_FRESH, parameters), turns="turn_id")
+            parameters = {"policy": policy, "after": after, "limit": limit}
+            rows = opened(connection, await connection.execute(fresh, parameters), turns="turn_id")
             usable += await expire_unusable(connection, eligibility, rows)
             while len(usable) >= batch_samples and eligibility.lacks_corrections(usable[:batch_samples]):
                 usable = await _expire_praised(connection, eligibility, usable[:batch_samples]) + usable[batch_samples:]

@@ -68,6 +68,12 @@ _FREE = text("""
         FROM samples own JOIN judgements j ON j.id = own.judgement_id WHERE own.id = ANY(:samples)) o
     WHERE s.id = o.id RETURNING s.id, o.overruled
 """)
+# Lessons may have gone while a step had the sample.
+_OF_LESSONS_GONE = text("""
+    SELECT s.id, max(l.state) AS state FROM samples s JOIN practice p ON p.turn_id = s.turn_id
+        JOIN lessons l ON l.id = ANY(p.lessons)
+    WHERE s.id = ANY(:samples) AND l.state <> 'active' GROUP BY s.id
+""")
 # A sample may have been in abandoned steps before.
 _TRAINED_TURNS = text("""
     WITH trained AS (
@@ -229,11 +235,15 @@ async def set_turn_outcomes(
 async def free_samples(connection: AsyncConnection, policy: str, samples: Collection[SampleId]) -> None:
     """Make samples fresh again, except samples whose turn was judged again since: they are superseded.
 
-    If the recipe's [signal] table has changed meanwhile, they expire.
+    If the recipe's [signal] table has changed meanwhile, they expire; so do practice samples with a lesson that is not
+    active any more.
     """
     rows = (await connection.execute(_FREE, {"samples": list(samples)})).all()
     freed = [SampleId(row.id) for row in rows if not row.overruled]
     await set_turn_outcomes(connection, freed, TurnOutcome.SAMPLED, None)
+    gone = (await connection.execute(_OF_LESSONS_GONE, {"samples": freed})).all()
+    reasons = {SampleId(row.id): f"its lesson is {row.state}" for row in gone}
+    await end_samples(connection, reasons, SampleState.EXPIRED, TurnOutcome.EXPIRED)
     await expire_samples_of_other_signal(connection, policy)
 
 

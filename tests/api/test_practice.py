@@ -139,3 +139,6 @@ def test_a_request_has_a_limit_and_nothing_that_was_only_recorded() -> None:
     }
     short = turn_record(sampling={"temperature": 0.6, "max_tokens": 7})
     assert request_again(short)["max_tokens"] == 7
+    for name in ("max_completion_tokens", "max_tokens"):  # clients send null for no limit
+        unlimited = turn_record(sampling={"temperature": 0.6, name: None})
+        assert request_again(unlimited)["max_completion_tokens"] == MOST_TOKENS

@@ -11,7 +11,7 @@ from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from db.tables import Base
-from db.training.claims import _FIRST, _FRESH
+from db.training.claims import _FIRST, _FRESH, _PRACTISED
 from db.training.work_flag import _READY
 from tests.contract.learning import POLICY, PostgresLearning, recipe
 
@@ -59,6 +59,9 @@ async def test_a_claim_among_thousands_of_samples_reads_only_its_own(postgres_le
         await explain(postgres_learning, _FRESH, values),
         await explain(postgres_learning, _READY, {"policy": POLICY, "batch_groups": 8}),
     ]
+    practised = await explain(postgres_learning, _PRACTISED, values)
+    assert "Seq Scan on samples" not in practised
+    assert "Seq Scan on turns" not in practised
     began = time.perf_counter()
     claim = await postgres_learning.steps.claim(POLICY, 1)
     seconds = time.perf_counter() - began

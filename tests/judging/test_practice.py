@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from temporalio.common import RetryPolicy
+from temporalio.testing import ActivityEnvironment
 
 from activities.practice import PracticeActivities, Practise, Practised
 from clawloop.core.contracts.lessons import Lesson, LessonState
@@ -75,6 +77,7 @@ class ScriptedEngine:
             turn_id=new_turn_id(),
             kind=TurnKind.PRACTICE,
             kind_reason=f"practice of the request of {source.turn_id}",
+            group_id=None,
             version=practice.version,
             response={"role": "assistant", "content": f"again {source.turn_id}"},
             prompt_ids=ids_of(source.messages),
@@ -168,17 +171,27 @@ async def test_a_recipe_without_a_control_gets_none(gym: Gym) -> None:
     assert {place for sample in await gym.batch(1) for place in sample.hinted_prompts} == {0}
 
 
-async def test_what_is_held_out_is_not_practised(gym: Gym) -> None:
+@pytest.mark.parametrize("several", [False, True])
+async def test_what_is_held_out_is_not_practised(gym: Gym, several: bool) -> None:
     gate = DEFAULT_RECIPE.gate.model_copy(update={"held_out": 0.5})
     train = practising().train.model_copy(update={"batch_samples": 64})
     await set_recipe(gym.bench, practising(gate=gate, train=train))
-    await gym.bench.insert(*[gym.bench.conversation("one", session=f"s{n}")[0] for n in range(20)])
+    turns = [gym.bench.conversation("one", session=f"s{n}")[0] for n in range(20)]
+    await gym.bench.insert(*(replace(turn, group_id=new_turn_id() if several else None) for turn in turns))
     while (await gym.practise()).more:
         pass
-    sessions = {row["id"] for row in gym.bench.rows("SELECT id FROM sessions")}
-    practised = {row["session_id"] for row in gym.bench.rows("SELECT session_id FROM turns WHERE kind = 'practice'")}
-    assert practised == {session for session in sessions if not is_held_out("default", session, 0.5)}
-    assert len(practised) < len(sessions)
+    units = {
+        row["unit"]
+        for row in gym.bench.rows("SELECT coalesce(group_id, session_id) AS unit FROM turns o WHERE kind = 'main'")
+    }
+    practised = {
+        row["unit"]
+        for row in gym.bench.rows(
+            "SELECT coalesce(o.group_id, o.session_id) AS unit FROM practice p JOIN turns o ON o.id = p.source_turn_id"
+        )
+    }
+    assert practised == {unit for unit in units if not is_held_out("default", unit, 0.5)}
+    assert len(practised) < len(units)
     assert {row["state"] for row in gym.samples()} == {SampleState.FRESH}
 
 
@@ -279,6 +292,37 @@ async def test_an_engine_or_a_store_that_is_away_loses_nothing(gym: Gym) -> None
     gym.bench.execute("DROP TRIGGER fails ON samples")
     assert (await gym.practise()).requests == 1
     assert len(gym.samples()) == 1
+
+
+async def test_a_request_that_no_engine_answers_does_not_keep_others_waiting(gym: Gym) -> None:
+    await gym.bench.insert(*gym.bench.conversation("one", "two"))
+    (answer, asked) = gym.engine.answer, []
+
+    async def breaks_at_two(practice: Practice) -> PractisedReply | None:
+        asked.append(practice.source.messages[-1]["content"])
+        if asked[-1] == "two":
+            raise EngineUnavailable("an engine answered 500 to a practised request")
+        return await answer(practice)
+
+    practising = PracticeActivities(
+        PostgresPracticeStore(gym.bench.database), breaks_at_two, gym.engine.render, gym.bench.work
+    )
+    for attempt in (1, 2, 3):
+        environment = ActivityEnvironment()
+        environment.info = replace(environment.info, attempt=attempt, retry_policy=RetryPolicy(maximum_attempts=3))
+        if attempt < 3:
+            with pytest.raises(EngineUnavailable):
+                await environment.run(practising.practise, Practise(policy="default"))
+        else:
+            assert (await environment.run(practising.practise, Practise(policy="default"))).requests == 2
+    assert asked == ["two", "two", "two", "one"]
+    newest, oldest = gym.samples()
+    assert (newest["id"], newest["why"]) == (
+        None,
+        "an engine answered 500 to a practised request, and nothing better at earlier attempts",
+    )
+    assert oldest["state"] == SampleState.FRESH
+    assert await violations(gym.bench.database) == []
 
 
 async def test_two_workers_at_once_make_one_sample(gym: Gym) -> None:
@@ -387,6 +431,26 @@ async def test_a_lesson_that_goes_ends_what_waits_to_teach_it(gym: Gym, to: Less
             "an erased lesson is in no prompt"
         }
         gym.bench.execute("UPDATE judgements SET hint = 'erased'")
+    assert gym.bench.rows("SELECT work_waiting FROM policies") == [{"work_waiting": False}]
+    assert await violations(gym.bench.database) == []
+
+
+@pytest.mark.parametrize("to", [LessonState.OFF, LessonState.ERASED])
+async def test_a_lesson_that_goes_while_a_step_has_its_samples_is_not_taught_by_a_later_one(
+    gym: Gym, to: LessonState
+) -> None:
+    await gym.bench.insert(*gym.bench.conversation(*(f"request {n}" for n in range(4))))
+    await gym.practise()
+    await gym.batch(1)
+    if to is LessonState.ERASED:
+        await gym.lessons.forget("default", gym.brief.id)
+    else:
+        await gym.lessons.change("default", gym.brief.id, to, "turned off")
+    assert {row["state"] for row in gym.samples()} == {SampleState.CLAIMED}
+    await PostgresStepStore(gym.bench.database).abandon("default", 1, "its trainer is gone")
+    assert {(row["state"], row["reason"]) for row in gym.samples()} == {
+        (SampleState.EXPIRED, f"its lesson is {to.value}")
+    }
     assert gym.bench.rows("SELECT work_waiting FROM policies") == [{"work_waiting": False}]
     assert await violations(gym.bench.database) == []
 

@@ -74,8 +74,8 @@ class PracticeResult:
 def request_again(source: TurnRecord) -> dict[str, Any]:
     """The turn's chat request with its messages as they came, without lessons and without the model's name."""
     settings = {name: value for name, value in source.sampling.items() if name not in _NOT_SENT}
-    limits = [name for name in _LIMITS if isinstance(settings.get(name), int)] or [_LIMITS[0]]
-    bounded = {name: min(int(str(settings.get(name, MOST_TOKENS))), MOST_TOKENS) for name in limits}
+    known = {name: value for name in _LIMITS if isinstance(value := settings.get(name), int)}
+    bounded = {name: min(value, MOST_TOKENS) for name, value in known.items()} or {_LIMITS[0]: MOST_TOKENS}
     tools = {} if source.tools is None else {"tools": source.tools}
     return {"messages": source.messages, **tools, **settings, **bounded}
 
