@@ -315,7 +315,7 @@ class Run:
         reaction = person.react(request, said)
         is_met = taste.is_met(said)
         if signal.teaches_by_message:
-            reward, hints = reaction.thumb, next_message(reaction.text).texts
+            reward, hints = reaction.thumb, () if reaction.thumb == 1 else next_message(reaction.text).texts
         else:
             reward, hints = (1 if is_met else -1) if signal.verdicts else None, () if is_met else HINTS[taste]
         if not signal.hints:

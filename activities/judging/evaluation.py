@@ -47,6 +47,7 @@ NOT_VOTED = Verdict(verdict=None, expected=None, reward=None, why="no verdict as
 NO_VOTES = Verdict(verdict=None, expected=None, reward=None, why="no vote")
 NOTHING_FOLLOWED = Verdict(verdict=None, expected=None, reward=None, why="nothing followed")
 NOT_SPOKEN = HintChoice((), answered=True, why="the user has not spoken since")
+GOOD_ALREADY = HintChoice((), answered=True, why="the reply is good, so that what was said next corrects nothing")
 NO_HINT_SOURCE = HintChoice((), answered=True, why="nothing says what to do better")
 
 
@@ -144,7 +145,7 @@ class Evaluator:
         if record.response_ids is not None:
             cut = record.finish_reason == "length"
             verdict = shape_reward(signal, verdict, relation, tokens=len(record.response_ids), cut_by_length=cut)
-        hint = await self._hint()
+        hint = await self._hint(verdict)
         fault = why_not_trainable(
             status=record.status,
             sampling=record.sampling,
@@ -200,12 +201,14 @@ class Evaluator:
         count_answers(self._counts, "vote", ballot.scores)
         return verdict, ballot
 
-    async def _hint(self) -> HintChoice:
+    async def _hint(self, verdict: Verdict) -> HintChoice:
         if not self._signal.hints:
             return NOT_ASKED
         if self._case.next_state is None and not self._case.texts:
             return NO_HINT_SOURCE
         if not self._signal.asks_for_hints:
+            if verdict.verdict == 1 and not self._case.texts:
+                return GOOD_ALREADY
             words = words_of(self._case.messages, self._case.texts)
             return NOT_SPOKEN if words is None else next_message(words)
         evidence = hint_evidence(self._case.evidence, self._signal)

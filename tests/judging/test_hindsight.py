@@ -62,6 +62,17 @@ async def test_a_rating_alone_is_the_reward(hindsight: Bench) -> None:
     assert hindsight.judge.requests == []
 
 
+async def test_after_a_good_rating_the_next_message_corrects_nothing_unless_it_is_a_comment(hindsight: Bench) -> None:
+    first, second = hindsight.conversation("Add two numbers.", SAID)
+    session = await hindsight.insert(first, second)
+    (result,) = await hindsight.judge_turn(session, first, feedback_id=hindsight.feedback(first, 1.0))
+    why = "the reply is good, so that what was said next corrects nothing"
+    assert result.why == f"verdict +1: rated +1.00 by the user; no next message: {why}"
+    assert hindsight.rows("SELECT reward, hinted_prompts FROM samples") == [{"reward": 1.0, "hinted_prompts": None}]
+    await hindsight.judge_turn(session, first, feedback_id=hindsight.feedback(first, 1.0, "But shorter."))
+    assert await hints_of(hindsight) == [("message", f"{SAID} But shorter.")]
+
+
 @pytest.mark.parametrize("rated_first", [True, False])
 async def test_words_and_a_rating_make_one_sample(hindsight: Bench, rated_first: bool) -> None:
     first, second = hindsight.conversation("Add two numbers.", SAID)
