@@ -136,7 +136,7 @@ ASK_BASE = ActivityOptions(
 
 PRACTISE = ActivityOptions(
     task_queue=JUDGE_QUEUE,
-    # Far above the 16 replies of 1,024 tokens that one call asks for. What is stored is not asked for again.
+    # What is stored is not asked for again, so that a call which takes longer loses one reply.
     start_to_close_timeout=timedelta(hours=1),
     heartbeat_timeout=timedelta(seconds=30),
     # Nothing waits for it, and the workflow looks again.

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.contracts.lessons import Lesson, ShownLesson
 from clawloop.core.contracts.turns import MatchedBy, TurnOutcome, TurnRecord
-from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing, RecipeRejected
+from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing, RecipeRejected, RecordUnusable
 from clawloop.core.ids import SessionId, TurnId, new_judgement_id
 from clawloop.core.lessons.practice import NEWEST, Practice, PracticeResult
 from clawloop.core.recipes.recipe import Recipe, held_out_share, parse_stored_recipe
@@ -42,8 +42,11 @@ _WAITING = text("""
 # One of the replies to a request stands for all.
 _UNPRACTISED = text("""
     SELECT t.id, t.session_id, t.group_id FROM (
-        SELECT o.* FROM turns o JOIN sessions c ON c.id = o.session_id
-        WHERE c.policy = :policy AND o.kind = 'main' AND o.episode_id IS NULL AND o.choice = 0
+        SELECT o.* FROM (
+            SELECT id FROM sessions WHERE policy = :policy ORDER BY last_turn_at DESC LIMIT :newest) c
+        CROSS JOIN LATERAL (
+            SELECT * FROM turns WHERE session_id = c.id AND kind = 'main' AND episode_id IS NULL AND choice = 0
+            ORDER BY id DESC LIMIT :newest) o
         ORDER BY o.id DESC LIMIT :newest) t
     WHERE t.status IN ('complete', 'length') AND t.outcome <> 'erased' AND NOT EXISTS (
         SELECT FROM practice p WHERE p.source_turn_id = t.id AND p.lessons = CAST(:lessons AS uuid[]))
@@ -78,7 +81,7 @@ class PostgresPracticeStore(PostgresStore):
         for row in await connection.execute(_UNPRACTISED, parameters):
             # What is held out is never trained, and versions are compared on it.
             if not is_held_out(policy, row.group_id or row.session_id, share):
-                with suppress(ContentUnreadable, EncryptionKeyMissing):
+                with suppress(ContentUnreadable, EncryptionKeyMissing, RecordUnusable):  # practice goes on without it
                     stored = await read_turn(connection, self._conversations, TurnId(row.id))
                     if stored is not None:
                         return Practice(stored.record, tuple(one.shown for one in lessons), found.active, recipe)
