@@ -17,6 +17,7 @@ from clawloop.core.contracts.answers import (
     LessonForgotten,
     LessonList,
     LessonView,
+    Liked,
     PolicyList,
     PolicyStatus,
     Probe,
@@ -28,6 +29,7 @@ from clawloop.core.contracts.answers import (
 from clawloop.core.contracts.serving import Scope
 from clawloop.core.contracts.training import TrainingView
 from clawloop.core.errors import RecipeRejected, RequestRejected
+from clawloop.core.judging.progress import REPLIES, progress_of
 from clawloop.core.recipes.recipe import Recipe, parse_recipe
 from clawloop.operations.applied import Applied
 from clawloop.operations.probes import MOST_PROBES, find_probe, read_probes
@@ -97,6 +99,14 @@ async def show_training(request: Request, policy: str = "default") -> TrainingSt
     """The state of a policy's training, and what it waits for."""
     services = await admin_services(request)
     return TrainingStatus.of(await services.training.status(policy))
+
+
+@router.get("/training/liked")
+async def show_liked(request: Request, policy: str = "default") -> Liked:
+    """Whether the trained versions' replies are liked better than version 0's were."""
+    browser = (await admin_services(request)).training_browser
+    base, newest = await browser.base_replies(policy, REPLIES), await browser.replies(policy, REPLIES)
+    return Liked.of(policy, progress_of(base, newest))
 
 
 @router.post("/training/pause", openapi_extra=described(PauseRequest))

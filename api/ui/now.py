@@ -24,7 +24,7 @@ from clawloop.core.contracts.serving import Scope
 from clawloop.core.contracts.training import TrainingState, TrainingView, VersionView
 from clawloop.core.errors import NotFound, RequestRejected
 from clawloop.core.gate.checks import PROBES
-from clawloop.core.judging.progress import MIN_CHATS, progress_of
+from clawloop.core.judging.progress import MIN_CHATS, REPLIES, progress_of
 
 # The chart ------------------------------------------------------------------------------------------------------------
 # The chart over time: moving means of verdicts and lengths, what probes and an evaluation measured, and where a version
@@ -105,8 +105,6 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _VERSIONS = 5
 _EVENTS = 12
-# A screen is some 1,000 points wide.
-REPLIES = 1000
 # Of a batch, for what was learned in words.
 _LEARNED_REPLIES = 32
 _LEARNED_WORDS = 2

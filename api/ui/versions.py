@@ -8,10 +8,11 @@ from starlette.responses import Response
 from api.chat.comparison import compare
 from api.dependencies import services_of
 from api.ui.lineage import lines_of
-from api.ui.now import REPLIES, situation_of
+from api.ui.now import situation_of
 from api.ui.page import PageRoute, operator, policy_of, read_form, render_page, version_number, viewer
 from clawloop.core.contracts.training import TrainingView
 from clawloop.core.errors import RecipeRejected, RequestRejected
+from clawloop.core.judging.progress import REPLIES
 from clawloop.core.recipes.recipe import read_recipe
 from clawloop.operations.applied import Applied
 from clawloop.operations.training import version_detail

@@ -47,6 +47,7 @@ COMMANDS = (
     "probe list",
     "training status",
     "training status --policy other",
+    "training liked",
     "engine list",
     "key list",
     "status",

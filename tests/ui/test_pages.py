@@ -987,6 +987,7 @@ SAME = {
     ("key", "list"): "keys",
     ("status",): "status",
     ("training", "status"): "training",
+    ("training", "liked"): "training/liked",
 }
 # Problems are those of the process that is asked: the gateway here has no Temporal.
 OF_THE_PROCESS = {"problems"}

@@ -59,6 +59,38 @@ def training_status(policy: ReadPolicy = None, data: Data = None, as_json: AsJso
     _show(with_policy(data, policy, lambda database, name: PostgresTrainingStore(database).status(name)), data, as_json)
 
 
+@training_app.command("liked")
+def training_liked(policy: ReadPolicy = None, data: Data = None, as_json: AsJson = False) -> None:
+    """Show whether the trained versions' replies are liked better than version 0's were."""
+    from clawloop.core.contracts.answers import Liked
+    from clawloop.core.judging.progress import MIN_CHATS, REPLIES, progress_of
+    from db.training.status import PostgresTrainingBrowser
+
+    async def read(database: Database, name: str) -> Liked:
+        browser = PostgresTrainingBrowser(database)
+        base, newest = await browser.base_replies(name, REPLIES), await browser.replies(name, REPLIES)
+        return Liked.of(name, progress_of(base, newest))
+
+    liked = with_policy(data, policy, read)
+    if as_json:
+        show_json(liked)
+        return
+    better = "not certain" if liked.better is None else "yes" if liked.better else "no, worse"
+    facts = {"policy": liked.policy, "better": better}
+    facts |= {"good replies": _liked(liked.share, liked.chats, "trained versions")}
+    facts |= {"before": _liked(liked.base_share, liked.base_chats, "version 0")}
+    if liked.low is None or liked.high is None:
+        facts["change"] = f"{MIN_CHATS} judged chats of each are needed"
+    else:
+        facts["change"] = f"95 % interval {100 * liked.low:+.0f} to {100 * liked.high:+.0f} points"
+    show_facts(facts)
+
+
+def _liked(share: float | None, chats: int, whose: str) -> str:
+    told = "" if share is None else f"{share:.0%}, "
+    return f"{told}{chats} judged chats with {whose}"
+
+
 @training_app.command("pause")
 def pause_training(
     reason: Annotated[

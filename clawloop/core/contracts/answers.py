@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from pydantic import JsonValue
@@ -18,6 +18,9 @@ from clawloop.core.contracts.training import StepProgress, StoredProbe, Training
 from clawloop.core.contracts.turns import Message
 from clawloop.core.contracts.views import FeedbackView, TaughtHint, View
 from clawloop.core.ids import ApiKeyId, EpisodeId, LessonId, RolloutGroupId, SampleId, SessionId, TurnId
+
+if TYPE_CHECKING:
+    from clawloop.core.judging.progress import Progress
 
 # Keys, batches and events ---------------------------------------------------------------------------------------------
 # Keys, batches, events and figures of a policy, as the page shows them. Unknown values are None.
@@ -149,6 +152,30 @@ class TrainingStatus(View):
     @classmethod
     def of(cls, view: TrainingView) -> TrainingStatus:
         return cls(**{name: getattr(view, name) for name in cls.model_fields})
+
+
+class Liked(View):
+    """Whether the trained versions' replies are liked better than version 0's were, see `core.judging.progress`.
+
+    Args:
+        better: the interval is above 0, or below; None: that is not known.
+        chats, base_chats: judged chats with trained versions, and with version 0.
+        share, base_share: of good verdicts, 0 to 1; None without a judged chat.
+        low, high: 95 % interval of the change of the share; None with too few chats of either.
+    """
+
+    policy: str
+    better: bool | None
+    chats: int
+    base_chats: int
+    share: float | None
+    base_share: float | None
+    low: float | None
+    high: float | None
+
+    @classmethod
+    def of(cls, policy: str, progress: Progress) -> Liked:
+        return cls(policy=policy, better=progress.is_better, **asdict(progress))
 
 
 class PolicyStatus(View):

@@ -20,6 +20,8 @@ MIN_CHATS = 8
 """Fewest chats of either side; the intervals of fewer reach nearly from 0 to 1."""
 NEWEST_CHATS = 50
 """Trained versions are known by so many of their newest chats: what they did long ago says little of today."""
+REPLIES = 1000
+"""Most replies of either side that are looked at."""
 _Z = 1.96
 
 
