@@ -323,6 +323,7 @@ class PostgresTrainingBrowser(PostgresStore):
 
     @transaction
     async def base_replies(self, connection: AsyncConnection, policy: str, limit: int) -> list[ReplyFigures]:
+        await require_policy(connection, policy)
         return await _read_replies(connection, _FIRST_BASE_REPLIES, policy, limit)
 
     @transaction
