@@ -111,6 +111,7 @@ OPERATIONS = (
     ("/admin/v1/sessions/{session_id}", "DELETE"),
     ("/admin/v1/turns/{turn}", "DELETE"),
     ("/admin/v1/training", "GET"),
+    ("/admin/v1/training/liked", "GET"),
     ("/admin/v1/training/pause", "POST"),
     ("/admin/v1/training/resume", "POST"),
     ("/admin/v1/policies", "GET"),
