@@ -87,7 +87,7 @@ def demo_recipe(method: Method) -> Recipe:
 # A pretrained model of 135M parameters: deploy/recipes/hindsight.toml at the pace of a person who watches for minutes.
 # docs/results.md has what was tried.
 _MODEL_BATCH_SAMPLES = 8
-_MODEL_LEARNING_RATE = 5e-4  # four steps: one half of that needs twice the interactions
+_MODEL_LEARNING_RATE = 5e-4  # as in `benchmarks.tastes`
 _MODEL_CONTENT_LOSS = 0.1  # the bar is 90 % of what the base model knows
 
 

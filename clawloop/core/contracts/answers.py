@@ -368,7 +368,7 @@ class Probe(View):
     """A probe as it is stored; without any check the judge compares the answers to it.
 
     Args:
-        general: one of Clawloop's general questions, which the base model answers rightly.
+        general: one of Clawloop's general questions, which the base model knows.
     """
 
     id: UUID

@@ -584,7 +584,7 @@ class StoredProbe:
     """A policy's probe.
 
     Args:
-        general: one of our general questions, which the base model answers rightly; else an operator's own.
+        general: one of our general questions, which the base model knows; else an operator's own.
     """
 
     id: ProbeId
@@ -626,7 +626,7 @@ class ProbePlan:
     Args:
         base_model: the name under which engines serve version 0.
         parent: number of the version that the candidate is compared with.
-        general_known: number of the general questions that the base model answers rightly; None: it was not asked yet.
+        general_known: number of the general questions that the base model knows; None: it was not asked yet.
         judged: the newest replies with a verdict.
     """
 

@@ -55,7 +55,7 @@ def why_not_watched(known: int | None) -> str:
     """The reason that general questions say nothing about a policy's versions; empty if they do.
 
     Args:
-        known: number of the questions that its base model answers rightly; None: it was not asked yet.
+        known: number of the questions that its base model knows; None: it was not asked yet.
     """
     if known is None:
         return "the base model has not answered the general questions yet"
