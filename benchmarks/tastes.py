@@ -97,15 +97,14 @@ HINTS: Mapping[Taste, tuple[str, str, str]] = {
 # Arms -----------------------------------------------------------------------------------------------------------------
 
 
-def _arm(base: Recipe, *, signal: Mapping[str, Any] | None = None, **tables: Mapping[str, Any]) -> Recipe:
+def _arm(base: Recipe, *, batch: int = BATCH, lr: float = LEARNING_RATE, **tables: Mapping[str, Any]) -> Recipe:
     """The recipe at the pace of a model of 135M parameters, with these keys changed, by table of `train`."""
-    pace = Optimiser(**base.train.optimiser.model_dump() | {"lr": LEARNING_RATE})
-    changed: dict[str, Any] = {"batch_samples": BATCH, "optimiser": pace}
+    pace = Optimiser(**base.train.optimiser.model_dump() | {"lr": lr})
+    changed: dict[str, Any] = {"batch_samples": batch, "optimiser": pace}
     for name, keys in tables.items():
         table = changed.get(name, getattr(base.train, name))
         changed[name] = table.model_copy(update=dict(keys))
-    train = base.train.model_copy(update=changed)
-    return base.model_copy(update={"signal": base.signal.model_copy(update=dict(signal or {})), "train": train})
+    return base.model_copy(update={"train": base.train.model_copy(update=changed)})
 
 
 _COMBINED = Recipe(
@@ -132,6 +131,11 @@ ARMS: Mapping[str, Recipe] = {
     "binary": _arm(_BINARY),
     "hindsight": _arm(WITHOUT_JUDGE),
     "hindsight, no control": _arm(WITHOUT_JUDGE, advantage={"control": False}),
+    "hindsight, clip 1": _arm(WITHOUT_JUDGE, optimiser={"grad_clip": 1.0}),
+    "hindsight, half lr": _arm(WITHOUT_JUDGE, lr=LEARNING_RATE / 2),
+    "hindsight, batch 16": _arm(WITHOUT_JUDGE, batch=16),
+    "hybrid, no control, batch 16": _arm(DEFAULT_RECIPE, batch=16, advantage={"control": False}),
+    "hindsight, no control, batch 16": _arm(WITHOUT_JUDGE, batch=16, advantage={"control": False}),
     "hindsight, centred": _arm(WITHOUT_JUDGE, advantage={"control": False, "centre_gap": True}),
 }
 FIRST = ("hybrid", "hybrid, no control", "combined", "binary", "hindsight")
@@ -273,7 +277,7 @@ class Run:
         fresh: list[BatchSample] = []
         asked, met = 0, []
         for step in range(1, self.steps + 1):
-            while len(fresh) < BATCH:
+            while len(fresh) < train.batch_samples:
                 some = [person.request() for _ in range(AT_ONCE)]
                 prompts = [self.served.prompt([{"role": "user", "content": each}]) for each in some]
                 seed = self.seed * 10_000 + asked
@@ -290,7 +294,8 @@ class Run:
                         )  # fmt: skip
                         fresh.append(sample)
             # Samples that are left over answer as the parent would: the step reads them behind its own weights.
-            batch, fresh = [replace(each, version=step - 1) for each in fresh[:BATCH]], fresh[BATCH:]
+            batch = [replace(each, version=step - 1) for each in fresh[: train.batch_samples]]
+            fresh = fresh[train.batch_samples :]
             began = time.monotonic()
             line: dict[str, Any] = {"step": step, "asked": asked, "met": fmean(met)}
             try:
