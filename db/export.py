@@ -11,6 +11,7 @@ from sqlalchemy import exists, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.contracts.turns import Message
+from clawloop.core.contracts.views import TaughtHint
 from clawloop.core.ids import SessionId, TurnId
 from clawloop.core.judging.next_state_lookup import find_next_state
 from clawloop.core.judging.records import VOTES, TurnContext
@@ -18,12 +19,12 @@ from clawloop.operations.export import ExportedJudgement, ExportedTurn, ExportFi
 from db.content import answer_row, storable
 from db.database import Database, PostgresStore, transaction
 from db.judging.judgements import PostgresJudgementStore
-from db.judging.tables import newest_judgement
+from db.judging.tables import HINT_SOURCE, newest_judgement
 from db.tables import PolicyRow
 from db.turns.files import PostgresFileStore
 
 _TURNS = text(f"""
-    SELECT t.id, s.id AS session, s.external_id, j.id AS judgement, j.verdict, j.reward, j.hint, j.why,
+    SELECT t.id, s.id AS session, s.external_id, j.id AS judgement, j.verdict, j.reward, j.hint, {HINT_SOURCE}, j.why,
         ARRAY(SELECT v.score FROM votes v WHERE v.judgement_id = j.id AND v.kind = :votes ORDER BY v.index) AS scores,
         ARRAY(SELECT v.raw FROM votes v WHERE v.judgement_id = j.id AND v.kind = :votes ORDER BY v.index) AS answers,
         ARRAY(SELECT v.index FROM votes v WHERE v.judgement_id = j.id AND v.kind = :votes ORDER BY v.index) AS places
@@ -37,11 +38,11 @@ _TURNS = text(f"""
         AND (CAST(:after AS uuid) IS NULL OR t.id > :after)
     ORDER BY t.id LIMIT :limit
 """)
-_SAMPLES = text("""
+_SAMPLES = text(f"""
     SELECT p.id, p.policy, p.turn_id AS turn, t.session_id AS session, p.state, p.reason, p.reward,
-        p.hinted_prompts IS NOT NULL AS hinted, p.created_at,
+        p.hinted_prompts IS NOT NULL AS hinted, {HINT_SOURCE}, p.created_at,
         (SELECT max(m.step) FROM step_samples m WHERE m.sample_id = p.id) AS step
-    FROM samples p JOIN turns t ON t.id = p.turn_id
+    FROM samples p JOIN turns t ON t.id = p.turn_id JOIN judgements j ON j.id = p.judgement_id
     WHERE (CAST(:policy AS text) IS NULL OR p.policy = :policy)
         AND (CAST(:session AS uuid) IS NULL OR t.session_id = :session)
         AND (CAST(:since AS timestamptz) IS NULL OR p.created_at >= :since)
@@ -105,7 +106,8 @@ class PostgresExportStore(PostgresStore):
         return await self._files.of_session(session, sha256s)
 
     async def samples(self, wanted: ExportFilter, after: UUID | None, limit: int) -> list[Record]:
-        return [_plain(row) for row in await self._rows(_SAMPLES, _parameters(wanted, after, limit))]
+        rows = await self._rows(_SAMPLES, _parameters(wanted, after, limit))
+        return [_plain(row) | {"hint_source": row.hint_source if row.hinted else None} for row in rows]
 
     async def steps(self, wanted: ExportFilter, after: UUID | None, limit: int) -> list[Record]:
         return [_plain(row) for row in await self._rows(_STEPS, _parameters(wanted, after, limit))]
@@ -132,7 +134,9 @@ class PostgresExportStore(PostgresStore):
             ]
             hint = content.read_text(row.hint, "judgements.hint", row.judgement)
             votes = list(zip(row.scores, answers, strict=True))
-            judgement = ExportedJudgement(row.verdict, row.reward, hint, row.why, votes)
+            judgement = ExportedJudgement(
+                row.verdict, row.reward, TaughtHint.of(hint, row.hint_source, None), row.why, votes
+            )
         return ExportedTurn(
             record=context.turn.record,
             session=SessionId(row.session),

@@ -15,6 +15,7 @@ from uuid import UUID
 from pydantic import JsonValue
 
 from clawloop.core.contracts.turns import Message, TurnRecord
+from clawloop.core.contracts.views import TaughtHint
 from clawloop.core.errors import NotFound
 from clawloop.core.ids import SessionId
 from clawloop.core.turns.files import give_back, references_in
@@ -59,12 +60,13 @@ class ExportedJudgement:
     """The newest decided judgement of a turn.
 
     Args:
+        hints: what the turn's teachers read.
         votes: each judge's score and answer, in their order; None for an answer that cannot be read.
     """
 
     verdict: int | None
     reward: float | None
-    hint: str | None
+    hints: Sequence[TaughtHint]
     why: str | None
     votes: Sequence[tuple[int | None, str]]
 
@@ -187,12 +189,14 @@ def _judgement(turn: ExportedTurn) -> Record | None:
     if judged is None:
         return None
     agreeing = [raw for score, raw in judged.votes if score and score == judged.verdict]
+    hint = "\n".join(each.text for each in judged.hints if each.source == "judge") or None
     return _place(turn) | {
         "score": judged.verdict,
         "votes": ["fail" if score is None else score for score, _ in judged.votes],
         "representative_eval": agreeing[0] if agreeing else None,
-        "accepted": judged.hint is not None,
-        "hint": judged.hint,
+        "accepted": hint is not None,
+        "hint": hint,
+        "hints": [{"text": each.text, "source": each.source} for each in judged.hints],
         "reward": judged.reward,
         "why": judged.why,
     }

@@ -21,8 +21,11 @@ def newest_judgement(turn: str) -> str:
         ORDER BY revision DESC, decided_at DESC LIMIT 1)"""
 
 
-HINTS_FROM = "(SELECT r.content->'signal'->>'hints_from' FROM recipes r WHERE r.hash = j.recipe_hash) AS hints_from"
-"""SQL for the source of the hints of judgement `j`."""
+HINT_SOURCE = """(
+    SELECT CASE WHEN EXISTS (SELECT FROM practice WHERE turn_id = j.turn_id) THEN 'lessons'
+        WHEN r.content->'signal'->>'hints_from' = 'message' THEN 'message' ELSE 'judge' END
+    FROM recipes r WHERE r.hash = j.recipe_hash) AS hint_source"""
+"""SQL for `clawloop.core.contracts.views.HintSource` of judgement `j`."""
 
 
 class JudgementRow(Base):

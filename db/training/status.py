@@ -18,7 +18,7 @@ from clawloop.core.recipes.recipe import Gate, Recipe, parse_stored_recipe
 from db.content import storable, token_count
 from db.database import PostgresStore, transaction
 from db.encryption.columns import opened
-from db.judging.tables import HINTS_FROM, newest_judgement
+from db.judging.tables import HINT_SOURCE, newest_judgement
 from db.tables import EventRow
 from db.training.claims import closed_by_canary, read_closed
 from db.training.gate_checks import read_canary_sessions
@@ -221,7 +221,7 @@ def unusable_recipe(error: RecipeRejected) -> str:
 
 _BATCH = text(f"""
     SELECT m.place, m.dropped, m.without_hint, s.id AS sample_id, s.reward, j.id AS judgement, j.verdict, j.hint,
-        j.shown_by, {HINTS_FROM}, m.taught, t.id, t.session_id, t.version, t.messages_added, t.response,
+        j.shown_by, {HINT_SOURCE}, m.taught, t.id, t.session_id, t.version, t.messages_added, t.response,
         {token_count("t.response_ids")} AS tokens,
         p.source_turn_id, (
             SELECT count(*) FROM turns o
@@ -303,7 +303,7 @@ class PostgresTrainingBrowser(PostgresStore):
                 tokens=row.tokens,
                 verdict=row.verdict,
                 reward=row.reward,
-                hints=TaughtHint.of(row.hint, row.hints_from, row.taught),
+                hints=TaughtHint.of(row.hint, row.hint_source, row.taught),
                 dropped=row.dropped,
                 without_hint=row.without_hint,
                 practice_of=None if row.source_turn_id is None else TurnId(row.source_turn_id),

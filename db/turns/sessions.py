@@ -29,7 +29,7 @@ from clawloop.core.turns.titles import title_of
 from db.content import ContentCodec, content_of, exact_json, storable, token_count
 from db.database import PostgresStore, transaction
 from db.encryption.columns import opened
-from db.judging.tables import HINTS_FROM, newest_judgement
+from db.judging.tables import HINT_SOURCE, newest_judgement
 from db.tables import SessionRow, TurnRow
 from db.training.policies import require_policy
 from db.turns.exchanges import read_detail, read_exchanges
@@ -103,7 +103,7 @@ _TURNS = f"""
     SELECT t.id, t.session_id, t.parent_turn_id, t.matched_by, t.kind, t.kind_reason, t.status, t.error, t.version,
         t.outcome,
         t.outcome_detail, t.started_at, t.announced_at, t.episode_id, j.id AS judgement, j.verdict, j.expected, j.hint,
-        {HINTS_FROM},
+        {HINT_SOURCE},
         s.state AS sample_state, s.reward, chosen.number, c.state AS session_state,
         {token_count("t.response_ids")} AS tokens, t.lessons, {LESSON_TEXTS} AS lesson_texts,
         EXISTS (SELECT FROM judgements o WHERE o.turn_id = t.id AND o.decided_at IS NULL) AS being_judged,
@@ -296,7 +296,7 @@ def _turn_view(row: Any, content: ContentCodec) -> TurnView:
         verdict=row.verdict,
         expected=row.expected,
         votes=row.votes,
-        hints=TaughtHint.of(row.hint, row.hints_from, row.taught),
+        hints=TaughtHint.of(row.hint, row.hint_source, row.taught),
         sample=None if row.sample_state is None else SampleState(row.sample_state),
         reward=row.reward,
         step=row.step,

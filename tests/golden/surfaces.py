@@ -84,8 +84,10 @@ async def rest(page: Page, names: dict[str, UUID | str]) -> dict[str, Any]:
         for path, headers in asked:
             answer = await client.get(path.format_map(names), headers=headers)
             found[path] = {"status": answer.status_code, "answer": answer.json()}
-        exported = await client.get("/admin/v1/export", headers=admin)
-        found["/admin/v1/export"] = [json.loads(line) for line in exported.text.splitlines()]
+        for records in ("turns", "judgements"):
+            path = f"/admin/v1/export?records={records}"
+            exported = await client.get(path, headers=admin)
+            found[path] = [json.loads(line) for line in exported.text.splitlines()]
     return found
 
 

@@ -74,6 +74,7 @@ async def test_a_blamed_reply_is_a_preference_and_no_chat(binary_bench: Bench) -
 async def test_samples_name_their_turns(binary_bench: Bench) -> None:
     session, records = await judged(binary_bench)
     samples = await exported(binary_bench, ExportKind.SAMPLES)
+    assert {(line["hinted"], line["hint_source"]) for line in samples} == {(False, None)}
     assert {line["turn"] for line in samples} == {str(record.turn_id) for record in records[:2]}
     assert {(line["session"], line["state"], line["step"]) for line in samples} == {(str(session), "fresh", None)}
     assert await exported(binary_bench, ExportKind.STEPS) == []

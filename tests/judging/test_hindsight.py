@@ -10,10 +10,12 @@ from clawloop.core.contracts.turns import Message, TurnOutcome
 from clawloop.core.judging.evidence import has_control_tokens
 from clawloop.core.judging.hints import CONTROL_HINT, LONGEST_MESSAGE
 from clawloop.core.recipes.recipe import Recipe, Signal, load_recipe
+from clawloop.operations.export import ExportKind
 from db.erasure import PostgresErasureStore
 from db.invariants import violations
 from db.turns.sessions import PostgresSessionStore
 from tests.judging.conftest import Bench, set_recipe
+from tests.judging.test_export import exported
 
 RECIPE = load_recipe(Path(__file__).parents[2] / "deploy" / "recipes" / "hindsight.toml")
 SAID = "No, in Python, and shorter."
@@ -50,6 +52,16 @@ async def test_the_next_message_is_what_the_teacher_reads(hindsight: Bench) -> N
     assert hinted["messages"] == [{"role": "user", "content": f"{SAID}\n\nAdd two numbers."}]
     assert await hints_of(hindsight) == [("message", SAID)]
     assert hindsight.judge.requests == []
+
+
+async def test_an_export_says_that_the_next_message_taught(hindsight: Bench) -> None:
+    first, second = hindsight.conversation("Add two numbers.", SAID)
+    await hindsight.judge_turn(await hindsight.insert(first, second), second)
+    (judgement,) = await exported(hindsight, ExportKind.JUDGEMENTS)
+    assert judgement["hints"] == [{"text": SAID, "source": "message"}]
+    assert (judgement["accepted"], judgement["hint"]) == (False, None)  # a judge's
+    (sample,) = await exported(hindsight, ExportKind.SAMPLES)
+    assert (sample["hinted"], sample["hint_source"]) == (True, "message")
 
 
 async def test_a_rating_alone_is_the_reward(hindsight: Bench) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from uuid import UUID
 
 import pytest
 from temporalio.common import RetryPolicy
@@ -24,6 +25,7 @@ from clawloop.core.lessons.prompt import LEAD_IN, turn_as_sent
 from clawloop.core.recipes.lessons import Lessons
 from clawloop.core.recipes.recipe import CONTROL, DEFAULT_RECIPE, Recipe
 from clawloop.core.samples.decision import is_held_out
+from clawloop.operations.export import ExportKind
 from db.erasure import PostgresErasureStore
 from db.invariants import violations
 from db.lessons.ledger import PostgresLessonStore
@@ -32,6 +34,7 @@ from db.training.status import PostgresTrainingBrowser
 from db.training.steps import PostgresStepStore
 from db.turns.sessions import PostgresSessionStore
 from tests.judging.conftest import Bench, set_recipe
+from tests.judging.test_export import exported
 from tests.records import turn_record
 
 BRIEF, POLITE = "Answer in one sentence.", "Say please."
@@ -407,7 +410,9 @@ async def test_samples_of_users_are_claimed_before_practised_ones(gym: Gym) -> N
     shown = await PostgresTrainingBrowser(gym.bench.database).batch("default", 1)
     (again,) = [reply for reply in shown if reply.practice_of is not None]
     assert (again.practice_of, again.number) == (turns[4].turn_id, 5)
-    assert [hint.text for hint in again.hints] == [BRIEF]
+    assert [(hint.text, hint.source) for hint in again.hints] == [(BRIEF, "lessons")]
+    samples = await exported(gym.bench, ExportKind.SAMPLES)
+    assert {SampleId(UUID(str(each["id"]))) for each in samples if each["hint_source"] == "lessons"} == practised
 
 
 @pytest.mark.parametrize("to", [LessonState.OFF, LessonState.SUPERSEDED, LessonState.ERASED])

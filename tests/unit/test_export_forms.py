@@ -73,7 +73,7 @@ class Store:
 
 def exported(kind: ExportKind, *turns: tuple[list[Message], Message], verdict: int = 1) -> list[Record]:
     """The rows of these requests and their replies."""
-    judgement = ExportedJudgement(verdict, float(verdict), None, None, [])
+    judgement = ExportedJudgement(verdict, float(verdict), [], None, [])
     made = [
         ExportedTurn(
             record=turn_record(messages=messages, response=reply, tools=TOOLS),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _MESSAGE = 400
 _ANSWER = 160
 _INDENT = "    "
+_TAUGHT_BY = {"judge": "hint", "message": "user next", "lessons": "lessons"}
 
 
 def conversation_lines(detail: SessionDetail, *, full: bool) -> Iterator[str]:
@@ -96,8 +97,7 @@ def _turn(turn: TurnView, exchange: Exchange, full: bool) -> Iterator[str]:
         score = "?" if vote.score is None else signed(vote.score)
         yield from _labelled(f"judge {score}", _said(vote.answer, full, _ANSWER))
     for hint in turn.hints:
-        label = "user next" if hint.source == "message" else "hint"
-        yield from _labelled(label, _said(hint.line(), full, _MESSAGE))
+        yield from _labelled(_TAUGHT_BY[hint.source], _said(hint.line(), full, _MESSAGE))
     if not turn.hints and judged.hint_why:
         yield from _labelled("no hint", judged.hint_why)
     for given in judged.feedback:

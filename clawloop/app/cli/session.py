@@ -176,6 +176,7 @@ def _turn_facts(turn: TurnView) -> dict[str, str]:
         "expected": None if turn.expected is None else f"{turn.expected:+.2f} of {turn.votes} valid votes",
         "hints": "; ".join(hint.line() for hint in turn.hints if hint.source == "judge") or None,
         "next message": "; ".join(hint.line() for hint in turn.hints if hint.source == "message") or None,
+        "practised with": "; ".join(hint.line() for hint in turn.hints if hint.source == "lessons") or None,
         "sample": turn.sample,
         "reward": None if turn.reward is None else f"{turn.reward:+g}",
         "step": None if turn.step is None else str(turn.step),

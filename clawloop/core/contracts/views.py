@@ -119,6 +119,10 @@ class SessionPage(View):
     next: SessionId | None
 
 
+HintSource = Literal["judge", "message", "lessons"]
+"""Who wrote a hint: a judge; the user, whose next message itself teaches; or the lessons of a practised request."""
+
+
 class TaughtHint(View):
     """A hint of a turn, and its part in what the newest step that was given its sample learned.
 
@@ -126,11 +130,10 @@ class TaughtHint(View):
         overlap: mean share of the likeliest ids that the version that answered has in common with itself behind the
             hint; None where no step has compared them.
         share: of the reply's tokens that this hint taught; None where no step has used the hints.
-        source: who wrote it: a `judge`, or the user, whose next `message` itself teaches.
     """
 
     text: str
-    source: Literal["judge", "message"] = "judge"
+    source: HintSource = "judge"
     overlap: float | None = None
     share: float | None = None
 
@@ -141,18 +144,14 @@ class TaughtHint(View):
         return f"{self.text} ({', '.join(figures)})" if figures else self.text
 
     @classmethod
-    def of(
-        cls, texts: str | None, hints_from: str | None, taught: Sequence[Mapping[str, Any]] | None
-    ) -> list[TaughtHint]:
+    def of(cls, texts: str | None, source: HintSource, taught: Sequence[Mapping[str, Any]] | None) -> list[TaughtHint]:
         """
         Args:
             texts: the hints as a judgement stores them, one a line.
-            hints_from: of the judgement's recipe.
             taught: as `db.training.steps` stores it, by `HintUse.place`.
         """
         uses = {use["place"]: use for use in taught or ()}
         read = [(text, uses.get(place)) for place, text in enumerate([] if texts is None else texts.split("\n"))]
-        source: Literal["judge", "message"] = "message" if hints_from == "message" else "judge"
         unused = None if taught is None else 0.0
         return [
             cls(text=text, source=source, share=unused)
