@@ -404,6 +404,23 @@ async def test_the_verdicts_on_replies_say_whether_longer_ones_are_wanted(postgr
     )
 
 
+async def test_replies_that_nobody_judges_or_rates_leave_growth_to_the_limit(
+    postgres_learning: PostgresLearning,
+) -> None:
+    learning, machine = postgres_learning, Machine()
+    machine.says["tiny"], machine.knows = "I do not know.", ANSWERS
+    await candidate(learning)
+    await learning.execute("UPDATE judgements SET verdict = NULL")
+    async with probing(learning, machine, {1}) as activities:
+        await activities.ask_general_questions(AskBase(policy=POLICY))
+        machine.knows = {}
+        machine.says["tiny"] = "4, 7, Paris, Mars, green, Berlin, Madrid, honey"
+        machine.says["default-v1"] = f"{machine.says['tiny']} {' '.join(str(n) for n in range(100, 200))}"
+        probed = await activities.probe_version(ProbeVersion(policy=POLICY, n=1))
+    assert probed.failed
+    assert probed.reason.endswith("0 verdicts or ratings say whether longer ones are liked better, 16 are needed")
+
+
 async def test_a_recipe_may_leave_the_general_questions_out(postgres_learning: PostgresLearning) -> None:
     learning, machine = postgres_learning, Machine()
     machine.knows = ANSWERS

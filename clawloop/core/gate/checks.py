@@ -202,8 +202,9 @@ def _matches(pattern: str, text: str) -> bool:
 # test), one for each of content, the judge's preference, broken replies and tool calls. Content is compared with the
 # base model, too, and so are broken replies: what each of many versions loses may be too little for a test, and
 # together much. A recipe may also bound what is lost beside the base model, where a loss too small for a test is too
-# large for the operator. A shorter answer may be what was learned, and decides nothing; a longer one may be, too, if
-# the verdicts on longer replies say so, and otherwise its length is bounded beside the base model's.
+# large for the operator. A shorter answer may be what was learned, and decides nothing: one that shrank too far has
+# lost its content. A longer one may be what was learned, too, if the verdicts on longer replies say so, and otherwise
+# its length is bounded beside the base model's.
 
 PROBES = "probes"
 MIN_COMPARED = 10
@@ -398,9 +399,11 @@ def _too_long(checked: Sequence[ProbeScores], length_growth: float, judged: Sequ
     Answers as long as the parent's are no growth, however long they are.
 
     Args:
-        judged: the policy's newest replies with a verdict; too few of them say nothing, and then nothing is rejected.
+        judged: the policy's newest replies with a verdict, of a judge or a rating; with too few of them, as where no
+            judge is asked and nobody rates, the limit alone decides.
     """
-    if len(checked) < MIN_LENGTHS or liked_longer(judged) is not False:
+    few = len(judged) < MIN_JUDGED
+    if len(checked) < MIN_LENGTHS or not (few or liked_longer(judged) is False):
         return []
     version, parent, base = (
         median(each.words for each in answers)
@@ -413,7 +416,9 @@ def _too_long(checked: Sequence[ProbeScores], length_growth: float, judged: Sequ
     if version <= parent or version <= max(length_growth * base, base + LENGTH_MARGIN):
         return []
     told = f"longer answers: {version:g} words at the median, the base model's {base:g}"
-    return [f"{told}, limit {length_growth:g} times (gate.length_growth); longer replies are not liked better"]
+    told += f", limit {length_growth:g} times (gate.length_growth); "
+    unknown = f"{len(judged)} verdicts or ratings say whether longer ones are liked better, {MIN_JUDGED} are needed"
+    return [told + (unknown if few else "longer replies are not liked better")]
 
 
 def liked_longer(judged: Sequence[JudgedReply]) -> bool | None:

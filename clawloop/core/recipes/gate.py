@@ -56,8 +56,9 @@ class Gate(Table):
     decides."""
     length_growth: Annotated[float, Field(gt=1)] = 1.5
     """A version is rejected if the median answer to probes with checked content has more than this times the words of
-    the base model's, and 16 words more, and of 16 judged replies or more the longer ones are not the better liked: what
-    grows without being asked for ends in replies that never stop."""
+    the base model's, and 16 words more, unless of 16 replies with a verdict or rating, or more, the longer ones are the
+    better liked: what grows without being asked for ends in replies that never stop. Fewer such replies, as without a
+    judge and ratings, leave it to this limit alone."""
     canary_share: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Share of the conversations that get a new version first, while the others stay on the one before, until verdicts
     say that it is better, as good or worse; worse is a roll-back. No batch is claimed meanwhile. 0: all get it."""

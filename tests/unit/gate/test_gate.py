@@ -256,7 +256,6 @@ def test_answers_that_grow_are_rejected_unless_longer_ones_are_liked_better() ->
     for passes in (
         check_probes(grown, 1.0, 1.5, LONG_ONES_LIKED),
         check_probes(grown, 1.0, 1.6, EVEN_ONES_LIKED),
-        check_probes(grown, 1.0, 1.5, EVEN_ONES_LIKED[:15]),  # too few verdicts
         check_probes(grown, 1.0, 1.5, judged(lambda tokens: False)),  # nothing is liked yet
         check_probes(grown[:7], 1.0, 1.5, EVEN_ONES_LIKED),
         check_probes([of_form(words(61), words(61), words(40))] * 8, 1.0, 1.5, EVEN_ONES_LIKED),  # its parent's length
@@ -265,6 +264,17 @@ def test_answers_that_grow_are_rejected_unless_longer_ones_are_liked_better() ->
         assert passes.result is CheckResult.PASSED
     first = [of_form(words(61), parent=words(40), base=None)] * 8  # the parent is the base model
     assert check_probes(first, 1.0, 1.5, judged(lambda tokens: True)).result is CheckResult.FAILED
+
+
+@pytest.mark.parametrize("verdicts", [(), EVEN_ONES_LIKED[:15], LONG_ONES_LIKED[-15:]], ids=["none", "few", "liked"])
+def test_without_enough_verdicts_the_limit_alone_bounds_growth(verdicts: Sequence[JudgedReply]) -> None:
+    grown = [of_form(words(61), parent=words(59), base=words(40))] * 8
+    check = check_probes(grown, 1.0, 1.5, verdicts)
+    assert check.reason == (
+        "longer answers: 61 words at the median, the base model's 40, limit 1.5 times (gate.length_growth); "
+        f"{len(verdicts)} verdicts or ratings say whether longer ones are liked better, 16 are needed"
+    )
+    assert check_probes(grown, 1.0, 1.6, verdicts).result is CheckResult.PASSED
 
 
 def test_whether_longer_replies_are_liked_is_told_by_their_ranks() -> None:
@@ -289,8 +299,9 @@ def serve_stream(candidate_of: Callable[[Served, int], Served], verdicts: Sequen
         asked = [
             replace(
                 of_form(candidate.answer(probe), served.answer(probe), None if served == base else base.answer(probe)),
-                right=not is_broken(candidate.answer(probe)),
-                right_parent=not is_broken(served.answer(probe)),
+                right=candidate.is_right(probe),
+                right_parent=served.is_right(probe),
+                right_base=None if served == base else base.is_right(probe),
             )
             for probe in range(40)
         ]
@@ -312,6 +323,10 @@ class Served:
         # The same probes fail first with every version, as the weakest do.
         return kinds[probe % 3] if probe < self.garbage * 40 else words(round(self.words) + probe % 5)
 
+    def is_right(self, probe: int) -> bool:
+        """True if the answer holds what was asked for, somewhere in its first ten words."""
+        return f"word{probe % 10}" in self.answer(probe).text.split()
+
 
 def test_a_stream_whose_replies_grow_by_3_percent_a_step_never_serves_one_that_is_half_as_long_again() -> None:
     grows = serve_stream(lambda served, step: replace(served, words=served.words * 1.03), EVEN_ONES_LIKED)
@@ -319,6 +334,18 @@ def test_a_stream_whose_replies_grow_by_3_percent_a_step_never_serves_one_that_i
     assert grows[-1].words > 55  # it was not the first growth that was rejected
     wanted = serve_stream(lambda served, step: replace(served, words=served.words * 1.03), LONG_ONES_LIKED)
     assert wanted[-1].words > 200
+    nobody_judges = serve_stream(lambda served, step: replace(served, words=served.words * 1.03), ())
+    assert 55 < nobody_judges[-1].words <= 1.5 * 42
+
+
+def test_a_stream_whose_replies_shrink_to_nothing_never_serves_one_without_content() -> None:
+    def shrinks(served: Served, step: int) -> Served:
+        return replace(served, words=served.words * 0.9)
+
+    for verdicts in ((), EVEN_ONES_LIKED):
+        served = serve_stream(shrinks, verdicts)[-1]
+        assert 5 < served.words < 10  # brief, and right where the base model is
+        assert sum(served.is_right(probe) for probe in range(40)) >= 0.95 * 40
 
 
 def test_a_stream_that_learns_garbage_never_serves_a_version_of_which_a_tenth_is_garbage() -> None:
