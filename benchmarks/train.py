@@ -1,7 +1,7 @@
 """Cost of a training step, compared with PEFT + transformers (Qwen3, Llama) and torchtune's LoRA recipe (Qwen2.5).
 
 Also the cost by the samples of a batch, which should be linear, with and without sharing prefixes over the turns of one
-session, and the tokens saved by scoring hinted prompts together with the plain ones.
+session, the tokens saved by scoring hinted prompts together with the plain ones, and what hints cost.
 
 Same weights, adapter, batch and arithmetic in one run; the run fails if the losses differ. Each contender is a
 process of its own, so that peak memory is its own, and the contenders' steps alternate, so that a machine that
@@ -29,16 +29,19 @@ import torch
 
 from benchmarks.options import at_least, sizes
 from benchmarks.report import Ratio, Result
-from benchmarks.train_case import Case, Family, Ids, Shape, session_samples, unrelated_samples, write_case
-from benchmarks.train_figures import Comparison, Cost, Found, result_of
+from benchmarks.train_case import HINT_TOKENS, Case, Family, Ids, Shape, session_samples, unrelated_samples, write_case
+from benchmarks.train_figures import Comparison, Cost, Found, hints_beside_none, result_of
 from benchmarks.train_tokens import tokens_of_session
 from clawloop.core.errors import SetupError
+from clawloop.core.recipes.recipe import MOST_HINTS
 
 OURS, OURS_APART, OURS_ALONE = "clawloop", "clawloop, not sharing", "clawloop, by transformers"
+HINTED = tuple(f"clawloop, {hints} hints" for hints in range(MOST_HINTS + 1))
 COMPARISONS = {
     "qwen3": Comparison("qwen3", "Qwen3 shape, nothing shared", (OURS, OURS_APART, "peft"), has_sizes=True),
     "qwen2": Comparison("qwen2", "Qwen2.5 shape, nothing shared", (OURS, "torchtune")),
     "session": Comparison("qwen3", "Qwen3 shape, turns of one session", (OURS, OURS_APART), is_session=True),
+    "hints": Comparison("qwen3", "Qwen3 shape, by hints with a control", HINTED, by_hints=True),
     "smollm2": Comparison("llama", "SmolLM2-135M's shape, nothing shared", (OURS, OURS_ALONE, "peft")),
 }
 SMOLLM2_SHAPE = Shape(
@@ -200,8 +203,11 @@ def _compare(path: Path, comparison: Comparison, ids: Sequence[Ids], options: ar
     costs, off, raw = _measure(path, comparison, case, options)
     tokens = sum(_lengths(ids))
     told, ratios = _tokens(ids, case, tokens, options) if comparison.is_session else ([], {})
-    flops = None if comparison.is_session else _flops(case.shape, ids)
-    told = [*told, f"losses differ by {off:.1e}"]
+    if comparison.by_hints:
+        told, ratios = hints_beside_none(costs)
+    else:
+        told = [*told, f"losses differ by {off:.1e}"]
+    flops = None if comparison.is_session or comparison.by_hints else _flops(case.shape, ids)
     return Found(comparison, len(ids), tokens, costs, off, raw, flops, told, ratios)
 
 
@@ -218,7 +224,7 @@ def _measure(
         for number in range(options.warm_up + options.repeats):
             for contender in contenders if number % 2 == 0 else reversed(contenders):
                 contender.take_step()
-        off = _largest_loss_difference(contenders)
+        off = 0.0 if comparison.by_hints else _largest_loss_difference(contenders)
         if not off <= TOLERANCE[case.dtype]:
             raise RuntimeError(f"losses differ by {off:.2g}: not the same step, so there is nothing to compare")
         costs = []
@@ -327,5 +333,5 @@ def _case(comparison: Comparison, ids: Sequence[Ids], options: argparse.Namespac
         # An OpenClaw request is about as long as a trainer's default micro-batch.
         samples_at_once=1 if comparison.is_session else options.samples_at_once,
         threads=options.threads,
-        max_tokens=max(_lengths(ids)),
+        max_tokens=max(_lengths(ids)) + HINT_TOKENS * comparison.by_hints,
     )

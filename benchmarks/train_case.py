@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Literal, TypeAlias
@@ -18,6 +18,7 @@ import transformers
 
 from clawloop.core.contracts.training import BatchSample
 from clawloop.core.ids import SampleId
+from clawloop.core.recipes.recipe import CONTROL
 from clawloop.training.adapters.files import Adapter, BaseIdentity, adapter_files, write_version
 from clawloop.training.model.base_weights import BaseWeights
 from clawloop.training.model.loading import load_model
@@ -29,6 +30,8 @@ Ids: TypeAlias = tuple[list[int], list[int]]
 """Prompt and response."""
 # Shares of `tokens` in a session's turn: the block that later requests drop, and a hint.
 _BLOCK, _HINT = 0.06, 0.06
+# A sentence with what leads in, a control, and the template's end of the message that they stand in.
+HINT_TOKENS, CONTROL_TOKENS, HINT_AT = 24, 12, 4
 # Large enough for the adapter, the ratio and the KL to matter; small enough that nothing diverges.
 _ADAPTER_SIZE = 0.02
 _LOGPROB_NOISE = 0.1
@@ -163,6 +166,20 @@ def hinted_prompts(session: Sequence[Ids], tokens: int, vocab: int) -> list[list
         place = len(prompt) - block
         found.append([*prompt[:place], *random.choices(range(vocab), k=hint), *prompt[place:]])
     return found
+
+
+def with_hints(samples: Sequence[BatchSample], hints: int, case: Case) -> list[BatchSample]:
+    """The samples, each with so many hinted prompts and that of a control, a few tokens before the prompt's end."""
+    random = Random(2)
+
+    def hinted(prompt: Sequence[int], tokens: int) -> list[int]:
+        return [*prompt[:-HINT_AT], *random.choices(range(case.shape.vocab_size), k=tokens), *prompt[-HINT_AT:]]
+
+    lengths = dict.fromkeys(range(hints), HINT_TOKENS) | ({CONTROL: CONTROL_TOKENS} if hints else {})
+    return [
+        replace(each, hinted_prompts={place: hinted(each.prompt_ids, tokens) for place, tokens in lengths.items()})
+        for each in samples
+    ]
 
 
 def write_case(folder: Path, case: Case, ids: Sequence[Ids], *, checkpoint: Path | None = None) -> None:

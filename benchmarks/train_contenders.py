@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.profiler import profile
 
-from benchmarks.train_case import Case, Paths
+from benchmarks.train_case import Case, Paths, with_hints
 from clawloop.core.contracts.training import BatchSample
-from clawloop.core.recipes.recipe import Train, load_recipe
+from clawloop.core.recipes.recipe import MOST_HINTS, Train, load_recipe
 from clawloop.training.batch import plain_sequence
 from clawloop.training.model.checkpoint import Backend
 from clawloop.training.ranks import ProgressCallback
@@ -39,7 +39,7 @@ Step = Callable[[], float]
 Read = Callable[["MicroBatch"], Tensor]
 """Returns the N response tokens' log-probs."""
 
-_RECIPE = Path(__file__).resolve().parents[1] / "deploy" / "recipes" / "binary.toml"
+_RECIPES = Path(__file__).resolve().parents[1] / "deploy" / "recipes"
 # As in torchtune's LoRA recipes.
 _OUTPUT_CHUNKS = 8
 
@@ -52,8 +52,13 @@ def our_step(
     share_prefixes: bool = True,
     backend: Backend | None = None,
     on_progress: ProgressCallback | None = None,
+    hints: int | None = None,
 ) -> Step:
-    """Our trainer's step; without `share_prefixes` a shared prefix is computed for each sample."""
+    """Our trainer's step; without `share_prefixes` a shared prefix is computed for each sample.
+
+    Args:
+        hints: of each sample, by the recipe `hybrid` with its control; None: by `recipe`, without any.
+    """
     from clawloop.training.adapters.files import read_adapter
     from clawloop.training.model.loading import load_model
     from clawloop.training.model.port import set_adapter
@@ -71,6 +76,9 @@ def our_step(
     set_adapter(model, read_adapter(paths.adapter).tensors)
     optimizer = make_optimizer(model, recipe.optimiser)
     samples = paths.samples()
+    if hints is not None:
+        recipe = load_recipe(_RECIPES / "hybrid.toml").train
+        samples = with_hints(samples, hints, case)
     limits = replace(case.limits, share_prefixes=share_prefixes)
     return lambda: train_step(model, optimizer, samples, recipe, limits, parent=1, on_progress=on_progress).loss
 
@@ -162,6 +170,7 @@ CONTENDERS: dict[str, Callable[[Paths, Case, Train], Step]] = {
     "clawloop": our_step,
     "clawloop, not sharing": partial(our_step, share_prefixes=False),
     "clawloop, by transformers": partial(our_step, share_prefixes=False, backend="transformers"),
+    **{f"clawloop, {hints} hints": partial(our_step, hints=hints) for hints in range(MOST_HINTS + 1)},
     "peft": peft_step,
     "torchtune": torchtune_step,
 }
@@ -274,7 +283,7 @@ def main() -> None:
     paths = Paths(Path(folder))
     case = paths.case()
     torch.set_num_threads(case.threads)
-    step = CONTENDERS[name](paths, case, load_recipe(_RECIPE).train)
+    step = CONTENDERS[name](paths, case, load_recipe(_RECIPES / "binary.toml").train)
     _answer({"loaded_bytes": reset_peak_memory(case)})
     for line in sys.stdin:
         _answer(_profiled(step) if line.strip() == "profile" else timed(step, case))

@@ -21,6 +21,7 @@ class Comparison:
         contenders: ours first.
         is_session: the samples are the turns of one session; else they have nothing in common.
         has_sizes: it is made with each number of samples, not with the largest alone.
+        by_hints: the contenders differ by the hints of each sample, so that their steps are not the same.
     """
 
     family: Family
@@ -28,6 +29,7 @@ class Comparison:
     contenders: tuple[str, ...]
     is_session: bool = False
     has_sizes: bool = False
+    by_hints: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def result_of(found: Sequence[Found], peak_flops: float | None = None) -> Result
                     "MFU": (one.flops or 0.0) / cost.wall_seconds / (peak_flops or 1.0) if known else None,
                 }
             )
-        for other in others:
+        for other in others if not one.comparison.by_hints else ():
             for what, ratio in {
                 "time": ours.wall_seconds / other.wall_seconds,
                 "CPU time": ours.cpu_seconds / other.cpu_seconds,
@@ -110,6 +112,24 @@ def result_of(found: Sequence[Found], peak_flops: float | None = None) -> Result
     ratios |= _growth([one for one in found if one.comparison.has_sizes])
     raw = {f"{one.name}: {name}": seconds for one in found for name, seconds in one.raw.items()}
     return Result(rows, ratios, raw, [line for one in found for line in (one.name, *one.told)])
+
+
+def hints_beside_none(costs: Sequence[Cost]) -> tuple[list[str], dict[str, Ratio]]:
+    """What hints cost beside the first of these costs, which has none, as lines and ratios."""
+    none, *others = costs
+    told = [f"{none.name}: {none.wall_seconds:.3g} s a step, {none.cpu_seconds:.3g} s of CPU"]
+    ratios: dict[str, Ratio] = {}
+    for cost in others:
+        wall, cpu = cost.wall_seconds / none.wall_seconds, cost.cpu_seconds / none.cpu_seconds
+        told.append(
+            f"{cost.name}: {cost.wall_seconds:.3g} s a step, {wall:.2f} times; {cost.cpu_seconds:.3g} s of CPU, "
+            f"{cpu:.2f} times"
+        )
+        ratios |= {
+            f"time of {cost.name} to none": Ratio(wall, "lower"),
+            f"CPU time of {cost.name} to none": Ratio(cpu, "lower"),
+        }
+    return told, ratios
 
 
 def _growth(by_size: Sequence[Found]) -> dict[str, Ratio]:
