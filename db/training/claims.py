@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from clawloop.core.algorithms.rewards import is_stale, versions_apart
 from clawloop.core.contracts.training import SampleState
-from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.contracts.turns import TurnKind, TurnOutcome
 from clawloop.core.errors import ContentUnreadable
 from clawloop.core.ids import SampleId
 from clawloop.core.recipes.recipe import Recipe
@@ -93,7 +93,7 @@ _CHUNK = 500
 # Locking both sample and turn avoids deadlocks with judging and closing; NO KEY UPDATE lets a new turn refer to its
 # parent. `parent_tokens` trusts the parent's `prompt_shared`: damage further up is found when the batch is read.
 CLAIM_COLUMNS = f"""
-    SELECT {SAMPLE_COLUMNS}, t.group_id, s.reward, s.rollout_group_id,
+    SELECT {SAMPLE_COLUMNS}, t.kind, t.group_id, s.reward, s.rollout_group_id,
         now() - s.created_at AS age, r.signal_hash, t.parent_turn_id, (
         SELECT coalesce(p.prompt_shared, 0) + coalesce({token_count("p.prompt_ids")}, 0)
             + coalesce({token_count("p.response_ids")}, 0)
@@ -165,17 +165,23 @@ async def choose_samples(connection: AsyncConnection, policy: str, recipe: Recip
 
 
 async def _expire_praised(connection: AsyncConnection, eligibility: Eligibility, batch: Sequence[Any]) -> list[Any]:
-    """Return the batch's samples that are blamed or have a hint, and expire its other samples.
+    """Return the batch's samples that are blamed, have a hint or are practised, and expire its other samples.
 
     If they waited instead, a policy that does well would gather praise without end, and learn from old praise once
     somebody complains.
     """
-    kept = [row for row in batch if eligibility.corrects(row)]
-    share = eligibility.recipe.train.corrected_share
-    why = f"nothing to correct: {len(kept)} of {len(batch)} samples blamed or hinted, {share:g} of them are needed"
-    expired = {SampleId(row.id): f"{why} (train.corrected_share)" for row in batch if row not in kept}
+    of_users = _of_users(batch)
+    praised = [row for row in of_users if not eligibility.corrects(row)]
+    share, corrected = eligibility.recipe.train.corrected_share, len(of_users) - len(praised)
+    why = f"nothing to correct: {corrected} of {len(of_users)} samples blamed or hinted, {share:g} of them are needed"
+    expired = {SampleId(row.id): f"{why} (train.corrected_share)" for row in praised}
     await end_samples(connection, expired, SampleState.EXPIRED, TurnOutcome.EXPIRED)
-    return kept
+    return [row for row in batch if row not in praised]
+
+
+def _of_users(batch: Sequence[Any]) -> list[Any]:
+    """The batch without practised samples: nobody corrected or praised their replies."""
+    return [row for row in batch if row.kind != TurnKind.PRACTICE]
 
 
 def choice(usable: Sequence[Any], reason: str, recipe: Recipe, *, full: bool) -> Chosen:
@@ -266,8 +272,9 @@ class Eligibility:
         return blamed or (train.uses_hints and row.hinted_tokens is not None)
 
     def lacks_corrections(self, batch: Sequence[Any]) -> bool:
-        """True if too few samples of a batch correct something, so that it only praises what is so already."""
-        return sum(map(self.corrects, batch)) < self.recipe.train.corrected_share * len(batch)
+        """True if too few of a batch's samples of users correct something, so that it only praises what is so."""
+        of_users = _of_users(batch)
+        return sum(map(self.corrects, of_users)) < self.recipe.train.corrected_share * len(of_users)
 
     def apart_from_head(self, version: int) -> int:
         """Number of steps between the version and the head."""

@@ -415,6 +415,21 @@ async def test_samples_of_users_are_claimed_before_practised_ones(gym: Gym) -> N
     assert {SampleId(UUID(str(each["id"]))) for each in samples if each["hint_source"] == "lessons"} == practised
 
 
+async def test_practised_samples_correct_nothing_that_users_said(gym: Gym) -> None:
+    train = practising().train.model_copy(update={"corrected_share": 0.5})
+    await set_recipe(gym.bench, practising(train=train))
+    turns = gym.bench.conversation(*(f"request {n}" for n in range(4)))
+    session = await gym.bench.insert(*turns)
+    gym.bench.judge.votes, gym.bench.judge.hint = [1], None
+    for turn in turns[1:3]:
+        await gym.bench.judge_turn(session, turn)
+    await gym.practise()
+    batch = {sample.sample_id for sample in await gym.batch(1)}
+    assert batch == {SampleId(row["id"]) for row in gym.samples()}
+    why = "nothing to correct: 0 of 2 samples blamed or hinted, 0.5 of them are needed (train.corrected_share)"
+    assert gym.bench.rows("SELECT reason FROM samples WHERE state = 'expired'") == [{"reason": why}] * 2
+
+
 @pytest.mark.parametrize("to", [LessonState.OFF, LessonState.SUPERSEDED, LessonState.ERASED])
 async def test_a_lesson_that_goes_ends_what_waits_to_teach_it(gym: Gym, to: LessonState) -> None:
     await gym.bench.insert(*gym.bench.conversation(*(f"request {n}" for n in range(4))))
