@@ -22,7 +22,7 @@ from db.content import content_of, storable
 from db.database import Database, PostgresStore, raw_connection, transaction
 from db.lessons.ledger import read_book
 from db.tables import JudgementRow, PracticeRow, TurnRow
-from db.training.claims import read_closed
+from db.training.claims import expire_practised, read_closed
 from db.training.policies import lock_policy
 from db.training.samples import SamplePlace, insert_sample
 from db.training.work_flag import refresh_work_flag
@@ -74,7 +74,9 @@ class PostgresPracticeStore(PostgresStore):
         if recipe is None or await read_closed(connection, policy, recipe) is not None:
             return None
         lessons = (await read_book(connection, policy)).shown
-        if not lessons or not await _has_room(connection, policy, recipe):
+        if not lessons or not (
+            await _has_room(connection, policy, recipe) or await _makes_room(connection, policy, recipe)
+        ):
             return None
         parameters = {"policy": policy, "newest": NEWEST, "lessons": _set_of(lessons)}
         share = held_out_share(found.content)
@@ -152,6 +154,14 @@ async def _insert_sample(
 async def _has_room(connection: AsyncConnection, policy: str, recipe: Recipe) -> bool:
     waiting = await connection.scalar(_WAITING, {"policy": policy}) or 0
     return waiting < recipe.train.batch_samples
+
+
+async def _makes_room(connection: AsyncConnection, policy: str, recipe: Recipe) -> bool:
+    """End the samples that became stale while steps had enough of users' samples; True if that makes room."""
+    head = (await lock_policy(connection, policy)).head
+    await expire_practised(connection, policy, recipe, head)
+    await refresh_work_flag(connection, policy)
+    return await _has_room(connection, policy, recipe)
 
 
 def _practising(content: Any) -> Recipe | None:

@@ -164,6 +164,13 @@ async def choose_samples(connection: AsyncConnection, policy: str, recipe: Recip
     return choice(usable, f"{len(usable)} of {batch_samples} samples", recipe, full=full)
 
 
+async def expire_practised(connection: AsyncConnection, policy: str, recipe: Recipe, head: int) -> None:
+    """End the practice samples that wait and that no step can take any more. Works as a claim does."""
+    parameters = {"policy": policy, "after": _FIRST, "limit": MAX_EXAMINED}
+    rows = opened(connection, await connection.execute(_PRACTISED, parameters), turns="turn_id")
+    await expire_unusable(connection, await Eligibility.of(connection, policy, recipe, head), rows)
+
+
 async def _expire_praised(connection: AsyncConnection, eligibility: Eligibility, batch: Sequence[Any]) -> list[Any]:
     """Return the batch's samples that are blamed, have a hint or are practised, and expire its other samples.
 

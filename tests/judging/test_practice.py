@@ -276,6 +276,21 @@ async def test_at_most_a_batch_waits(gym: Gym) -> None:
     assert (await gym.practise()).requests == 2
 
 
+async def test_stale_samples_make_room_for_others(gym: Gym) -> None:
+    await gym.bench.insert(*gym.bench.conversation(*(f"request {n}" for n in range(6))))
+    assert (await gym.practise()).requests == 4
+    gym.bench.execute(
+        "INSERT INTO versions (policy, n, parent, path, sha256)"
+        " SELECT 'default', n, n - 1, 'v' || n, decode('00', 'hex') FROM generate_series(1, 5) n"
+    )
+    gym.bench.execute("UPDATE policies SET head = 5")
+    assert (await gym.practise()).requests == 2
+    states = [(row["state"], row["reason"]) for row in gym.samples()]
+    stale = (SampleState.EXPIRED, "stale: 5 versions apart, bound 4")
+    assert states == [stale] * 4 + [(SampleState.FRESH, states[-1][1])] * 2
+    assert gym.bench.rows("SELECT work_waiting FROM policies") == [{"work_waiting": False}]
+
+
 # Once, whatever is killed ---------------------------------------------------------------------------------------------
 
 
