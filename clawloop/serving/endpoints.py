@@ -98,6 +98,8 @@ _SAID_OF_THE_REQUEST = frozenset({200, 400, 413, 422})
 _KNOWN_SECONDS = 60.0
 # vLLM's gauges of its scheduler, one of each for each of its processes.
 _REQUESTS = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^\n]*\})? (?P<count>[\d.e+]+)$", re.MULTILINE)
+# An engine that takes longer to say how much it has to do has enough to do.
+_BUSY_SECONDS = 5.0
 # Until another may be sent again.
 _LOOK_SECONDS = 1.0
 # The speed of a server ten minutes ago says little about now.
@@ -264,9 +266,10 @@ class JsonClient:
         return await self._models.learn(self._first, endpoint.url, bearer(endpoint.api_key), endpoint.model)
 
     async def requests_on(self, endpoint: Endpoint) -> int | None:
-        """How many requests an engine computes and has waiting, whoever sent them; None if it did not say."""
+        """How many requests an engine computes and has waiting, whoever sent them; None if it did not say at once."""
+        url, limit = f"{endpoint.url}/metrics", aiohttp.ClientTimeout(total=_BUSY_SECONDS)
         try:
-            async with self._first.get(f"{endpoint.url}/metrics", headers=bearer(endpoint.api_key)) as response:
+            async with self._first.get(url, headers=bearer(endpoint.api_key), timeout=limit) as response:
                 said = await response.text() if response.status == 200 else ""
         except (aiohttp.ClientError, ConnectionError, TimeoutError, UnicodeDecodeError):
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from clawloop.core.ids import new_lesson_id, new_turn_id
 from clawloop.core.lessons.practice import MOST_TOKENS, Practice, request_again
 from clawloop.core.lessons.prompt import DEFAULT_SYSTEM
 from clawloop.core.recipes.recipe import Recipe
+from clawloop.serving import endpoints
 from tests.fakes.engine import PROMPT_IDS, FakeEngine
 from tests.records import turn_record
 
@@ -81,6 +83,15 @@ async def test_only_an_idle_engine_with_the_version_is_asked(
         assert await client.answer(practice()) is None
         engine.busy = "0"
         assert (await client.answer(practice(version=0))) is not None
+
+
+async def test_an_engine_that_does_not_say_at_once_whether_it_is_idle_is_busy(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "_BUSY_SECONDS", 0.1)
+    engine.hold = asyncio.Event()
+    async with practising(serving_version(engine, 1)) as client, asyncio.timeout(15):  # an answer may take 30
+        assert await client.answer(practice()) is None
 
 
 async def test_an_engine_that_is_away_is_not_idle(engine: FakeEngine) -> None:

@@ -289,6 +289,8 @@ class FakeEngine:
         return JSONResponse({"object": "list", "data": [{"id": name, **shared} for name in names]})
 
     async def metrics(self, request: Request) -> Response:
+        if self.hold is not None:
+            await self.hold.wait()
         label = '{engine="0",model_name="tiny"}'
         gauges = {"num_requests_waiting_by_reason": "7.0", "num_requests_waiting": "0.0"}
         gauges |= {} if self.busy is None else {"num_requests_running": self.busy}
