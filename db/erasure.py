@@ -136,7 +136,7 @@ _WAITING_SAMPLES = text(f"SELECT id, turn_id = ANY(:turns) AS own {_WAITING}")
 # Storing a judge's answer or feedback locks the turn FOR KEY SHARE, which waits for this lock. Turns whose samples will
 # expire are locked too, all in one order, because storing a judge's answer locks a turn and the turn after it.
 _LOCK_TURNS = text(f"""
-    SELECT id, tools_sha256, id = ANY(:turns) AS requested, stored_bytes FROM turns
+    SELECT id, kind, tools_sha256, id = ANY(:turns) AS requested, stored_bytes FROM turns
     WHERE outcome <> 'erased' AND (id = ANY(:turns) OR id IN (SELECT turn_id {_WAITING}))
     ORDER BY id FOR UPDATE
 """)
@@ -244,6 +244,7 @@ async def _erase(connection: AsyncConnection, session: SessionId, turn: TurnId |
     rows = (await connection.execute(_LOCK_TURNS, {"session": session, "turns": list(requested)})).all()
     locked = [row for row in rows if row.requested]
     erased = [TurnId(row.id) for row in locked]
+    of_users = sum(row.kind != TurnKind.PRACTICE for row in locked)  # nobody has seen the others
     which = {"session": session, "turns": erased}
     learned = await connection.scalar(_LEARNED_SAMPLES, which) or 0
     freed = sum(row.stored_bytes for row in locked) + await connection.scalar(_FEEDBACK_BYTES, {"turns": erased})
@@ -261,7 +262,7 @@ async def _erase(connection: AsyncConnection, session: SessionId, turn: TurnId |
             "erased",
             session=str(session),
             whole=turn is None,
-            turns=len(erased),
+            turns=of_users,
             expired=expired,
         )
     await refresh_work_flag(connection, facts.policy)
@@ -271,7 +272,7 @@ async def _erase(connection: AsyncConnection, session: SessionId, turn: TurnId |
     newest = (await connection.scalars(query)).all()
     return Erasure(
         session=SessionFacts(session, facts.policy, facts.identified_by, facts.created_at, version or 0),
-        turns=len(erased),
+        turns=of_users,
         expired=expired,
         learned=learned,
         message=ContentErased(tuple(TurnId(turn_id) for turn_id in newest), whole=turn is None),

@@ -503,7 +503,9 @@ async def test_an_erased_request_takes_its_practice_along(gym: Gym, whole: bool,
             " WHERE kind = 'practice'"
         )
     erasure = PostgresErasureStore(gym.bench.database)
-    await (erasure.erase_session(session) if whole else erasure.erase_turn(second.turn_id))
+    erased = await (erasure.erase_session(session) if whole else erasure.erase_turn(second.turn_id))
+    assert erased is not None
+    assert erased.turns == (2 if whole else 1)  # of the user
     newest, oldest = gym.samples()
     assert (newest["state"], newest["hinted"], oldest["state"]) == (
         SampleState.EXPIRED,

@@ -452,7 +452,7 @@ class LessonForgotten(View):
 class ContentGone(View):
     """
     Args:
-        turns: how many were erased now; 0 if all were before.
+        turns: how many were erased now, their practice not counted; 0 if all were before.
         samples_expired: samples that waited for a step and were expired.
         samples_learned: samples that steps have trained, or are training: these stay in their versions.
         workflow_told: false while Temporal is away: its table shows the turns as they were.

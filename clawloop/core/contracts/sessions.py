@@ -114,7 +114,8 @@ class Erasure:
     """The result of an erasure.
 
     Args:
-        turns: how many turns lost their content; 0 if all had been erased before.
+        turns: how many turns lost their content; 0 if all had been erased before. Practice turns go with the requests
+            that they repeat, and are not counted.
         expired: how many waiting samples expired.
         learned: how many samples of erased turns are trained or being trained; those steps' versions keep what they
             learned.
