@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -34,7 +35,13 @@ from clawloop.app.local.checks import lock_data_folder
 from clawloop.app.local.parts import Deployment, JudgeEngine
 from clawloop.app.local.plan import UpOptions
 from clawloop.app.processes.bootstrap import create_default_policy, prepare
-from clawloop.app.processes.endpoints import RuntimeAddresses, read_runtime_file, workflow_links, write_runtime_file
+from clawloop.app.processes.endpoints import (
+    RuntimeAddresses,
+    read_runtime_file,
+    running_data,
+    workflow_links,
+    write_runtime_file,
+)
 from clawloop.core.contracts.serving import Scope
 from clawloop.core.contracts.turns import SessionEvidence, SessionSource, TurnKind, TurnRecord, TurnStatus
 from clawloop.core.errors import RecipeRejected, SetupError
@@ -837,6 +844,20 @@ def test_a_command_without_data_means_what_runs(nowhere: Path, here: dict[str, s
                 assert clawloop("policy", "list").stderr == ""
     # An installation that was stopped is still the one of its folder.
     assert clawloop("policy", "list").stderr == ""
+
+
+def test_notes_of_folders_that_are_gone_are_removed(nowhere: Path) -> None:
+    notes = nowhere / "state" / "clawloop" / "instances"
+    for name in ("gone", "stopped"):
+        with runs(nowhere / name, "postgresql://x"):
+            pass
+    with runs(nowhere / "running", "postgresql://x"):
+        shutil.rmtree(nowhere / "gone")
+        assert running_data() == [nowhere / "running"]
+        assert {note.read_text().strip() for note in notes.iterdir()} == {
+            str(nowhere / "running"),
+            str(nowhere / "stopped"),
+        }
 
 
 def test_a_chat_with_url_and_key_asks_nothing_of_what_runs(nowhere: Path) -> None:

@@ -197,12 +197,26 @@ def chosen_data(settings: Settings) -> Path:
 
 
 def running_data() -> list[Path]:
-    """Data folders of this user on which something runs, newest first."""
+    """Data folders of this user on which something runs, newest first; removes the notes of folders that are gone."""
     with suppress(OSError):
         notes = sorted(_notes().iterdir(), key=lambda note: note.stat().st_mtime, reverse=True)
-        folders = [Path(note.read_text(encoding="utf-8").strip()) for note in notes]
-        return [folder for folder in folders if _runs(folder)]
+        noted = {note: Path(note.read_text(encoding="utf-8").strip()) for note in notes}
+        for note in [note for note, folder in noted.items() if _is_gone(folder)]:
+            with suppress(OSError):
+                note.unlink()
+        return [folder for folder in noted.values() if _runs(folder)]
     return []
+
+
+def _is_gone(folder: Path) -> bool:
+    """True if there is no such folder; not of one that cannot be looked at."""
+    try:
+        folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _runs(data: Path) -> bool:
