@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -12,39 +12,23 @@ from api.chat.fields import tools_for_engine
 from api.chat.sent import sent_to
 from clawloop.core.contracts.serving import Directory, Engine, ServedModel
 from clawloop.core.contracts.turns import TurnKind
-from clawloop.core.errors import EngineRejected, EngineUnavailable
-from clawloop.core.ids import new_turn_id, version_name
+from clawloop.core.ids import new_turn_id
 from clawloop.core.lessons.practice import Practice, PractisedReply, request_again
 from clawloop.core.lessons.prompt import has_system
-from clawloop.serving.endpoints import AFTER_CHATS, Endpoint, JsonClient, NoReply
+from clawloop.serving.endpoints import AFTER_CHATS, Endpoint
 from clawloop.serving.engine_secret import Secret
+from clawloop.serving.versions import VersionClient
 
 # A reply of the most tokens on a slow CPU.
 ANSWER_SECONDS = 600.0
-# The engine restarted and lacks the version, which its agent loads again; or it is of the moment.
-_RETRYABLE = frozenset({401, 404, 408, 409, 425, 429})
 _READING = ReadingAnswer("the answer is not a chat completion")
 
 
-class PracticeClient:
-    """Satisfies `activities.practice.AnswerAgain`. Use as an async context manager.
-
-    Args:
-        directory: current policies and engines.
-        secret: the engines'.
-    """
+class PracticeClient(VersionClient):
+    """Satisfies `activities.practice.AnswerAgain`."""
 
     def __init__(self, directory: Callable[[], Directory], secret: Secret, *, seconds: float = ANSWER_SECONDS) -> None:
-        self._directory = directory
-        self._secret = secret
-        self._client = JsonClient(seconds)
-
-    async def __aenter__(self) -> PracticeClient:
-        await self._client.__aenter__()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._client.__aexit__(None, None, None)
+        super().__init__(directory, secret, seconds)
 
     async def answer(self, practice: Practice) -> PractisedReply | None:
         """The reply to a request without lessons; None while no engine that has the version is idle.
@@ -54,7 +38,7 @@ class PracticeClient:
             EngineRejected: it will never take this request.
             EngineAnswerUnusable: what it answered is no chat completion.
         """
-        for engine, endpoint in self._engines(practice):
+        for engine, endpoint in self._engines(practice.source.policy, practice.version):
             model = await self._client.model_of(endpoint)
             if model is not None and await self._client.requests_on(endpoint) == 0:
                 return await self._answer(practice, engine, endpoint, model)
@@ -69,7 +53,7 @@ class PracticeClient:
         fields: dict[str, Any] = {"return_token_ids": True, "logprobs": True, "top_logprobs": 0, **AFTER_CHATS}
         if "tools" in sent.body:
             fields["tools"] = tools_for_engine(sent.body)
-        body = await self._post(endpoint, sent.body | fields)
+        body = await self._completion([endpoint], sent.body | fields, "a practised request")
         capture = Capture(choices=1, keep_logprobs=False, keep_ids=False)
         with _READING:
             (choice,) = capture.take_body(body)
@@ -98,24 +82,3 @@ class PracticeClient:
             lessons=(),
         )
         return PractisedReply(record, "" if has_system(source.messages) else model.default_system)
-
-    def _engines(self, practice: Practice) -> Sequence[tuple[Engine, Endpoint]]:
-        policy, version, now = practice.source.policy, practice.version, self._directory()
-        base = next((each.base_model for each in now.policies if each.id == policy), None)
-        return [
-            (engine, Endpoint(engine.url, version_name(policy, version, base), self._secret()))
-            for engine in now.engines
-            if base is not None and not engine.draining
-            if version == 0 or version in engine.versions.get(policy, frozenset())
-        ]
-
-    async def _post(self, endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
-        try:
-            reply = await self._client.post([endpoint], "/v1/chat/completions", body)
-        except NoReply as error:
-            raise EngineUnavailable(f"no answer to a practised request: {error}") from error
-        if reply.status >= 500 or reply.status in _RETRYABLE:
-            raise EngineUnavailable(f"an engine answered {reply.status} to a practised request")
-        if reply.status != 200 or reply.body is None:
-            raise EngineRejected(reply.status, {"message": "the engine refused a practised request"})
-        return reply.body

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 import orjson
@@ -338,6 +338,20 @@ class JsonClient:
 
     def _too_late(self) -> NoReply:
         return NoReply(f"no answer within {self._seconds:.0f} s")
+
+
+class Asking:
+    """Base of what asks servers by a client of its own. Use as an async context manager."""
+
+    def __init__(self, client: JsonClient) -> None:
+        self._client = client
+
+    async def __aenter__(self) -> Self:
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.__aexit__(None, None, None)
 
 
 async def _first_answer(requests: Sequence[Awaitable[Reply]]) -> Reply:

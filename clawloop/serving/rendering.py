@@ -15,7 +15,7 @@ from clawloop.core.errors import (
 )
 from clawloop.core.families.template import Thinking, switched, thinking_of
 from clawloop.core.lessons.prompt import turn_as_sent
-from clawloop.serving.endpoints import Endpoint, Endpoints, JsonClient, NoReply
+from clawloop.serving.endpoints import Asking, Endpoint, Endpoints, JsonClient, NoReply
 
 # Rendering ------------------------------------------------------------------------------------------------------------
 # Renders prompts to token ids by the engine's chat template, through vLLM's `/tokenize`.
@@ -28,19 +28,12 @@ RENDER_SECONDS = 60.0
 _PROMPT_FIELDS = ("add_generation_prompt", "continue_final_message", "add_special_tokens", "chat_template_kwargs")
 
 
-class EngineRenderer:
-    """Renders prompts as `activities.judging.evaluation.Render` says. Use as an async context manager."""
+class EngineRenderer(Asking):
+    """Renders prompts as `activities.judging.evaluation.Render` says."""
 
     def __init__(self, endpoints: Endpoints) -> None:
+        super().__init__(JsonClient(RENDER_SECONDS))
         self._endpoints = endpoints
-        self._client = JsonClient(RENDER_SECONDS)
-
-    async def __aenter__(self) -> EngineRenderer:
-        await self._client.__aenter__()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._client.__aexit__(None, None, None)
 
     async def render(self, turn: TurnRecord, messages: Sequence[Message]) -> list[int]:
         """The ids of the turn's prompt with these messages in place of its own, as the engine would have got them.
@@ -106,8 +99,6 @@ def texts_of(answer: object, ids: Sequence[int]) -> list[str]:
 # Thinking -------------------------------------------------------------------------------------------------------------
 # Asks engines how their model thinks: `/tokenize` renders a chat by the engine's own template.
 
-# Rendering takes milliseconds; a busy engine's event loop, some seconds.
-_SECONDS = 60.0
 _CHAT = [{"role": "user", "content": "Hello"}]
 _REFUSED = (400, 422)
 _NO_ROUTE = (404, 405)
@@ -115,23 +106,13 @@ _NO_ROUTE = (404, 405)
 _SPACE = "\u0120"
 
 
-class ThinkingProbe:
-    """Use as an async context manager.
-
-    Each model is asked about until an answer is certain, and again when its engines are others.
-    """
+class ThinkingProbe(Asking):
+    """Asks about each model until an answer is certain, and again when its engines are others."""
 
     def __init__(self, endpoints: Endpoints) -> None:
+        super().__init__(JsonClient(RENDER_SECONDS))
         self._endpoints = endpoints
-        self._client = JsonClient(_SECONDS)
         self._known: dict[tuple[Endpoint, ...], Thinking] = {}
-
-    async def __aenter__(self) -> ThinkingProbe:
-        await self._client.__aenter__()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._client.__aexit__(None, None, None)
 
     async def of(self, policy: str) -> Thinking:
         """The thinking mode of a policy's base model; NEVER for a server that does not render chats.

@@ -107,7 +107,7 @@ async def test_an_engine_that_is_away_is_not_idle(engine: FakeEngine) -> None:
 
 @pytest.mark.parametrize(
     ("said", "error"),
-    [("OVERFLOW", EngineRejected), ("FAIL500", EngineUnavailable), ("GARBAGE", EngineRejected)],
+    [("OVERFLOW", EngineRejected), ("FAIL500", EngineUnavailable), ("GARBAGE", EngineAnswerUnusable)],
 )
 async def test_an_engine_that_does_not_answer_says_whether_to_ask_again(
     engine: FakeEngine, said: str, error: type[Exception]
