@@ -13,7 +13,7 @@ from clawloop.app.demo.recipes import Method
 from clawloop.app.demo.report import Evaluation as Row
 from clawloop.app.demo.report import RunTotals, report_run
 from clawloop.app.demo.report_formats import as_json, read_report, taste_lines
-from clawloop.app.demo.sessions import NOTES_LEAD_IN, Scores, TasteUser
+from clawloop.app.demo.sessions import Scores, TasteUser, as_notes
 from clawloop.app.demo.tastes import HELD_OUT, Answer, Taste, draw_taste
 from clawloop.core.errors import SetupError
 from clawloop.core.gate.general import ANSWER_TOKENS, general_questions
@@ -137,8 +137,8 @@ async def test_a_session_reacts_rates_and_keeps_what_was_wished_for_as_notes(use
     found = await user.findings(client, BASE)
     [system] = {asked[2] for asked in client.asked}
     assert system is not None
-    lead, *notes = system.splitlines()
-    assert lead == NOTES_LEAD_IN
+    _, *notes = system.splitlines()
+    assert system == as_notes(note.removeprefix("- ") for note in notes)
     chatted = " ".join(str(message["content"]) for chat in client.chats for message in chat)
     assert len(notes) == found.note_lines > 5
     assert all(note.removeprefix("- ") in chatted for note in notes)

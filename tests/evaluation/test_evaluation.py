@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 import clawloop.app.evaluation.run as run_module
 from clawloop.app.demo.admin_client import AdminClient
+from clawloop.app.demo.sessions import as_notes
 from clawloop.app.evaluation.clients import ModelClient, NoAnswer
 from clawloop.app.evaluation.figures import Row, sessions_by_luck
 from clawloop.app.evaluation.homework import own_homework
@@ -186,6 +187,7 @@ async def test_notes_in_the_prompt_are_a_baseline_that_learns_nothing(gateway: G
     ]
     first = json.loads((tmp_path / "lines.jsonl").read_text().splitlines()[8])
     assert (first["arm"], first["session"]) == ("notes", 1)
+    assert systems[0] == as_notes(line.removeprefix("- ") for line in systems[0].splitlines()[1:])
     assert all(f"- {said}" in systems[0] for said in first["said"][1:])
 
 

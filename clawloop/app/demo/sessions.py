@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Protocol, TypeVar
@@ -173,7 +173,12 @@ class ToyUser:
 FEW_REQUESTS, MANY_REQUESTS = 16, 32
 FEW_FACTS, MANY_FACTS = 16, 40
 SHOWN_EXAMPLES = 3
-NOTES_LEAD_IN = "What the user said about earlier replies, to be followed from now on:"
+_NOTES_LEAD_IN = "What the user said about earlier replies, to be followed from now on:"
+
+
+def as_notes(said: Iterable[str]) -> str:
+    """The system prompt of a product that keeps what users say as notes, instead of learning."""
+    return "\n".join([_NOTES_LEAD_IN, *(f"- {one}" for one in said)])
 
 
 class TasteUser:
@@ -229,7 +234,7 @@ class TasteUser:
 
     async def findings(self, client: ChatClient, base_model: str) -> TasteFindings:
         """Measure the notes, and gather what the run found."""
-        notes = "\n".join([NOTES_LEAD_IN, *(f"- {said}" for said in self._notes)])
+        notes = as_notes(self._notes)
         answers = await self._replies(client, base_model, MANY_REQUESTS, notes)
         right = await self._share_right(client, base_model, MANY_FACTS, notes)
         examples = zip(HELD_OUT, self._first, self._newest, strict=False)

@@ -20,6 +20,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from pydantic import JsonValue
 
 from clawloop.app.demo.admin_client import AdminClient
+from clawloop.app.demo.sessions import as_notes
 from clawloop.app.evaluation.clients import ModelClient, NoAnswer
 from clawloop.app.evaluation.figures import Row, RunFigure, sessions_until, table
 from clawloop.app.evaluation.homework import Task
@@ -174,11 +175,7 @@ def notes_of(lines: LineFile, cell: Cell) -> str:
         if sum(map(len, kept)) + len(said) > NOTE_CHARACTERS:
             break
         kept.append(said)
-    if not kept:
-        return ""
-    return "\n".join(
-        ["Notes of what users said about earlier replies; follow them:", *(f"- {one}" for one in kept[::-1])]
-    )
+    return as_notes(kept[::-1]) if kept else ""
 
 
 def _met(lines: LineFile, arm: str, seed: int, user: User) -> list[bool]:
