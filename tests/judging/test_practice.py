@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -37,6 +41,7 @@ from tests.judging.conftest import Bench, set_recipe
 from tests.judging.test_export import exported
 from tests.records import turn_record
 
+ROOT = Path(__file__).parents[2]
 BRIEF, POLITE = "Answer in one sentence.", "Say please."
 
 
@@ -310,6 +315,22 @@ async def test_an_engine_or_a_store_that_is_away_loses_nothing(gym: Gym) -> None
     gym.bench.execute("DROP TRIGGER fails ON samples")
     assert (await gym.practise()).requests == 1
     assert len(gym.samples()) == 1
+
+
+@pytest.mark.parametrize(("when", "kept"), [("answered", 1), ("inserting", 1), ("kept", 2)])
+async def test_a_worker_that_is_killed_while_practising_loses_nothing_and_makes_nothing_twice(
+    gym: Gym, when: str, kept: int
+) -> None:
+    await gym.bench.insert(*gym.bench.conversation("one", "two", "three"))
+    program = [sys.executable, "-m", "tests.judging.killed_practice", gym.bench.url, when]
+    killed = await asyncio.to_thread(subprocess.run, program, cwd=ROOT, timeout=300)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(gym.samples()) == kept
+    assert (await gym.practise()).requests == 3 - kept
+    asked = {row["source_turn_id"]: row["state"] for row in gym.samples()}
+    assert (len(asked), set(asked.values()), len(gym.samples())) == (3, {SampleState.FRESH}, 3)
+    assert len(gym.bench.rows("SELECT FROM turns WHERE kind = 'practice'")) == 3
+    assert await violations(gym.bench.database) == []
 
 
 async def test_a_request_that_no_engine_answers_does_not_keep_others_waiting(gym: Gym) -> None:
