@@ -1,4 +1,7 @@
-"""Practises lessons: has the engines answer the newest requests again while they have nothing else to do."""
+"""Practises lessons: has the engines answer the newest requests again while they have nothing else to do.
+
+While a lesson is new, some are answered with it first: what it does is measured by these replies in each step.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from clawloop.core.lessons.practice import (
     control_of,
     places_of,
     taught_by,
+    without_lesson,
 )
 from clawloop.core.samples.decision import unseen_parts, why_not_trainable
 
@@ -36,14 +40,16 @@ class PracticeStore(Protocol):
     """Stores what is practised. Every call raises StoreUnavailable if PostgreSQL does not answer in time."""
 
     async def next(self, policy: str) -> Practice | None:
-        """The newest request that was not practised with the active lessons; None if there is nothing to practise now:
-        the recipe does not say so, no lesson is active, training is paused or its schedule closed, or as many practice
-        samples wait for a step as a batch has."""
+        """The newest request that was not practised with the active lessons, or that is to measure one of them; None if
+        there is nothing to practise now: the recipe does not say so, no lesson is active, training is paused or its
+        schedule closed, as many practice samples wait for a step as a batch has, or a new lesson waits for requests
+        that it is measured by."""
 
     async def keep(self, practice: Practice, result: PracticeResult) -> str | None:
         """Store what became of a request, its turn and its sample in one transaction; once for each set of lessons.
 
-        Nothing if lessons or recipe have changed since, the request was erased, or it was practised meanwhile.
+        Nothing if lessons or recipe have changed since, the request was erased, or it was practised or a lesson is
+        measured by it meanwhile.
 
         Returns:
             The policy's id if its batch became ready with this call, else None.
@@ -51,7 +57,7 @@ class PracticeStore(Protocol):
 
 
 AnswerAgain = Callable[[Practice], Awaitable[PractisedReply | None]]
-"""The reply to a request without lessons; None while no engine that has the version is idle.
+"""The reply to a request, without lessons or with them; None while no engine that has the version is idle.
 
 Raises:
     EngineUnavailable: the engine did not answer; retry later.
@@ -123,6 +129,9 @@ class PracticeActivities:
             # As for hints: only a template that gives the recorded ids can be trusted with lessons.
             if await self._render(reply.record, reply.record.messages) != reply.record.prompt_ids:
                 return _nothing("template mismatch")
+            if practice.measured is not None:
+                plain = await self._change(reply, without_lesson(reply.record, practice.measured))
+                return PracticeResult(reply.record, {0: plain}, "measures a lesson")
             taught = await self._change(reply, taught_by(reply, practice.lessons))
             with_control = practice.recipe.train.advantage.control
             control = await self._change(reply, control_of(reply, practice.lessons)) if with_control else None

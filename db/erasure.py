@@ -76,7 +76,9 @@ _FROM_TURN = text("""
         SELECT n.id FROM down CROSS JOIN LATERAL (
             SELECT t.id FROM turns t WHERE t.parent_turn_id = down.id
             UNION ALL
-            SELECT p.turn_id FROM practice p WHERE p.source_turn_id = down.id AND p.turn_id IS NOT NULL) n)
+            SELECT p.turn_id FROM practice p WHERE p.source_turn_id = down.id AND p.turn_id IS NOT NULL
+            UNION ALL
+            SELECT y.turn_id FROM yardstick y WHERE y.source_turn_id = down.id AND y.turn_id IS NOT NULL) n)
     SELECT id FROM down
 """)
 _BESIDE_TURN = text("""
@@ -126,6 +128,7 @@ _STRIP = tuple(
             WHERE (advantages IS NOT NULL OR moves IS NOT NULL)
                 AND sample_id IN (SELECT id FROM samples WHERE turn_id = ANY(:turns))""",
         f"UPDATE samples SET reason = '{WHY}' WHERE state = 'superseded' AND turn_id = ANY(:turns)",
+        "UPDATE yardstick SET prompts = NULL WHERE turn_id = ANY(:turns)",
     )
 )
 _WAITING = f"""

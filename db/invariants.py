@@ -52,7 +52,8 @@ INVARIANTS: dict[str, str] = {
             OR t.asked_digest IS NOT NULL
             OR t.sampling::text <> '{}' OR t.evidence->>'value' IS NOT NULL
             OR EXISTS (SELECT FROM turn_files f WHERE f.turn_id = t.id)
-            OR EXISTS (SELECT FROM feedback f WHERE f.turn_id = t.id AND f.text <> 'erased'))
+            OR EXISTS (SELECT FROM feedback f WHERE f.turn_id = t.id AND f.text <> 'erased')
+            OR EXISTS (SELECT FROM yardstick y WHERE y.turn_id = t.id AND y.prompts IS NOT NULL))
         UNION
         SELECT 'turn ' || o.id FROM judgements j CROSS JOIN LATERAL (VALUES (j.turn_id), (j.shown_by)) w (turn)
             JOIN turns o ON o.id = w.turn
@@ -61,18 +62,27 @@ INVARIANTS: dict[str, str] = {
     # round.
     "an erased lesson is in no prompt": """
         SELECT 'turn ' || t.id || ', lesson ' || l.id FROM lessons l JOIN turns t ON t.lessons @> ARRAY[l.id]
-        WHERE l.state = 'erased' AND t.prompt_ids IS NOT NULL
+        WHERE l.state = 'erased' AND (t.prompt_ids IS NOT NULL
+            OR EXISTS (SELECT FROM yardstick y WHERE y.turn_id = t.id AND y.prompts IS NOT NULL))
         UNION ALL
         SELECT 'turn ' || p.turn_id || ', lesson ' || l.id FROM lessons l JOIN practice p ON p.lessons @> ARRAY[l.id]
             JOIN judgements j ON j.turn_id = p.turn_id JOIN samples s ON s.judgement_id = j.id
         WHERE l.state = 'erased' AND (octet_length(s.hinted_prompts) > 0 OR j.hint <> 'erased' OR s.state = 'fresh')""",
-    "a practice turn has a sample by its lessons alone, of a main turn that is erased with it": """
-        SELECT 'turn ' || t.id FROM turns t LEFT JOIN practice p ON p.turn_id = t.id
+    "a practice turn has a sample by its lessons alone, or measures one, of a main turn that is erased with it": """
+        WITH again AS (
+            SELECT turn_id, source_turn_id, false AS measures FROM practice
+            UNION ALL
+            SELECT turn_id, source_turn_id, true FROM yardstick)
+        SELECT 'turn ' || t.id FROM turns t LEFT JOIN again p ON p.turn_id = t.id
             LEFT JOIN turns o ON o.id = p.source_turn_id LEFT JOIN samples s ON s.turn_id = t.id
         WHERE (t.kind = 'practice' OR p.turn_id IS NOT NULL) AND (
-            t.kind <> 'practice' OR t.lessons IS NOT NULL OR o.kind IS DISTINCT FROM 'main'
-            OR o.session_id <> t.session_id OR s.id IS NULL OR s.reward IS NOT NULL OR s.hinted_prompts IS NULL
-            OR (o.outcome = 'erased' AND t.outcome <> 'erased'))""",
+            t.kind <> 'practice' OR o.kind IS DISTINCT FROM 'main' OR o.session_id <> t.session_id
+            OR (o.outcome = 'erased' AND t.outcome <> 'erased')
+            OR CASE WHEN p.measures THEN s.id IS NOT NULL OR (t.lessons IS NULL AND t.outcome <> 'erased')
+                ELSE t.lessons IS NOT NULL OR s.id IS NULL OR s.reward IS NOT NULL OR s.hinted_prompts IS NULL END)""",
+    "no request is practised that a lesson is measured by": """
+        SELECT DISTINCT 'turn ' || y.source_turn_id FROM yardstick y JOIN practice p USING (source_turn_id)
+        WHERE y.turn_id IS NOT NULL AND p.turn_id IS NOT NULL""",
     "a turn that was answered with lessons has no sample": """
         SELECT 'turn ' || t.id FROM turns t JOIN samples s ON s.turn_id = t.id
         WHERE t.lessons IS NOT NULL AND s.state NOT IN ('superseded', 'expired')""",

@@ -20,6 +20,7 @@ from db.judging.tables import JudgeTrialRow as JudgeTrialRow
 from db.judging.tables import VoteRow as VoteRow
 from db.lessons.tables import LessonRow as LessonRow
 from db.lessons.tables import PracticeRow as PracticeRow
+from db.lessons.tables import YardstickRow as YardstickRow
 from db.serving.tables import ApiKeyRow as ApiKeyRow
 from db.serving.tables import EngineRow as EngineRow
 from db.serving.tables import EngineVersionRow as EngineVersionRow

@@ -1,4 +1,4 @@
-"""Has an idle engine answer a recorded request again, without lessons, and makes a turn of the answer."""
+"""Has an idle engine answer a recorded request again, without lessons or with them, and makes a turn of the answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PracticeClient(VersionClient):
         super().__init__(directory, secret, seconds)
 
     async def answer(self, practice: Practice) -> PractisedReply | None:
-        """The reply to a request without lessons; None while no engine that has the version is idle.
+        """The reply to a request; None while no engine that has the version is idle.
 
         Raises:
             EngineUnavailable: the engine did not answer; retry later.
@@ -49,7 +49,8 @@ class PracticeClient(VersionClient):
     ) -> PractisedReply:
         source, started_at = practice.source, datetime.now(UTC)
         request = request_again(source)
-        sent = sent_to(model, request)
+        why = "practice" if practice.measured is None else "yardstick"
+        sent = sent_to(model, request, lessons=practice.shown)
         fields: dict[str, Any] = {"return_token_ids": True, "logprobs": True, "top_logprobs": 0, **AFTER_CHATS}
         if "tools" in sent.body:
             fields["tools"] = tools_for_engine(sent.body)
@@ -64,7 +65,7 @@ class PracticeClient(VersionClient):
             group_id=None,
             choice=0,
             kind=TurnKind.PRACTICE,
-            kind_reason=f"practice of the request of {source.turn_id}",
+            kind_reason=f"{why} of the request of {source.turn_id}",
             status=choice.status(),
             error=choice.unusable,
             version=practice.version,
@@ -79,6 +80,6 @@ class PracticeClient(VersionClient):
             ends_session=False,
             started_at=started_at,
             finished_at=datetime.now(UTC),
-            lessons=(),
+            lessons=practice.shown,
         )
         return PractisedReply(record, "" if has_system(source.messages) else model.default_system)

@@ -49,7 +49,7 @@ async def change_lesson(request: Request, lesson: str, action: str, policy: str 
             note = "On: new sessions get it."
         case "forget":
             forgotten = await operations.forget(chosen, lesson)
-            note = f"Forgotten, with the prompts of {forgotten.turns} turns."
+            note = f"Forgotten, with the prompts of {forgotten.turns} turns. {forgotten.what_is_left(chosen)}".strip()
         case _:
             raise NotFound(f"There is no action {action!r}.", code="not_found", field="action")
     return await _changed(request, login, chosen, note)

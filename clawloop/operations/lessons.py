@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from clawloop.core.contracts.answers import LessonForgotten, LessonList, LessonView
-from clawloop.core.contracts.lessons import Lesson, LessonState
+from clawloop.core.contracts.answers import LessonForgotten, LessonList, LessonView, YardstickView
+from clawloop.core.contracts.lessons import Forgotten, Lesson, LessonState, Yardstick
 from clawloop.core.errors import AmbiguousId, NotFound
 from clawloop.core.ids import LessonId, ids_beginning, short_form
 from clawloop.core.lessons.ledger import LessonBook
+from clawloop.core.lessons.yardstick import in_words
 
 NOT_SHOWN = (
     "Lessons are off, so that no prompt holds it yet: set enabled = true under [lessons] of the recipe"
@@ -41,8 +42,8 @@ class LessonStore(Protocol):
             StateConflict: it cannot have this state.
         """
 
-    async def forget(self, policy: str, lesson: LessonId) -> int:
-        """Erase the lesson's text from the ledger and from the prompts of turns; the number of these turns.
+    async def forget(self, policy: str, lesson: LessonId) -> Forgotten:
+        """Erase the lesson's text from the ledger and from the prompts of turns.
 
         Raises:
             StateConflict: it was erased before.
@@ -92,7 +93,10 @@ class LessonOperations:
             StateConflict, NotFound, AmbiguousId
         """
         lesson = await self._find(policy, reference)
-        return LessonForgotten(id=lesson, turns=await self._store.forget(policy, lesson))
+        forgotten = await self._store.forget(policy, lesson)
+        return LessonForgotten(
+            id=lesson, turns=forgotten.turns, versions=forgotten.versions, roll_back_to=forgotten.before
+        )
 
     async def _change(self, policy: str, reference: str, to: LessonState, why: str) -> LessonView:
         return await self._view(policy, await self._store.change(policy, await self._find(policy, reference), to, why))
@@ -134,6 +138,8 @@ def _listed(policy: str, book: LessonBook) -> LessonList:
                 source=lesson.source,
                 turns=lesson.turns,
                 practised=lesson.practised,
+                since_version=lesson.since_version,
+                yardstick=None if lesson.yardstick is None else _measured(lesson.yardstick),
                 turn_id=lesson.turn_id,
                 session_id=lesson.session_id,
                 superseded_by=lesson.superseded_by,
@@ -142,4 +148,17 @@ def _listed(policy: str, book: LessonBook) -> LessonList:
             )
             for lesson in book.lessons
         ],
+    )
+
+
+def _measured(found: Yardstick) -> YardstickView:
+    return YardstickView(
+        finding=found.finding,
+        replies=found.replies,
+        version=found.version,
+        effect=found.effect,
+        low=found.low,
+        high=found.high,
+        left=dict(found.left),
+        summary=in_words(found),
     )

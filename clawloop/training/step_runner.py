@@ -26,6 +26,7 @@ from clawloop.core.contracts.training import (
     StepFigures,
     TrainedStep,
     VersionRef,
+    YardstickScore,
 )
 from clawloop.core.crash_points import CrashPoint, crash_point
 from clawloop.core.errors import (
@@ -341,6 +342,7 @@ class StepRunner:
         turns = () if lacking_turns(step.verdicts_and_units) is not None else step.held_out
         held_out: list[HeldOutScore] = []
         held_out_seconds = 0.0
+        yardstick: list[YardstickScore] = []
 
         def train(samples: Sequence[BatchSample], within: Limits) -> StepFigures:
             nonlocal held_out_seconds
@@ -354,6 +356,9 @@ class StepRunner:
             unknown = [turn for turn in turns if turn.sample_id not in step.parent_scores]
             before = {**step.parent_scores, **self._score_held_out(model, unknown, within, report_or_stop)}
             held_out_seconds = time.monotonic() - began
+            new = [reply for reply in step.yardstick if reply.new]
+            taught = self._score_yardstick(model, [reply.taught for reply in new], within, report_or_stop)
+            plain = self._score_yardstick(model, [reply.plain for reply in new], within, report_or_stop)
             figures = train_step(
                 model,
                 optimizer,
@@ -375,6 +380,12 @@ class StepRunner:
                 HeldOutScore(int(turn.reward or 0), before[sample], after[sample], turn.unit, sample)
                 for turn in known
                 if (sample := turn.sample_id) in after
+            ]
+            now = self._score_yardstick(model, [reply.plain for reply in step.yardstick], within, report_or_stop)
+            yardstick[:] = [
+                YardstickScore(reply, now[reply], taught.get(reply), plain.get(reply))
+                for reply in (one.plain.sample_id for one in step.yardstick)
+                if reply in now
             ]
             return figures
 
@@ -404,7 +415,7 @@ class StepRunner:
         path = written.path.relative_to(self._setup.adapters).as_posix()
         version = VersionRef(step.policy, step.n, parent, path, written.sha256)
         taken = time.monotonic() - started
-        return TrainedStep(version, _with_excluded(figures, batch), taken, held_out, held_out_seconds)
+        return TrainedStep(version, _with_excluded(figures, batch), taken, held_out, held_out_seconds, yardstick)
 
     def _begin_attempt(
         self,
@@ -426,13 +437,29 @@ class StepRunner:
             report(f"{attempt.before}; {again}")
         return attempt
 
+    def _score_yardstick(
+        self, model: PolicyModel, replies: Sequence[BatchSample], limits: Limits, report_or_stop: StatusCallback
+    ) -> dict[SampleId, float]:
+        """Log-probability of each whole reply by which lessons are measured."""
+        lengths = {reply.sample_id: len(reply.response_ids) for reply in replies}
+        means = self._score_replies(model, replies, limits, report_or_stop, "replies that lessons are measured by")
+        return {reply: mean * lengths[reply] for reply, mean in means.items()}
+
     def _score_held_out(
         self, model: PolicyModel, turns: Sequence[BatchSample], limits: Limits, report_or_stop: StatusCallback
     ) -> dict[SampleId, float]:
-        """Mean log-probability of each held-out reply under the model's present weights.
+        """Mean log-probability of each held-out reply. Without any the version is compared by its numbers alone."""
+        return self._score_replies(model, turns, limits, report_or_stop, "held-out turns")
 
-        Without any if memory runs out: the version is then compared by its numbers alone.
-        """
+    def _score_replies(
+        self,
+        model: PolicyModel,
+        turns: Sequence[BatchSample],
+        limits: Limits,
+        report_or_stop: StatusCallback,
+        stage: str,
+    ) -> dict[SampleId, float]:
+        """Mean log-probability of each reply under the model's present weights; without any if memory runs out."""
         if not turns:
             return {}
         try:
@@ -441,7 +468,7 @@ class StepRunner:
                 turns,
                 limits,
                 self._ranks,
-                lambda progress: report_or_stop(f"held-out turns: {progress}"),
+                lambda progress: report_or_stop(f"{stage}: {progress}"),
             )
             return {turns[place].sample_id: mean for place, mean in means.items()}
         except RankOutOfMemory:

@@ -98,6 +98,13 @@ SEALED_TABLES = (
     ),
     SealedTable("probes", ("id",), _id, {"content": Form.JSON}),
     SealedTable("lessons", ("id",), _id, {"text": Form.TEXT, "digest": Form.DIGEST}),
+    SealedTable(
+        "yardstick",
+        ("lesson_id", "source_turn_id"),
+        lambda row: row["turn_id"],
+        {"prompts": Form.BYTES},
+        ("turn_id",),
+    ),
     SealedTable("files", ("id",), _id, {"content": Form.BYTES, "digest": Form.DIGEST}, rows_at_once=4),
 )
 
@@ -122,6 +129,7 @@ PLAIN_COLUMNS: Mapping[str, str] = {
     "events": "policy kind detail",
     "lessons": "policy state why source",
     "practice": "lessons why",
+    "yardstick": "why without",
     "votes": "kind",
     "hints": "kind",
     "feedback": "effect",

@@ -7,23 +7,41 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import func, insert, or_, select, text, update
+from sqlalchemy import ScalarSelect, func, insert, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from clawloop.core.contracts.lessons import Correction, Lesson, LessonSource, LessonState, PolicyLessons
+from clawloop.core.algorithms.rewards import path_to_base
+from clawloop.core.contracts.lessons import (
+    Correction,
+    Finding,
+    Forgotten,
+    Lesson,
+    LessonSource,
+    LessonState,
+    PolicyLessons,
+    Yardstick,
+)
 from clawloop.core.contracts.training import SampleState
-from clawloop.core.contracts.turns import TurnOutcome
+from clawloop.core.contracts.turns import TurnKind, TurnOutcome
 from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing, NotFound, StateConflict
 from clawloop.core.ids import LessonId, SampleId, TurnId, new_lesson_id
-from clawloop.core.lessons.ledger import MOST_LESSONS, LessonBook, digest_of, read_lesson, require_change
+from clawloop.core.lessons.ledger import (
+    MOST_LESSONS,
+    LessonBook,
+    digest_of,
+    read_lesson,
+    require_change,
+    says_the_same,
+)
+from clawloop.core.lessons.yardstick import VERSIONS_TO_LEARN, read_yardstick, why_grown, why_learned
 from clawloop.core.recipes.lessons import Lessons
 from clawloop.core.samples.decision import LESSON_ERASED, PREFIX
 from db.content import content_of
 from db.database import PostgresStore, transaction
 from db.encryption.columns import opened
-from db.serving.publishing import notify_directory
-from db.tables import LessonRow
-from db.training.policies import insert_event, lock_policy, require_policy
+from db.lessons.yardstick import forget_replies, read_practised_in, read_scores
+from db.tables import LessonRow, PolicyRow
+from db.training.policies import insert_event, lock_policy, notify_directory, read_parents, require_policy
 from db.training.samples import end_samples
 from db.training.work_flag import refresh_work_flag
 
@@ -34,7 +52,8 @@ _SETTINGS = text("""
     ORDER BY p.id
 """)
 _SHOWN = text("""
-    SELECT l.id, (SELECT count(*) FROM turns t WHERE t.lessons @> ARRAY[l.id]) AS turns, source.session_id,
+    SELECT l.id, source.session_id,
+        (SELECT count(*) FROM turns t WHERE t.lessons @> ARRAY[l.id] AND t.kind <> 'practice') AS turns,
         (SELECT count(*) FROM practice p WHERE p.lessons @> ARRAY[l.id] AND p.turn_id IS NOT NULL) AS practised
     FROM lessons l LEFT JOIN turns source ON source.id = l.turn_id
     WHERE l.policy = :policy AND l.state <> 'erased'
@@ -46,7 +65,7 @@ _FORGET_PROMPTS = text(f"""
         outcome = CASE WHEN kind = 'main' AND outcome <> 'waiting' THEN '{TurnOutcome.NOT_TRAINABLE}' ELSE outcome END,
         outcome_detail = CASE WHEN kind = 'main' AND outcome <> 'waiting' THEN '{PREFIX}{LESSON_ERASED}'
             ELSE outcome_detail END
-    WHERE lessons && CAST(:lessons AS uuid[]) AND outcome <> 'erased' RETURNING id
+    WHERE lessons && CAST(:lessons AS uuid[]) AND outcome <> 'erased' RETURNING id, kind
 """)
 # A turn that held a lesson has no sample; the turn that the lesson came from has one taught by the same words.
 _UNCLAIMED = text("""
@@ -105,12 +124,15 @@ class PostgresLessonStore(PostgresStore):
         return await _read(connection, policy, lesson)
 
     @transaction
-    async def forget(self, connection: AsyncConnection, policy: str, lesson: LessonId) -> int:
+    async def forget(self, connection: AsyncConnection, policy: str, lesson: LessonId) -> Forgotten:
         await _lock(connection, policy)
         require_change(await _read(connection, policy, lesson), LessonState.ERASED)
         turns = await erase_lessons(connection, policy, [lesson], "forgotten")
         await refresh_work_flag(connection, policy)
-        return turns
+        versions = await _versions_with(connection, policy, lesson)
+        if not versions:
+            return Forgotten(turns)
+        return Forgotten(turns, versions, (await read_parents(connection, policy))[versions[0]])
 
 
 # In the caller's transaction ------------------------------------------------------------------------------------------
@@ -122,14 +144,17 @@ async def read_book(connection: AsyncConnection, policy: str) -> LessonBook:
     found = {row.id: row for row in await connection.execute(_SHOWN, {"policy": policy})}
     kept = select(LessonRow.__table__).where(LessonRow.policy == policy, LessonRow.state != LessonState.ERASED)
     rows = opened(connection, await connection.execute(kept.order_by(LessonRow.id)), lessons="id")
+    active = await connection.scalar(select(PolicyRow.active).where(PolicyRow.id == policy)) or 0
+    measured = await _read_yardsticks(connection, policy, active, known := [_lesson(row) for row in rows])
     lessons = tuple(
         replace(
-            _lesson(row),
-            turns=int(found[row.id].turns),
-            practised=int(found[row.id].practised),
-            session_id=found[row.id].session_id,
+            one,
+            turns=int(found[one.id].turns),
+            practised=int(found[one.id].practised),
+            session_id=found[one.id].session_id,
+            yardstick=measured[one.id],
         )
-        for row in rows
+        for one in known
     )
     return LessonBook(_settings(None if settings is None else settings.lessons), lessons)
 
@@ -163,13 +188,47 @@ async def add_correction(
     """Make a lesson of a correction, unless one with its words is there in any state, or the policy has as many as it
     can have. The policy must be locked.
 
+    A learned lesson that says about the same is active again in its place: what was learned does not hold.
+
     Args:
         turn_id: the turn that was corrected.
         shown_by: the turn that holds the correction; None: a comment does.
     """
-    if await _same(connection, policy, correction.text) is None and not await _is_full(connection, policy):
+    repeats = await _learned(connection, policy, correction.text)
+    if repeats is not None:
+        await _change(connection, policy, repeats, LessonState.ACTIVE, "learned, and the user asked for it again")
+    elif await _same(connection, policy, correction.text) is None and not await _is_full(connection, policy):
         why = "taken from a hint" if correction.source is LessonSource.HINT else "taken from the user's own words"
         await _insert(connection, policy, correction.text, correction.source, why, (turn_id, shown_by))
+
+
+async def follow_version(connection: AsyncConnection, policy: str, active: int) -> None:
+    """Have lessons leave the prompt that this version has learned, and those come back that it has not.
+
+    Args:
+        active: the version that answers from now on; the policy must be locked.
+    """
+    states = [LessonState.ACTIVE, LessonState.LEARNED]
+    kept = select(LessonRow.__table__).where(LessonRow.policy == policy, LessonRow.state.in_(states))
+    rows = (await connection.execute(kept.order_by(LessonRow.id))).all()
+    if not rows:
+        return
+    path = path_to_base(active, await read_parents(connection, policy))
+    settings = (await connection.execute(_SETTINGS, {"policy": policy})).one_or_none()
+    retires = settings is not None and _settings(settings.lessons).retire
+    lessons = [_lesson(row, said="") for row in rows]
+    measured = await _read_yardsticks(connection, policy, active, lessons)
+    for lesson in lessons:
+        found, since = measured[lesson.id], lesson.since_version
+        if lesson.state is LessonState.LEARNED:
+            if since not in path:
+                why = f"version {since}, which had learned it, does not answer any more: version {active} does"
+                await _change(connection, policy, lesson, LessonState.ACTIVE, why)
+            elif found.finding is Finding.GROWN:
+                await _change(connection, policy, lesson, LessonState.ACTIVE, why_grown(found))
+        elif retires and found.finding is Finding.LEARNED:
+            learned = found.left[-VERSIONS_TO_LEARN].version
+            await _change(connection, policy, lesson, LessonState.LEARNED, why_learned(found), since=learned)
 
 
 async def lessons_from(connection: AsyncConnection, turns: Collection[TurnId]) -> list[LessonId]:
@@ -187,7 +246,9 @@ async def erase_lessons(connection: AsyncConnection, policy: str, lessons: Seque
     rows = update(LessonRow).where(LessonRow.id.in_(lessons)).returning(LessonRow.turn_id)
     gone = rows.values(state=LessonState.ERASED, text="", digest=None, why=why, changed_at=func.now())
     sources = [turn for turn in await connection.scalars(gone) if turn is not None]
-    held = (await connection.scalars(_FORGET_PROMPTS, {"lessons": list(lessons)})).all()
+    forgotten = (await connection.execute(_FORGET_PROMPTS, {"lessons": list(lessons)})).all()
+    held = [turn.id for turn in forgotten if turn.kind != TurnKind.PRACTICE]
+    await forget_replies(connection, [turn.id for turn in forgotten])
     samples = await connection.scalars(_UNCLAIMED, {"turns": sources})
     reasons = {SampleId(sample): LESSON_ERASED for sample in samples}
     await end_samples(connection, reasons, SampleState.EXPIRED, TurnOutcome.EXPIRED)
@@ -226,6 +287,40 @@ async def _same(connection: AsyncConnection, policy: str, said: str) -> Lesson |
     return None if found is None else await _read(connection, policy, LessonId(found))
 
 
+async def _learned(connection: AsyncConnection, policy: str, said: str) -> Lesson | None:
+    """The newest learned lesson that says about the same; one that cannot be decrypted is not compared."""
+    query = select(LessonRow.__table__).where(LessonRow.policy == policy, LessonRow.state == LessonState.LEARNED)
+    for row in opened(connection, await connection.execute(query.order_by(LessonRow.id.desc())), lessons="id"):
+        with suppress(ContentUnreadable, EncryptionKeyMissing):
+            if says_the_same(row.text, said):
+                return _lesson(row)
+    return None
+
+
+async def _read_yardsticks(
+    connection: AsyncConnection, policy: str, active: int, lessons: Sequence[Lesson]
+) -> dict[LessonId, Yardstick]:
+    """What is known of the effect of each of these lessons, on the path of this version."""
+    scores = await read_scores(connection, policy)
+    practised_in = await read_practised_in(connection, policy) if scores else {}
+    path = path_to_base(active, await read_parents(connection, policy))
+    return {
+        one.id: read_yardstick(
+            one.state, one.since_version, scores.get(one.id, []), path, practised_in.get(one.id, set())
+        )
+        for one in lessons
+    }
+
+
+async def _versions_with(connection: AsyncConnection, policy: str, lesson: LessonId) -> tuple[int, ...]:
+    """The versions on the head's path that learned from the lesson's samples, or came after one that did."""
+    head = await connection.scalar(select(PolicyRow.head).where(PolicyRow.id == policy)) or 0
+    path = sorted(path_to_base(head, await read_parents(connection, policy)))
+    taught = (await read_practised_in(connection, policy)).get(lesson, set())
+    first = next((version for version in path if version in taught), None)
+    return () if first is None else tuple(version for version in path if version >= first)
+
+
 async def _is_full(connection: AsyncConnection, policy: str) -> bool:
     kept = select(func.count()).where(LessonRow.policy == policy, LessonRow.state != LessonState.ERASED)
     return (await connection.scalar(kept) or 0) >= MOST_LESSONS
@@ -257,6 +352,7 @@ async def _insert(
         "source": source,
         "turn_id": taken_from[0],
         "shown_by": taken_from[1],
+        "since_version": _active(policy),
     }
     await connection.execute(insert(LessonRow).values(row))
     await insert_event(connection, policy, "lesson_active", lesson=str(lesson), why=why)
@@ -271,12 +367,18 @@ async def _change(
     to: LessonState,
     why: str,
     superseded_by: LessonId | None = None,
+    since: int | None = None,
 ) -> None:
+    """
+    Args:
+        since: the version since which a lesson is learned; of another state None: the active version.
+    """
     if lesson.state is to:
         return
     require_change(lesson, to)
     changed = update(LessonRow).where(LessonRow.id == lesson.id)
-    await connection.execute(changed.values(state=to, why=why, superseded_by=superseded_by, changed_at=func.now()))
+    values = {"state": to, "why": why, "superseded_by": superseded_by, "changed_at": func.now()}
+    await connection.execute(changed.values(values | {"since_version": _active(policy) if since is None else since}))
     if to is not LessonState.ACTIVE:
         await _expire_practice(connection, [lesson.id], f"its lesson is {to.value}")
         await refresh_work_flag(connection, policy)
@@ -291,14 +393,22 @@ async def _expire_practice(connection: AsyncConnection, lessons: Sequence[Lesson
     await end_samples(connection, reasons, SampleState.EXPIRED, TurnOutcome.EXPIRED)
 
 
+def _active(policy: str) -> ScalarSelect[int]:
+    return select(PolicyRow.active).where(PolicyRow.id == policy).scalar_subquery()
+
+
 def _settings(stored: dict[str, Any] | None) -> Lessons:
     return Lessons() if stored is None else Lessons.model_validate(stored)
 
 
-def _lesson(row: Any) -> Lesson:
+def _lesson(row: Any, said: str | None = None) -> Lesson:
+    """
+    Args:
+        said: in place of the stored text, which need not be decrypted then.
+    """
     return Lesson(
         id=LessonId(row.id),
-        text=row.text,
+        text=row.text if said is None else said,
         state=LessonState(row.state),
         why=row.why,
         source=LessonSource(row.source),
@@ -306,4 +416,5 @@ def _lesson(row: Any) -> Lesson:
         changed_at=row.changed_at,
         turn_id=None if row.turn_id is None else TurnId(row.turn_id),
         superseded_by=None if row.superseded_by is None else LessonId(row.superseded_by),
+        since_version=row.since_version,
     )

@@ -1,4 +1,4 @@
-"""Practice in PostgreSQL: which request is next, and its turn with its sample."""
+"""Practice in PostgreSQL: which request is next, and its turn, with its sample or for a lesson's yardstick."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from clawloop.core.samples.decision import is_held_out
 from db.content import content_of, storable
 from db.database import Database, PostgresStore, raw_connection, transaction
 from db.lessons.ledger import read_book
-from db.tables import JudgementRow, PracticeRow, TurnRow
+from db.lessons.yardstick import keep_reply, next_to_measure
+from db.tables import JudgementRow, PracticeRow, TurnRow, YardstickRow
 from db.training.claims import expire_practised, read_closed
 from db.training.policies import lock_policy
 from db.training.samples import SamplePlace, insert_sample
@@ -40,7 +41,7 @@ _WAITING = text("""
     WHERE s.policy = :policy AND s.state IN ('fresh', 'claimed')
 """)
 # One of the replies to a request stands for all.
-_UNPRACTISED = text("""
+_NEWEST = """
     SELECT t.id, t.session_id, t.group_id FROM (
         SELECT o.* FROM (
             SELECT id FROM sessions WHERE policy = :policy ORDER BY last_turn_at DESC LIMIT :newest) c
@@ -48,8 +49,19 @@ _UNPRACTISED = text("""
             SELECT * FROM turns WHERE session_id = c.id AND kind = 'main' AND episode_id IS NULL AND choice = 0
             ORDER BY id DESC LIMIT :newest) o
         ORDER BY o.id DESC LIMIT :newest) t
-    WHERE t.status IN ('complete', 'length') AND t.outcome <> 'erased' AND NOT EXISTS (
-        SELECT FROM practice p WHERE p.source_turn_id = t.id AND p.lessons = CAST(:lessons AS uuid[]))
+    WHERE t.status IN ('complete', 'length') AND t.outcome <> 'erased'"""
+_UNPRACTISED = text(f"""{_NEWEST}
+        AND NOT EXISTS (
+            SELECT FROM practice p WHERE p.source_turn_id = t.id AND p.lessons = CAST(:lessons AS uuid[]))
+        AND NOT EXISTS (SELECT FROM yardstick y WHERE y.source_turn_id = t.id AND y.turn_id IS NOT NULL)
+    ORDER BY t.id DESC
+""")
+# No step has trained or will train a reply to it, as far as it is known: with a lesson in its prompt it has no sample.
+_MEASURING = text(f"""{_NEWEST}
+        AND (t.lessons IS NOT NULL OR t.outcome <> 'waiting')
+        AND NOT EXISTS (SELECT FROM samples s WHERE s.turn_id = t.id AND s.state <> 'held_out')
+        AND NOT EXISTS (SELECT FROM practice p WHERE p.source_turn_id = t.id AND p.turn_id IS NOT NULL)
+        AND NOT EXISTS (SELECT FROM yardstick y WHERE y.source_turn_id = t.id AND y.lesson_id = :lesson)
     ORDER BY t.id DESC
 """)
 
@@ -74,19 +86,29 @@ class PostgresPracticeStore(PostgresStore):
         if recipe is None or await read_closed(connection, policy, recipe) is not None:
             return None
         lessons = (await read_book(connection, policy)).shown
-        if not lessons or not (
+        if not lessons:
+            return None
+        measured = await next_to_measure(connection, lessons) if recipe.lessons.retire else None
+        if measured is None and not (
             await _has_room(connection, policy, recipe) or await _makes_room(connection, policy, recipe)
         ):
             return None
-        parameters = {"policy": policy, "newest": NEWEST, "lessons": _set_of(lessons)}
+        parameters = {"policy": policy, "newest": NEWEST, "lessons": _set_of(lessons), "lesson": measured}
+        requests = (await connection.execute(_UNPRACTISED if measured is None else _MEASURING, parameters)).all()
         share = held_out_share(found.content)
-        for row in await connection.execute(_UNPRACTISED, parameters):
-            # What is held out is never trained, and versions are compared on it.
-            if not is_held_out(policy, row.group_id or row.session_id, share):
-                with suppress(ContentUnreadable, EncryptionKeyMissing, RecordUnusable):  # practice goes on without it
-                    stored = await read_turn(connection, self._conversations, TurnId(row.id))
-                    if stored is not None:
-                        return Practice(stored.record, tuple(one.shown for one in lessons), found.active, recipe)
+        held_out = {row.id for row in requests if is_held_out(policy, row.group_id or row.session_id, share)}
+        # What is held out is never trained, and versions are compared on it; a lesson is measured by it before others.
+        chosen = (
+            [row for row in requests if row.id not in held_out]
+            if measured is None
+            else sorted(requests, key=lambda row: row.id not in held_out)
+        )
+        for row in chosen:
+            with suppress(ContentUnreadable, EncryptionKeyMissing, RecordUnusable):  # practice goes on without it
+                stored = await read_turn(connection, self._conversations, TurnId(row.id))
+                if stored is not None:
+                    shown = tuple(one.shown for one in lessons)
+                    return Practice(stored.record, shown, found.active, recipe, measured)
         return None
 
     @transaction
@@ -97,16 +119,18 @@ class PostgresPracticeStore(PostgresStore):
         practised = _set_of(practice.lessons)
         own = select(TurnRow.session_id, TurnRow.parent_turn_id, TurnRow.matched_by, TurnRow.outcome)
         turn = (await connection.execute(own.where(TurnRow.id == source))).one()
-        known = select(PracticeRow.why).where(PracticeRow.source_turn_id == source, PracticeRow.lessons == practised)
         if (
             locked.recipe_hash != practice.recipe.hash
             or lessons != practised
             or turn.outcome == TurnOutcome.ERASED
-            or (await connection.execute(known)).first() is not None
+            or await _is_known(connection, practice)
         ):
             return None
         if result.record is not None:
             await self._insert_turn(connection, result.record, turn)
+        if practice.measured is not None:
+            await keep_reply(connection, practice, result, practice.measured)
+            return None
         row = {"source_turn_id": source, "lessons": practised, "why": storable(result.why)}
         row["turn_id"] = None if result.record is None else result.record.turn_id
         await connection.execute(insert(PracticeRow).values(row))
@@ -149,6 +173,20 @@ async def _insert_sample(
     }
     await connection.execute(insert(JudgementRow).values(decided))
     await insert_sample(connection, judgement, turn_id, None, result.prompts, result.why, place)
+
+
+async def _is_known(connection: AsyncConnection, practice: Practice) -> bool:
+    """True if the request was practised, or a lesson is measured by it, so that it is not to be kept for the other."""
+    source, practised = practice.source.turn_id, _set_of(practice.lessons)
+    trained = (PracticeRow.lessons == practised) if practice.measured is None else PracticeRow.turn_id.is_not(None)
+    known = select(PracticeRow.why).where(PracticeRow.source_turn_id == source, trained)
+    if (await connection.execute(known)).first() is not None:
+        return True
+    kept = (
+        YardstickRow.turn_id.is_not(None) if practice.measured is None else YardstickRow.lesson_id == practice.measured
+    )
+    measuring = select(YardstickRow.why).where(YardstickRow.source_turn_id == source, kept)
+    return (await connection.execute(measuring)).first() is not None
 
 
 async def _has_room(connection: AsyncConnection, policy: str, recipe: Recipe) -> bool:

@@ -1,14 +1,16 @@
-"""Rows of lessons, and of what was practised with them."""
+"""Rows of lessons, of what was practised with them, and of what they are measured by."""
 
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint, func
+from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint, func, literal_column
 from sqlalchemy.orm import Mapped, mapped_column
 
 from clawloop.core.contracts.lessons import LessonSource, LessonState
+from db.content import SEALED_REST, ExactJson
 from db.declarative import Base, one_of
 
 
@@ -39,6 +41,8 @@ class LessonRow(Base):
     superseded_by: Mapped[UUID | None] = mapped_column(ForeignKey("lessons.id"))
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     changed_at: Mapped[datetime] = mapped_column(server_default=func.now())  # when its state last changed
+    # Of a learned one, the first version that had learned it; else the active one when its state last changed.
+    since_version: Mapped[int] = mapped_column(server_default=literal_column("0"))
 
 
 class PracticeRow(Base):
@@ -52,3 +56,25 @@ class PracticeRow(Base):
     turn_id: Mapped[UUID | None] = mapped_column(ForeignKey("turns.id"))  # has the sample; None: there is none
     why: Mapped[str]
     practised_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class YardstickRow(Base):
+    """A reply that was given with a lesson, by which the lesson is measured; no step trains its request."""
+
+    __tablename__ = "yardstick"
+    __table_args__ = (
+        UniqueConstraint("turn_id"),
+        CheckConstraint("(first_version IS NULL) = (with_lesson IS NULL)", name="first"),
+        CheckConstraint("turn_id IS NOT NULL OR prompts IS NULL", name="prompts"),
+        CheckConstraint(f"octet_length(prompts) % 4 IN (0, {SEALED_REST})", name="ids_are_whole"),
+        Index(None, "source_turn_id"),
+    )
+
+    lesson_id: Mapped[UUID] = mapped_column(ForeignKey("lessons.id"), primary_key=True)
+    source_turn_id: Mapped[UUID] = mapped_column(ForeignKey("turns.id"), primary_key=True)  # whose request it is
+    turn_id: Mapped[UUID | None] = mapped_column(ForeignKey("turns.id"))  # the reply; None: there is none
+    why: Mapped[str]
+    prompts: Mapped[bytes | None]  # what the prompt is without the lesson; NULL: none, or erased
+    first_version: Mapped[int | None]  # the version of the next two
+    with_lesson: Mapped[float | None]  # log-prob of the reply with the lesson, in nats
+    without: Mapped[Any] = mapped_column(ExactJson)  # by version, without the lesson

@@ -19,8 +19,8 @@ from db.content import exact_json
 from db.database import Database, PostgresStore, driver_url, postgres_message, transaction
 from db.lessons.ledger import read_policy_lessons
 from db.serving.engines import read_engines
-from db.serving.publishing import CHANNEL
 from db.tables import PolicyRow, VersionRow
+from db.training.policies import CHANNEL
 
 # The directory --------------------------------------------------------------------------------------------------------
 # Stores policies, and reads the directory that the gateway routes by.

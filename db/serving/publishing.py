@@ -18,17 +18,15 @@ from clawloop.core.gate.canary import version_for_all
 from clawloop.core.recipes.recipe import Train
 from db.content import storable
 from db.database import PostgresStore, transaction
+from db.lessons.ledger import follow_version
 from db.serving.engines import read_engines
 from db.tables import EngineRow, EngineVersionRow, PolicyRow, StepRow, VersionRow
-from db.training.policies import lock_policy, read_parents, version_ref
+from db.training.policies import lock_policy, notify_directory, read_parents, version_ref
 
 # Activation -----------------------------------------------------------------------------------------------------------
 # Changes a policy's active version and notifies gateways, in the caller's transaction.
 #
 # The caller must hold the policy's lock.
-
-CHANNEL = "clawloop_directory"
-"""Gateways LISTEN on it; the payload is the policy."""
 
 
 async def is_served(connection: AsyncConnection, policy: str, n: int) -> bool:
@@ -60,19 +58,15 @@ async def canary_parent(connection: AsyncConnection, policy: str, canary: int) -
     return (await connection.execute(query)).scalar_one() or 0
 
 
-async def notify_directory(connection: AsyncConnection, policy: str) -> None:
-    """Have gateways read again which versions answer."""
-    await connection.execute(select(func.pg_notify(CHANNEL, policy)))
-
-
 async def set_active(connection: AsyncConnection, policy: PolicyRow, n: int) -> None:
-    """Make version `n` the active one."""
+    """Make version `n` the active one. Lessons that it has learned leave the prompt, others come back."""
     if policy.active == n:
         return
     versions = update(VersionRow).where(VersionRow.policy == policy.id)
     await connection.execute(versions.where(VersionRow.n == policy.active).values(retired_at=func.now()))
     await connection.execute(versions.where(VersionRow.n == n).values(activated_at=func.now(), retired_at=None))
     await connection.execute(update(PolicyRow).where(PolicyRow.id == policy.id).values(active=n))
+    await follow_version(connection, policy.id, n)
     await notify_directory(connection, policy.id)
 
 

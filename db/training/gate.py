@@ -13,11 +13,11 @@ from clawloop.core.gate.canary import JudgedSessions
 from clawloop.core.gate.gate import BY_SESSIONS, decide, found
 from clawloop.core.recipes.recipe import Gate
 from db.database import PostgresStore, transaction
-from db.serving.publishing import canary_parent, notify_directory
+from db.serving.publishing import canary_parent
 from db.tables import PolicyRow, StepRow, VersionRow
 from db.training.gate_checks import insert_checks, read_canary_sessions, read_checks, record_checks
 from db.training.operators import continue_from
-from db.training.policies import insert_event, lock_policy
+from db.training.policies import insert_event, lock_policy, notify_directory
 from db.training.recipes import recipe_by_hash
 from db.training.steps import abandon_step, accept_step, count_rejection, lock_step, moved_on, reject_step
 from db.training.work_flag import notify_by_sweep

@@ -27,10 +27,10 @@ from clawloop.core.recipes.recipe import Recipe
 from db.content import exact_json, storable
 from db.database import PostgresStore, transaction
 from db.episodes.rollouts import end_rollouts
-from db.serving.publishing import is_served, notify_directory, read_version_for_all, set_active
+from db.serving.publishing import is_served, read_version_for_all, set_active
 from db.tables import ApiKeyRow, PolicyRow, SampleRow, StepRow, StepSampleRow, VersionRow
 from db.training.gate_checks import read_checks
-from db.training.policies import insert_event, lock_policy, read_matches, read_parents
+from db.training.policies import insert_event, lock_policy, notify_directory, read_matches, read_parents
 from db.training.recipes import change_recipe, insert_recipe, lora_of_policy, lora_of_version, recipe_of_policy
 from db.training.samples import free_samples, set_turn_outcomes
 from db.training.status import read_status, unusable_recipe

@@ -19,9 +19,12 @@ from db.database import PostgresStore, transaction
 from db.tables import EventRow, PolicyRow, SessionRow, StepRow, TurnRow, VersionRow
 
 # Policies -------------------------------------------------------------------------------------------------------------
-# Locks a policy's row and records events of it, in the caller's transaction.
+# Locks a policy's row, records events of it and tells gateways, in the caller's transaction.
 #
 # A transaction that changes samples or steps takes this lock first, so that no two transactions wait for each other.
+
+CHANNEL = "clawloop_directory"
+"""Gateways LISTEN on it; the payload is the policy."""
 
 
 async def lock_policy(connection: AsyncConnection, policy: str) -> PolicyRow:
@@ -56,6 +59,11 @@ async def lock_policy_of(connection: AsyncConnection, turn_id: TurnId) -> str:
     policy: str = (await connection.execute(query)).scalar_one()
     await lock_policy(connection, policy)
     return policy
+
+
+async def notify_directory(connection: AsyncConnection, policy: str) -> None:
+    """Have gateways read again which versions answer, and with which lessons."""
+    await connection.execute(select(func.pg_notify(CHANNEL, policy)))
 
 
 async def insert_event(connection: AsyncConnection, policy: str, kind: str, **detail: JsonValue) -> None:

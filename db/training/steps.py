@@ -36,6 +36,7 @@ from clawloop.core.ids import SampleId
 from clawloop.core.recipes.recipe import Recipe
 from db.content import advantages_to_bytes, content_of, exact_json, step_sample_row, storable
 from db.database import Database, PostgresStore, transaction
+from db.lessons.yardstick import keep_scores_of_replies, read_replies
 from db.tables import PolicyRow, SampleRow, StepRow, StepSampleRow, VersionRow
 from db.training.claims import Chosen, choose_groups, choose_samples, closed_by_canary, read_closed
 from db.training.gate_checks import insert_checks, keep_scores, read_held_out, read_scores
@@ -124,6 +125,7 @@ async def propose_step(
     await _store_taught(connection, step, trained.figures.taught)
     await insert_checks(connection, step.policy, step.n, checks)
     await keep_scores(connection, version, trained.held_out)
+    await keep_scores_of_replies(connection, version, trained.yardstick)
     candidate = {"state": StepState.CANDIDATE, "metrics": exact_json(metrics_of(trained))}
     row = update(StepRow).where(StepRow.policy == step.policy, StepRow.n == step.n)
     await connection.execute(row.values(candidate))
@@ -413,7 +415,9 @@ class PostgresStepStore(PostgresStore):
         held_out = await read_held_out(connection, self._conversations, policy, step.claimed_at, recipe.gate)
         parent_scores = await read_scores(connection, policy, step.parent) if held_out else {}
         batch = await _with_versions(connection, step, recipe, samples, held_out)
-        return replace(batch, parent_scores=parent_scores)
+        retires = recipe.lessons.enabled and recipe.lessons.retire
+        yardstick = await read_replies(connection, self._conversations, policy) if retires else []
+        return replace(batch, parent_scores=parent_scores, yardstick=yardstick)
 
     @transaction
     async def commit(

@@ -168,7 +168,7 @@ class PreparedTurn:
         if record.kind is TurnKind.SIDE:
             return TurnOutcome.SIDE, record.kind_reason
         if record.kind is TurnKind.PRACTICE:
-            return TurnOutcome.SAMPLED, record.kind_reason
+            return TurnOutcome.HELD_OUT if record.lessons else TurnOutcome.SAMPLED, record.kind_reason
         if record.response is None:
             # An engine's error may quote what it was asked, and reasons are stored as they are.
             why = None if self.content.is_on else record.error

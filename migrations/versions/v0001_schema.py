@@ -542,8 +542,9 @@ CREATE TABLE lessons (
     superseded_by uuid REFERENCES lessons,
     created_at timestamptz NOT NULL DEFAULT now(),
     changed_at timestamptz NOT NULL DEFAULT now(),
+    since_version integer NOT NULL DEFAULT 0,
     UNIQUE (policy, digest),
-    CONSTRAINT lessons_state_check CHECK (state IN ('active', 'off', 'superseded', 'erased')),
+    CONSTRAINT lessons_state_check CHECK (state IN ('active', 'learned', 'off', 'superseded', 'erased')),
     CONSTRAINT lessons_source_check CHECK (source IN ('typed', 'hint', 'message')),
     CONSTRAINT lessons_text_check CHECK (
         (state = 'erased') = (text = '') AND (state = 'erased') = (digest IS NULL)
@@ -563,6 +564,22 @@ CREATE TABLE practice (
     PRIMARY KEY (source_turn_id, lessons)
 );
 CREATE INDEX practice_lessons_idx ON practice USING gin (lessons);
+
+CREATE TABLE yardstick (
+    lesson_id uuid REFERENCES lessons,
+    source_turn_id uuid REFERENCES turns,
+    turn_id uuid UNIQUE REFERENCES turns,
+    why text NOT NULL,
+    prompts bytea,
+    first_version integer,
+    with_lesson double precision,
+    without json NOT NULL,
+    PRIMARY KEY (lesson_id, source_turn_id),
+    CONSTRAINT yardstick_first_check CHECK ((first_version IS NULL) = (with_lesson IS NULL)),
+    CONSTRAINT yardstick_prompts_check CHECK (turn_id IS NOT NULL OR prompts IS NULL),
+    CONSTRAINT yardstick_ids_are_whole_check CHECK (octet_length(prompts) % 4 IN (0, 2))
+);
+CREATE INDEX yardstick_source_turn_id_idx ON yardstick (source_turn_id);
 """
 
 # `clawloop encryption rotate --decrypt` sets the variable, for its own transactions.
@@ -614,6 +631,7 @@ _SEALED = {
     "step_samples": {"advantages": _PLAIN_BYTES, "moves": _PLAIN_BYTES},
     "probes": {"content": _PLAIN_JSON},
     "lessons": {"text": _PLAIN_TEXT, "digest": _PLAIN_DIGEST},
+    "yardstick": {"prompts": _PLAIN_BYTES},
 }
 
 
@@ -649,8 +667,8 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.execute("""
-        DROP TABLE encryption, practice, lessons, comparisons, feedback_requests, feedback, hints, votes, events,
-            probes, gate_checks, judge_trials, step_samples, steps, samples, judgements, turn_files, files,
+        DROP TABLE encryption, yardstick, practice, lessons, comparisons, feedback_requests, feedback, hints, votes,
+            events, probes, gate_checks, judge_trials, step_samples, steps, samples, judgements, turn_files, files,
             session_prefixes, turns, tool_lists, sessions, stored_bytes, api_keys, signing_keys, curriculum_kinds,
             episodes, rollout_groups, rollouts, temporal_server, engine_versions, engines, versions, policies,
             recipes;

@@ -183,7 +183,12 @@ async def test_lessons_are_typed_turned_off_and_on_replaced_and_forgotten(gatewa
         listed = (await client.get(PATH)).json()["lessons"]
         assert [one["state"] for one in listed] == ["superseded", "active"]
         assert listed[0]["superseded_by"] == other.json()["id"]
-        assert (await client.delete(f"{PATH}/{lesson['id']}")).json() == {"id": lesson["id"], "turns": 0}
+        assert (await client.delete(f"{PATH}/{lesson['id']}")).json() == {
+            "id": lesson["id"],
+            "turns": 0,
+            "versions": [],
+            "roll_back_to": None,
+        }
         again = await client.delete(f"{PATH}/{lesson['id']}")
         assert (again.status_code, again.json()["code"]) == (404, "lesson_not_found")
         assert len((await client.get(PATH)).json()["lessons"]) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -72,6 +73,17 @@ async def test_a_request_is_sent_as_it_was_without_lessons_and_after_chats(engin
     assert (record.messages, record.lessons, record.group_id) == (asked.source.messages, (), None)
     assert record.response is not None
     assert record.response["content"] == "Hello there, friend."
+
+
+async def test_a_reply_that_measures_a_lesson_is_given_with_it(engine: FakeEngine) -> None:
+    asked = replace(practice(), measured=LESSONS[0].id)
+    async with practising(serving_version(engine, 1)) as client:
+        reply = await client.answer(asked)
+    (sent,) = [body for body in engine.requests if body.get("priority")]
+    assert "- Be brief." in sent["messages"][0]["content"]
+    assert reply is not None
+    assert (reply.record.lessons, reply.record.messages) == (LESSONS, asked.source.messages)
+    assert reply.record.kind_reason == f"yardstick of the request of {asked.source.turn_id}"
 
 
 @pytest.mark.parametrize(("busy", "versions"), [("1.0", [1]), ("2.5e+01", [1]), (None, [1]), ("0.0", [2])])

@@ -99,8 +99,16 @@ DAMAGE: dict[str, tuple[str, ...]] = {
         "UPDATE turns SET lessons = ARRAY(SELECT id FROM lessons)",
     ),
     "a turn that was answered with lessons has no sample": ("UPDATE turns SET lessons = ARRAY[gen_random_uuid()]",),
-    "a practice turn has a sample by its lessons alone, of a main turn that is erased with it": (
+    "a practice turn has a sample by its lessons alone, or measures one, of a main turn that is erased with it": (
         "UPDATE turns SET kind = 'practice' WHERE id = (SELECT turn_id FROM samples ORDER BY id LIMIT 1)",
+    ),
+    "no request is practised that a lesson is measured by": (
+        "INSERT INTO lessons (id, policy, text, digest, state, why, source)"
+        " SELECT gen_random_uuid(), id, 'Be short.', '', 'active', 'typed', 'typed' FROM policies LIMIT 1",
+        "INSERT INTO practice (source_turn_id, lessons, turn_id, why)"
+        " SELECT min(id::text)::uuid, '{}', min(id::text)::uuid, 'practised' FROM turns",
+        "INSERT INTO yardstick (lesson_id, source_turn_id, turn_id, why, without)"
+        " SELECT (SELECT id FROM lessons), min(id::text)::uuid, min(id::text)::uuid, 'measures', '{}' FROM turns",
     ),
     "a lesson is erased with the turns that it came from": (
         "INSERT INTO lessons (id, policy, text, digest, state, why, source, turn_id)"

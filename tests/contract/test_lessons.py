@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from clawloop.core.contracts.lessons import Lesson, LessonState, ShownLesson
+from clawloop.core.contracts.lessons import Forgotten, Lesson, LessonState, ShownLesson
 from clawloop.core.contracts.serving import Scope
 from clawloop.core.contracts.turns import (
     Message,
@@ -118,7 +118,7 @@ async def test_a_lesson_replaces_another(taught: Taught) -> None:
 
 async def test_a_forgotten_lesson_has_no_text_and_may_be_typed_anew(taught: Taught) -> None:
     lesson = await taught.lessons.add("default", "Answer in one sentence.")
-    assert await taught.lessons.forget("default", lesson.id) == 0
+    assert await taught.lessons.forget("default", lesson.id) == Forgotten(0)
     assert await taught.texts() == []
     for again in (
         partial(taught.lessons.forget, "default", lesson.id),
@@ -190,7 +190,7 @@ async def test_forgetting_takes_the_prompts_of_all_turns_that_held_it_and_of_no_
     fourth = taught.turn("fourth", before=third)
     for record in (first, second, third, fourth):
         await taught.stores.turns.insert(record)
-    assert await taught.lessons.forget("default", gone.id) == 2
+    assert await taught.lessons.forget("default", gone.id) == Forgotten(2)
     blank = (ShownLesson(gone.id, ""), kept.shown)
     for record, after in (
         (first, replace(first, prompt_ids=None, lessons=blank)),
@@ -250,7 +250,7 @@ async def test_a_decided_turn_that_held_a_forgotten_lesson_says_so(
     for record in (decided, replace(side, kind=TurnKind.SIDE)):
         await turns.insert(record)
     _execute(postgres_url, "UPDATE turns SET outcome = 'no_feedback' WHERE id = %s", decided.turn_id)
-    assert await store.forget("default", lesson.id) == 2
+    assert await store.forget("default", lesson.id) == Forgotten(2)
     stored = [await turns.load(record.turn_id) for record in (decided, side)]
     said = [(one.outcome, one.outcome_detail) for one in stored if one is not None]
     assert said[0] == (TurnOutcome.NOT_TRAINABLE, "not trainable: lesson erased")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from clawloop.core.contracts.lessons import Lesson, LessonSource, LessonState
+from clawloop.core.contracts.lessons import Forgotten, Lesson, LessonSource, LessonState
 from clawloop.core.errors import NotFound, StateConflict
 from clawloop.core.ids import LessonId, new_lesson_id
 from clawloop.core.lessons.ledger import MOST_LESSONS, LessonBook, digest_of, read_lesson, require_change
@@ -59,11 +59,11 @@ class FakeLessonStore:
             self._lessons[lesson] = replace(stored, state=to, why=why, changed_at=datetime.now(UTC), superseded_by=None)
         return self._read(policy, lesson)
 
-    async def forget(self, policy: str, lesson: LessonId) -> int:
+    async def forget(self, policy: str, lesson: LessonId) -> Forgotten:
         require_change(self._read(policy, lesson), LessonState.ERASED)
         await self.change(policy, lesson, LessonState.ERASED, "forgotten")
         self._lessons[lesson] = replace(self._lessons[lesson], text="")
-        return self._turns.erase_lesson(lesson)
+        return Forgotten(self._turns.erase_lesson(lesson))
 
     def _read(self, policy: str, lesson: LessonId) -> Lesson:
         _require(policy)

@@ -25,7 +25,7 @@ from clawloop.core.errors import EngineAnswerUnusable, EngineRejected, EngineUna
 from clawloop.core.ids import SampleId, TurnId, new_turn_id
 from clawloop.core.judging.hints import CONTROL_HINT
 from clawloop.core.lessons.practice import Practice, PractisedReply
-from clawloop.core.lessons.prompt import LEAD_IN, turn_as_sent
+from clawloop.core.lessons.prompt import DEFAULT_SYSTEM, LEAD_IN, turn_as_sent
 from clawloop.core.recipes.lessons import Lessons
 from clawloop.core.recipes.recipe import CONTROL, DEFAULT_RECIPE, Recipe
 from clawloop.core.samples.decision import is_held_out
@@ -80,6 +80,7 @@ class ScriptedEngine:
         if self.refuses is not None:
             raise self.refuses
         source = practice.source
+        default = {DEFAULT_SYSTEM: "You are a clock."} if practice.shown else {}
         record = replace(
             source,
             turn_id=new_turn_id(),
@@ -88,11 +89,12 @@ class ScriptedEngine:
             group_id=None,
             version=practice.version,
             response={"role": "assistant", "content": f"again {source.turn_id}"},
-            prompt_ids=ids_of(source.messages),
             response_ids=[4, 5, 6],
             logprobs=[-0.5, -0.25, -0.125],
-            lessons=(),
+            sampling={**source.sampling, **default},
+            lessons=practice.shown,
         )
+        record = replace(record, prompt_ids=ids_of(turn_as_sent(record, source.messages)))
         return PractisedReply(replace(record, **self.changes), "You are a clock.")
 
     async def render(self, turn: TurnRecord, messages: Sequence[Message]) -> list[int]:

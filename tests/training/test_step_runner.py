@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from clawloop.core.adapters.directory import WEIGHTS_FILE
-from clawloop.core.contracts.training import BatchSample, VersionRef
+from clawloop.core.contracts.training import BatchSample, VersionRef, YardstickReply
 from clawloop.core.errors import (
     AdapterUnreadable,
     AdapterUnusable,
@@ -325,6 +325,34 @@ def test_held_out_turns_are_scored_under_parent_and_version_and_change_no_step(
     after = replace(step_of(batches[1], 3, second), held_out=held_out)
     again = completed(runner.train(after, ignore_status, never))
     assert [score.parent for score in again.held_out] == pytest.approx([score.version for score in trained.held_out])
+
+
+def test_replies_that_lessons_are_measured_by_are_scored_and_change_no_step(
+    qwen3: Path, batches: dict[int, list[BatchSample]], tmp_path: Path
+) -> None:
+    without = StepRunner(setup_of(qwen3, tmp_path / "without"))
+    first = take(without, batches[1], 1, None)
+    second = take(without, batches[2], 2, first)
+    runner = StepRunner(setup_of(qwen3, tmp_path / "with"))
+    assert take(runner, batches[1], 1, None) == first
+    taught = [replace(sample, sample_id=new_sample_id(), hinted_prompts={}) for sample in batches[3][:3]]
+    replies = [
+        YardstickReply(one, replace(one, prompt_ids=one.prompt_ids[1:]), new=place > 0)
+        for place, one in enumerate(taught)
+    ]
+    trained = completed(runner.train(replace(step_of(batches[2], 2, first), yardstick=replies), ignore_status, never))
+    assert trained.version == second
+    assert [score.reply for score in trained.yardstick] == [one.sample_id for one in taught]
+    known, *new = trained.yardstick
+    assert (known.taught, known.plain) == (None, None)
+    for score in new:
+        assert score.taught is not None
+        assert score.plain is not None
+        assert score.taught != score.plain != score.version
+    # Of the whole reply, so that the next step sees under its parent what this one saw under its version.
+    again = [replace(reply, new=True) for reply in replies]
+    after = completed(runner.train(replace(step_of(batches[1], 3, second), yardstick=again), ignore_status, never))
+    assert [score.plain for score in after.yardstick] == pytest.approx([score.version for score in trained.yardstick])
 
 
 @pytest.mark.parametrize("known", [0, 5, MIN_TURNS])

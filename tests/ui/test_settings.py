@@ -652,6 +652,20 @@ async def test_lessons_are_typed_edited_turned_off_and_forgotten(page: Page) -> 
         assert (await visitor.post(f"/ui/lessons/{stored.id}/on")).status_code == 403
 
 
+async def test_a_learned_lesson_says_since_when_and_is_turned_on_by_hand(page: Page) -> None:
+    lessons = page.services[0].lesson_operations
+    stored = await lessons.add(POLICY, "Answer in one sentence.")
+    why = "learned: versions 1 and 2 lack 10% and 15% of its effect in version 0"
+    await page.learning.execute("UPDATE lessons SET state = 'learned', since_version = 1, why = %s", why)
+    async with page.visitor() as visitor:
+        text = html.unescape(await visitor.get("/ui/lessons"))
+        assert "learned since version 1" in text
+        assert why in text
+        assert "On: new sessions get it." in (await visitor.post(f"/ui/lessons/{stored.id}/on")).text
+    [view] = (await lessons.list(POLICY)).lessons
+    assert view.state is LessonState.ACTIVE
+
+
 async def test_a_turn_says_with_which_lessons_it_was_answered(page: Page) -> None:
     lessons = page.services[0].lesson_operations
     kept, gone = [await lessons.add(POLICY, text) for text in ("Be <short>.", "Be gone.")]

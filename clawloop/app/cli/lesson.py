@@ -84,6 +84,8 @@ def forget_lesson(lesson: Lesson, policy: Policy = "default", data: Data = None,
         show_json(forgotten)
     else:
         typer.echo(f"forgotten, with the prompts of {forgotten.turns} turns")
+        if left := forgotten.what_is_left(policy):
+            typer.echo(left)
 
 
 def _with_lessons(data: Path | None, work: Callable[[LessonOperations], Coroutine[Any, Any, Result]]) -> Result:
@@ -101,6 +103,7 @@ def _show(changed: LessonView, as_json: bool) -> None:
 
 
 def _row(lesson: LessonView) -> dict[str, str]:
+    summary = None if lesson.yardstick is None else lesson.yardstick.summary or None
     return {
         "id": lesson.short_id,
         "age": age(lesson.created_at),
@@ -108,6 +111,6 @@ def _row(lesson: LessonView) -> dict[str, str]:
         "in prompt": "yes" if lesson.in_prompt else "",
         "replies": str(lesson.turns),
         "practised": str(lesson.practised),
-        "why": lesson.why,
+        "why": lesson.why if summary is None else f"{lesson.why}; {summary}",
         "lesson": lesson.text,
     }

@@ -11,7 +11,7 @@ from uuid import UUID
 from pydantic import JsonValue
 
 from clawloop.core.contracts.episodes import EpisodeView, GroupView
-from clawloop.core.contracts.lessons import LessonSource, LessonState
+from clawloop.core.contracts.lessons import Finding, LessonSource, LessonState
 from clawloop.core.contracts.serving import ApiKey, Scope
 from clawloop.core.contracts.sessions import Erasure
 from clawloop.core.contracts.training import StepProgress, StoredProbe, TrainingState, TrainingView, VersionView
@@ -399,6 +399,28 @@ class ProbeList(View):
     probes: Sequence[Probe]
 
 
+class YardstickView(View):
+    """What a lesson did when it was new, and what later versions lack of that without it.
+
+    Args:
+        finding: `not_measured`, `no_effect`, `has_effect`, `not_learned`, `learned` or `grown`.
+        replies: by how many it is measured.
+        version: in which it was new; None: not measured.
+        effect, low, high: nats a reply by which it made replies likelier, and the interval of 95 %.
+        left: by version, the share of this effect that the version lacks without the lesson.
+        summary: all of it in words; empty while no reply is measured.
+    """
+
+    finding: Finding
+    replies: int
+    version: int | None
+    effect: float | None
+    low: float | None
+    high: float | None
+    left: Mapping[int, float]
+    summary: str
+
+
 class LessonView(View):
     """A lesson that is not erased.
 
@@ -407,6 +429,9 @@ class LessonView(View):
         in_prompt: a session that starts now gets it.
         turns: how many turns were answered with it.
         practised: how many requests were answered again without it, to be learned from with it.
+        since_version: of a learned lesson, the first version that had learned it; else the version that answered when
+            its state last changed.
+        yardstick: what is measured of its effect.
         turn_id: the turn that was corrected; None if a person typed the lesson.
     """
 
@@ -419,6 +444,8 @@ class LessonView(View):
     source: LessonSource
     turns: int
     practised: int
+    since_version: int
+    yardstick: YardstickView | None
     turn_id: TurnId | None
     session_id: SessionId | None
     superseded_by: LessonId | None
@@ -443,10 +470,25 @@ class LessonForgotten(View):
     """
     Args:
         turns: turns that were answered with it; the tokens of their prompts are gone with it.
+        versions: those that learned from samples which it taught, or came after one that did: what they learned stays.
+        roll_back_to: the version before these; None: there are none.
     """
 
     id: LessonId
     turns: int
+    versions: Sequence[int]
+    roll_back_to: int | None
+
+    def what_is_left(self, policy: str) -> str:
+        """Which versions have what the lesson taught, and what to do about it; empty where none has."""
+        if self.roll_back_to is None:
+            return ""
+        first, last = self.versions[0], self.versions[-1]
+        named = f"Version {first} has" if first == last else f"Versions {first} to {last} have"
+        return (
+            f"{named} learned from it: `clawloop policy roll-back {self.roll_back_to} --policy {policy}` goes back to"
+            " before, and a lesson that says the opposite is practised instead."
+        )
 
 
 class ContentGone(View):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import NamedTuple
 
 from clawloop.core.ids import LessonId, SessionId, TurnId
 
 
 class LessonState(StrEnum):
     ACTIVE = "active"  # in the prompt, as far as it fits
+    LEARNED = "learned"  # in the weights, and so in no new prompt
     OFF = "off"  # a person turned it off
     SUPERSEDED = "superseded"  # another lesson took its place
     ERASED = "erased"  # forgotten, or erased with the turn that it came from; its text is gone
@@ -34,6 +36,44 @@ class ShownLesson:
     text: str
 
 
+class Finding(StrEnum):
+    """What is known of a lesson's effect on replies."""
+
+    NOT_MEASURED = "not_measured"  # there are too few replies to measure by
+    NO_EFFECT = "no_effect"  # the interval of its effect is not above 0
+    HAS_EFFECT = "has_effect"  # versions lack it without the lesson, or have not been measured
+    NOT_LEARNED = "not_learned"  # three versions that practised it lack it still
+    LEARNED = "learned"
+    GROWN = "grown"  # it was learned, and the newest version lacks it again
+
+
+class EffectLeft(NamedTuple):
+    """The share of a lesson's effect that a version lacks without the lesson; below 0 if it does more than that."""
+
+    version: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Yardstick:
+    """What a lesson did when it was new, and what later versions lack of that without it.
+
+    Args:
+        replies: by how many it is measured.
+        version: in which it was new; None: not measured.
+        effect, low, high: nats a reply by which the lesson made replies likelier, and the interval of 95 %.
+        left: of the versions on the active one's path that were measured since, oldest first.
+    """
+
+    replies: int
+    finding: Finding
+    version: int | None = None
+    effect: float | None = None
+    low: float | None = None
+    high: float | None = None
+    left: tuple[EffectLeft, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Lesson:
     """A stored lesson.
@@ -47,6 +87,9 @@ class Lesson:
         superseded_by: the lesson in its place; None unless that is its state.
         turns: how many turns were answered with it.
         practised: how many requests were answered again without it, to be learned from with it.
+        since_version: of a learned lesson, the first version that had learned it; else the version that answered when
+            its state last changed.
+        yardstick: None: it was not read.
     """
 
     id: LessonId
@@ -61,6 +104,8 @@ class Lesson:
     superseded_by: LessonId | None = None
     turns: int = 0
     practised: int = 0
+    since_version: int = 0
+    yardstick: Yardstick | None = None
 
     @property
     def shown(self) -> ShownLesson:
@@ -73,6 +118,21 @@ class Correction:
 
     text: str
     source: LessonSource
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What forgetting a lesson took away, and what still has it.
+
+    Args:
+        turns: turns of conversations whose prompts held it.
+        versions: those on the head's path that learned from samples which it taught, and what followed from them.
+        before: the version before the first of these; None: no version has it.
+    """
+
+    turns: int
+    versions: tuple[int, ...] = ()
+    before: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

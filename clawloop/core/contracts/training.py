@@ -290,6 +290,7 @@ class StepBatch:
         held_out: judged turns that are not trained, on which the version is compared with its parent; the reward is the
             verdict.
         parent_scores: what is stored of the parent: the mean log-probability of held-out replies, see `HeldOutScore`.
+        yardstick: replies by which lessons are measured.
     """
 
     policy: str
@@ -304,11 +305,43 @@ class StepBatch:
     lr_scale: float = 1.0
     held_out: Sequence[BatchSample] = ()
     parent_scores: Mapping[SampleId, float] = field(default_factory=dict)
+    yardstick: Sequence[YardstickReply] = ()
 
     @property
     def verdicts_and_units(self) -> list[tuple[int, UUID | None]]:
         """Verdict and unit of each held-out turn, by which the gate decides whether there are enough to compare."""
         return [(int(turn.reward or 0), turn.unit) for turn in self.held_out]
+
+
+@dataclass(frozen=True, slots=True)
+class YardstickReply:
+    """A reply that was given with a lesson, by which the lesson is measured; never trained.
+
+    Args:
+        taught: the reply after the prompt that held the lesson.
+        plain: the same reply after the prompt without it.
+        new: the parent is scored too, with the lesson and without it.
+    """
+
+    taught: BatchSample
+    plain: BatchSample
+    new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class YardstickScore:
+    """Log-probs of a whole reply by which a lesson is measured, in nats.
+
+    Args:
+        reply: the sample id of its `YardstickReply`.
+        version: under the trained version, without the lesson.
+        taught, plain: of a new one under the version's parent, with the lesson and without it.
+    """
+
+    reply: SampleId
+    version: float
+    taught: float | None = None
+    plain: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,6 +477,7 @@ class TrainedStep:
         seconds: from the batch's arrival to the adapter's last byte.
         held_out: the scores of the batch's held-out turns, without those that cannot be scored.
         held_out_seconds: how long it took to score them, before the update and after it; None: not measured.
+        yardstick: the scores of the batch's replies by which lessons are measured, as far as there are any.
     """
 
     version: VersionRef
@@ -451,6 +485,7 @@ class TrainedStep:
     seconds: float
     held_out: Sequence[HeldOutScore] = ()
     held_out_seconds: float | None = None
+    yardstick: Sequence[YardstickScore] = ()
 
 
 @dataclass(frozen=True, slots=True)

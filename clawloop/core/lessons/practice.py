@@ -1,4 +1,5 @@
-"""Practice: the newest requests, answered again without lessons, for the policy that reads the lessons to teach.
+"""Practice: the newest requests, answered again without lessons, for the policy that reads the lessons to teach; and,
+while a lesson is new, some answered with it, which no step trains: it is measured by these.
 
 What is trained is what the policy samples by itself, so that lessons go into the weights without a judge and a user.
 """
@@ -12,6 +13,7 @@ from typing import Any
 from clawloop.core.contracts.lessons import ShownLesson
 from clawloop.core.contracts.turns import TurnRecord
 from clawloop.core.families.orders import SENT_BY
+from clawloop.core.ids import LessonId
 from clawloop.core.judging.hints import CONTROL_HINT, PromptChange
 from clawloop.core.lessons.prompt import DEFAULT_SYSTEM
 from clawloop.core.recipes.recipe import CONTROL, Recipe
@@ -29,26 +31,33 @@ _LIMITS = ("max_completion_tokens", "max_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Practice:
-    """A request that is to be answered again without lessons.
+    """A request that is to be answered again without lessons, or with them.
 
     Args:
         source: the turn whose request it is.
         lessons: the policy's active ones, as a prompt would hold them now.
         version: that answers.
         recipe: under which the sample is made.
+        measured: the lesson among them that the reply is to measure: it is answered with the lessons, and not trained.
     """
 
     source: TurnRecord
     lessons: tuple[ShownLesson, ...]
     version: int
     recipe: Recipe
+    measured: LessonId | None = None
+
+    @property
+    def shown(self) -> tuple[ShownLesson, ...]:
+        """The lessons that the prompt holds."""
+        return () if self.measured is None else self.lessons
 
 
 @dataclass(frozen=True, slots=True)
 class PractisedReply:
     """
     Args:
-        record: the reply as a turn of its own; its prompt held no lesson.
+        record: the reply as a turn of its own; its prompt held the lessons that are measured, or none.
         default_system: what the template says without a system message, and would not say with lessons.
     """
 
@@ -62,7 +71,8 @@ class PracticeResult:
 
     Args:
         record: None: nothing can be learned from it.
-        prompts: by their places, the prompt with the lessons and the control; empty without a record.
+        prompts: by their places, the prompt with the lessons and the control; of a reply that measures a lesson the
+            prompt without it; empty without a record.
         why: for people.
     """
 
@@ -89,6 +99,11 @@ def taught_by(reply: PractisedReply, lessons: tuple[ShownLesson, ...]) -> TurnRe
 def control_of(reply: PractisedReply, lessons: tuple[ShownLesson, ...]) -> TurnRecord:
     """Likewise with a sentence that says nothing in place of the lessons."""
     return _with(reply, (ShownLesson(lessons[0].id, CONTROL_HINT),))
+
+
+def without_lesson(record: TurnRecord, lesson: LessonId) -> TurnRecord:
+    """The turn as it would be if its prompt had held all its lessons but this one."""
+    return replace(record, lessons=tuple(one for one in record.lessons if one.id != lesson))
 
 
 def places_of(taught: PromptChange, control: PromptChange | None) -> dict[int, PromptChange]:

@@ -29,3 +29,7 @@ class Lessons(Table):
     """Have the newest requests answered again without lessons while an engine has nothing else to do, and learn from
     these replies what the policy would have said with the active lessons. At most `train.batch_samples` such samples
     wait for a step."""
+    retire: bool = False
+    """Take a lesson out of the prompt when versions say by themselves what it made the policy say: measure what it does
+    while it is new, and again in each step. A lesson is then practised once eight replies to measure it by are there,
+    and the requests of these are never practised. Learned lessons come back when the policy forgets them."""

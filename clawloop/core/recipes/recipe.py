@@ -738,7 +738,7 @@ def _of_gate(recipe: Recipe) -> Iterator[tuple[bool, str, str]]:
 
 def _of_lessons(recipe: Recipe) -> Iterator[tuple[bool, str, str]]:
     lessons, signal = recipe.lessons, recipe.signal
-    for name in ("max_tokens", "shared", "from_corrections", "practice"):
+    for name in ("max_tokens", "shared", "from_corrections", "practice", "retire"):
         yield (
             _changed(lessons, name) and not lessons.enabled,
             f"lessons.{name}",
@@ -758,6 +758,11 @@ def _of_lessons(recipe: Recipe) -> Iterator[tuple[bool, str, str]]:
         lessons.practice and not recipe.train.uses_hints,
         "lessons.practice",
         "needs train.loss.distillation or train.advantage.teacher_weight above 0: the policy with the lessons teaches",
+    )
+    yield (
+        lessons.retire and lessons.enabled and not lessons.practice,
+        "lessons.retire",
+        "needs lessons.practice = true: what nobody practises is not learned",
     )
 
 

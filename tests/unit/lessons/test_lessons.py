@@ -29,7 +29,7 @@ SYSTEM: Message = {"role": "system", "content": "One."}
 USER: Message = {"role": "user", "content": "How late is it?"}
 
 
-ACTIVE, OFF = LessonState.ACTIVE, LessonState.OFF
+ACTIVE, LEARNED, OFF = LessonState.ACTIVE, LessonState.LEARNED, LessonState.OFF
 SUPERSEDED, ERASED = LessonState.SUPERSEDED, LessonState.ERASED
 
 
@@ -84,7 +84,8 @@ def test_a_lesson_repeats_one_with_the_same_words() -> None:
 # States ---------------------------------------------------------------------------------------------------------------
 
 FOLLOW: dict[LessonState, set[LessonState]] = {
-    ACTIVE: {OFF, SUPERSEDED, ERASED},
+    ACTIVE: {LEARNED, OFF, SUPERSEDED, ERASED},
+    LEARNED: {ACTIVE, OFF, SUPERSEDED, ERASED},
     OFF: {ACTIVE, SUPERSEDED, ERASED},
     SUPERSEDED: {ACTIVE, ERASED},
     ERASED: set(),
