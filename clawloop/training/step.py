@@ -108,7 +108,7 @@ def gather_batch_signals(
         if has_drifted(drift, bound=recipe.drift, explicit=sample.explicit):
             signals.dropped[index] = f"drifted: mean |log ratio| {drift:.2f}, bound {recipe.drift:g}"
         elif not _has_gradient(streams, recipe):
-            signals.dropped[index] = "neither a verdict nor a hint that this recipe learns from"
+            signals.dropped[index] = _nothing_learned(signals.taught.get(index, ()), recipe)
         else:
             signals.streams[index] = streams
     return signals
@@ -144,6 +144,8 @@ def _taught(
 ) -> tuple[Streams, list[HintUse]]:
     """The streams, completed with the teacher's numbers for each token, and the use of each hint.
 
+    They stay as they are if each hint's teacher is further from the reply than `distillation.hint_distance`.
+
     Args:
         teacher_HT: float[H, T], see `_teachers`; in the order of `places`.
         compared: None unless distributions are distilled.
@@ -151,12 +153,20 @@ def _taught(
     mask_T = streams.response_mask_T
     chosen_T = torch.zeros_like(mask_T, dtype=torch.int64)
     overlaps: list[float | None] = [None] * len(places)
+    distances: list[float | None] = [None] * len(places)
     if compared is not None:
         per_token = recipe.distillation.hint_choice == "token_optimal"
         overlap_HT = compared.overlap_HT * mask_T
-        chosen_T = choose_hint(overlap_HT, per_token=per_token)
+        overlaps = [*(overlap_HT.sum(dim=-1) / (mask_T.sum() * recipe.distillation.top_k)).tolist()]
+        distance_H = (compared.distance_HT * mask_T).sum(dim=-1) / mask_T.sum()
+        distances = [*distance_H.tolist()]
+        far_H = distance_H > (recipe.distillation.hint_distance or math.inf)
+        if far_H.all():
+            return streams, [HintUse(*use, share=0.0) for use in zip(places, overlaps, distances, strict=True)]
+        # No hint has an overlap below 0, so that one that is too far is chosen nowhere.
+        chosen_T = choose_hint(overlap_HT.masked_fill(far_H[:, None], -1), per_token=per_token)
         at_T = torch.arange(len(mask_T), device=chosen_T.device)
-        ids_TK, within_TK, answered_TK, teacher_TK, tail_T, _ = (values[chosen_T, at_T] for values in compared)
+        ids_TK, within_TK, answered_TK, teacher_TK, tail_T, *_ = (values[chosen_T, at_T] for values in compared)
         centred_T, gap_clip = mask_T if recipe.advantage.centre_gap else None, recipe.advantage.opd_clip
         streams = replace(
             streams,
@@ -166,20 +176,19 @@ def _taught(
             answered_topk_logprobs_TK=answered_TK,
             topk_advantage_TK=support_advantage(teacher_TK, answered_TK, within_TK, gap_clip, centred_T),
         )
-        overlaps = [*(overlap_HT.sum(dim=-1) / (mask_T.sum() * recipe.distillation.top_k)).tolist()]
     streams = replace(
         streams,
         teacher_logprob_T=teacher_HT.gather(0, chosen_T[None])[0],
         answered_logprob_T=answered.logprob_T,
     )
     shares = [float((chosen_T == hint)[mask_T].double().mean()) for hint in range(len(places))]
-    return streams, [HintUse(*use) for use in zip(places, overlaps, shares, strict=True)]
+    return streams, [HintUse(*use) for use in zip(places, overlaps, distances, shares, strict=True)]
 
 
 def _without_gap(streams: Streams, response_ids: Sequence[int], tokens: frozenset[int]) -> Streams:
     """The streams without a gap of the teacher's at these tokens, where they were sampled or are compared."""
-    assert streams.teacher_logprob_T is not None
-    assert streams.answered_logprob_T is not None
+    if streams.teacher_logprob_T is None or streams.answered_logprob_T is None:
+        return streams
     ends = torch.tensor(sorted(tokens), dtype=torch.int64, device=streams.teacher_logprob_T.device)
     sampled_T = torch.isin(torch.tensor(response_ids, device=ends.device), ends)
     spared = torch.where(sampled_T, streams.answered_logprob_T, streams.teacher_logprob_T)
@@ -198,7 +207,20 @@ def _drift(policy: Scores, streams: Streams) -> float:
 
 
 def _has_gradient(streams: Streams, recipe: Train) -> bool:
+    """Whether a reward or a teacher gives this sample a gradient."""
     return streams.advantage_T is not None or (recipe.loss.distillation > 0 and streams.teacher_topk_ids_TK is not None)
+
+
+def _nothing_learned(uses: Sequence[HintUse], recipe: Train) -> str:
+    """The reason to leave out a sample without a gradient."""
+    distances = [use.distance for use in uses if use.distance is not None]
+    bound = recipe.distillation.hint_distance
+    if not distances or bound is None:
+        return "neither a verdict nor a hint that this recipe learns from"
+    return (
+        f"what it would learn from moves the whole reply, by {min(distances):.2f} nats a token, "
+        f"bound {bound:g} (train.distillation.hint_distance)"
+    )
 
 
 # Distances after it ---------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from clawloop.training.model.port import LoraShape, PolicyModel, adapter_tensors
 from clawloop.training.packing import Limits, TokenSequence, collate
 from clawloop.training.ranks import Ranks, ignore_progress
 from clawloop.training.scoring import Scorer, plan_scoring_passes, shard_batch
-from clawloop.training.step import gather_batch_signals
+from clawloop.training.step import BatchSignals, gather_batch_signals
 from tests.training.tiny import VOCAB, session_batch, shake_adapter
 
 PARENT, OLDER = 3, 2
@@ -36,14 +36,20 @@ def load(base: Path) -> PolicyModel:
     return model
 
 
-def signals(
+def gather(
     model: PolicyModel, samples: Sequence[BatchSample], recipe: Train, ends: frozenset[int] = frozenset()
-) -> dict[int, Streams]:
+) -> BatchSignals:
     older = {name: 0.5 * tensor for name, tensor in adapter_tensors(model).items()}
     passes = plan_scoring_passes(samples, recipe, PARENT)
     shard = shard_batch(samples, Limits(200, 256, VOCAB), passes, rank=0, world_size=1)
     scorer = Scorer(model, PARENT, lambda _: older, Ranks(), ignore_progress)
-    gathered = gather_batch_signals(scorer, samples, shard, recipe, ends)
+    return gather_batch_signals(scorer, samples, shard, recipe, ends)
+
+
+def signals(
+    model: PolicyModel, samples: Sequence[BatchSample], recipe: Train, ends: frozenset[int] = frozenset()
+) -> dict[int, Streams]:
+    gathered = gather(model, samples, recipe, ends)
     assert not gathered.dropped
     return gathered.streams
 
@@ -148,6 +154,54 @@ def test_end_tokens_are_kept_out_of_the_gap_wherever_they_stand(qwen3: Path, set
         assert (now[at_end] == 0).all()
         assert torch.equal(now[~at_end], was[~at_end])
     assert found  # without the setting there is a gap
+
+
+def _bounded(recipe: Train, bound: float) -> Train:
+    return recipe.model_copy(update={"distillation": recipe.distillation.model_copy(update={"hint_distance": bound})})
+
+
+def test_a_sample_whose_only_hint_is_too_far_is_left_out_or_learns_by_its_reward_alone(qwen3: Path) -> None:
+    model = load(qwen3)
+    samples = answered_by_three_versions(model)
+    hints_alone = Train.model_validate(CLIPPED)
+    uses = gather(model, samples, hints_alone).taught
+    distances = {index: use.distance for index, (use,) in uses.items() if use.distance is not None}
+    assert distances.keys() == {*range(len(samples))}
+    bound = sorted(distances.values())[len(samples) // 2]
+    far = {index for index, distance in distances.items() if distance > bound}
+    assert far
+    found = gather(model, samples, _bounded(hints_alone, bound))
+    assert found.dropped.keys() == far
+    for index in far:
+        why = f"moves the whole reply, by {distances[index]:.2f} nats a token, bound {bound:g}"
+        assert why in found.dropped[index]
+    rewarded = Train.model_validate(CLIPPED | {"loss": {"policy_gradient": 1.0, "distillation": 1.0}})
+    found = gather(model, samples, _bounded(rewarded, bound))
+    assert not found.dropped
+    for index, (use,) in found.taught.items():
+        assert (use.share, use.distance) == (0.0 if index in far else 1.0, distances[index])
+        assert (found.streams[index].topk_advantage_TK is None) == (index in far)
+
+
+def test_of_two_hints_the_one_that_is_too_far_is_not_chosen(qwen3: Path) -> None:
+    model = load(qwen3)
+    # By one id a token the overlaps of two hints are often the same: then the first is chosen, whichever is nearer.
+    recipe = Train.model_validate(CLIPPED | {"distillation": {"divergence": "clipped", "top_k": 1}})
+    samples = [
+        replace(sample, hinted_prompts={0: sample.prompt_ids[:1], 1: sample.hinted_prompts[0]})
+        for sample in answered_by_three_versions(model)
+    ]
+    turned = 0
+    for index, uses in gather(model, samples, recipe).taught.items():
+        other, chosen = sorted(uses, key=lambda use: use.share)
+        assert other.distance is not None
+        assert chosen.distance is not None
+        if other.distance < chosen.distance:
+            recipe_within = _bounded(recipe, (other.distance + chosen.distance) / 2)
+            within = gather(model, samples, recipe_within).taught[index]
+            assert {use.place: use.share for use in within} == {other.place: 1.0, chosen.place: 0.0}
+            turned += 1
+    assert turned
 
 
 def test_end_tokens_are_read_from_the_models_folder(tmp_path: Path) -> None:

@@ -127,6 +127,7 @@ class Comparison(NamedTuple):
         teacher_HTK: float[H, T, K], log-probs of the teacher.
         tail_HT: float[H, T], the teacher's log-probability of all other ids together.
         overlap_HT: int64[H, T], number of ids that are among the K likeliest of both.
+        distance_HT: float[H, T], KL(teacher ‖ version without a hint) over all ids, in nats.
     """
 
     ids_HTK: Tensor
@@ -135,6 +136,7 @@ class Comparison(NamedTuple):
     teacher_HTK: Tensor
     tail_HT: Tensor
     overlap_HT: Tensor
+    distance_HT: Tensor
 
 
 def compare(
@@ -167,17 +169,22 @@ def compare(
         del logits_TV
         in_both_TK = (student_TK[:, :, None] == taught_TK[:, None, :]).any(dim=-1)
         ids_TK = taught_TK if of == "teacher" else student_TK
+        answered_TK, teacher_TK = answered_TV.gather(-1, ids_TK), teacher_TV.gather(-1, ids_TK)
+        tail_T = teacher_TV.scatter(-1, ids_TK, float("-inf")).logsumexp(dim=-1)
+        gap_TV = answered_TV - teacher_TV
+        distance_T = -gap_TV.mul_(teacher_TV.exp_()).sum(dim=-1)  # in place, as nothing reads the teacher's after this
         rows.append(
             Comparison(
                 ids_HTK=ids_TK,
                 within_HTK=in_both_TK if of == "overlap" else torch.ones_like(in_both_TK),
-                answered_HTK=answered_TV.gather(-1, ids_TK),
-                teacher_HTK=teacher_TV.gather(-1, ids_TK),
-                tail_HT=teacher_TV.scatter(-1, ids_TK, float("-inf")).logsumexp(dim=-1),
+                answered_HTK=answered_TK,
+                teacher_HTK=teacher_TK,
+                tail_HT=tail_T,
                 overlap_HT=in_both_TK.sum(dim=-1),
+                distance_HT=distance_T,
             )
         )
-        del teacher_TV
+        del teacher_TV, gap_TV
     return Comparison(*(torch.stack(column) for column in zip(*rows, strict=True)))
 
 
@@ -185,7 +192,7 @@ def choose_hint(overlap_HT: Tensor, *, per_token: bool) -> Tensor:
     """int64[T], the hint that teaches each token: the one with the largest overlap, the first of equals.
 
     Args:
-        overlap_HT: int64[H, T], of the tokens that are trained.
+        overlap_HT: int64[H, T], of the tokens that are trained; of hints that may teach.
         per_token: choose for each token, and of equals the one with the larger overlap over the reply; otherwise one
             for the whole reply.
     """

@@ -401,11 +401,13 @@ class HintUse:
         place: of the hint among its judgement's.
         overlap: mean share of the likeliest ids that the teacher who read it has in common with the version that
             answered; None where distributions were not compared.
+        distance: of the teacher from that version over the trained tokens, mean KL in nats; None likewise.
         share: of the reply's trained tokens that this hint taught: 1 or 0, unless the hint is chosen per token.
     """
 
     place: int
     overlap: float | None
+    distance: float | None
     share: float
 
 

@@ -129,18 +129,21 @@ class TaughtHint(View):
     Args:
         overlap: mean share of the likeliest ids that the version that answered has in common with itself behind the
             hint; None where no step has compared them.
+        distance: of what it makes the model say from the reply: mean KL in nats a token; None likewise.
         share: of the reply's tokens that this hint taught; None where no step has used the hints.
     """
 
     text: str
     source: HintSource = "judge"
     overlap: float | None = None
+    distance: float | None = None
     share: float | None = None
 
     def line(self) -> str:
-        """The hint with its part, e.g. `Be brief. (taught 100%, overlap 81%)`."""
+        """The hint with its part, e.g. `Be brief. (taught 100%, overlap 81%, distance 0.09)`."""
         figures = [] if self.share is None else [f"taught {self.share:.0%}"]
         figures += [] if self.overlap is None else [f"overlap {self.overlap:.0%}"]
+        figures += [] if self.distance is None else [f"distance {self.distance:.2f}"]
         return f"{self.text} ({', '.join(figures)})" if figures else self.text
 
     @classmethod
@@ -156,7 +159,7 @@ class TaughtHint(View):
         return [
             cls(text=text, source=source, share=unused)
             if use is None
-            else cls(text=text, source=source, overlap=use["overlap"], share=use["share"])
+            else cls(text=text, source=source, overlap=use["overlap"], distance=use["distance"], share=use["share"])
             for text, use in read
         ]
 

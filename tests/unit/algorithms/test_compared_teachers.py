@@ -47,6 +47,8 @@ def test_a_comparison_is_that_of_sets_and_plain_softmax(of: TopKOf, seed: int, c
             assert found.teacher_HTK[h, t].tolist() == pytest.approx([after[token] for token in ids])
             rest = math.log(sum(math.exp(after[token]) for token in range(V) if token not in ids))
             assert float(found.tail_HT[h, t]) == pytest.approx(rest)
+            distance = sum(math.exp(after[token]) * (after[token] - before[token]) for token in range(V))
+            assert float(found.distance_HT[h, t]) == pytest.approx(distance)
 
 
 def test_the_hint_with_the_largest_overlap_over_the_reply_teaches_all_of_it() -> None:
