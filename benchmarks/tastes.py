@@ -97,10 +97,20 @@ HINTS: Mapping[Taste, tuple[str, str, str]] = {
 # Arms -----------------------------------------------------------------------------------------------------------------
 
 
-def _arm(base: Recipe, *, batch: int = BATCH, lr: float = LEARNING_RATE, **tables: Mapping[str, Any]) -> Recipe:
+NEAR = {"hint_distance": 0.16}
+
+
+def _arm(
+    base: Recipe,
+    *,
+    batch: int = BATCH,
+    lr: float = LEARNING_RATE,
+    corrected_share: float = 0.0,
+    **tables: Mapping[str, Any],
+) -> Recipe:
     """The recipe at the pace of a model of 135M parameters, with these keys changed, by table of `train`."""
     pace = Optimiser(**base.train.optimiser.model_dump() | {"lr": lr})
-    changed: dict[str, Any] = {"batch_samples": batch, "optimiser": pace}
+    changed: dict[str, Any] = {"batch_samples": batch, "optimiser": pace, "corrected_share": corrected_share}
     for name, keys in tables.items():
         table = changed.get(name, getattr(base.train, name))
         changed[name] = table.model_copy(update=dict(keys))
@@ -134,8 +144,15 @@ ARMS: Mapping[str, Recipe] = {
     "hindsight, clip 1": _arm(WITHOUT_JUDGE, optimiser={"grad_clip": 1.0}),
     "hindsight, half lr": _arm(WITHOUT_JUDGE, lr=LEARNING_RATE / 2),
     "hindsight, batch 16": _arm(WITHOUT_JUDGE, batch=16),
-    "hybrid, no control, batch 16": _arm(DEFAULT_RECIPE, batch=16, advantage={"control": False}),
-    "hindsight, no control, batch 16": _arm(WITHOUT_JUDGE, batch=16, advantage={"control": False}),
+    "hindsight, pull 1": _arm(WITHOUT_JUDGE, loss={"kl": 1.0}),
+    "hindsight, near": _arm(WITHOUT_JUDGE, distillation=NEAR),
+    "hindsight, near, no pull": _arm(WITHOUT_JUDGE, distillation=NEAR, loss={"kl": 0.0}),
+    "hindsight, near, pull 0.02, clip 1": _arm(
+        WITHOUT_JUDGE, distillation=NEAR, loss={"kl": 0.02}, optimiser={"grad_clip": 1.0}
+    ),
+    "hindsight, near, pull 0.02, until content": _arm(
+        WITHOUT_JUDGE, corrected_share=0.25, distillation=NEAR, loss={"kl": 0.02}
+    ),
     "hindsight, centred": _arm(WITHOUT_JUDGE, advantage={"control": False, "centre_gap": True}),
 }
 FIRST = ("hybrid", "hybrid, no control", "combined", "binary", "hindsight")
@@ -298,7 +315,11 @@ class Run:
             fresh = fresh[train.batch_samples :]
             began = time.monotonic()
             line: dict[str, Any] = {"step": step, "asked": asked, "met": fmean(met)}
+            rated = [each.reward for each in batch if each.reward]
+            blamed = sum(reward < 0 for reward in rated)
             try:
+                if len(rated) > 1 and blamed < train.corrected_share * len(rated):  # as a claim decides
+                    raise NothingToTrain("nothing to correct")
                 figures = train_step(model, optimizer, batch, train, limits, parent=step - 1)
             except NothingToTrain as error:  # what the exam finds is then that of the version before
                 line["not_trained"] = str(error)

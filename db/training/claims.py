@@ -89,6 +89,8 @@ def first_id(moment: datetime) -> UUID:
 # 0.1 ms.
 MAX_EXAMINED = 10_000
 _CHUNK = 500
+# Where only ratings tell praise from blame, one thumb says too little of a batch.
+_LEAST_RATED = 2
 
 # Locking both sample and turn avoids deadlocks with judging and closing; NO KEY UPDATE lets a new turn refer to its
 # parent. `parent_tokens` trusts the parent's `prompt_shared`: damage further up is found when the batch is read.
@@ -172,15 +174,16 @@ async def expire_practised(connection: AsyncConnection, policy: str, recipe: Rec
 
 
 async def _expire_praised(connection: AsyncConnection, eligibility: Eligibility, batch: Sequence[Any]) -> list[Any]:
-    """Return the batch's samples that are blamed, have a hint or are practised, and expire its other samples.
+    """Return the batch's samples that correct something or are practised, and expire its other samples.
 
     If they waited instead, a policy that does well would gather praise without end, and learn from old praise once
     somebody complains.
     """
-    of_users = _of_users(batch)
-    praised = [row for row in of_users if not eligibility.corrects(row)]
-    share, corrected = eligibility.recipe.train.corrected_share, len(of_users) - len(praised)
-    why = f"nothing to correct: {corrected} of {len(of_users)} samples blamed or hinted, {share:g} of them are needed"
+    praised = [row for row in _of_users(batch) if not eligibility.corrects(row)]
+    counted = eligibility.counted(batch)
+    share, corrected = eligibility.recipe.train.corrected_share, sum(map(eligibility.corrects, counted))
+    what = "rated replies blamed" if eligibility.recipe.signal.teaches_by_message else "samples blamed or hinted"
+    why = f"nothing to correct: {corrected} of {len(counted)} {what}, {share:g} of them are needed"
     expired = {SampleId(row.id): f"{why} (train.corrected_share)" for row in praised}
     await end_samples(connection, expired, SampleState.EXPIRED, TurnOutcome.EXPIRED)
     return [row for row in batch if row not in praised]
@@ -273,15 +276,27 @@ class Eligibility:
         return sample_fault(row, known_prompt_tokens(row), sampling)
 
     def corrects(self, row: Any) -> bool:
-        """True if the sample's reply was blamed, or has a hint that is learned from."""
+        """True if the sample's reply was blamed, or has a hint that is learned from.
+
+        A next message may be anything, thanks or another request, so that a recipe which learns from it goes by blame.
+        """
         train = self.recipe.train
         blamed = train.uses_rewards and row.reward is not None and row.reward < 0
-        return blamed or (train.uses_hints and row.hinted_tokens is not None)
+        hinted = train.uses_hints and row.hinted_tokens is not None
+        return blamed or (hinted and not self.recipe.signal.teaches_by_message)
+
+    def counted(self, batch: Sequence[Any]) -> list[Any]:
+        """The samples of which it is known whether they correct something: of users, and rated if a message teaches."""
+        of_users = _of_users(batch)
+        if not self.recipe.signal.teaches_by_message:
+            return of_users
+        rated = [row for row in of_users if row.reward]
+        return rated if len(rated) >= _LEAST_RATED else []
 
     def lacks_corrections(self, batch: Sequence[Any]) -> bool:
         """True if too few of a batch's samples of users correct something, so that it only praises what is so."""
-        of_users = _of_users(batch)
-        return sum(map(self.corrects, of_users)) < self.recipe.train.corrected_share * len(of_users)
+        counted = self.counted(batch)
+        return sum(map(self.corrects, counted)) < self.recipe.train.corrected_share * len(counted)
 
     def apart_from_head(self, version: int) -> int:
         """Number of steps between the version and the head."""

@@ -610,6 +610,43 @@ async def test_what_corrects_waits_until_it_is_enough_of_a_batch(postgres_learni
     assert {sample.sample_id for sample in batch.samples} == {blamed, hinted, *praised}
 
 
+BY_MESSAGE = Recipe.model_validate(
+    {
+        "name": "message",
+        "signal": {"verdicts": False, "hints_from": "message", "at_least_one": False},
+        "train": recipe(corrected_share=0.25).train.model_dump(),
+    }
+)
+
+
+async def test_of_next_messages_only_ratings_say_that_nothing_is_to_correct(
+    postgres_learning: PostgresLearning,
+) -> None:
+    learning = postgres_learning
+    await learning.set_recipe(BY_MESSAGE)
+    liked = await learning.add_samples(2)
+    followed = await learning.add_samples(2, reward=None, hinted=[1, 2, 3])
+    assert (await learning.steps.claim(POLICY, 1)).state is None
+    for sample in (*liked, *followed):
+        assert await learning.sample_result(sample) == (
+            SampleState.EXPIRED,
+            TurnOutcome.EXPIRED,
+            "nothing to correct: 0 of 2 rated replies blamed, 0.25 of them are needed (train.corrected_share)",
+        )
+
+
+@pytest.mark.parametrize(("liked", "blamed"), [(0, 0), (1, 0), (2, 1), (0, 1)])
+async def test_a_batch_of_next_messages_is_trained_unless_those_who_rate_are_content(
+    postgres_learning: PostgresLearning, liked: int, blamed: int
+) -> None:
+    learning = postgres_learning
+    await learning.set_recipe(BY_MESSAGE)
+    await learning.add_samples(liked)
+    await learning.add_samples(blamed, reward=-1.0, hinted=[1, 2, 3])
+    await learning.add_samples(4 - liked - blamed, reward=None, hinted=[1, 2, 3])
+    assert (await learning.steps.claim(POLICY, 1)).state is StepState.CLAIMED
+
+
 async def test_a_little_praise_that_waited_long_is_no_batch_either(postgres_learning: PostgresLearning) -> None:
     learning = postgres_learning
     await learning.set_recipe(recipe(corrected_share=0.5))

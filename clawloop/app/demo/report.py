@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import fmean
 
 from clawloop.app.demo.plan import Plan, PlannedRun
@@ -176,7 +177,7 @@ def report_run(
         match_kept=_lowest(means[learned:]),
         gave_up=totals.gave_up,
         recorded=totals.recorded,
-        model=plan.model,
+        model=plan.model if plan.model is None else Path(plan.model).name,
         taste=totals.taste,
     )
 
