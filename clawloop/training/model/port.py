@@ -10,7 +10,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from clawloop.core.errors import AdapterUnusable
 from clawloop.training.model.token_scores import Comparing, TokenScores
@@ -133,6 +132,8 @@ def adapter_tensors(model: PolicyModel) -> dict[str, Tensor]:
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """The unsharded tensor; under FSDP a collective."""
+    from torch.distributed.tensor import DTensor  # 40 MB, which an idle trainer does without
+
     if isinstance(tensor, DTensor):
         full: Tensor = tensor.full_tensor()
         return full
@@ -154,6 +155,8 @@ def _fresh_adapter(model: PolicyModel, seed: int) -> dict[str, Tensor]:
 
 def shard_like(parameter: Tensor, tensor: Tensor) -> Tensor:
     """This rank's shard of a full tensor, sharded as the parameter is; without FSDP the tensor itself."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
     if not isinstance(parameter, DTensor):
         return tensor
     # Every rank has read the full tensor, so no rank needs to receive its shard from rank 0.
