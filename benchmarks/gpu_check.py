@@ -321,7 +321,7 @@ def up(options: Options) -> None:
     recipe = f"--recipe={folder / 'rated.toml'}"
     with running_up(folder / "data", folder / "up.log", recipe, *asked, settings=carried) as started:
         url = started.line(r"gateway +(http://127\.0\.0\.1:\d+)/v1$")
-        for part in ("vllm", "trainer", "engine-agent"):
+        for part in ("vllm", "trainer", "combined-worker"):
             started.line(rf"({part} ready) at ")
             tell(**{f"{part}_ready": round(time.monotonic() - began, 1)})
         keys = json.loads((started.data / "keys.json").read_text())

@@ -36,7 +36,7 @@ from tests.chaos.stack import Stack, family, running_stack
 from tests.chaos.stand_in_engine import stand_in_engine
 from tests.chaos.verify import Verifier
 
-PARTS = ("gateway", "orchestrator", "judge", "trainer", "engine-agent", "temporal", "postgres")
+PARTS = ("gateway", "combined-worker", "trainer", "temporal", "postgres")
 SAMPLES = 40
 # Allocators and caches move by a few per cent either way.
 FLAT = 1.05

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from zlib import crc32
 
-from alembic import op
-
 _SERVING = """
 CREATE TABLE recipes (
     hash text PRIMARY KEY,
@@ -661,11 +659,15 @@ depends_on = None
 
 
 def upgrade() -> None:
+    from alembic import op  # here: every process reads the revision, see db/schema.py
+
     for statement in _statements():
         op.execute(statement)
 
 
 def downgrade() -> None:
+    from alembic import op
+
     op.execute("""
         DROP TABLE encryption, yardstick, practice, lessons, comparisons, feedback_requests, feedback, hints, votes,
             events, probes, gate_checks, judge_trials, step_samples, steps, samples, judgements, turn_files, files,

@@ -20,7 +20,7 @@ import psycopg
 from activities.serving.engines import KEEP
 from clawloop.core.crash_points import CrashPoint
 from tests.chaos.full_disk import full_disk
-from tests.chaos.stack import OURS, RANK, Stack, family
+from tests.chaos.stack import RANK, Stack, family
 
 SERVICES = ("temporal", "postgres")
 PROXIES = ("gateway", "postgres", "temporal", "engine")
@@ -64,9 +64,9 @@ def all_faults(stack: Stack, longest_seconds: float = 8.0) -> list[Fault]:
         longest_seconds: how long a fault that lasts lasts at most.
     """
     lasting, long = Lasting(longest_seconds / 5, longest_seconds), Lasting(*LONG_SECONDS)
-    faults = [Fault(f"kill {part}", _kill(part), 2.0) for part in (*OURS, *SERVICES)]
-    faults += [Fault(f"stop {part}", lasting.stop(part)) for part in (*OURS, *SERVICES)]
-    faults += [Fault(f"stop {part} for long", long.stop(part), 0.25) for part in (*OURS, *SERVICES)]
+    faults = [Fault(f"kill {part}", _kill(part), 2.0) for part in (*stack.ours, *SERVICES)]
+    faults += [Fault(f"stop {part}", lasting.stop(part)) for part in (*stack.ours, *SERVICES)]
+    faults += [Fault(f"stop {part} for long", long.stop(part), 0.25) for part in (*stack.ours, *SERVICES)]
     faults += [Fault(f"{CRASH}{point}", _crash(point)) for point in CrashPoint]
     for name in PROXIES:
         faults += [

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from tests.chaos.stack import OURS, RANK, Stack
+from tests.chaos.stack import RANK, Stack
 
 
 @asynccontextmanager
@@ -23,7 +23,7 @@ async def full_disk(stack: Stack, folder: Path) -> AsyncIterator[None]:
         finally:
             filler.unlink(missing_ok=True)
         return
-    processes = [process for part in (*OURS, RANK) for process in stack.processes(part)]
+    processes = [process for part in (*stack.ours, RANK) for process in stack.processes(part)]
     before = [(process.pid, _limit_files(process.pid, (0, resource.RLIM_INFINITY))) for process in processes]
     try:
         yield

@@ -31,7 +31,6 @@ from tests.chaos.proxy import Proxy
 from tests.engine_options import engine_options
 
 GATEWAYS = 2
-OURS = ("gateway", "orchestrator", "judge", "trainer", "engine-agent")
 RANK = "trainer's rank"
 BATCH_SAMPLES = 8
 SAMPLED_VOTES = 3
@@ -59,6 +58,7 @@ _MARKS = {
     "trainer": ("clawloop.app.cli.main", "trainer"),
     RANK: ("clawloop.app.processes.trainer",),
     "engine-agent": ("clawloop.app.cli.main", "engine"),
+    "combined-worker": ("clawloop.app.cli.main", "combined"),
     "temporal": ("start-dev",),
     "postgres": ("bin/postgres",),
     "vllm": ("vllm.entrypoints.openai.api_server",),
@@ -95,6 +95,13 @@ class Stack:
     others: frozenset[int]
     statuses: list[PartStatus] = field(default_factory=list)
 
+    @property
+    def ours(self) -> tuple[str, ...]:
+        """The parts that run our code."""
+        if self.judges == 1:
+            return ("gateway", "combined-worker", "trainer")
+        return ("gateway", "orchestrator", "judge", "engine-agent", "trainer")
+
     def processes(self, part: str) -> list[psutil.Process]:
         """The processes of a part that run now, without the guard above them; the main one first."""
         found = []
@@ -128,7 +135,8 @@ async def running_stack(
         folder: empty.
         engine_port: of an engine that runs; None starts one.
         ranks: of the trainer; with one it is a single process.
-        judges: workers that judge; `clawloop up` starts one, a cluster several.
+        judges: with one the workers run as `clawloop up` runs them, in one process; with several, as a cluster does,
+            in a process each.
     """
     others = frozenset(child.pid for child in psutil.Process().children())
     data, crash_points = folder / "data", folder / "crash-points"
@@ -186,10 +194,13 @@ async def running_stack(
         # The disks of `make chaos` are smaller than what is kept free by default.
         environment |= {"CLAWLOOP_JUDGE_FORM": "grammar", "CLAWLOOP_MIN_FREE_DISK_GIB": "0.05"}
         gateways = parts.gateways(deployment, listener, GATEWAYS, environment)
-        workers = parts.workers(deployment, environment)
+        if judges == 1:
+            workers = parts.workers(deployment, environment)
+        else:
+            workers = parts.separate_workers(deployment, environment)
         for number in range(1, judges):
-            others_like_it = parts.workers(deployment, environment)
-            workers += [replace(part, name=f"judge-{number}") for part in others_like_it if part.name == "judge"]
+            others_like_it = parts.separate_workers(deployment, environment)
+            workers += [replace(part, name=f"judge-{number}") for part in others_like_it if part.name == parts.JUDGE]
         for part in (*gateways, *workers, parts.trainer(model, deployment, environment)):
             supervisor.start(part)
         await supervisor.all_ready()

@@ -39,7 +39,7 @@ FAULTS = (
     "refuse engine",
     "double temporal",
     f"crash {CrashPoint.CLAIMED}",
-    "stop judge",
+    "stop combined-worker",
     "cut engine",
     "postgres backend killed",
     f"crash {CrashPoint.STEP_NOT_SAVED}",

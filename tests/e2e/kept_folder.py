@@ -145,7 +145,7 @@ class Client:
 def client_of(started: Up) -> Iterator[Client]:
     """A client, as soon as the engine and all workers are ready."""
     url = started.line(r"gateway +(http://127\.0\.0\.1:\d+)/v1$")
-    for part in ("vllm", "orchestrator", "judge", "trainer", "engine-agent"):
+    for part in ("vllm", "combined-worker", "trainer"):
         started.line(f"({part} ready) at ")
     client = Client(url, json.loads((started.data / "keys.json").read_text()))
     try:

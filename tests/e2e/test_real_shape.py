@@ -114,7 +114,7 @@ def learn(model: Path, folder: Path) -> Peaks:
     options = (f"--model={model}", f"--recipe={recipe}", *OPTIONS)
     with up(folder / "data", folder / "up.log", *options, settings={"OMP_NUM_THREADS": "2"}) as started:
         url = started.line(r"gateway +(http://127\.0\.0\.1:\d+)/v1$", START_SECONDS)
-        for part in ("vllm", "trainer", "engine-agent"):
+        for part in ("vllm", "trainer", "combined-worker"):
             started.line(rf"({part} ready) at ", START_SECONDS)
         clear_peaks(started, ENGINE)
         keys = json.loads((started.data / "keys.json").read_text())

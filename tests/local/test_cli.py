@@ -224,9 +224,11 @@ def test_up_gives_the_judge_worker_the_probes_that_an_engine_is_asked_at_once(tm
             part.prepare().environment.get("CLAWLOOP_PROBES_AT_ONCE") for part in parts.workers(deployment, environment)
         ]
 
-    assert given(deployment, {}) == [None, "4"]
-    assert given(deployment, {"CLAWLOOP_PROBES_AT_ONCE": "9"}) == ["9", "9"]
-    assert given(replace(deployment, probes=None), {}) == [None, None]
+    assert given(deployment, {}) == ["4"]
+    assert given(deployment, {"CLAWLOOP_PROBES_AT_ONCE": "9"}) == ["9"]
+    assert given(replace(deployment, probes=None), {}) == [None]
+    several = replace(deployment, engines=("http://127.0.0.1:1", "http://127.0.0.1:2"))
+    assert given(several, {}) == [None, "4"]
 
 
 def test_up_shares_the_grammars_that_an_engine_compiles_among_its_gateways(tmp_path: Path) -> None:
@@ -251,12 +253,14 @@ def test_gateway_and_judge_worker_ask_the_judge_engine_that_is_started_here(tmp_
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         [gateway] = parts.gateways(deployment, listener, 1, {})
-        orchestrator, worker = parts.workers(deployment, {"CLAWLOOP_JUDGE_FORM": "free"})
+        orchestrator, worker = parts.separate_workers(deployment, {"CLAWLOOP_JUDGE_FORM": "free"})
+        [combined] = parts.workers(deployment, {"CLAWLOOP_JUDGE_FORM": "free"})
         variables = [part.prepare().environment for part in (gateway, worker, orchestrator)]
     urls = [given.get("CLAWLOOP_JUDGE_URL") for given in variables]
     assert urls == ["http://127.0.0.1:9", "http://127.0.0.1:9", None]
     assert [given.get("CLAWLOOP_JUDGE_FORM") for given in variables] == ["auto", "free", "free"]
     assert [given.get("CLAWLOOP_JUDGE_API_KEY") for given in variables] == ["s3cret", "s3cret", None]
+    assert combined.prepare().environment == worker.prepare().environment
 
 
 def test_every_verb_reports_a_shadowed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

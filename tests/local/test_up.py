@@ -281,10 +281,17 @@ def test_a_start_replaces_the_file_and_later_parts_are_added(tmp_path: Path) -> 
     (tmp_path / FILE).write_text("of an earlier start")
     write_targets(tmp_path, [part("gateway", 1), part("judge", 2)])
     write_targets(tmp_path, [part("trainer", 3)], further=True)
+    write_targets(tmp_path, [replace(part("combined-worker", 4), roles=("orchestrator", "judge"))], further=True)
     assert json.loads((tmp_path / FILE).read_text()) == [
         {"targets": ["127.0.0.1:1"], "labels": {"process": "gateway"}},
         {"targets": ["127.0.0.1:2"], "labels": {"process": "judge"}},
         {"targets": ["127.0.0.1:3"], "labels": {"process": "trainer"}},
+        # Each role as if it had a process of its own; Prometheus takes the path from this label.
+        {
+            "targets": ["127.0.0.1:4"],
+            "labels": {"process": "orchestrator", "__metrics_path__": "/metrics/orchestrator"},
+        },
+        {"targets": ["127.0.0.1:4"], "labels": {"process": "judge", "__metrics_path__": "/metrics/judge"}},
     ]
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 

@@ -92,6 +92,15 @@ def test_help_imports_nothing_heavy() -> None:
     assert heavy.isdisjoint(loaded)
 
 
+def test_an_idle_trainer_has_not_loaded_what_computes_a_model() -> None:
+    """The libraries of both backends, and of torch what they alone need, come with the first step's model."""
+    program = "import clawloop.app.processes.trainer, sys; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {"torchtune", "transformers", "triton", "torch._dynamo", "torch.distributed.fsdp", "sympy"}.isdisjoint(
+        loaded.stdout.split()
+    )
+
+
 def test_importing_a_workflow_imports_no_io_library() -> None:
     program = "import workflows.session, workflows.sweep, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

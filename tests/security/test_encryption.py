@@ -337,7 +337,7 @@ def test_every_process_that_up_starts_gets_the_file(tmp_path: Path) -> None:
             *parts.workers(deployment, {}),
             parts.trainer(tmp_path, deployment, {}),
         ]
-        assert len(started) == 7
+        assert len(started) == 5
         for part in started:
             assert part.prepare().environment[SETTING] == str(tmp_path / "keys"), part.name
 

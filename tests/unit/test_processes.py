@@ -23,10 +23,13 @@ from temporalio.testing import ActivityEnvironment
 from temporalio.worker import Worker, WorkerConfig
 
 from clawloop.app.local.checks import choose_port
-from clawloop.app.processes.worker_process import run_workers
+from clawloop.app.processes import worker_process
+from clawloop.app.processes.worker_process import WorkerRole, run_workers
 from clawloop.app.temporal.plugin import ClawloopPlugin, connect
 from clawloop.core.crash_points import CrashPoint
+from clawloop.core.errors import SetupError
 from clawloop.core.heartbeat import heartbeating
+from clawloop.core.telemetry.logs import log_role
 from clawloop.serving import engine_log
 from clawloop.serving.engine_log import VARIABLE, WITHHELD, LogFilter
 from workflows import activity_options
@@ -83,7 +86,8 @@ async def port() -> AsyncIterator[int]:
     port, nothing = (choose_port(name, "127.0.0.1", 0, "") for name in ("health", "Temporal"))
     registry = CollectorRegistry()
     Counter("secrets", "told to nobody", registry=registry)
-    working = asyncio.create_task(run_workers("test", f"127.0.0.1:{nothing}", _no_workers, port, registry=registry))
+    role = WorkerRole("test", _no_workers, registry)
+    working = asyncio.create_task(run_workers("test", f"127.0.0.1:{nothing}", [role], port))
     async with httpx.AsyncClient() as client, asyncio.timeout(30):
         while True:
             try:
@@ -96,6 +100,50 @@ async def port() -> AsyncIterator[int]:
     working.cancel()
     with pytest.raises(asyncio.CancelledError):
         await working
+
+
+async def test_of_several_roles_each_has_its_metrics_and_the_end_of_one_ends_all_and_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port, ending, named = choose_port("health", "127.0.0.1", 0, ""), asyncio.Event(), list[str | None]()
+
+    async def connected(address: str) -> None:
+        pass
+
+    async def has_none(client: Client, stack: AsyncExitStack) -> list[Worker]:
+        named.append(log_role.get())
+        return []
+
+    async def ends(client: Client, stack: AsyncExitStack) -> list[Worker]:
+        named.append(await asyncio.create_task(_its_role()))
+        await ending.wait()
+        raise SetupError("its key is gone")
+
+    monkeypatch.setattr(worker_process, "connect", connected)
+    roles = []
+    for name, create in (("one", has_none), ("two", ends)):
+        registry = CollectorRegistry()
+        Counter(name, "of this role", registry=registry)
+        roles.append(WorkerRole(name, create, registry))
+    working = asyncio.create_task(run_workers("both", "127.0.0.1:1", roles, port))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        async with asyncio.timeout(30):
+            while len(named) < 2:
+                await asyncio.sleep(0.01)
+        ready = await client.get("/readyz")
+        assert (ready.status_code, ready.json()) == (503, {"status": "not ready", "roles": ["two"]})
+        pages = {name: (await client.get(f"/metrics/{name}")).text for name in ("one", "two")}
+        assert (await client.get("/metrics")).status_code == 404
+    assert [("one_total" in page, "two_total" in page) for page in pages.values()] == [(True, False), (False, True)]
+    ending.set()
+    with pytest.raises(SetupError, match=r"^two: its key is gone$"):
+        await working
+    assert named == ["one", "two"]
+    assert log_role.get() is None
+
+
+async def _its_role() -> str | None:
+    return log_role.get()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST:1", "10.1.2.3:8081", "[::1]:9"])

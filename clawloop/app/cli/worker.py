@@ -65,6 +65,24 @@ def judge(health_port: HealthPort = 0, health_host: HealthHost = LOOPBACK, data:
 
 
 @worker_app.command()
+def combined(
+    engine: Annotated[
+        str | None, typer.Option(help="The vLLM server that gets an agent too: its id from `engine list`, or its URL.")
+    ] = None,
+    health_port: HealthPort = 0,
+    health_host: HealthHost = LOOPBACK,
+    data: Data = None,
+) -> None:
+    """Run orchestrator, judge and one engine's agent in one process, as `up` does where there is one engine."""
+    from clawloop.app.processes.workers import run_combined_worker
+    from clawloop.core.telemetry.logs import configure_logging
+
+    settings = settings_of(data)
+    configure_logging(secrets=settings.secrets)
+    asyncio.run(run_combined_worker(engine, settings, health_port, health_host))
+
+
+@worker_app.command()
 def trainer(
     model: Annotated[
         str | None, typer.Option(metavar="MODEL", help="The base model, as for `up`; CLAWLOOP_MODEL.")

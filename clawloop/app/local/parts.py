@@ -6,11 +6,12 @@ The `stop_within` bounds add up, along `stop_order`, to less than 20 s.
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,6 +28,9 @@ from clawloop.core.errors import SetupError
 from clawloop.core.recipes.recipe import DEFAULT_RECIPE, Recipe
 
 LOOPBACK = "127.0.0.1"
+ORCHESTRATOR = "orchestrator"
+JUDGE = "judge"
+COMBINED = "combined-worker"
 TRAINER = "trainer"
 AGENT = "engine-agent"
 ENVIRONMENT = "environment"
@@ -225,23 +229,56 @@ def _gateway(
 
 
 def workers(deployment: Deployment, environment: Mapping[str, str]) -> list[Part]:
-    """All workers but the trainer."""
-    judging = _with_judge(deployment, environment)
-    if deployment.probes is not None:
-        judging.setdefault("CLAWLOOP_PROBES_AT_ONCE", str(deployment.probes))
-    started = [
-        _worker("orchestrator", ("orchestrator",), deployment, environment),
-        _worker("judge", ("judge",), deployment, judging),
-    ]
-    engines = deployment.local_engines
-    for number, url in enumerate(engines):
-        name = numbered(AGENT, number, len(engines))
-        started.append(_worker(name, ("engine", "--engine", url), deployment, environment))
+    """All workers but the trainer: with one engine in one process, with several in a process each.
+
+    One process has 230 MB less (measured), and one core's Python at most, which several engines may outrun.
+    """
+    is_small = len(deployment.engines) <= 1
+    started = [combined_worker(deployment, environment)] if is_small else separate_workers(deployment, environment)
     if deployment.sandboxed is not None:
-        started.append(
-            _worker(ENVIRONMENT, ("environment", "--gateway", deployment.sandboxed), deployment, environment)
-        )
+        arguments = ("environment", "--gateway", deployment.sandboxed)
+        started.append(_worker(ENVIRONMENT, arguments, deployment, environment))
     return started
+
+
+def combined_worker(deployment: Deployment, environment: Mapping[str, str]) -> Part:
+    """Orchestrator, judge and, if the engine is started here, its agent, in one process."""
+    roles: tuple[str, ...] = (ORCHESTRATOR, JUDGE)
+    arguments: tuple[str, ...] = ("combined",)
+    if deployment.local_engines:
+        [url] = deployment.local_engines
+        roles, arguments = (*roles, AGENT), (*arguments, "--engine", url)
+    part = _worker(COMBINED, arguments, deployment, _judging(deployment, environment))
+    return replace(part, roles=roles, progress=_said_by_a_role)
+
+
+def separate_workers(deployment: Deployment, environment: Mapping[str, str]) -> list[Part]:
+    """Orchestrator, judge, and the agents of the engines that are started here, in a process each."""
+    engines = deployment.local_engines
+    return [
+        _worker(ORCHESTRATOR, (ORCHESTRATOR,), deployment, environment),
+        _worker(JUDGE, (JUDGE,), deployment, _judging(deployment, environment)),
+        *(
+            _worker(numbered(AGENT, number, len(engines)), ("engine", "--engine", url), deployment, environment)
+            for number, url in enumerate(engines)
+        ),
+    ]
+
+
+def _judging(deployment: Deployment, environment: Mapping[str, str]) -> dict[str, str]:
+    given = _with_judge(deployment, environment)
+    if deployment.probes is not None:
+        given.setdefault("CLAWLOOP_PROBES_AT_ONCE", str(deployment.probes))
+    return given
+
+
+def _said_by_a_role(line: str) -> str | None:
+    """A log line with the role that says it; None for other lines."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return None
+    return f"{said['role']}: {said['message']}" if isinstance(said, dict) and "role" in said else None
 
 
 def trainer(model: Path, deployment: Deployment, environment: Mapping[str, str]) -> Part:

@@ -16,7 +16,7 @@ from temporalio.worker import Worker
 from activities.serving.engines import EngineActivities, EngineControl
 from clawloop.app.processes.database import ready_database, require_database
 from clawloop.app.processes.endpoints import engine_secret, required_temporal_address
-from clawloop.app.processes.worker_process import GRACE, LOOPBACK, run_workers
+from clawloop.app.processes.worker_process import GRACE, LOOPBACK, WorkerRole, run_workers
 from clawloop.app.temporal.notifier import TemporalNotifier
 from clawloop.core.contracts.notices import EngineAdded, Notifier
 from clawloop.core.contracts.training import VersionRef
@@ -53,8 +53,25 @@ async def run_agent(
     Raises:
         SetupError: no database or no Temporal is configured, or `engine` is neither an id nor a URL.
     """
-    engine_id, url = engine_of(engine)
     require_database(settings)
+    role = agent_role(engine, settings, restart_command)
+    await run_workers(
+        role.name,
+        required_temporal_address(settings),
+        [role],
+        health_port,
+        health_host=health_host,
+        crash_points=settings.crash_points,
+    )
+
+
+def agent_role(engine: str, settings: Settings, restart_command: str | None = None) -> WorkerRole:
+    """The role of an engine's agent; arguments as for `run_agent`.
+
+    Raises:
+        SetupError: `engine` is neither an id nor a URL.
+    """
+    engine_id, url = engine_of(engine)
     adapters = settings.data / "adapters"
     metrics = EngineMetrics()
 
@@ -71,15 +88,7 @@ async def run_agent(
         activities = EngineActivities(PostgresPublishingStore(database), control)
         return [agent_worker(client, engine_id, activities)]
 
-    await run_workers(
-        f"engine {engine_id}",
-        required_temporal_address(settings),
-        create_workers,
-        health_port,
-        health_host=health_host,
-        registry=metrics.registry,
-        crash_points=settings.crash_points,
-    )
+    return WorkerRole(f"engine {engine_id}", create_workers, metrics.registry)
 
 
 def agent_worker(client: Client, engine_id: str, activities: EngineActivities) -> Worker:

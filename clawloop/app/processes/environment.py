@@ -13,7 +13,7 @@ from temporalio.worker import Worker
 from clawloop.app.processes.database import ready_database, require_database, sealer_of
 from clawloop.app.processes.endpoints import required_temporal_address
 from clawloop.app.processes.environment_queue import CountedRunner, environment_worker, sweep_left_behind
-from clawloop.app.processes.worker_process import run_workers
+from clawloop.app.processes.worker_process import WorkerRole, run_workers
 from clawloop.core.episodes.running import EnvironmentActivities
 from clawloop.core.settings import Settings
 from clawloop.core.telemetry.metrics import EnvironmentMetrics
@@ -82,9 +82,8 @@ async def run_environment_worker(
     await run_workers(
         "environment",
         temporal,
-        create_workers,
+        [WorkerRole("environment", create_workers, metrics.registry)],
         port,
         health_host=host,
-        registry=metrics.registry,
         crash_points=settings.crash_points,
     )

@@ -14,7 +14,7 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from clawloop.app.processes.environment_queue import CountedRunner, environment_worker, sweep_left_behind
-from clawloop.app.processes.worker_process import run_workers
+from clawloop.app.processes.worker_process import WorkerRole, run_workers
 from clawloop.core.episodes.running import EnvironmentActivities, EpisodeRunner
 from clawloop.core.telemetry.metrics import EnvironmentMetrics
 from clawloop.environments.choice import gateway_address, images_of, probe
@@ -87,4 +87,5 @@ async def run_remote_worker(worker: RemoteWorker) -> None:
         ]
 
     host, port = worker.health
-    await run_workers("environment", worker.temporal, create_workers, port, health_host=host, registry=metrics.registry)
+    role = WorkerRole("environment", create_workers, metrics.registry)
+    await run_workers(role.name, worker.temporal, [role], port, health_host=host)

@@ -27,7 +27,7 @@ from activities.training.train_step import Trainer, TrainingActivities
 from clawloop.app.processes.database import ready_database, require_database
 from clawloop.app.processes.endpoints import required_temporal_address
 from clawloop.app.processes.process_exit import end_with_parent, exit_process
-from clawloop.app.processes.worker_process import GRACE, LOOPBACK, run_workers
+from clawloop.app.processes.worker_process import GRACE, LOOPBACK, WorkerRole, run_workers
 from clawloop.core.contracts.training import StatusCallback, StepBatch, StepRecord, TrainedStep
 from clawloop.core.errors import ClawloopError, PermanentError, TrainerUnavailable, TransientError
 from clawloop.core.settings import Settings, read_settings
@@ -136,12 +136,10 @@ async def _serve(process: TrainerProcess, settings: Settings, runner: StepRunner
         await run_workers(
             "trainer",
             required_temporal_address(settings),
-            workers,
+            [WorkerRole("trainer", workers, metrics.registry, trainer.broken)],
             process.health_port,
             health_host=process.health_host,
-            registry=metrics.registry,
             crash_points=settings.crash_points,
-            broken=trainer.broken,
         )
     finally:
         watching.cancel()

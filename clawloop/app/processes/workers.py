@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from datetime import timedelta
 from enum import StrEnum
 from functools import partial
@@ -29,8 +30,9 @@ from activities.training.steps import StepActivities
 from api.chat.practice import PracticeClient
 from clawloop.app.processes.database import ready_database, require_database
 from clawloop.app.processes.endpoints import engine_secret, required_temporal_address
+from clawloop.app.processes.engine_agent import agent_role
 from clawloop.app.processes.holding import Holding
-from clawloop.app.processes.worker_process import GRACE, LOOPBACK, RETRY_SECONDS, run_workers
+from clawloop.app.processes.worker_process import GRACE, LOOPBACK, RETRY_SECONDS, WorkerRole, run_workers
 from clawloop.app.temporal.notifier import TemporalNotifier
 from clawloop.app.temporal.replay import POLLS, replaying_few_at_once
 from clawloop.app.temporal.server import prepare_namespace
@@ -129,7 +131,8 @@ def _form(setting: str | None) -> AnswerForm | None:
 
 
 # Workers --------------------------------------------------------------------------------------------------------------
-# Assembles the workers of the orchestrator (workflows, ledger activities) and of the judge.
+# Assembles the workers of the orchestrator (workflows, ledger activities) and of the judge, and runs them in processes
+# of their own or, beside an engine's agent, in one: each role has its own connections to PostgreSQL and Temporal.
 #
 # PostgreSQL and judges may be unavailable at the start and later: activities are retried.
 
@@ -157,7 +160,42 @@ async def run_worker(role: Role, settings: Settings, health_port: int, health_ho
         SetupError: no database or no Temporal is configured, or another Temporal server has the database.
         TrainerUnavailable: another Temporal server took the database meanwhile.
     """
+    await _run_roles(role, [_role(role, settings)], settings, health_port, health_host)
+
+
+async def run_combined_worker(
+    engine: str | None, settings: Settings, health_port: int, health_host: str = LOOPBACK
+) -> None:
+    """Run orchestrator, judge and an engine's agent in this process, until SIGINT or SIGTERM; one's end ends all.
+
+    Args:
+        engine: its id or URL, for an agent that has no restart command; None: without an agent.
+
+    Raises:
+        SetupError, TrainerUnavailable: as for `run_worker` and `run_agent`.
+    """
+    roles = [_role(role, settings) for role in Role]
+    if engine is not None:
+        # Named as `clawloop up` names an agent's process: here is one alone, and an engine's id is no path.
+        roles.append(replace(agent_role(engine, settings), name="engine-agent"))
+    await _run_roles("combined-worker", roles, settings, health_port, health_host)
+
+
+async def _run_roles(
+    name: str, roles: Sequence[WorkerRole], settings: Settings, health_port: int, health_host: str
+) -> None:
     require_database(settings)
+    await run_workers(
+        name,
+        required_temporal_address(settings),
+        roles,
+        health_port,
+        health_host=health_host,
+        crash_points=settings.crash_points,
+    )
+
+
+def _role(role: Role, settings: Settings) -> WorkerRole:
     metrics = WorkerMetrics()
     broken = asyncio.Event()
 
@@ -168,16 +206,7 @@ async def run_worker(role: Role, settings: Settings, health_port: int, health_ho
             return _orchestrator_workers(settings, database, client, metrics)
         return [await _judge_worker(settings, database, client, metrics, stack)]
 
-    await run_workers(
-        role,
-        required_temporal_address(settings),
-        create_workers,
-        health_port,
-        health_host=health_host,
-        registry=metrics.registry,
-        crash_points=settings.crash_points,
-        broken=broken,
-    )
+    return WorkerRole(role, create_workers, metrics.registry, broken)
 
 
 async def _hold(

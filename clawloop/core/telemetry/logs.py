@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
@@ -47,6 +48,9 @@ _known: set[str] = set()
 # Clawloop's own modules log only ids and numbers; tests hold them to it.
 _OWN = ("clawloop", "api", "db", "activities", "workflows", "migrations")
 
+log_role: ContextVar[str | None] = ContextVar("log_role", default=None)
+"""The role whose task logs, in a process of several roles; each line then names it."""
+
 
 def configure_logging(level: str = "INFO", secrets: Iterable[str] = ()) -> None:
     """Write every record of this process to standard error as one JSON object a line, uncaught errors included.
@@ -56,6 +60,7 @@ def configure_logging(level: str = "INFO", secrets: Iterable[str] = ()) -> None:
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(RedactingFormatter(secrets))
+    handler.addFilter(_name_role)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # The gateway logs one line for each turn, with more detail than uvicorn's.
     logging.getLogger("uvicorn.access").disabled = True
@@ -143,6 +148,12 @@ def _without_quotes(record: logging.LogRecord) -> logging.LogRecord:
         place, _, rest = record.getMessage().partition(": ")
         changed.msg, changed.args = f"{place}: {rest.partition(':')[0]}", ()
     return changed
+
+
+def _name_role(record: logging.LogRecord) -> bool:
+    if (role := log_role.get()) is not None and not hasattr(record, "role"):
+        record.role = role
+    return True
 
 
 def _plain(argument: Any) -> Any:

@@ -104,7 +104,7 @@ async def running_stack(
         listener.listen(QUEUED_CONNECTIONS)
         gateways = parts.gateways(deployment, listener, len(GATEWAYS), environment)
         # Nothing is judged: the engine has no opinion.
-        workers = [part for part in parts.workers(deployment, environment) if part.name != "judge"]
+        workers = [part for part in parts.separate_workers(deployment, environment) if part.name != parts.JUDGE]
         try:
             first = _engine(port, folder / "requests") if engine is None else engine(port)
             for part in (first, *gateways, *workers):

@@ -154,6 +154,7 @@ class Part:
         starting: what its start does and how long that usually takes, for people, until `progress` says more.
         progress: progress of the start as a log line reports it; None for other lines.
         restart: None: the supervisor's.
+        roles: what it does, where its metrics are at `/metrics/ROLE` for each; empty: at `/metrics`.
     """
 
     name: str
@@ -166,6 +167,7 @@ class Part:
     starting: str = ""
     progress: Callable[[str], str | None] | None = None
     restart: RestartPolicy | None = None
+    roles: tuple[str, ...] = ()
 
 
 class PartState(StrEnum):
