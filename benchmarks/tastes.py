@@ -153,6 +153,9 @@ ARMS: Mapping[str, Recipe] = {
     "hindsight, near, pull 0.02, until content": _arm(
         WITHOUT_JUDGE, corrected_share=0.25, distillation=NEAR, loss={"kl": 0.02}
     ),
+    "hindsight, near, pull 0.02, until content, half lr": _arm(
+        WITHOUT_JUDGE, lr=LEARNING_RATE / 2, corrected_share=0.25, distillation=NEAR, loss={"kl": 0.02}
+    ),
     "hindsight, centred": _arm(WITHOUT_JUDGE, advantage={"control": False, "centre_gap": True}),
 }
 FIRST = ("hybrid", "hybrid, no control", "combined", "binary", "hindsight")
