@@ -87,7 +87,7 @@ def demo_recipe(method: Method) -> Recipe:
 # A pretrained model of 135M parameters: deploy/recipes/hindsight.toml at the pace of a person who watches for minutes.
 # docs/results.md has what was tried.
 _MODEL_BATCH_SAMPLES = 8
-_MODEL_LEARNING_RATE = 5e-4  # as in `benchmarks.tastes`
+_MODEL_LEARNING_RATE = 2.5e-4  # twice that took the same taste, and more of what the model knows
 _MODEL_KL = 0.02  # a pull of 0.1 took back what complaints had taught
 _MODEL_HINT_DISTANCE = 0.16  # of SmolLM2-135M: requests that came next are mostly beyond, complaints below
 _MODEL_CORRECTED_SHARE = 0.25  # a user who is content teaches nothing more, and costs what the model knows
