@@ -128,7 +128,7 @@ _STRIP = tuple(
             WHERE (advantages IS NOT NULL OR moves IS NOT NULL)
                 AND sample_id IN (SELECT id FROM samples WHERE turn_id = ANY(:turns))""",
         f"UPDATE samples SET reason = '{WHY}' WHERE state = 'superseded' AND turn_id = ANY(:turns)",
-        "UPDATE yardstick SET prompts = NULL WHERE turn_id = ANY(:turns)",
+        "UPDATE yardstick SET prompts = NULL, why = 'erased' WHERE turn_id = ANY(:turns)",
     )
 )
 _WAITING = f"""

@@ -285,6 +285,8 @@ def token_moves(
 
 Value = TypeVar("Value")
 
+_REASONS_TOLD = 5  # each sample of the batch is told them
+
 
 def make_optimizer(model: PolicyModel, settings: Optimiser) -> torch.optim.AdamW:
     """AdamW over the adapter. `checkpoint.begin` or `checkpoint.resume` sets its state."""
@@ -343,7 +345,9 @@ def train_step(
     sequences = _sequence_tokens(samples, signals, ranks)
     divisor = replace(divisor, sequences=len(sequences))
     if divisor.samples == 0:
-        raise NothingToTrain(f"no sample of {len(samples)} is left: {'; '.join(sorted(set(dropped.values())))}")
+        reasons = sorted(set(dropped.values()))
+        more = f" and {len(reasons) - _REASONS_TOLD} more" if len(reasons) > _REASONS_TOLD else ""
+        raise NothingToTrain(f"no sample of {len(samples)} is left: {'; '.join(reasons[:_REASONS_TOLD])}{more}")
     of_sample = {index: sequences[_sequence(samples[index])] for index in signals.streams}
     epochs: list[_Epoch] = []
     for _ in range(recipe.optimiser.epochs):

@@ -383,9 +383,8 @@ class StepRunner:
             ]
             now = self._score_yardstick(model, [reply.plain for reply in step.yardstick], within, report_or_stop)
             yardstick[:] = [
-                YardstickScore(reply, now[reply], taught.get(reply), plain.get(reply))
+                YardstickScore(reply, now.get(reply), taught.get(reply), plain.get(reply))
                 for reply in (one.plain.sample_id for one in step.yardstick)
-                if reply in now
             ]
             return figures
 

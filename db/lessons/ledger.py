@@ -31,7 +31,6 @@ from clawloop.core.lessons.ledger import (
     digest_of,
     read_lesson,
     require_change,
-    says_the_same,
 )
 from clawloop.core.lessons.yardstick import VERSIONS_TO_LEARN, read_yardstick, why_grown, why_learned
 from clawloop.core.recipes.lessons import Lessons
@@ -39,7 +38,7 @@ from clawloop.core.samples.decision import LESSON_ERASED, PREFIX
 from db.content import content_of
 from db.database import PostgresStore, transaction
 from db.encryption.columns import opened
-from db.lessons.yardstick import forget_replies, read_practised_in, read_scores
+from db.lessons.yardstick import forget_replies, read_corrected_in, read_practised_in, read_scores
 from db.tables import LessonRow, PolicyRow
 from db.training.policies import insert_event, lock_policy, notify_directory, read_parents, require_policy
 from db.training.samples import end_samples
@@ -188,16 +187,16 @@ async def add_correction(
     """Make a lesson of a correction, unless one with its words is there in any state, or the policy has as many as it
     can have. The policy must be locked.
 
-    A learned lesson that says about the same is active again in its place: what was learned does not hold.
+    A learned lesson with these words is active again: what was learned does not hold.
 
     Args:
         turn_id: the turn that was corrected.
         shown_by: the turn that holds the correction; None: a comment does.
     """
-    repeats = await _learned(connection, policy, correction.text)
-    if repeats is not None:
-        await _change(connection, policy, repeats, LessonState.ACTIVE, "learned, and the user asked for it again")
-    elif await _same(connection, policy, correction.text) is None and not await _is_full(connection, policy):
+    same = await _same(connection, policy, correction.text)
+    if same is not None and same.state is LessonState.LEARNED:
+        await _change(connection, policy, same, LessonState.ACTIVE, "learned, and the user asked for it again")
+    elif same is None and not await _is_full(connection, policy):
         why = "taken from a hint" if correction.source is LessonSource.HINT else "taken from the user's own words"
         await _insert(connection, policy, correction.text, correction.source, why, (turn_id, shown_by))
 
@@ -226,6 +225,9 @@ async def follow_version(connection: AsyncConnection, policy: str, active: int) 
                 await _change(connection, policy, lesson, LessonState.ACTIVE, why)
             elif found.finding is Finding.GROWN:
                 await _change(connection, policy, lesson, LessonState.ACTIVE, why_grown(found))
+            elif found.finding is Finding.NOT_MEASURED or not retires:
+                why = "whether it is still learned is not measured any more"
+                await _change(connection, policy, lesson, LessonState.ACTIVE, why)
         elif retires and found.finding is Finding.LEARNED:
             learned = found.left[-VERSIONS_TO_LEARN].version
             await _change(connection, policy, lesson, LessonState.LEARNED, why_learned(found), since=learned)
@@ -287,16 +289,6 @@ async def _same(connection: AsyncConnection, policy: str, said: str) -> Lesson |
     return None if found is None else await _read(connection, policy, LessonId(found))
 
 
-async def _learned(connection: AsyncConnection, policy: str, said: str) -> Lesson | None:
-    """The newest learned lesson that says about the same; one that cannot be decrypted is not compared."""
-    query = select(LessonRow.__table__).where(LessonRow.policy == policy, LessonRow.state == LessonState.LEARNED)
-    for row in opened(connection, await connection.execute(query.order_by(LessonRow.id.desc())), lessons="id"):
-        with suppress(ContentUnreadable, EncryptionKeyMissing):
-            if says_the_same(row.text, said):
-                return _lesson(row)
-    return None
-
-
 async def _read_yardsticks(
     connection: AsyncConnection, policy: str, active: int, lessons: Sequence[Lesson]
 ) -> dict[LessonId, Yardstick]:
@@ -316,7 +308,8 @@ async def _versions_with(connection: AsyncConnection, policy: str, lesson: Lesso
     """The versions on the head's path that learned from the lesson's samples, or came after one that did."""
     head = await connection.scalar(select(PolicyRow.head).where(PolicyRow.id == policy)) or 0
     path = sorted(path_to_base(head, await read_parents(connection, policy)))
-    taught = (await read_practised_in(connection, policy)).get(lesson, set())
+    practised_in = (await read_practised_in(connection, policy)).get(lesson, set())
+    taught = practised_in | await read_corrected_in(connection, lesson)
     first = next((version for version in path if version in taught), None)
     return () if first is None else tuple(version for version in path if version >= first)
 

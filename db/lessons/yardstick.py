@@ -23,6 +23,7 @@ from db.encryption.columns import opened
 from db.tables import LessonRow, YardstickRow
 from db.turns.read import ConversationCache, read_turn
 
+_ERASED = "erased"  # as a reason: others are tried in the place of such replies
 MOST_MEASURED = 4
 """Lessons in one step, those that were not measured for longest: each costs a forward pass over its replies."""
 
@@ -41,6 +42,14 @@ _PRACTISED_IN = text("""
 """)
 
 
+_CORRECTED_IN = text("""
+    SELECT DISTINCT m.step FROM lessons l JOIN samples s ON s.turn_id = l.turn_id AND s.hinted_prompts IS NOT NULL
+        JOIN step_samples m ON m.sample_id = s.id AND m.dropped IS NULL
+        JOIN steps n ON n.policy = m.policy AND n.n = m.step
+    WHERE l.id = :lesson AND n.state = 'committed'
+""")
+
+
 # Kept while a lesson is new -------------------------------------------------------------------------------------------
 
 
@@ -48,7 +57,10 @@ async def next_to_measure(connection: AsyncConnection, lessons: Sequence[Lesson]
     """The oldest of these lessons that too few replies measure; None if there are enough, or too many were tried."""
     tried = (
         select(YardstickRow.lesson_id, func.count().label("tried"), func.count(YardstickRow.prompts).label("kept"))
-        .where(YardstickRow.lesson_id.in_([lesson.id for lesson in lessons]))
+        .where(
+            YardstickRow.lesson_id.in_([lesson.id for lesson in lessons]),
+            YardstickRow.why != _ERASED,
+        )
         .group_by(YardstickRow.lesson_id)
     )
     counts = {row.lesson_id: row for row in await connection.execute(tried)}
@@ -72,7 +84,8 @@ async def keep_reply(connection: AsyncConnection, practice: Practice, result: Pr
 
 async def forget_replies(connection: AsyncConnection, turns: Collection[UUID]) -> None:
     """Erase what the yardstick keeps of these turns beside them; no version is measured by them any more."""
-    await connection.execute(update(YardstickRow).where(YardstickRow.turn_id.in_(turns)).values(prompts=None))
+    of_turns = update(YardstickRow).where(YardstickRow.turn_id.in_(turns))
+    await connection.execute(of_turns.values(prompts=None, why=_ERASED))
 
 
 # Scored in each step --------------------------------------------------------------------------------------------------
@@ -122,8 +135,14 @@ async def keep_scores_of_replies(
         row = YardstickRow.turn_id == score.reply
         known = select(YardstickRow.first_version, YardstickRow.without).where(row)
         stored = (await connection.execute(known)).one_or_none()
-        is_new = stored is not None and stored.first_version is None
-        if stored is None or (is_new and (score.taught is None or score.plain is None)):
+        if stored is None:
+            continue
+        is_new = stored.first_version is None
+        if is_new and (score.version is None or score.taught is None or score.plain is None):
+            unusable = {"prompts": None, "why": "longer than the trainer can read"}
+            await connection.execute(update(YardstickRow).where(row).values(unusable))
+            continue
+        if score.version is None:
             continue
         found = stored.without | {str(version.n): score.version}
         values: dict[str, Any] = {}
@@ -156,3 +175,8 @@ async def read_practised_in(connection: AsyncConnection, policy: str) -> dict[Le
     for row in await connection.execute(_PRACTISED_IN, {"policy": policy}):
         found[LessonId(row.lesson)].add(row.step)
     return found
+
+
+async def read_corrected_in(connection: AsyncConnection, lesson: LessonId) -> set[int]:
+    """The versions whose step had a sample of the correction that the lesson was taken from."""
+    return set(await connection.scalars(_CORRECTED_IN, {"lesson": lesson}))

@@ -280,10 +280,9 @@ class Eligibility:
 
         A next message may be anything, thanks or another request, so that a recipe which learns from it goes by blame.
         """
-        train = self.recipe.train
-        blamed = train.uses_rewards and row.reward is not None and row.reward < 0
-        hinted = train.uses_hints and row.hinted_tokens is not None
-        return blamed or (hinted and not self.recipe.signal.teaches_by_message)
+        train, by_message = self.recipe.train, self.recipe.signal.teaches_by_message
+        blamed = row.reward is not None and row.reward < 0 and (train.uses_rewards or by_message)
+        return blamed or (train.uses_hints and row.hinted_tokens is not None and not by_message)
 
     def counted(self, batch: Sequence[Any]) -> list[Any]:
         """The samples of which it is known whether they correct something: of users, and rated if a message teaches."""

@@ -19,7 +19,7 @@ from clawloop.core.ids import FeedbackId, SampleId, new_feedback_id
 from clawloop.core.judging.hints import NOT_ASKED, HintChoice
 from clawloop.core.judging.records import FinalizedJudgement, Relation
 from clawloop.core.judging.voting import Verdict, rated
-from clawloop.core.recipes.recipe import Recipe
+from clawloop.core.recipes.recipe import Recipe, Train
 from db.content import bytes_to_logprobs
 from db.database import Database
 from db.training import samples
@@ -617,6 +617,14 @@ BY_MESSAGE = Recipe.model_validate(
         "train": recipe(corrected_share=0.25).train.model_dump(),
     }
 )
+
+
+async def test_blame_counts_where_only_the_message_teaches(postgres_learning: PostgresLearning) -> None:
+    unrewarded = BY_MESSAGE.train.model_dump() | {"advantage": {"verdict_weight": 0.0}, "corrected_share": 0.25}
+    learning = postgres_learning
+    await learning.set_recipe(BY_MESSAGE.model_copy(update={"train": Train.model_validate(unrewarded)}))
+    await learning.add_samples(4, reward=-1.0, hinted=[1, 2, 3])
+    assert (await learning.steps.claim(POLICY, 1)).state is StepState.CLAIMED
 
 
 async def test_of_next_messages_only_ratings_say_that_nothing_is_to_correct(

@@ -194,7 +194,9 @@ async def test_a_roll_back_below_the_version_that_learned_it_brings_a_lesson_bac
 @pytest.mark.parametrize(
     ("said", "texts"),
     [
-        ("Please answer in one sentence!", {BRIEF: LessonState.ACTIVE}),
+        ("ANSWER in one sentence!", {BRIEF: LessonState.ACTIVE}),
+        # By its words alone it might say the opposite as well.
+        ("Not in one sentence.", {BRIEF: LessonState.LEARNED, "Not in one sentence.": LessonState.ACTIVE}),
         ("Use no lists.", {BRIEF: LessonState.LEARNED, "Use no lists.": LessonState.ACTIVE}),
     ],
 )
@@ -208,6 +210,48 @@ async def test_a_complaint_that_says_the_same_brings_a_lesson_back(
     if len(texts) == 1:
         lesson = await lesson_of(retiring)
         assert (lesson.why, lesson.since_version) == ("learned, and the user asked for it again", 2)
+
+
+async def test_what_is_not_measured_any_more_brings_a_lesson_back(retiring: Gym) -> None:
+    await learned(retiring)
+    retiring.bench.execute(
+        "UPDATE yardstick SET prompts = NULL, why = 'erased'"
+    )  # as erasing what they were made of does
+    await ask(retiring, 16, session="later")
+    await retiring.lessons.add("default", POLITE)  # else there is nothing to practise
+    await learn(retiring, 3, 0.1)
+    lesson = await lesson_of(retiring)
+    assert (lesson.state, lesson.why) == (
+        LessonState.ACTIVE,
+        "whether it is still learned is not measured any more",
+    )
+
+
+async def test_a_reply_that_the_trainer_cannot_read_is_tried_and_replaced(retiring: Gym) -> None:
+    await retiring.practise()
+    steps = PostgresStepStore(retiring.bench.database)
+    await steps.claim("default", 1)
+    batch = await steps.batch("default", 1)
+    too_long, *others = batch.yardstick
+    scores = [YardstickScore(one.plain.sample_id, -9.0, -8.0, -12.0) for one in others]
+    scores.append(YardstickScore(too_long.plain.sample_id, None))
+    await steps.commit(batch, replace(trained(batch), yardstick=scores))
+    [row] = retiring.bench.rows("SELECT turn_id, why FROM yardstick WHERE prompts IS NULL")
+    assert (row["turn_id"], row["why"]) == (too_long.plain.sample_id, "longer than the trainer can read")
+    await ask(retiring, 16, session="later")
+    before = len(retiring.engine.asked)
+    while (await retiring.practise()).more:
+        pass
+    assert sum(one.measured is not None for one in retiring.engine.asked[before:]) == 1
+
+
+async def test_replies_that_were_erased_do_not_count_as_tried(retiring: Gym) -> None:
+    await ask(retiring, MOST_TRIED + NEEDED, session="more")
+    for _ in range(MOST_TRIED // NEEDED + 1):
+        retiring.engine.asked.clear()
+        await retiring.practise()
+        assert sum(one.measured is not None for one in retiring.engine.asked) == NEEDED
+        retiring.bench.execute("UPDATE yardstick SET prompts = NULL, why = 'erased'")
 
 
 async def test_a_version_that_lacks_it_again_brings_a_lesson_back(retiring: Gym) -> None:

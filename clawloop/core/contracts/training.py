@@ -334,12 +334,12 @@ class YardstickScore:
 
     Args:
         reply: the sample id of its `YardstickReply`.
-        version: under the trained version, without the lesson.
+        version: under the trained version, without the lesson; None: the trainer could not read it, as below.
         taught, plain: of a new one under the version's parent, with the lesson and without it.
     """
 
     reply: SampleId
-    version: float
+    version: float | None
     taught: float | None = None
     plain: float | None = None
 

@@ -24,8 +24,6 @@ MOST_SHOWN = 30
 # Prose has more bytes a token in most scripts: English about four, Chinese and Japanese about three. Only a tokenizer
 # could tell, and gateways have none.
 _BYTES_A_TOKEN = 3
-# Of the different words of two lessons: `in one sentence` and `in two sentences` share fewer.
-_SAME_SHARE = 0.75
 _LINE_TOKENS = 3  # the dash before a lesson, and the line's end
 
 # The states that a lesson may change to, and those that they follow. People set all but LEARNED.
@@ -76,12 +74,6 @@ def require_change(lesson: Lesson, to: LessonState) -> None:
             code="lesson_conflict",
             field="lesson",
         )
-
-
-def says_the_same(text: str, other: str) -> bool:
-    """True if nearly all words of two lessons are the same, in any order: a repeated complaint is seldom verbatim."""
-    words, others = set(comparable_words(text)), set(comparable_words(other))
-    return len(words & others) >= _SAME_SHARE * len(words | others)
 
 
 def tokens_of(text: str) -> int:

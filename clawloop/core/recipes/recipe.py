@@ -766,6 +766,11 @@ def _of_lessons(recipe: Recipe) -> Iterator[tuple[bool, str, str]]:
         "needs train.loss.distillation or train.advantage.teacher_weight above 0: the policy with the lessons teaches",
     )
     yield (
+        lessons.practice and recipe.train.distillation.hint_distance is not None,
+        "train.distillation.hint_distance",
+        "leave it out with lessons.practice: a lesson moves the whole reply, and would never teach",
+    )
+    yield (
         lessons.retire and lessons.enabled and not lessons.practice,
         "lessons.retire",
         "needs lessons.practice = true: what nobody practises is not learned",

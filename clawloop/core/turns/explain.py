@@ -13,7 +13,7 @@ _MEANINGS = {
     TurnOutcome.UNJUDGED: "no judge gave a valid vote",
     TurnOutcome.UNDECIDED: "the verdict is 0 and there is no hint",
     TurnOutcome.SAMPLED: "its sample waits for a step",
-    TurnOutcome.HELD_OUT: "never trained: versions are compared on it",
+    TurnOutcome.HELD_OUT: "never trained: versions are compared on it, or lessons are measured by it",
     TurnOutcome.TRAINED: "a step trained it",
     TurnOutcome.EXPIRED: "its sample expired",
     TurnOutcome.QUARANTINED: "its step was bad",

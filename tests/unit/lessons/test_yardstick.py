@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 import pytest
 
 from clawloop.core.contracts.lessons import Finding, LessonState, Yardstick
-from clawloop.core.lessons.ledger import says_the_same
 from clawloop.core.lessons.yardstick import NEEDED, ReplyScores, in_words, read_yardstick, why_grown, why_learned
 
 EFFECTS = [8.0, 12.0, 9.0, 11.0, 10.0, 10.0, 7.0, 13.0]  # mean 10
@@ -109,16 +108,3 @@ def test_a_learned_lesson_that_a_later_version_lacks_has_grown(share: float, fin
     found = read({4: 0.1, 5: 0.1, 6: share}, state=LessonState.LEARNED, since=4)
     assert found.finding is finding
     assert why_grown(found) == f"forgotten: version 6 lacks {share:.0%} of its effect again"
-
-
-@pytest.mark.parametrize(
-    ("said", "same"),
-    [
-        ("please answer in ONE sentence!", True),
-        ("Answer in two sentences.", False),
-        ("Use no lists.", False),
-        ("", False),
-    ],
-)
-def test_a_complaint_is_recognised_by_nearly_all_its_words(said: str, same: bool) -> None:
-    assert says_the_same("Answer in one sentence.", said) is same
