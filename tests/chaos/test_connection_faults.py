@@ -41,7 +41,9 @@ def fault_of(stack: Stack, kind: str) -> Fault:
 
 
 def stack_of(proxy: Proxy) -> Stack:
-    return cast(Stack, SimpleNamespace(proxies={"gateway": proxy}, ranks=1, judges=1, own_engine=False))
+    return cast(
+        Stack, SimpleNamespace(proxies={"gateway": proxy}, ours=("gateway",), ranks=1, judges=1, own_engine=False)
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -105,7 +105,11 @@ def test_the_recipe_of_a_model_is_hindsight_at_another_pace() -> None:
     assert demo.gate == shipped.gate.model_copy(update={"content_loss": 0.1})
     optimiser = shipped.train.optimiser.model_copy(update={"lr": demo.train.optimiser.lr})
     pace = {"batch_samples": demo.train.batch_samples, "optimiser": optimiser}
-    assert shipped.train.model_copy(update=pace) == demo.train
+    # What is measured for this model alone.
+    distillation = shipped.train.distillation.model_copy(update={"hint_distance": 0.16})
+    loss = shipped.train.loss.model_copy(update={"kl": 0.02})
+    of_model = {"corrected_share": 0.25, "distillation": distillation, "loss": loss}
+    assert shipped.train.model_copy(update=pace | of_model) == demo.train
 
 
 def test_methods_differ_in_signals_and_advantages_alone() -> None:
