@@ -25,13 +25,7 @@ from clawloop.core.contracts.training import SampleState
 from clawloop.core.contracts.turns import TurnKind, TurnOutcome
 from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing, NotFound, StateConflict
 from clawloop.core.ids import LessonId, SampleId, TurnId, new_lesson_id
-from clawloop.core.lessons.ledger import (
-    MOST_LESSONS,
-    LessonBook,
-    digest_of,
-    read_lesson,
-    require_change,
-)
+from clawloop.core.lessons.ledger import MOST_LESSONS, LessonBook, digest_of, read_lesson, require_change
 from clawloop.core.lessons.yardstick import VERSIONS_TO_LEARN, read_yardstick, why_grown, why_learned
 from clawloop.core.recipes.lessons import Lessons
 from clawloop.core.samples.decision import LESSON_ERASED, PREFIX
@@ -128,10 +122,7 @@ class PostgresLessonStore(PostgresStore):
         require_change(await _read(connection, policy, lesson), LessonState.ERASED)
         turns = await erase_lessons(connection, policy, [lesson], "forgotten")
         await refresh_work_flag(connection, policy)
-        versions = await _versions_with(connection, policy, lesson)
-        if not versions:
-            return Forgotten(turns)
-        return Forgotten(turns, versions, (await read_parents(connection, policy))[versions[0]])
+        return await _left_of(connection, policy, lesson, turns)
 
 
 # In the caller's transaction ------------------------------------------------------------------------------------------
@@ -144,7 +135,8 @@ async def read_book(connection: AsyncConnection, policy: str) -> LessonBook:
     kept = select(LessonRow.__table__).where(LessonRow.policy == policy, LessonRow.state != LessonState.ERASED)
     rows = opened(connection, await connection.execute(kept.order_by(LessonRow.id)), lessons="id")
     active = await connection.scalar(select(PolicyRow.active).where(PolicyRow.id == policy)) or 0
-    measured = await _read_yardsticks(connection, policy, active, known := [_lesson(row) for row in rows])
+    path = path_to_base(active, await read_parents(connection, policy))
+    measured = await _read_yardsticks(connection, policy, path, known := [_lesson(row) for row in rows])
     lessons = tuple(
         replace(
             one,
@@ -216,7 +208,7 @@ async def follow_version(connection: AsyncConnection, policy: str, active: int) 
     settings = (await connection.execute(_SETTINGS, {"policy": policy})).one_or_none()
     retires = settings is not None and _settings(settings.lessons).retire
     lessons = [_lesson(row, said="") for row in rows]
-    measured = await _read_yardsticks(connection, policy, active, lessons)
+    measured = await _read_yardsticks(connection, policy, path, lessons)
     for lesson in lessons:
         found, since = measured[lesson.id], lesson.since_version
         if lesson.state is LessonState.LEARNED:
@@ -290,12 +282,11 @@ async def _same(connection: AsyncConnection, policy: str, said: str) -> Lesson |
 
 
 async def _read_yardsticks(
-    connection: AsyncConnection, policy: str, active: int, lessons: Sequence[Lesson]
+    connection: AsyncConnection, policy: str, path: Sequence[int], lessons: Sequence[Lesson]
 ) -> dict[LessonId, Yardstick]:
-    """What is known of the effect of each of these lessons, on the path of this version."""
+    """What is known of the effect of each of these lessons, on the path from a version to the base model."""
     scores = await read_scores(connection, policy)
     practised_in = await read_practised_in(connection, policy) if scores else {}
-    path = path_to_base(active, await read_parents(connection, policy))
     return {
         one.id: read_yardstick(
             one.state, one.since_version, scores.get(one.id, []), path, practised_in.get(one.id, set())
@@ -304,14 +295,17 @@ async def _read_yardsticks(
     }
 
 
-async def _versions_with(connection: AsyncConnection, policy: str, lesson: LessonId) -> tuple[int, ...]:
-    """The versions on the head's path that learned from the lesson's samples, or came after one that did."""
+async def _left_of(connection: AsyncConnection, policy: str, lesson: LessonId, turns: int) -> Forgotten:
+    """The versions on the head's path that learned from a forgotten lesson's samples, or came after one that did."""
     head = await connection.scalar(select(PolicyRow.head).where(PolicyRow.id == policy)) or 0
-    path = sorted(path_to_base(head, await read_parents(connection, policy)))
+    parents = await read_parents(connection, policy)
+    path = sorted(path_to_base(head, parents))
     practised_in = (await read_practised_in(connection, policy)).get(lesson, set())
     taught = practised_in | await read_corrected_in(connection, lesson)
     first = next((version for version in path if version in taught), None)
-    return () if first is None else tuple(version for version in path if version >= first)
+    if first is None:
+        return Forgotten(turns)
+    return Forgotten(turns, tuple(version for version in path if version >= first), parents[first])
 
 
 async def _is_full(connection: AsyncConnection, policy: str) -> bool:
