@@ -334,7 +334,7 @@ def score_replies(
 
     Samples that are malformed or beyond the limits are left out.
     """
-    usable = {index: sample for index, sample in enumerate(samples) if _fits(sample, limits)}
+    usable = {index: sample for index, sample in enumerate(samples) if fits(sample, limits)}
     if not usable:
         return {}
     places = list(usable)
@@ -344,7 +344,8 @@ def score_replies(
     return {index: mean for of_rank in ranks.all_gather(means) for index, mean in of_rank.items()}
 
 
-def _fits(sample: BatchSample, limits: Limits) -> bool:
+def fits(sample: BatchSample, limits: Limits) -> bool:
+    """Whether the model can read the sample's prompt and reply."""
     try:
         check_limits(plain_sequence(sample), limits)
     except SampleUnusable:

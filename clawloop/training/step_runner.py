@@ -68,7 +68,7 @@ from clawloop.training.model.loading import load_model, load_sharded_model
 from clawloop.training.model.port import LoraShape, PolicyModel
 from clawloop.training.packing import Limits
 from clawloop.training.ranks import Ranks
-from clawloop.training.scoring import score_replies
+from clawloop.training.scoring import fits, score_replies
 from clawloop.training.setup import TrainerSetup
 from clawloop.training.step import make_optimizer, train_step
 
@@ -356,7 +356,8 @@ class StepRunner:
             unknown = [turn for turn in turns if turn.sample_id not in step.parent_scores]
             before = {**step.parent_scores, **self._score_held_out(model, unknown, within, report_or_stop)}
             held_out_seconds = time.monotonic() - began
-            new = [reply for reply in step.yardstick if reply.new]
+            readable = [one for one in step.yardstick if fits(one.taught, within) and fits(one.plain, within)]
+            new = [reply for reply in readable if reply.new]
             taught = self._score_yardstick(model, [reply.taught for reply in new], within, report_or_stop)
             plain = self._score_yardstick(model, [reply.plain for reply in new], within, report_or_stop)
             figures = train_step(
@@ -381,11 +382,14 @@ class StepRunner:
                 for turn in known
                 if (sample := turn.sample_id) in after
             ]
-            now = self._score_yardstick(model, [reply.plain for reply in step.yardstick], within, report_or_stop)
+            now = self._score_yardstick(model, [reply.plain for reply in readable], within, report_or_stop)
             yardstick[:] = [
-                YardstickScore(reply, now.get(reply), taught.get(reply), plain.get(reply))
-                for reply in (one.plain.sample_id for one in step.yardstick)
+                YardstickScore(reply, now[reply], taught.get(reply), plain.get(reply))
+                for reply in (one.plain.sample_id for one in readable)
+                if reply in now  # else memory ran out: a later step may score it
             ]
+            unread = [one.plain.sample_id for one in step.yardstick if one not in readable]
+            yardstick.extend(YardstickScore(reply, None) for reply in unread)
             return figures
 
         record = AttemptRecord(self._setup.adapters, step.policy)

@@ -138,11 +138,10 @@ async def keep_scores_of_replies(
         if stored is None:
             continue
         is_new = stored.first_version is None
-        if is_new and (score.version is None or score.taught is None or score.plain is None):
+        if is_new and score.version is None:
             unusable = {"prompts": None, "why": "longer than the trainer can read"}
             await connection.execute(update(YardstickRow).where(row).values(unusable))
-            continue
-        if score.version is None:
+        if score.version is None or (is_new and (score.taught is None or score.plain is None)):
             continue
         found = stored.without | {str(version.n): score.version}
         values: dict[str, Any] = {}
