@@ -127,6 +127,10 @@ class Tree:
 
     folder: Path
 
+    def free(self, mib: int) -> None:
+        """Make this the free disk that set-up finds, whatever the machine of the tests has."""
+        program(self.folder / "bin" / "df", f"printf 'Available\\n/dev/x 1 1 {mib} 1%% /\\n'")
+
     def setup(self, **variables: str) -> subprocess.CompletedProcess[str]:
         environment = {"PATH": f"{self.folder}/bin:{SYSTEM}", "TREE": str(self.folder), **variables}
         environment["PYTHON"] = str(self.folder / "python")
@@ -156,7 +160,9 @@ def tree(tmp_path: Path) -> Tree:
         shutil.copy(ROOT / "deploy" / name, tmp_path / "deploy")
     program(tmp_path / "python", PYTHON)
     program(tmp_path / "uv", UV)
-    return Tree(tmp_path)
+    made = Tree(tmp_path)
+    made.free(mib=100 * 1024)
+    return made
 
 
 def uv_asked(device: str, what: str, more: str = "") -> str:
@@ -200,6 +206,16 @@ def test_a_gpu_selects_cuda(tree: Tree) -> None:
     assert done.stdout.startswith(
         "setup: device cuda: nvidia-smi lists GPU 0: NVIDIA H100 80GB HBM3; DEVICE=cpu overrides\n"
     )
+
+
+@pytest.mark.parametrize(("device", "gib"), [("cpu", 6), ("cuda", 16)])
+def test_a_disk_too_full_is_refused_before_anything_is_installed(tree: Tree, device: str, gib: int) -> None:
+    tree.free(gib * 1024 - 1)
+    refused = tree.setup(DEVICE=device)
+    assert (refused.returncode, tree.asked()) == (1, [])
+    assert refused.stderr == f"setup: {gib} GiB of free disk are needed here, {gib * 1024 - 1} MiB are free\n"
+    tree.free(gib * 1024)
+    assert tree.setup(DEVICE=device).returncode == 0
 
 
 def test_a_second_run_does_nothing_and_says_nothing(tree: Tree) -> None:
