@@ -114,7 +114,7 @@ async def test_versions_are_asked_less_between_than_at_the_end(user: TasteUser) 
         0.0,
         0,
     )
-    assert (len(client.asked), sum(asked[0] in ANSWERS for asked in client.asked)) == (32, 16)
+    assert (len(client.asked), sum(asked[0] in ANSWERS for asked in client.asked)) == (16 + 40, 40)
     client.asked.clear()
     client.forgotten = 10
     last = await user.measure(client, LEARNED, thorough=True)

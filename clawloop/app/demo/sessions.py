@@ -171,7 +171,7 @@ class ToyUser:
 # Any model ------------------------------------------------------------------------------------------------------------
 
 FEW_REQUESTS, MANY_REQUESTS = 16, 32
-FEW_FACTS, MANY_FACTS = 16, 40
+MOST_FACTS = 40
 SHOWN_EXAMPLES = 3
 _NOTES_LEAD_IN = "What the user said about earlier replies, to be followed from now on:"
 
@@ -228,15 +228,15 @@ class TasteUser:
     async def measure(self, client: ChatClient, model: str, *, thorough: bool) -> Scores:
         if self._taste is None:
             await self._meet_base(client, model)
-            return self._scores(self._first, await self._share_right(client, model, MANY_FACTS))
+            return self._scores(self._first, await self._share_right(client, model))
         self._newest = await self._replies(client, model, MANY_REQUESTS if thorough else FEW_REQUESTS)
-        return self._scores(self._newest, await self._share_right(client, model, MANY_FACTS if thorough else FEW_FACTS))
+        return self._scores(self._newest, await self._share_right(client, model))
 
     async def findings(self, client: ChatClient, base_model: str) -> TasteFindings:
         """Measure the notes, and gather what the run found."""
         notes = as_notes(self._notes)
         answers = await self._replies(client, base_model, MANY_REQUESTS, notes)
-        right = await self._share_right(client, base_model, MANY_FACTS, notes)
+        right = await self._share_right(client, base_model, notes)
         examples = zip(HELD_OUT, self._first, self._newest, strict=False)
         return TasteFindings(
             taste=self.taste,
@@ -259,7 +259,7 @@ class TasteUser:
             known = [question for question, is_right in zip(known, right, strict=True) if is_right]
         if not known:
             raise SetupError("the base model answers none of the general questions: there is no content to watch")
-        self._facts = random.Random("facts").sample(known, min(MANY_FACTS, len(known)))
+        self._facts = random.Random("facts").sample(known, min(MOST_FACTS, len(known)))
         self._say(
             f"the user's hidden taste: {self.taste} ({self.taste.text}); the base model knows {len(known)} of"
             f" {len(asked)} general questions"
@@ -285,8 +285,8 @@ class TasteUser:
 
         return await _each(ask, range(requests))
 
-    async def _share_right(self, client: ChatClient, model: str, facts: int, system: str | None = None) -> float:
-        return fmean(await self._right(client, model, self._facts[:facts], system))
+    async def _share_right(self, client: ChatClient, model: str, system: str | None = None) -> float:
+        return fmean(await self._right(client, model, self._facts, system))
 
     async def _right(
         self,
