@@ -27,7 +27,8 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from clawloop.app.demo.comparison import corrected, p_value
-from clawloop.app.demo.tastes import HELD_OUT, Answer, Person, Taste, draw_taste, is_loop, share_met
+from clawloop.app.demo.sessions import as_notes
+from clawloop.app.demo.tastes import HELD_OUT, Answer, Person, Taste, draw_taste, is_loop, share_met, wordings
 from clawloop.core.contracts.training import BatchSample, ProbeContent
 from clawloop.core.contracts.turns import Message
 from clawloop.core.errors import NothingToTrain
@@ -155,6 +156,14 @@ ARMS: Mapping[str, Recipe] = {
     ),
     "hindsight, near, pull 0.02, until content, half lr": _arm(
         WITHOUT_JUDGE, lr=LEARNING_RATE / 2, corrected_share=0.25, distillation=NEAR, loss={"kl": 0.02}
+    ),
+    "hindsight, near, pull 0.02, until content, epsilon 1e-4": _arm(
+        WITHOUT_JUDGE,
+        lr=2 * LEARNING_RATE,
+        corrected_share=0.25,
+        distillation=NEAR,
+        loss={"kl": 0.02},
+        optimiser={"epsilon": 1e-4},
     ),
     "hindsight, centred": _arm(WITHOUT_JUDGE, advantage={"control": False, "centre_gap": True}),
 }
@@ -358,6 +367,30 @@ class Run:
         return (None if reward is None else float(reward), hinted) if hinted or reward else None
 
 
+def _told(served: Served, exam: Exam) -> Iterator[dict[str, Any]]:
+    """For each taste, the share of held-out replies that meet it when the model is told the taste in the prompt.
+
+    What a model does not do when it is told, no teacher that has read the same words can teach it.
+    """
+    yield {"told": "nothing", **{taste.value: share_met(taste, exam.base) for taste in Taste}}
+    for how in ("the next message", "a hint", "notes"):
+        line: dict[str, Any] = {"told": how}
+        for taste in Taste:
+            prompts, said = [], wordings(taste)
+            for at, request in enumerate(HELD_OUT[: len(exam.base)]):
+                messages: list[Message] = [{"role": "user", "content": request}]
+                if how == "notes":
+                    messages.insert(0, {"role": "system", "content": as_notes(said[:5])})
+                else:
+                    spoken = how == "the next message"
+                    words = said[at * 7 % len(said)] if spoken else HINTS[taste][at % 3]
+                    messages = with_hint(messages, words, spoken=spoken) or messages
+                prompts.append(served.prompt(messages))
+            found = served.replies(prompts, REPLY_TOKENS, temperature=TEMPERATURE, seed=7)
+            line[taste.value] = share_met(taste, [served.answer(ids) for ids, _ in found])
+        yield line
+
+
 def _done(path: Path) -> dict[tuple[str, int, int], list[dict[str, Any]]]:
     """Lines of whole runs by arm, seed and number of steps."""
     runs: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
@@ -392,10 +425,15 @@ def main() -> None:
     parser.add_argument("--seeds", default="1", help="between commas; 1 to 99 are for tuning")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--told", action="store_true", help="what the model does when told a taste, and nothing else")
     options = parser.parse_args()
     arms = list(ARMS) if options.arms == "all" else options.arms.split(";")
     served = Served(options.model)
     exam = Exam(served)
+    if options.told:
+        for line in _told(served, exam):
+            print(json.dumps(line), flush=True)
+        return
     for seed in map(int, options.seeds.split(",")):
         for arm in arms:
             if (arm, seed, options.steps) in _done(options.out):

@@ -294,6 +294,7 @@ def make_optimizer(model: PolicyModel, settings: Optimiser) -> torch.optim.AdamW
         list(model.adapter_parameters().values()),
         lr=settings.lr,
         betas=(settings.beta1, settings.beta2),
+        eps=settings.epsilon,
         weight_decay=settings.weight_decay,
     )
 

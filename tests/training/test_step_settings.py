@@ -37,6 +37,7 @@ LIMITS = Limits(budget_tokens=4096, max_tokens=256, vocab_size=VOCAB)
         ("optimiser", "lr", 2e-3),
         ("optimiser", "beta1", 0.5),
         ("optimiser", "beta2", 0.5),
+        ("optimiser", "epsilon", 1.0),
         ("optimiser", "weight_decay", 0.5),
         ("optimiser", "grad_clip", 0.01),
         ("optimiser", "epochs", 3),

@@ -87,7 +87,9 @@ def demo_recipe(method: Method) -> Recipe:
 # A pretrained model of 135M parameters: deploy/recipes/hindsight.toml at the pace of a person who watches for minutes.
 # docs/results.md has what was tried.
 _MODEL_BATCH_SAMPLES = 8
-_MODEL_LEARNING_RATE = 2.5e-4  # twice that took the same taste, and more of what the model knows
+# By AdamW's own epsilon of 1e-8 each weight moves by the rate at each step, also where its gradient is noise: that took
+# the same taste later, and more of what the model knows.
+_MODEL_LEARNING_RATE, _MODEL_EPSILON = 1e-3, 1e-4
 _MODEL_KL = 0.02  # a pull of 0.1 took back what complaints had taught
 _MODEL_HINT_DISTANCE = 0.16  # of SmolLM2-135M: requests that came next are mostly beyond, complaints below
 _MODEL_CORRECTED_SHARE = 0.25  # a user who is content teaches nothing more, and costs what the model knows
@@ -110,7 +112,9 @@ def _model_recipe() -> Recipe:
             ),
             distillation=_DISTILLATION.model_copy(update={"hint_distance": _MODEL_HINT_DISTANCE}),
             loss=Loss(kl=_MODEL_KL, distillation=1.0),
-            optimiser=Optimiser(lr=_MODEL_LEARNING_RATE, beta1=_BETA1, grad_clip=_GRAD_CLIP),
+            optimiser=Optimiser(
+                lr=_MODEL_LEARNING_RATE, beta1=_BETA1, epsilon=_MODEL_EPSILON, grad_clip=_GRAD_CLIP
+            ),
         ),
         gate=Gate(content_loss=_MODEL_CONTENT_LOSS, lr_backoff=_LR_BACKOFF),
     )

@@ -205,6 +205,11 @@ class Optimiser(Table):
     """Decay rate of AdamW's mean of gradients."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.98
     """Decay rate of AdamW's mean of squared gradients; the nearer to 1, the slower it forgets."""
+    epsilon: Positive = 1e-8
+    """Added to AdamW's divisor, the root of its mean of squared gradients. By default each weight moves by about lr at
+    each step, also where its gradient is nothing but noise. With a value well above most gradients (the root mean
+    square of a clipped one is grad_clip divided by the root of the number of weights) a weight moves in proportion to
+    its gradient; lr is then to be larger."""
     weight_decay: Weight = 0.1
     """An update shrinks the adapter's weights by lr times this."""
     grad_clip: Positive = 1.0
