@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from tarfile import TarError
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from api.dependencies import Services, services_of
+from api.dependencies import services_of
 from api.ui.page import PageRoute, is_htmx, operator, policy_of, read_form, render_page, viewer
 from api.ui.sessions import LARGEST_PAGE, TURNS_ON_A_PAGE, on_page
-from clawloop.core.contracts.episodes import EpisodeView, RolloutsPlan
+from clawloop.core.contracts.episodes import RolloutsPlan
 from clawloop.core.contracts.turns import Message, TurnKind
 from clawloop.core.contracts.views import Exchange, Judged, TurnView
-from clawloop.core.errors import ContentUnreadable, EpisodeUnusable, NotFound, RequestRejected
+from clawloop.core.errors import NotFound, RequestRejected
 from clawloop.core.ids import EpisodeId, RolloutGroupId
-from clawloop.operations.file_changes import FileChanges, changes_of
+from clawloop.operations.file_changes import changes_in
 from clawloop.operations.rollouts import EXAMPLES, episode_page, found_episode, group_page
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -152,24 +150,8 @@ async def show_episode(
         shown |= {name: value for name, value in on_page(chat, page).items() if name in ("pages", "total")}
         steps = steps_of(chat.turns, chat.conversation or ())
         shown["steps"] = [step for step in steps if step.turn in chat.turns[:TURNS_ON_A_PAGE]]
-    shown["changes"], shown["unread"] = await _changes(services, found)
-    return render_page(request, login, "episode.html", found.policy, "rollouts", **shown)
-
-
-async def _changes(services: Services, episode: EpisodeView) -> tuple[FileChanges | None, str]:
-    """The files that the agent changed, or why they cannot be shown; neither where nothing was kept."""
-    if episode.artifact_sha256 is None:
-        return None, ""
     try:
-        left = await services.artifacts.load(episode.artifact_sha256)
-        return await asyncio.to_thread(_compared, services.found_by_agent, episode, left), ""
-    except TarError:
-        return None, "What the agent left is no readable archive."
-    except ContentUnreadable as error:
-        return None, f"{error}."
-    except EpisodeUnusable:
-        return None, "What the agent left is not at this gateway any more: it was erased, or deleted by its age."
-
-
-def _compared(found_by_agent: Callable[[str, str], bytes | None], episode: EpisodeView, left: bytes) -> FileChanges:
-    return changes_of(found_by_agent(episode.environment, episode.task), left)
+        shown |= {"changes": await changes_in(found, services.artifacts.load, services.found_by_agent), "unread": ""}
+    except NotFound as error:
+        shown |= {"changes": None, "unread": str(error)}
+    return render_page(request, login, "episode.html", found.policy, "rollouts", **shown)

@@ -91,8 +91,9 @@ def found_by_agent(environment: str, task_id: str) -> bytes | None:
     Raises:
         EpisodeUnusable: no task has this id.
     """
-    makes = {SweEnvironment.name: SweEnvironment, TerminalEnvironment.name: TerminalEnvironment}
-    return makes[environment]().task(task_id).start if environment in makes else None
+    if environment not in (SweEnvironment.name, TerminalEnvironment.name):
+        return None
+    return _ours(environment, None, BrowserOptions()).task(task_id).start
 
 
 def _kinds(names: Sequence[str]) -> Sequence[Kind]:

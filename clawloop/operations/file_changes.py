@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import io
 import posixpath
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+from clawloop.core.contracts.episodes import EpisodeView
+from clawloop.core.errors import ContentUnreadable, EpisodeUnusable, NotFound
 
 # A page shows some hundred lines; longer ones are for a program, from the archive itself.
 MOST_FILES = 50
@@ -45,6 +49,38 @@ class FileChanges:
     files: Sequence[FileChange]
     more: int
     compared: bool
+
+
+async def changes_in(
+    episode: EpisodeView,
+    load: Callable[[str], Awaitable[bytes]],
+    found_by_agent: Callable[[str, str], bytes | None],
+) -> FileChanges | None:
+    """The files that the episode's agent changed; None if nothing of it was kept.
+
+    Args:
+        load: reads an artifact by its digest.
+        found_by_agent: the archive that a task's agent began with, by the names of environment and task; None: not
+            known.
+
+    Raises:
+        NotFound: what the agent left cannot be read here; the message says why.
+    """
+    if episode.artifact_sha256 is None:
+        return None
+    try:
+        left = await load(episode.artifact_sha256)
+        found = found_by_agent(episode.environment, episode.task)
+        return await asyncio.to_thread(changes_of, found, left)
+    except ContentUnreadable as error:
+        raise NotFound(f"{error}.", code="not_found", field="episode") from error
+    except EpisodeUnusable as error:
+        message = (
+            "What the agent left is not here any more: it was erased, deleted by its age, or is on another machine."
+        )
+        raise NotFound(message, code="not_found", field="episode") from error
+    except tarfile.TarError as error:
+        raise NotFound("What the agent left is no archive.", code="not_found", field="episode") from error
 
 
 def changes_of(found: bytes | None, left: bytes) -> FileChanges:

@@ -27,6 +27,7 @@ from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSourc
 from clawloop.core.ids import ApiKeyId, TurnId
 from clawloop.core.judging.voting import Vote
 from clawloop.core.recipes.recipe import Gate
+from clawloop.environments.artifacts import ArtifactFolder
 from clawloop.environments.playing import packed
 from clawloop.operations.file_changes import MOST_FILES, TEXT_CHARACTERS, Change, changes_of
 from clawloop.operations.workflow_links import WorkflowLinks
@@ -701,8 +702,9 @@ def cut(shown: str, first: str, last: str) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", part)).split())
 
 
-async def test_an_episode_shows_each_step_with_its_reward_and_the_files_it_changed(page: Page) -> None:
+async def test_an_episode_shows_each_step_with_its_reward_and_the_files_it_changed(page: Page, tmp_path: Path) -> None:
     artifacts = page.services[0].artifacts
+    assert isinstance(artifacts, ArtifactFolder)
     episode = await played_repair(page.learning, artifacts)
     path = f"/ui/episodes/{episode.id}"
     async with page.visitor() as visitor:
@@ -720,10 +722,13 @@ async def test_an_episode_shows_each_step_with_its_reward_and_the_files_it_chang
         assert "came back" not in third
         changed = cut(shown, 'aria-labelledby="changes-title">', "</section>")
         assert re.search(r"\.py changed @@ .* \+# repaired notes\.txt new @@ -0,0 \+1 @@ \+done$", changed), changed
+        settings = {"DATABASE_URL": page.database_url, "CLAWLOOP_DATA": str(tmp_path)}
+        printed = (await asyncio.to_thread(clawloop, "episode", "show", str(episode.id), **settings)).stdout
+        _, _, files = printed.partition("Files that the agent changed\n")
+        assert re.match(r"\w+\.py: changed\n@@ .*\n\+# repaired\nnotes\.txt: new\n", files, re.DOTALL), printed
         [row] = await page.learning.rows("SELECT encode(artifact_sha256, 'hex') AS digest FROM episodes LIMIT 1")
         await artifacts.delete(row["digest"])
-        assert "is not at this gateway any more" in await visitor.get(path)
-        await artifacts.store(b"")
+        assert "is not here any more" in await visitor.get(path)
         assert "no messages" in await visitor.get(f"{path}?page=2")
 
 
