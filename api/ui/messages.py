@@ -23,6 +23,8 @@ from clawloop.core.turns.thinking import THINKING_PARTS
 
 # A screen shows some 3,000 characters; a longer block costs the browser more than it tells.
 BLOCK_CHARACTERS = 20_000
+# Arguments of tools that run what they are given.
+_SCRIPTS = ("command", "cmd", "code", "script")
 _THINKING_FIELDS = ("reasoning", "reasoning_content")
 
 
@@ -122,17 +124,19 @@ def _call_block(call: Any) -> Block:
         return _block("other", _json(call), "tool call")
     arguments = function.get("arguments")
     shown = arguments if isinstance(arguments, str) else _json(arguments)
-    return _block("call", _only_text(shown) or shown, str(function.get("name")))
+    return _block("call", _script(shown) or shown, str(function.get("name")))
 
 
-def _only_text(arguments: str) -> str:
-    """The value of a call's only argument, such as a shell's command; empty if there are others or it is no text."""
+def _script(arguments: str) -> str:
+    """The command or program that is a call's only argument; empty if it has others."""
     try:
         given = json.loads(arguments)
     except (ValueError, RecursionError):
         return ""
-    values = list(given.values()) if isinstance(given, dict) else []
-    return values[0] if len(values) == 1 and isinstance(values[0], str) else ""
+    if not isinstance(given, dict) or len(given) != 1:
+        return ""
+    [(name, value)] = given.items()
+    return value if name in _SCRIPTS and isinstance(value, str) else ""
 
 
 def _block(kind: str, text: str, title: str = "") -> Block:
