@@ -67,6 +67,8 @@ class Services:
             StoreUnavailable.
         not_ready: the reasons that this gateway should get no traffic, one line each; empty if it is ready.
         metrics_page: Prometheus' text format, for a request that came to this port of the gateway.
+        found_by_agent: a tar archive of what an environment's task gives its agent, by the names of both; None: this
+            gateway does not have the task.
         want_versions: has engines load these versions of a policy for a while, in place of others that were asked for
             so. Raises RecordUnusable without such a policy, and StoreUnavailable.
     """
@@ -92,6 +94,7 @@ class Services:
     newest_trial: Callable[[], Awaitable[JudgeTrial | None]]
     key_of_episode: KeyOfEpisode
     artifacts: Artifacts
+    found_by_agent: Callable[[str, str], bytes | None]
     history: HistoryOperations
     engine_operations: EngineOperations
     key_operations: KeyOperations

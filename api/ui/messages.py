@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from clawloop.core.turns.thinking import THINKING_PARTS
 
 # A screen shows some 3,000 characters; a longer block costs the browser more than it tells.
 BLOCK_CHARACTERS = 20_000
+# Arguments of tools that run what they are given.
+_SCRIPTS = ("command", "cmd", "code", "script")
 _THINKING_FIELDS = ("reasoning", "reasoning_content")
 
 
@@ -120,7 +123,20 @@ def _call_block(call: Any) -> Block:
     if not isinstance(function, dict):
         return _block("other", _json(call), "tool call")
     arguments = function.get("arguments")
-    return _block("call", arguments if isinstance(arguments, str) else _json(arguments), str(function.get("name")))
+    shown = arguments if isinstance(arguments, str) else _json(arguments)
+    return _block("call", _script(shown) or shown, str(function.get("name")))
+
+
+def _script(arguments: str) -> str:
+    """The command or program that is a call's only argument; empty if it has others."""
+    try:
+        given = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return ""
+    if not isinstance(given, dict) or len(given) != 1:
+        return ""
+    [(name, value)] = given.items()
+    return value if name in _SCRIPTS and isinstance(value, str) else ""
 
 
 def _block(kind: str, text: str, title: str = "") -> Block:
@@ -132,6 +148,25 @@ def _block(kind: str, text: str, title: str = "") -> Block:
 
 def _json(value: JsonValue) -> str:
     return json.dumps(value, ensure_ascii=False, indent=2)
+
+
+# Diffs ----------------------------------------------------------------------------------------------------------------
+# Lines of a unified diff, as `diff -u` and `git diff` print it.
+
+_HUNK = re.compile(r"^@@ -\d+(,\d+)? \+\d+(,\d+)? @@", re.MULTILINE)
+
+
+def diff_lines(text: str) -> list[tuple[str, str]] | None:
+    """The lines of a diff, each with `add`, `remove` or nothing; None: the text is no diff."""
+    return marked_lines(text.splitlines()) if _HUNK.search(text) else None
+
+
+def marked_lines(lines: Sequence[str]) -> list[tuple[str, str]]:
+    """Each line of a diff with `add`, `remove` or nothing."""
+    return [("" if line.startswith(("+++ ", "--- ")) else _MARKS.get(line[:1], ""), line) for line in lines]
+
+
+_MARKS = {"+": "add", "-": "remove"}
 
 
 # Markdown -------------------------------------------------------------------------------------------------------------

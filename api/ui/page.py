@@ -21,7 +21,7 @@ from api.errors import Problem, to_problem
 from api.request_body import read_body
 from api.ui.changes import AWAY, ChangeUnknown
 from api.ui.logins import COOKIE, Login
-from api.ui.messages import blocks_of, first_words, reply_words, structured
+from api.ui.messages import blocks_of, diff_lines, first_words, marked_lines, reply_words, structured
 from api.ui.wording import FILTERS, explained, meaning_of, words_of
 from clawloop.core.errors import ClawloopError, RequestRejected, StoreUnavailable
 from clawloop.operations.training import REASON_CHARACTERS
@@ -72,7 +72,7 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters.update(FILTERS | {"blocks": blocks_of, "first_words": first_words, "reply_words": reply_words})
-_TEMPLATES.filters["structured"] = structured
+_TEMPLATES.filters.update({"structured": structured, "diff_lines": diff_lines, "marked_lines": marked_lines})
 _TEMPLATES.filters.update({"meaning": meaning_of, "state_words": words_of, "explained": explained})
 _TEMPLATES.globals |= {"assets": ASSETS_VERSION, "reason_characters": REASON_CHARACTERS}
 

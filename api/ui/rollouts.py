@@ -1,21 +1,29 @@
-"""`GET /ui/rollouts` and `/ui/episodes/{episode}`: what a policy practises, and each attempt as a conversation."""
+"""`GET /ui/rollouts` and `/ui/episodes/{episode}`: what a policy practises, and each attempt step by step."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from api.dependencies import services_of
 from api.ui.page import PageRoute, is_htmx, operator, policy_of, read_form, render_page, viewer
-from api.ui.sessions import TURNS_ON_A_PAGE, on_page
+from api.ui.sessions import LARGEST_PAGE, TURNS_ON_A_PAGE, on_page
 from clawloop.core.contracts.episodes import RolloutsPlan
+from clawloop.core.contracts.turns import Message, TurnKind
+from clawloop.core.contracts.views import Exchange, Judged, TurnView
 from clawloop.core.errors import NotFound, RequestRejected
 from clawloop.core.ids import EpisodeId, RolloutGroupId
+from clawloop.operations.file_changes import changes_in
 from clawloop.operations.rollouts import EXAMPLES, episode_page, found_episode, group_page
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+# Rollouts -------------------------------------------------------------------------------------------------------------
+# `GET /ui/rollouts`: rollout groups and episodes, and the forms that start and pause them.
 
 _MOST = 2**31 - 1
 _GROUPS = 20
@@ -50,18 +58,6 @@ async def list_rollouts(
         examples=EXAMPLES,
         note=None,
     )
-
-
-@router.get("/ui/episodes/{episode}")
-async def show_episode(request: Request, episode: str) -> Response:
-    """An episode: how it ended, its reward, and its first session as a chat."""
-    login = await viewer(request)
-    services = services_of(request)
-    found = await found_episode(services.episodes, episode)
-    shown: dict[str, Any] = {"episode": found, "chat": None, "note": None}
-    if found.sessions:
-        shown |= on_page(await services.reading.session_from(found.sessions[0], 0, TURNS_ON_A_PAGE), 1)
-    return render_page(request, login, "episode.html", found.policy, "rollouts", **shown)
 
 
 @router.post("/ui/rollouts/{action}")
@@ -99,3 +95,63 @@ def _number(form: dict[str, str], field: str, least: int, most: int) -> int:
     if not value.isascii() or not value.isdigit() or len(value) > 10 or not least <= int(value) <= most:
         raise RequestRejected(f"`{field}` is a number from {least} to {most}.", field=field)
     return int(value)
+
+
+# Episodes -------------------------------------------------------------------------------------------------------------
+# `GET /ui/episodes/{episode}`: each step with its reward, and the files that the agent changed.
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A reply of the agent's.
+
+    Args:
+        task: messages before its first reply; of later replies none.
+        reply: what the agent did; None if it was erased.
+        results: what came back: terminal output, a page, a picture.
+    """
+
+    turn: TurnView
+    task: Sequence[Message]
+    reply: Message | None
+    results: Sequence[Message]
+    judged: Judged
+
+
+def steps_of(turns: Sequence[TurnView], exchanges: Sequence[Exchange]) -> list[Step]:
+    """Main turns of a session in order, each with the messages that the next one answers it by."""
+    followers = {turn.parent_turn_id: exchange.said for turn, exchange in zip(turns, exchanges, strict=True)}
+    return [
+        Step(
+            turn,
+            task=() if turn.parent_turn_id else exchange.said,
+            reply=exchange.reply,
+            results=followers.get(turn.id, ()),
+            judged=exchange.judged,
+        )
+        for turn, exchange in zip(turns, exchanges, strict=True)
+        if turn.kind is TurnKind.MAIN
+    ]
+
+
+@router.get("/ui/episodes/{episode}")
+async def show_episode(
+    request: Request, episode: str, page: Annotated[int, Query(ge=1, le=LARGEST_PAGE)] = 1
+) -> Response:
+    """An episode: how it ended, the steps of its first session, and the files that its agent changed."""
+    login = await viewer(request)
+    services = services_of(request)
+    found = await found_episode(services.episodes, episode)
+    shown: dict[str, Any] = {"episode": found, "steps": [], "page": page, "pages": 1}
+    if found.sessions:
+        # One turn more: its messages are what came back to the page's last one.
+        first = (page - 1) * TURNS_ON_A_PAGE
+        chat = await services.reading.session_from(found.sessions[0], first, TURNS_ON_A_PAGE + 1)
+        shown |= {name: value for name, value in on_page(chat, page).items() if name in ("pages", "total")}
+        steps = steps_of(chat.turns, chat.conversation or ())
+        shown["steps"] = [step for step in steps if step.turn in chat.turns[:TURNS_ON_A_PAGE]]
+    try:
+        shown |= {"changes": await changes_in(found, services.artifacts.load, services.found_by_agent), "unread": ""}
+    except NotFound as error:
+        shown |= {"changes": None, "unread": str(error)}
+    return render_page(request, login, "episode.html", found.policy, "rollouts", **shown)

@@ -85,6 +85,17 @@ def _ours(name: str, harness: CommandHarness | None, browser: BrowserOptions) ->
     raise AssertionError(f"{name!r} is in ENVIRONMENTS, and nothing here makes it")
 
 
+def found_by_agent(environment: str, task_id: str) -> bytes | None:
+    """A tar archive of what the task gives its agent in /work; None if the task is not made from its id alone.
+
+    Raises:
+        EpisodeUnusable: no task has this id.
+    """
+    if environment not in (SweEnvironment.name, TerminalEnvironment.name):
+        return None
+    return _ours(environment, None, BrowserOptions()).task(task_id).start
+
+
 def _kinds(names: Sequence[str]) -> Sequence[Kind]:
     for name in names:
         if name not in KINDS_BY_NAME:

@@ -207,6 +207,7 @@ async def running_gateway(
                     newest_trial=FakeVoteReader().newest_trial,
                     key_of_episode=episode_keys.key_of,
                     artifacts=artifacts,
+                    found_by_agent=lambda environment, task: None,
                     history=HistoryOperations(FakeHistoryStore(history), FakeHistoryJudge(), training, operations),
                     logins=Logins(key_ring, keys),
                     key_maker=keys,

@@ -14,10 +14,9 @@ from db.content import advantages_to_bytes
 from tests.browser.packages import axe_script
 from tests.browser.picture import MOST_BYTES, take
 from tests.browser.tab import PATIENT_MILLISECONDS, logged_in
-from tests.contract.episodes import run_group
 from tests.contract.learning import publish, reject, step
 from tests.ui.conftest import Page as Served
-from tests.ui.recorded import CHANGED, HINT
+from tests.ui.recorded import CHANGED, HINT, played_repair
 
 pytestmark = [pytest.mark.long, pytest.mark.slow]
 
@@ -49,7 +48,7 @@ async def learned(served: Served) -> str:
 async def test_everybody_can_use_every_page(page: Served, browser: Browser, width: int, scheme: str) -> None:
     """axe-core finds nothing, nothing is cut at the side, and the console stays silent."""
     session = await learned(page)
-    _, episodes = await run_group(page.learning, [1.0, None], turns=2)
+    episode = await played_repair(page.learning, page.services[0].artifacts)
     paths = (
         "/ui",
         "/ui/sessions",
@@ -57,7 +56,7 @@ async def test_everybody_can_use_every_page(page: Served, browser: Browser, widt
         "/ui/versions",
         "/ui/versions/1",
         "/ui/rollouts",
-        f"/ui/episodes/{episodes[0].id}",
+        f"/ui/episodes/{episode.id}",
         "/ui/engines",
         "/ui/settings",
         "/ui/probes",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import signal
 import socket
@@ -411,6 +412,26 @@ def test_the_last_message_is_of_this_run_and_prefers_an_error(tmp_path: Path) ->
     with log.open_for_run() as file:
         file.write(b"OSError: [Errno 98] in use\nmore talk\n\n")
     assert log.last_message(any_line=False) == "OSError: [Errno 98] in use"
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        ({"message": "started"}, "started"),
+        (
+            {"message": "Traceback (most recent call last):\n  a\nOSError: in use\n", "exc_info": None},
+            "OSError: in use",
+        ),
+        ({"message": "it ended", "exc_info": "Traceback:\nOSError: in use"}, "OSError: in use"),
+        ({"level": "INFO"}, '{"level": "INFO"}'),
+        (["message"], '["message"]'),
+    ],
+)
+def test_of_a_json_log_line_its_message_is_told(tmp_path: Path, record: object, told: str) -> None:
+    log = PartLog(tmp_path / "x.log")
+    with log.open_for_run() as file:
+        file.write(json.dumps(record).encode() + b"\n")
+    assert log.last_message() == told
 
 
 # The guard: no descendant of a part outlives the part, a stop, or a killed supervisor.

@@ -27,6 +27,9 @@ from clawloop.core.contracts.turns import Message, SessionEvidence, SessionSourc
 from clawloop.core.ids import ApiKeyId, TurnId
 from clawloop.core.judging.voting import Vote
 from clawloop.core.recipes.recipe import Gate
+from clawloop.environments.artifacts import ArtifactFolder
+from clawloop.environments.playing import packed
+from clawloop.operations.file_changes import MOST_FILES, TEXT_CHARACTERS, Change, changes_of
 from clawloop.operations.workflow_links import WorkflowLinks
 from db.training.policies import PostgresMeasurements
 from tests.contract.episodes import run_group
@@ -34,7 +37,7 @@ from tests.contract.learning import POLICY, RECIPE, commit, publish, recipe, rej
 from tests.pictures import asks_about, image_part, png
 from tests.records import turn_record
 from tests.ui.conftest import Page
-from tests.ui.recorded import CHANGED, HINT
+from tests.ui.recorded import CHANGED, HINT, played_repair
 from tests.verbs import clawloop, refusal
 
 # What the page shows of sessions, replies and versions, and what its buttons do.
@@ -612,7 +615,7 @@ async def test_rollouts_are_started_and_paused(page: Page) -> None:
     async with page.visitor() as visitor:
         shown = await visitor.get("/ui/rollouts")
         assert "Never started" in shown
-        assert '<option value="tool-call" selected>tool-call: “What is 58 plus 97?”' in shown
+        assert 'value="tool-call" checked><span>tool-call <span class="soft">“What is 58 plus 97?”' in shown
         own = await visitor.post("/ui/rollouts/start", **plan, own="my tasks")
         assert 'name="own" maxlength="200" value="my tasks"' in own.text
         assert "Started." in (await visitor.post("/ui/rollouts/start", **plan)).text
@@ -665,7 +668,7 @@ async def test_a_reason_that_is_too_long_or_missing_is_refused_and_never_cut(pag
     assert refused_by_command.returncode == 2
 
 
-async def test_groups_and_episodes_are_listed_and_an_episode_reads_as_a_chat(page: Page) -> None:
+async def test_groups_and_episodes_are_listed(page: Page) -> None:
     result, [good, lost] = await run_group(page.learning, [1.0, None], turns=2)
     other, _ = await run_group(page.learning, [0.5, 0.25])
     async with page.visitor() as visitor:
@@ -679,7 +682,7 @@ async def test_groups_and_episodes_are_listed_and_an_episode_reads_as_a_chat(pag
         missing = await visitor.client.get(f"/ui/rollouts?group={uuid4()}")
         assert (missing.status_code, "there is no group" in html.unescape(missing.text)) == (404, True)
         shown = await visitor.get(f"/ui/episodes/{good.id}")
-        for words in ("reward 1", "completed", "Turn 1", f"rollout-group/{result.id}"):
+        for words in ("reward 1", "completed", "Step 1", f"rollout-group/{result.id}"):
             assert words in shown, words
         assert shown.count("<article") == 1  # of its two sessions the first
         assert shown.count('href="/ui/sessions/') >= 2
@@ -689,6 +692,68 @@ async def test_groups_and_episodes_are_listed_and_an_episode_reads_as_a_chat(pag
         assert f'href="/ui/episodes/{good.id}"' in await visitor.get(f"/ui/sessions/{row['session_id']}")
         assert (await visitor.client.get(f"/ui/episodes/{uuid4()}")).status_code == 404
     assert other.mean_reward == 0.375
+
+
+def cut(shown: str, first: str, last: str) -> str:
+    """The words of a page from one of its marks to another."""
+    _, found, rest = shown.partition(first)
+    part, ended, _ = rest.partition(last)
+    assert (found, ended) == (first, last)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", part)).split())
+
+
+async def test_an_episode_shows_each_step_with_its_reward_and_the_files_it_changed(page: Page, tmp_path: Path) -> None:
+    artifacts = page.services[0].artifacts
+    assert isinstance(artifacts, ArtifactFolder)
+    episode = await played_repair(page.learning, artifacts)
+    path = f"/ui/episodes/{episode.id}"
+    async with page.visitor() as visitor:
+        shown = await visitor.get(path)
+        first, second, third = shown.split("<article")[1:]
+        task, _, _ = shown.partition("<article")
+        assert "Something in" in task
+        # The command as it was run, what it printed, a picture that is seen at once, and the reward beside them.
+        assert "Calls shell cat " in cut(first, ">", "came back")
+        assert re.search(r'<pre class="result">.*\bdef ', first, re.DOTALL)
+        assert '<details class="fold file" open>' in first
+        assert cut(first, '<p class="role">reward</p>', "</p>") == "1"
+        assert '<span class="remove">-return a - b\n</span>' in second
+        assert "It is repaired." in third
+        assert "came back" not in third
+        changed = cut(shown, 'aria-labelledby="changes-title">', "</section>")
+        assert re.search(r"\.py changed @@ .* \+# repaired notes\.txt new @@ -0,0 \+1 @@ \+done$", changed), changed
+        settings = {"DATABASE_URL": page.database_url, "CLAWLOOP_DATA": str(tmp_path)}
+        printed = (await asyncio.to_thread(clawloop, "episode", "show", str(episode.id), **settings)).stdout
+        _, _, files = printed.partition("Files that the agent changed\n")
+        assert re.match(r"\w+\.py: changed\n@@ .*\n\+# repaired\nnotes\.txt: new\n", files, re.DOTALL), printed
+        [row] = await page.learning.rows("SELECT encode(artifact_sha256, 'hex') AS digest FROM episodes LIMIT 1")
+        await artifacts.delete(row["digest"])
+        assert "is not here any more" in await visitor.get(path)
+        assert "no messages" in await visitor.get(f"{path}?page=2")
+
+
+@pytest.mark.parametrize(
+    ("found", "left", "expected"),
+    [
+        ({"a": b"1\n"}, {"./a": b"1\n"}, []),
+        ({}, {"a": b"1\n"}, [("a", Change.NEW, ["@@ -0,0 +1 @@", "+1"])]),
+        ({"a": b"1\n"}, {}, [("a", Change.GONE, ["@@ -1 +0,0 @@", "-1"])]),
+        ({"a": b"1\n2"}, {"a": b"1\n3"}, [("a", Change.CHANGED, ["@@ -1,2 +1,2 @@", " 1", "-2", "+3"])]),
+        ({}, {"a": b"\xff", "b": b"x" * (TEXT_CHARACTERS + 1), "c": b"a\0b"}, [(n, Change.NEW, None) for n in "abc"]),
+        (None, {"a": b""}, [("a", Change.NEW, [])]),
+    ],
+)
+def test_changed_files_are_those_that_differ(
+    found: dict[str, bytes] | None, left: dict[str, bytes], expected: list[object]
+) -> None:
+    changes = changes_of(None if found is None else packed(found), packed(left))
+    assert [(file.path, file.change, file.lines) for file in changes.files] == expected
+    assert (changes.more, changes.compared) == (0, found is not None)
+
+
+def test_of_many_changed_files_the_first_are_shown() -> None:
+    changes = changes_of(None, packed({f"{n:03}": b"x" for n in range(MOST_FILES + 3)}))
+    assert (len(changes.files), changes.more) == (MOST_FILES, 3)
 
 
 async def test_commands_list_groups_and_show_an_episode_as_a_conversation(page: Page) -> None:

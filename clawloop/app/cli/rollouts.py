@@ -5,6 +5,7 @@ Heavy imports happen inside a verb.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from clawloop.app.cli.terminal import (
     age,
     checked_reason,
     printable,
+    settings_of,
     show_facts,
     show_json,
     show_table,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from clawloop.core.contracts.answers import EpisodePage
     from clawloop.core.contracts.episodes import EpisodeView, KindView, RolloutsView
     from clawloop.core.contracts.views import SessionDetail
+    from clawloop.core.settings import Settings
     from clawloop.operations.applied import Applied
     from clawloop.operations.rollouts import RolloutOperations
     from db.database import Database
@@ -224,6 +227,31 @@ def show_episode(
             typer.echo(f"\nthe newest {len(session.turns)} turns: {more}")
     if left := len(found.sessions) - len(sessions):
         typer.echo(f"\nand {left} more sessions: --json names them, `clawloop session show` shows each")
+    for line in _changed_files(found, settings_of(data)):
+        typer.echo(printable(line))
+
+
+def _changed_files(episode: EpisodeView, settings: Settings) -> list[str]:
+    """The files that the agent changed as a diff, or why they are not shown; empty where nothing was kept."""
+    from clawloop.app.processes.database import sealer_of
+    from clawloop.core.errors import NotFound
+    from clawloop.environments.artifacts import ArtifactFolder
+    from clawloop.environments.choice import found_by_agent
+    from clawloop.operations.file_changes import changes_in
+
+    artifacts = ArtifactFolder(settings.data / "artifacts", sealer_of(settings.encryption_key_file))
+    try:
+        changes = asyncio.run(changes_in(episode, artifacts.load, found_by_agent))
+    except NotFound as error:
+        return ["", str(error)]
+    if changes is None:
+        return []
+    lines = ["", "Files that the agent changed" if changes.compared else "Files that the agent left"]
+    for file in changes.files:
+        lines += [f"{file.path}: {file.change}", *(["no text, or too long"] if file.lines is None else file.lines)]
+    if changes.more:
+        lines.append(f"and {changes.more} more")
+    return lines
 
 
 def _note_more(shown: int, further: UUID | None) -> None:

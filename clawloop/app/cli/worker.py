@@ -26,6 +26,10 @@ HealthHost = Annotated[
     str, typer.Option(help="Address of the health port; 0.0.0.0 lets Prometheus and Kubernetes reach it.")
 ]
 LOOPBACK = "127.0.0.1"
+_ENGINE = typer.Option(help="The vLLM server whose agent this is: its id from `engine list`, or its URL.")
+RestartCommand = Annotated[
+    str | None, typer.Option(help="Shell command that restarts a dead engine; omit if something else does.")
+]
 
 
 class Dtype(StrEnum):
@@ -66,20 +70,19 @@ def judge(health_port: HealthPort = 0, health_host: HealthHost = LOOPBACK, data:
 
 @worker_app.command()
 def combined(
-    engine: Annotated[
-        str | None, typer.Option(help="The vLLM server that gets an agent too: its id from `engine list`, or its URL.")
-    ] = None,
+    engine: Annotated[str | None, _ENGINE] = None,
+    restart_command: RestartCommand = None,
     health_port: HealthPort = 0,
     health_host: HealthHost = LOOPBACK,
     data: Data = None,
 ) -> None:
-    """Run orchestrator, judge and one engine's agent in one process, as `up` does where there is one engine."""
+    """Run orchestrator, judge and, with --engine, its agent in one process, as `up` does where there is one engine."""
     from clawloop.app.processes.workers import run_combined_worker
     from clawloop.core.telemetry.logs import configure_logging
 
     settings = settings_of(data)
     configure_logging(secrets=settings.secrets)
-    asyncio.run(run_combined_worker(engine, settings, health_port, health_host))
+    asyncio.run(run_combined_worker(engine, settings, health_port, restart_command, health_host))
 
 
 @worker_app.command()
@@ -156,10 +159,8 @@ def trainer(
 
 @worker_app.command()
 def engine(
-    engine: Annotated[str, typer.Option(help="The vLLM server beside it: its id from `engine list`, or its URL.")],
-    restart_command: Annotated[
-        str | None, typer.Option(help="Shell command that restarts a dead engine; omit if something else does.")
-    ] = None,
+    engine: Annotated[str, _ENGINE],
+    restart_command: RestartCommand = None,
     health_port: HealthPort = 0,
     health_host: HealthHost = LOOPBACK,
     data: Data = None,

@@ -125,18 +125,18 @@ def check_sets(gpus: Gpus, *, training: bool) -> None:
 # Without GPUs ---------------------------------------------------------------------------------------------------------
 # A layout on a machine without GPUs: all processes in one memory.
 
-# Measured on a 2-core machine: proportional set size with a model of a megabyte.
+# Measured on a 2-core machine: proportional set size with a model of a megabyte (docs/results.md, Weight).
 ENGINE_RUNTIME = 1450 * MIB
 TRAINER_RUNTIME = 600 * MIB
 SERVICES = {
-    "gateway": 115 * MIB,
-    "orchestrator": 115 * MIB,
-    "judge worker": 115 * MIB,
-    "engine agent": 115 * MIB,
-    "PostgreSQL": 100 * MIB,
-    "Temporal": 170 * MIB,
-    "clawloop up": 150 * MIB,
+    "gateways": (280 * MIB, "two, measured"),
+    "combined worker": (130 * MIB, "orchestrator, judge and engine agent, measured"),
+    "environment worker": (120 * MIB, "measured"),
+    "PostgreSQL": (100 * MIB, "measured, and room for more connections"),
+    "Temporal": (180 * MIB, "measured"),
+    "clawloop up": (180 * MIB, "with a guard for each part, measured"),
 }
+"""What `clawloop up` starts beside one engine and one trainer, and its memory."""
 KEPT_FREE = 0.05
 """Share of the machine's memory that is left to its system."""
 FEWEST_CONTEXTS = 2
@@ -169,7 +169,7 @@ def _processes(request: Request, cache: int) -> tuple[Process, ...]:
     if request.judge_model is not None:
         engines.append(_engine_on_cpu(request.for_judge, Role.JUDGE, cache))
     learners = () if request.training is None else (_trainer_on_cpu(request),)
-    return (*engines, *learners, *(_service(name, size) for name, size in SERVICES.items()))
+    return (*engines, *learners, *(_service(name, size, how) for name, (size, how) in SERVICES.items()))
 
 
 def _contexts(request: Request, serving: Serving, cache: int) -> int:
@@ -220,8 +220,8 @@ def _trainer_on_cpu(request: Request) -> Process:
     return Process("trainer", Role.TRAINER, (), parts, why, words, table.trainer_environment(()))
 
 
-def _service(name: str, size: int) -> Process:
-    return Process(name, Role.SERVICE, (), (Part(PartName.RUNTIME, size, "measured"),), "holds no model")
+def _service(name: str, size: int, how: str) -> Process:
+    return Process(name, Role.SERVICE, (), (Part(PartName.RUNTIME, size, how),), "holds no model")
 
 
 # On GPUs --------------------------------------------------------------------------------------------------------------

@@ -223,6 +223,7 @@ def _gateway(
         is_ready=lambda: answers_ok(f"http://{LOOPBACK}:{health_port}/healthz"),
         stop_signal=signal.SIGINT,  # SIGTERM would wait for running replies; these are cut and recorded as aborted
         stop_within=timedelta(seconds=9),  # it takes 3; of 6 on a busy machine the last would record what was cut
+        start_within=timedelta(minutes=10),  # on a machine that is busy with something else
         starting="connecting to PostgreSQL and Temporal, usually 15 s",
         restart=GATEWAY_RESTART,
     )

@@ -51,6 +51,7 @@ from clawloop.core.settings import Settings
 from clawloop.core.telemetry.metrics import GatewayMetrics, LabelledRegistry, merge_pages, page_of
 from clawloop.core.telemetry.tracing import tracing
 from clawloop.environments.artifacts import open_artifacts
+from clawloop.environments.choice import found_by_agent
 from clawloop.operations.export import Exporter
 from clawloop.operations.lessons import LessonOperations
 from clawloop.serving.chat import ChatEngines
@@ -296,6 +297,7 @@ async def gateway_services(
         episodes=PostgresEpisodeStore(background),
         key_of_episode=PostgresEpisodeStore(background).key_of,
         artifacts=open_artifacts(settings, sealer, stack, settings.min_free_disk_bytes),
+        found_by_agent=found_by_agent,
         history=history,
         engine_operations=operations.engines,
         overview=operations.overview(temporal.problem),

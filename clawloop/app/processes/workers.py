@@ -164,12 +164,17 @@ async def run_worker(role: Role, settings: Settings, health_port: int, health_ho
 
 
 async def run_combined_worker(
-    engine: str | None, settings: Settings, health_port: int, health_host: str = LOOPBACK
+    engine: str | None,
+    settings: Settings,
+    health_port: int,
+    restart_command: str | None = None,
+    health_host: str = LOOPBACK,
 ) -> None:
     """Run orchestrator, judge and an engine's agent in this process, until SIGINT or SIGTERM; one's end ends all.
 
     Args:
-        engine: its id or URL, for an agent that has no restart command; None: without an agent.
+        engine: its id or URL; None: without an agent.
+        restart_command: as for `run_agent`.
 
     Raises:
         SetupError, TrainerUnavailable: as for `run_worker` and `run_agent`.
@@ -177,7 +182,7 @@ async def run_combined_worker(
     roles = [_role(role, settings) for role in Role]
     if engine is not None:
         # Named as `clawloop up` names an agent's process: here is one alone, and an engine's id is no path.
-        roles.append(replace(agent_role(engine, settings), name="engine-agent"))
+        roles.append(replace(agent_role(engine, settings, restart_command), name="engine-agent"))
     await _run_roles("combined-worker", roles, settings, health_port, health_host)
 
 

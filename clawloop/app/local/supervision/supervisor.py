@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -90,8 +91,20 @@ class PartLog:
             text = _ANSI_COLOUR.sub("", file.read().decode("utf-8", "replace"))
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         errors = [line for line in lines if _ERROR.search(line)]
-        message = (errors or (lines if any_line else []) or [""])[-1]
+        message = _message_in((errors or (lines if any_line else []) or [""])[-1])
         return message if len(message) <= _MAX_MESSAGE else "…" + message[-_MAX_MESSAGE:]
+
+
+def _message_in(line: str) -> str:
+    """The message of a JSON log line, of a traceback its last line; another line as it is."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return line
+    if not isinstance(record, dict) or not isinstance(record.get("message"), str):
+        return line
+    said: str = record["exc_info"] if isinstance(record.get("exc_info"), str) else record["message"]
+    return next((each.strip() for each in reversed(said.splitlines()) if each.strip()), line)
 
 
 # Parts ----------------------------------------------------------------------------------------------------------------

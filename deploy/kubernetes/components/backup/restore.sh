@@ -1,0 +1,25 @@
+#!/bin/sh
+# Restores a back-up, the newest one unless an argument or BACKUP names another, into an empty database and empty folders.
+# All of Clawloop's processes are stopped meanwhile; afterwards run `clawloop check` and `clawloop recover`.
+set -eu
+name="${1:-${BACKUP:-$(ls /backup | grep '^20' | sort | tail -n 1)}}"
+from="/backup/$name"
+if [ -z "$name" ] || [ ! -f "$from/database.dump" ]; then
+  echo "there is no back-up '$name': $(ls /backup | tr '\n' ' ')" >&2
+  exit 1
+fi
+if [ -n "$(psql --no-psqlrc --tuples-only --no-align --command "SELECT 1 FROM pg_class WHERE relname = 'policies'" "$DATABASE_URL")" ]; then
+  echo "the database is not empty: restore into a new one, so that nothing is lost" >&2
+  exit 1
+fi
+if [ -n "$(ls "${ADAPTERS_PARENT:-/data}/adapters")" ]; then
+  echo "the folder of adapters is not empty: restore into a new one, so that nothing is lost" >&2
+  exit 1
+fi
+tar --extract --file "$from/adapters.tar" --directory "${ADAPTERS_PARENT:-/data}" --no-overwrite-dir
+if [ -f "$from/spool.tar" ] && [ -d "${SPOOL_PARENT:-/data/gateways}" ]; then
+  tar --extract --file "$from/spool.tar" --directory "${SPOOL_PARENT:-/data/gateways}"
+fi
+# Last: where it fails, nothing is in the database, and the folders can be emptied.
+pg_restore --exit-on-error --single-transaction --no-owner --dbname="$DATABASE_URL" "$from/database.dump"
+echo "restored: $name"
