@@ -372,12 +372,13 @@ def _told(served: Served, exam: Exam) -> Iterator[dict[str, Any]]:
 
     What a model does not do when it is told, no teacher that has read the same words can teach it.
     """
-    yield {"told": "nothing", **{taste.value: share_met(taste, exam.base) for taste in Taste}}
+    requests = HELD_OUT[:16]
+    yield {"told": "nothing", **{taste.value: share_met(taste, exam.base[: len(requests)]) for taste in Taste}}
     for how in ("the next message", "a hint", "notes"):
         line: dict[str, Any] = {"told": how}
         for taste in Taste:
             prompts, said = [], wordings(taste)
-            for at, request in enumerate(HELD_OUT[: len(exam.base)]):
+            for at, request in enumerate(requests):
                 messages: list[Message] = [{"role": "user", "content": request}]
                 if how == "notes":
                     messages.insert(0, {"role": "system", "content": as_notes(said[:5])})
