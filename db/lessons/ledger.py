@@ -26,7 +26,7 @@ from clawloop.core.contracts.turns import TurnKind, TurnOutcome
 from clawloop.core.errors import ContentUnreadable, EncryptionKeyMissing, NotFound, StateConflict
 from clawloop.core.ids import LessonId, SampleId, TurnId, new_lesson_id
 from clawloop.core.lessons.ledger import MOST_LESSONS, LessonBook, digest_of, read_lesson, require_change
-from clawloop.core.lessons.yardstick import VERSIONS_TO_LEARN, read_yardstick, why_grown, why_learned
+from clawloop.core.lessons.yardstick import read_yardstick, why_grown, why_learned
 from clawloop.core.recipes.lessons import Lessons
 from clawloop.core.samples.decision import LESSON_ERASED, PREFIX
 from db.content import content_of
@@ -214,15 +214,16 @@ async def follow_version(connection: AsyncConnection, policy: str, active: int) 
         if lesson.state is LessonState.LEARNED:
             if since not in path:
                 why = f"version {since}, which had learned it, does not answer any more: version {active} does"
-                await _change(connection, policy, lesson, LessonState.ACTIVE, why)
+                # What that version says still holds: when it answers again, the lesson is learned since then.
+                await _change(connection, policy, lesson, LessonState.ACTIVE, why, since=since - 1)
             elif found.finding is Finding.GROWN:
                 await _change(connection, policy, lesson, LessonState.ACTIVE, why_grown(found))
             elif found.finding is Finding.NOT_MEASURED or not retires:
                 why = "whether it is still learned is not measured any more"
                 await _change(connection, policy, lesson, LessonState.ACTIVE, why)
         elif retires and found.finding is Finding.LEARNED:
-            learned = found.left[-VERSIONS_TO_LEARN].version
-            await _change(connection, policy, lesson, LessonState.LEARNED, why_learned(found), since=learned)
+            learned, *_ = found.learned_by
+            await _change(connection, policy, lesson, LessonState.LEARNED, why_learned(found), since=learned.version)
 
 
 async def lessons_from(connection: AsyncConnection, turns: Collection[TurnId]) -> list[LessonId]:
@@ -358,7 +359,8 @@ async def _change(
 ) -> None:
     """
     Args:
-        since: the version since which a lesson is learned; of another state None: the active version.
+        since: the version since which a lesson is learned; of one that is not, the newest version that says nothing
+            against it; None: the active version.
     """
     if lesson.state is to:
         return

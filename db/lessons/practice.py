@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import func, insert, select, text
@@ -21,7 +21,7 @@ from clawloop.core.samples.decision import is_held_out
 from db.content import content_of, storable
 from db.database import Database, PostgresStore, raw_connection, transaction
 from db.lessons.ledger import read_book
-from db.lessons.yardstick import keep_reply, next_to_measure
+from db.lessons.yardstick import keep_reply, read_unmeasured
 from db.tables import JudgementRow, PracticeRow, TurnRow, YardstickRow
 from db.training.claims import expire_practised, read_closed
 from db.training.policies import lock_policy
@@ -50,15 +50,18 @@ _NEWEST = """
             ORDER BY id DESC LIMIT :newest) o
         ORDER BY o.id DESC LIMIT :newest) t
     WHERE t.status IN ('complete', 'length') AND t.outcome <> 'erased'"""
+# Whether its reply has a sample is known: with a lesson in its prompt it has none.
+_KNOWN = "(t.lessons IS NOT NULL OR t.outcome <> 'waiting')"
 _UNPRACTISED = text(f"""{_NEWEST}
         AND NOT EXISTS (
             SELECT FROM practice p WHERE p.source_turn_id = t.id AND p.lessons = CAST(:lessons AS uuid[]))
         AND NOT EXISTS (SELECT FROM yardstick y WHERE y.source_turn_id = t.id AND y.turn_id IS NOT NULL)
+        AND ({_KNOWN} OR NOT :measuring)
     ORDER BY t.id DESC
 """)
-# No step has trained or will train a reply to it, as far as it is known: with a lesson in its prompt it has no sample.
+# No step has trained or will train a reply to it, as far as it is known.
 _MEASURING = text(f"""{_NEWEST}
-        AND (t.lessons IS NOT NULL OR t.outcome <> 'waiting')
+        AND {_KNOWN}
         AND NOT EXISTS (SELECT FROM samples s WHERE s.turn_id = t.id AND s.state <> 'held_out')
         AND NOT EXISTS (SELECT FROM practice p WHERE p.source_turn_id = t.id AND p.turn_id IS NOT NULL)
         AND NOT EXISTS (SELECT FROM yardstick y WHERE y.source_turn_id = t.id AND y.lesson_id = :lesson)
@@ -85,43 +88,37 @@ class PostgresPracticeStore(PostgresStore):
         recipe = _practising(found.content)
         if recipe is None or await read_closed(connection, policy, recipe) is not None:
             return None
-        lessons = (await read_book(connection, policy)).shown
-        if not lessons:
-            return None
-        measured = await next_to_measure(connection, lessons) if recipe.lessons.retire else None
-        if measured is None and not (
+        lessons = await _read_lessons(connection, policy, recipe)
+        share = held_out_share(found.content)
+        parameters = {"policy": policy, "newest": NEWEST}
+        # What is held out is never trained, and versions are compared on it; a lesson is measured by it before others.
+        for lesson in lessons.unmeasured:
+            rows = (await connection.execute(_MEASURING, parameters | {"lesson": lesson.id})).all()
+            held_out_first = sorted(rows, key=lambda row: not _is_held_out(policy, row, share))
+            if (source := await self._first_readable(connection, held_out_first)) is not None:
+                return Practice(source, _shown(lessons.shown), found.active, recipe, lesson.id)
+        taught = lessons.taught
+        if not taught or not (
             await _has_room(connection, policy, recipe) or await _makes_room(connection, policy, recipe)
         ):
             return None
-        parameters = {"policy": policy, "newest": NEWEST, "lessons": _set_of(lessons), "lesson": measured}
-        requests = (await connection.execute(_UNPRACTISED if measured is None else _MEASURING, parameters)).all()
-        share = held_out_share(found.content)
-        held_out = {row.id for row in requests if is_held_out(policy, row.group_id or row.session_id, share)}
-        # What is held out is never trained, and versions are compared on it; a lesson is measured by it before others.
-        chosen = (
-            [row for row in requests if row.id not in held_out]
-            if measured is None
-            else sorted(requests, key=lambda row: row.id not in held_out)
-        )
-        for row in chosen:
-            with suppress(ContentUnreadable, EncryptionKeyMissing, RecordUnusable):  # practice goes on without it
-                stored = await read_turn(connection, self._conversations, TurnId(row.id))
-                if stored is not None:
-                    shown = tuple(one.shown for one in lessons)
-                    return Practice(stored.record, shown, found.active, recipe, measured)
-        return None
+        # A request that a new lesson may be measured by once it is judged is left to it.
+        parameters |= {"lessons": _set_of(taught), "measuring": bool(lessons.unmeasured)}
+        rows = (await connection.execute(_UNPRACTISED, parameters)).all()
+        source = await self._first_readable(connection, [row for row in rows if not _is_held_out(policy, row, share)])
+        return None if source is None else Practice(source, _shown(taught), found.active, recipe)
 
     @transaction
     async def keep(self, connection: AsyncConnection, practice: Practice, result: PracticeResult) -> str | None:
         policy, source = practice.source.policy, practice.source.turn_id
         locked = await lock_policy(connection, policy)
-        lessons = _set_of((await read_book(connection, policy)).shown)
+        lessons = await _read_lessons(connection, policy, practice.recipe)
         practised = _set_of(practice.lessons)
         own = select(TurnRow.session_id, TurnRow.parent_turn_id, TurnRow.matched_by, TurnRow.outcome)
         turn = (await connection.execute(own.where(TurnRow.id == source))).one()
         if (
             locked.recipe_hash != practice.recipe.hash
-            or lessons != practised
+            or practised != _set_of(lessons.taught if practice.measured is None else lessons.shown)
             or turn.outcome == TurnOutcome.ERASED
             or await _is_known(connection, practice)
         ):
@@ -142,6 +139,13 @@ class PostgresPracticeStore(PostgresStore):
         await _insert_sample(connection, practice, result, result.record.turn_id, place)
         return policy if await refresh_work_flag(connection, policy) else None
 
+    async def _first_readable(self, connection: AsyncConnection, rows: Iterable[Any]) -> TurnRecord | None:
+        for row in rows:
+            with suppress(ContentUnreadable, EncryptionKeyMissing, RecordUnusable):  # practice goes on without it
+                if (stored := await read_turn(connection, self._conversations, TurnId(row.id))) is not None:
+                    return stored.record
+        return None
+
     async def _insert_turn(self, connection: AsyncConnection, record: TurnRecord, source: Any) -> None:
         """Insert a turn beside that whose request it repeats: with its session and parent."""
         prepared = PreparedTurn.checked(record, content_of(connection))
@@ -151,6 +155,27 @@ class PostgresPracticeStore(PostgresStore):
             with suppress(ContentUnreadable, EncryptionKeyMissing):  # then the turn is stored whole
                 entry.parent_conversation = await self._conversations.load(connection, entry.parent)
         await insert_rows(await raw_connection(connection), [entry])
+
+
+class _Lessons(NamedTuple):
+    """
+    Args:
+        shown: those that a prompt would hold now.
+        unmeasured: those of them that are to be measured before a version learns them.
+    """
+
+    shown: list[Lesson]
+    unmeasured: list[Lesson]
+
+    @property
+    def taught(self) -> list[Lesson]:
+        """Those that are practised: a new lesson does not keep the others from being learned."""
+        return [lesson for lesson in self.shown if lesson not in self.unmeasured]
+
+
+async def _read_lessons(connection: AsyncConnection, policy: str, recipe: Recipe) -> _Lessons:
+    shown = (await read_book(connection, policy)).shown
+    return _Lessons(shown, await read_unmeasured(connection, shown) if recipe.lessons.retire and shown else [])
 
 
 async def _insert_sample(
@@ -209,6 +234,14 @@ def _practising(content: Any) -> Recipe | None:
     except RecipeRejected:
         return None
     return recipe if recipe.lessons.enabled and recipe.lessons.practice else None
+
+
+def _is_held_out(policy: str, request: Any, share: float) -> bool:
+    return is_held_out(policy, request.group_id or request.session_id, share)
+
+
+def _shown(lessons: Iterable[Lesson]) -> tuple[ShownLesson, ...]:
+    return tuple(lesson.shown for lesson in lessons)
 
 
 def _set_of(lessons: Iterable[Lesson | ShownLesson]) -> list[UUID]:

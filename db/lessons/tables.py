@@ -41,7 +41,7 @@ class LessonRow(Base):
     superseded_by: Mapped[UUID | None] = mapped_column(ForeignKey("lessons.id"))
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     changed_at: Mapped[datetime] = mapped_column(server_default=func.now())  # when its state last changed
-    # Of a learned one, the first version that had learned it; else the active one when its state last changed.
+    # Of a learned one, the first version that had learned it; else the newest one that says nothing against it.
     since_version: Mapped[int] = mapped_column(server_default=literal_column("0"))
 
 

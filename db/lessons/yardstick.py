@@ -53,8 +53,8 @@ _CORRECTED_IN = text("""
 # Kept while a lesson is new -------------------------------------------------------------------------------------------
 
 
-async def next_to_measure(connection: AsyncConnection, lessons: Sequence[Lesson]) -> LessonId | None:
-    """The oldest of these lessons that too few replies measure; None if there are enough, or too many were tried."""
+async def read_unmeasured(connection: AsyncConnection, lessons: Sequence[Lesson]) -> list[Lesson]:
+    """Those of these lessons that too few replies measure, unless too many requests were tried."""
     tried = (
         select(YardstickRow.lesson_id, func.count().label("tried"), func.count(YardstickRow.prompts).label("kept"))
         .where(
@@ -63,12 +63,9 @@ async def next_to_measure(connection: AsyncConnection, lessons: Sequence[Lesson]
         )
         .group_by(YardstickRow.lesson_id)
     )
-    counts = {row.lesson_id: row for row in await connection.execute(tried)}
-    for lesson in lessons:
-        known = counts.get(lesson.id)
-        if known is None or (known.kept < NEEDED and known.tried < MOST_TRIED):
-            return lesson.id
-    return None
+    rows = await connection.execute(tried)
+    measured = {row.lesson_id for row in rows if row.kept >= NEEDED or row.tried >= MOST_TRIED}
+    return [lesson for lesson in lessons if lesson.id not in measured]
 
 
 async def keep_reply(connection: AsyncConnection, practice: Practice, result: PracticeResult, lesson: LessonId) -> None:

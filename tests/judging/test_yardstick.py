@@ -147,6 +147,38 @@ async def test_practice_waits_for_requests_that_measure_and_not_for_those_that_c
     assert retiring.engine.asked[-1].measured is None
 
 
+async def test_a_new_lesson_that_waits_for_requests_does_not_keep_older_ones_from_being_practised(
+    retiring: Gym,
+) -> None:
+    await retiring.practise()
+    retiring.bench.execute("UPDATE samples SET state = 'held_out'")  # there is room for others
+    await retiring.lessons.add("default", POLITE)
+    retiring.engine.mismatch = True
+    retiring.engine.asked.clear()
+    store = PostgresPracticeStore(retiring.bench.database)
+    while (practice := await store.next("default")) is not None and practice.measured is not None:
+        result = await retiring.activities._practise(practice)
+        assert result is not None
+        await store.keep(practice, result)
+    assert len(retiring.engine.asked) == 12  # all that are not practised yet, in vain
+    retiring.engine.mismatch = False
+    retiring.engine.asked.clear()
+    assert (await retiring.practise()).requests == 4
+    assert {(one.measured, tuple(lesson.text for lesson in one.lessons)) for one in retiring.engine.asked} == {
+        (None, (BRIEF,))
+    }
+    # Requests that come later measure the new lesson first; what a judge may still make a sample of is left to it.
+    retiring.engine.asked.clear()
+    retiring.bench.execute("UPDATE samples SET state = 'held_out'")
+    await ask(retiring, 1, session="later")
+    await retiring.bench.insert(*retiring.bench.conversation("request", session="not judged yet"))
+    assert (await retiring.practise()).requests == 1
+    (one,) = retiring.engine.asked
+    assert one.measured is not None
+    assert [lesson.text for lesson in one.lessons] == [BRIEF, POLITE]
+    assert await violations(retiring.bench.database) == []
+
+
 async def test_a_recipe_that_retires_nothing_measures_nothing(retiring: Gym) -> None:
     await set_recipe(retiring.bench, practising())
     await retiring.practise()
@@ -189,6 +221,43 @@ async def test_a_roll_back_below_the_version_that_learned_it_brings_a_lesson_bac
     assert (lesson.state, lesson.since_version) == (LessonState.ACTIVE, 0)
     assert lesson.why == "version 1, which had learned it, does not answer any more: version 0 does"
     assert [one.id for one in (await retiring.lessons.book("default")).shown] == [lesson.id]
+
+
+@pytest.mark.parametrize("share", [0.15, 0.3])
+async def test_after_a_pin_a_lesson_is_learned_since_the_version_that_had_learned_it(
+    retiring: Gym, share: float
+) -> None:
+    for n, lacks in ((1, 0.9), (2, 0.1), (3, 0.15)):
+        await learn(retiring, n, lacks)
+        await ask(retiring, 8, session=f"s{n}")
+    await retiring.lessons.add("default", POLITE)  # else there is nothing to practise
+    await learn(retiring, 4, share)
+    assert (await lesson_of(retiring)).since_version == 2
+    operators = PostgresTrainingStore(retiring.bench.database)
+    await operators.pin("default", 1)
+    pinned = await lesson_of(retiring)
+    assert (pinned.state, pinned.since_version) == (LessonState.ACTIVE, 1)
+    assert pinned.why == "version 2, which had learned it, does not answer any more: version 1 does"
+    await operators.unpin("default")
+    lesson = await lesson_of(retiring)
+    assert (lesson.state, lesson.since_version) == (LessonState.LEARNED, 2)
+    assert lesson.why == "learned: versions 2 and 3 lack 10% and 15% of its effect in version 0"
+
+
+async def test_a_pin_does_not_make_evidence_of_what_was_before_a_complaint(retiring: Gym) -> None:
+    await ask(retiring, 40, session="more")
+    await learned(retiring)
+    await complain(retiring.bench, BRIEF)
+    await learn(retiring, 3, 0.1)
+    await learn(retiring, 4, 0.1)
+    assert (await lesson_of(retiring)).since_version == 3
+    operators = PostgresTrainingStore(retiring.bench.database)
+    await operators.pin("default", 0)
+    assert (await lesson_of(retiring)).since_version == 2
+    await operators.unpin("default")
+    assert (await lesson_of(retiring)).since_version == 3
+    await operators.roll_back("default", 2)  # which the user complained of
+    assert (await lesson_of(retiring)).state is LessonState.ACTIVE
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ class Yardstick:
         version: in which it was new; None: not measured.
         effect, low, high: nats a reply by which the lesson made replies likelier, and the interval of 95 %.
         left: of the versions on the active one's path that were measured since, oldest first.
+        learned_by: those of them that learned a lesson which is still in the prompt; empty: none, or it is not there.
     """
 
     replies: int
@@ -72,6 +73,7 @@ class Yardstick:
     low: float | None = None
     high: float | None = None
     left: tuple[EffectLeft, ...] = ()
+    learned_by: tuple[EffectLeft, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ class Lesson:
         turns: how many turns were answered with it.
         practised: how many requests were answered again without it, to be learned from with it.
         since_version: of a learned lesson, the first version that had learned it; else the version that answered when
-            its state last changed.
+            its state last changed, or, if a pin or a roll-back brought a learned lesson back, the one before it was
+            learned.
         yardstick: None: it was not read.
     """
 

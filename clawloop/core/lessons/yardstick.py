@@ -61,8 +61,7 @@ def read_yardstick(
     """What is known of a lesson's effect, and what follows from it for this state.
 
     Args:
-        since: the version that answered when an active lesson came into the prompt; versions up to it say nothing
-            against it. Of a learned one, the version since which it is learned.
+        since: versions up to it say nothing against an active lesson; the version since which a learned one is learned.
         path: the active version and its ancestors.
         practised_in: versions whose step had samples that the lesson taught.
     """
@@ -79,15 +78,32 @@ def read_yardstick(
         if len(scored) >= NEEDED:
             whole = sum(reply.lacks(reply.first) for reply in scored)
             left.append(EffectLeft(version, sum(reply.lacks(version) for reply in scored) / whole))
-    finding = _grown(left) if state is LessonState.LEARNED else _learned(left, since, practised_in)
-    return Yardstick(len(replies), finding, first, effect, effect - half, effect + half, tuple(left))
+    counted = [] if state is LessonState.LEARNED else [one for one in left if one.version > since]
+    learned = _learned_by(counted)
+    if state is LessonState.LEARNED:
+        finding = _grown(left)
+    else:
+        finding = Finding.LEARNED if learned else _not_learned(counted, practised_in)
+    return Yardstick(len(replies), finding, first, effect, effect - half, effect + half, tuple(left), learned)
 
 
-def _learned(left: Sequence[EffectLeft], since: int, practised_in: Collection[int]) -> Finding:
-    counted = [one for one in left if one.version > since]
-    newest = counted[-VERSIONS_TO_LEARN:]
-    if len(newest) == VERSIONS_TO_LEARN and all(one.share <= LEARNED_SHARE for one in newest):
-        return Finding.LEARNED
+def _learned_by(counted: Sequence[EffectLeft]) -> tuple[EffectLeft, ...]:
+    """The first versions in a row that learned a lesson which none after them has forgotten; empty: it is not learned.
+
+    All are gone through, not the newest alone: several may become active at once, e.g. when a pin ends.
+    """
+    learned: tuple[EffectLeft, ...] = ()
+    in_a_row: list[EffectLeft] = []
+    for one in counted:
+        in_a_row = [*in_a_row, one] if one.share <= LEARNED_SHARE else []
+        if one.share > GROWN_SHARE:
+            learned = ()
+        elif not learned and len(in_a_row) == VERSIONS_TO_LEARN:
+            learned = tuple(in_a_row)
+    return learned
+
+
+def _not_learned(counted: Sequence[EffectLeft], practised_in: Collection[int]) -> Finding:
     lacking = [one for one in counted if one.version in practised_in and one.share > LEARNED_SHARE]
     return Finding.NOT_LEARNED if len(lacking) >= VERSIONS_THAT_FAILED else Finding.HAS_EFFECT
 
@@ -98,9 +114,9 @@ def _grown(left: Sequence[EffectLeft]) -> Finding:
 
 def why_learned(yardstick: Yardstick) -> str:
     """Why a lesson leaves the prompt, for people."""
-    *_, before, newest = yardstick.left
+    first, second = yardstick.learned_by
     return (
-        f"learned: versions {before.version} and {newest.version} lack {before.share:.0%} and {newest.share:.0%} of its"
+        f"learned: versions {first.version} and {second.version} lack {first.share:.0%} and {second.share:.0%} of its"
         f" effect in version {yardstick.version}"
     )
 

@@ -32,4 +32,5 @@ class Lessons(Table):
     retire: bool = False
     """Take a lesson out of the prompt when versions say by themselves what it made the policy say: measure what it does
     while it is new, and again in each step. A lesson is then practised once eight replies to measure it by are there,
-    and the requests of these are never practised. Learned lessons come back when the policy forgets them."""
+    the others meanwhile, and the requests of these are never practised. Learned lessons come back when the policy
+    forgets them."""

@@ -65,6 +65,9 @@ def test_an_interval_that_is_not_above_0_is_no_effect_whatever_versions_say() ->
         ({4: 0.1}, False),
         ({4: 0.1, 5: 0.21}, False),
         ({4: 0.1, 5: 0.5, 6: 0.1}, False),
+        ({4: 0.1, 5: 0.1, 6: 0.4}, True),
+        ({4: 0.1, 5: 0.1, 6: 0.5}, False),
+        ({4: 0.1, 5: 0.1, 6: 0.5, 7: 0.1}, False),
     ],
 )
 def test_a_lesson_is_learned_by_two_versions_in_a_row(shares: dict[int, float], learned: bool) -> None:
@@ -90,6 +93,12 @@ def test_what_versions_said_before_a_lesson_came_back_does_not_send_it_away_agai
     shares = {4: 0.1, 5: 0.1, 6: 0.1}
     assert read(shares, since=5).finding is Finding.HAS_EFFECT
     assert read(shares | {7: 0.1}, since=5).finding is Finding.LEARNED
+
+
+def test_a_lesson_is_learned_since_the_first_version_that_no_later_one_forgot() -> None:
+    shares = {4: 0.1, 5: 0.15, 6: 0.5, 7: 0.1, 8: 0.0, 9: 0.05, 10: 0.3}
+    by = {end - 1: [one.version for one in read(shares, path=range(end)).learned_by] for end in (6, 7, 9, 11)}
+    assert by == {5: [4, 5], 6: [], 8: [7, 8], 10: [7, 8]}
 
 
 def test_three_versions_that_practised_it_and_lack_it_are_told() -> None:
