@@ -9,8 +9,10 @@ so it can be terminated and started again at any point, and changes made while T
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 
 from temporalio import workflow
 from temporalio.common import Priority
@@ -309,7 +311,7 @@ class TrainingWorkflow(LongRunningWorkflow):
         """Practise lessons while engines have nothing else to do, and no step is computed that changes the policy."""
         while True:
             await workflow.wait_condition(self._may_practise)
-            seconds = self._state.practise_seconds
+            seconds, ended = self._state.practise_seconds, self._ended_step
             try:
                 practised = await workflow.execute_activity_method(
                     PracticeActivities.practise,
@@ -323,7 +325,14 @@ class TrainingWorkflow(LongRunningWorkflow):
                 workflow.logger.info("lessons are not practised now: %s", _reason(error))
             else:
                 seconds = seconds if practised.more else self._state.rest_seconds
-            await workflow.sleep(seconds, summary="look for requests to practise")
+            # A step that ends makes room for others.
+            with suppress(TimeoutError):
+                await workflow.wait_condition(
+                    partial(self._has_ended_a_step_since, ended), timeout=seconds, timeout_summary="practise again"
+                )
+
+    def _has_ended_a_step_since(self, n: int | None) -> bool:
+        return self._ended_step != n
 
     def _may_practise(self) -> bool:
         view = self._view

@@ -419,6 +419,17 @@ async def test_nothing_is_practised_while_a_step_is_computed_or_training_is_paus
     assert scripted.happened.count("practise") == before
 
 
+async def test_a_step_that_ended_has_lessons_practised_again_at_once(
+    scripted: ScriptedLearning, learner: Learner
+) -> None:
+    scripted.practises = True
+    await learner.begin(practise_seconds=3600.0, rest_seconds=3600.0)
+    await until(lambda: scripted.happened.count("practise") == 1)
+    await learner.samples(16)
+    await answers(scripted, 1)
+    await until(lambda: scripted.happened.count("practise") == 2)
+
+
 async def test_nothing_is_practised_by_a_recipe_without_practice(scripted: ScriptedLearning, learner: Learner) -> None:
     scripted.requests = 2
     await learner.begin(practise_seconds=0.05, rest_seconds=0.05)
