@@ -16,6 +16,7 @@ from activities.notify import TrainingNotifier
 from clawloop.core.contracts.lessons import ShownLesson
 from clawloop.core.contracts.notices import Message
 from clawloop.core.contracts.turns import TurnRecord
+from clawloop.core.crash_points import CrashPoint, crash_point
 from clawloop.core.errors import EngineAnswerUnusable, EngineRejected, EngineUnavailable, PromptTooLong
 from clawloop.core.heartbeat import heartbeating
 from clawloop.core.judging.hints import PromptChange
@@ -40,10 +41,11 @@ class PracticeStore(Protocol):
     """Stores what is practised. Every call raises StoreUnavailable if PostgreSQL does not answer in time."""
 
     async def next(self, policy: str) -> Practice | None:
-        """The newest request that was not practised with the active lessons, or that is to measure one of them; None if
-        there is nothing to practise now: the recipe does not say so, no lesson is active, training is paused or its
-        schedule closed, as many practice samples wait for a step as a batch has, or a new lesson waits for requests
-        that it is measured by."""
+        """The newest request that is to measure a new lesson, or that was not practised with the other active ones.
+
+        None if there is nothing to practise now: the recipe does not say so, no lesson is active, training is paused or
+        its schedule closed, or as many practice samples wait for a step as a batch has.
+        """
 
     async def keep(self, practice: Practice, result: PracticeResult) -> str | None:
         """Store what became of a request, its turn and its sample in one transaction; once for each set of lessons.
@@ -110,7 +112,9 @@ class PracticeActivities:
                 result = await self._practise(practice)
                 if result is None:
                     break
+                crash_point(CrashPoint.PRACTICE_ANSWERED)
                 ready_policy = await self._store.keep(practice, result)
+                crash_point(CrashPoint.PRACTICE_STORED)
                 await self._training.notify(ready_policy)
                 log.info("practised", extra={"turn_id": str(practice.source.turn_id), "why": result.why})
                 requests += 1

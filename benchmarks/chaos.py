@@ -28,6 +28,7 @@ from tests.chaos.asked_again import stored_answers
 from tests.chaos.chatters import Chatters
 from tests.chaos.fuzzer import Fuzzer
 from tests.chaos.judged import followed_turns
+from tests.chaos.practised import practised_samples
 from tests.chaos.run import Outcome, problems_at_the_end, run_faults
 from tests.chaos.stack import RECIPE, WITH_HINTS, running_stack
 from tests.chaos.stand_in_engine import stand_in_engine
@@ -81,7 +82,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[""], help="only faults whose kind holds one of these texts")
     parser.add_argument("--ranks", type=int, default=1, help="of the trainer; several can die one by one")
     parser.add_argument("--judges", type=int, default=1, help="workers that judge; several can die one by one")
-    parser.add_argument("--hints", action="store_true", help="learn by hints, too: a judge writes 600 characters each")
+    parser.add_argument("--hints", action="store_true", help="learn by hints and practise a lesson, too")
     parser.add_argument("--no-vllm", action="store_true", help="a stand-in engine without a model, on a busy machine")
     parser.add_argument("--out", type=Path, help="a file for the outcomes as JSON")
     return parser.parse_args()
@@ -118,6 +119,7 @@ async def _run(folder: Path, arguments: argparse.Namespace) -> tuple[list[Outcom
                 print(line(outcome), flush=True)
         finally:
             await asyncio.gather(chatters.end(), fuzzer.end())
+        practised = await practised_samples(stack.database_url)
         at_the_end = await problems_at_the_end(stack, chatters)
         followed = await followed_turns(stack.database_url)
         by_outcome = ", ".join(f"{count} {outcome}" for outcome, count in sorted(followed.items()))
@@ -126,6 +128,8 @@ async def _run(folder: Path, arguments: argparse.Namespace) -> tuple[list[Outcom
         stored = sum(map(len, stored_answers(stack.database_url).values()))
         print(f"{len(chatters.ended)} sessions were ended; of {asked} answers asked of judges {stored} are stored")
         print(f"{sum(one.compared for one in outcomes)} times a served version was compared with its row and files")
+        by_state = ", ".join(f"{count} {state}" for state, count in sorted(practised.items())) or "none"
+        print(f"samples of practised requests: {by_state}")
         for problem in at_the_end:
             print(f"    PROBLEM at the end: {problem}")
         statuses = Counter(status for _, status in fuzzer.answered.elements())

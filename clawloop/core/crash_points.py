@@ -21,6 +21,8 @@ class CrashPoint(StrEnum):
     REPLY_NOT_STORED = "reply-not-stored"  # gateway: the engine's answer is complete, its turn is not stored
     GATEWAY_SHUTDOWN = "gateway-shutdown"  # gateway: it was asked to stop, and has not closed what it uses
     VOTES_STORED = "votes-stored"  # judge: all answers are stored, the judgement is not decided
+    PRACTICE_ANSWERED = "practice-answered"  # judge: an engine answered a practised request, nothing is stored of it
+    PRACTICE_STORED = "practice-stored"  # judge: a practised reply and its sample are stored, no workflow knows
     CLAIMED = "claimed"  # orchestrator: a batch is claimed, the workflow does not know
     STEP_NOT_SAVED = "step-not-saved"  # trainer: computed, nothing is on disk
     SAVED_NOT_COMMITTED = "saved-not-committed"  # trainer: the version's directory has its name, its step no commit

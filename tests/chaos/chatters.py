@@ -91,6 +91,8 @@ class Chatters:
                 messages = [*history, message]
                 name, ends = self._session(session, number)
                 headers = {"X-Session-Id": name} | ({"X-Session-Done": "true"} if ends else {})
+                # What is answered with lessons is not trained, and every step would be one of practice.
+                headers |= {} if session % 4 == 0 else {"X-Clawloop-Lessons": "off"}
                 answer = await self._answer(client, messages, headers)
                 if answer is None:
                     return

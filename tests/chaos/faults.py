@@ -37,6 +37,7 @@ LONG_SECONDS = (35.0, 75.0)
 
 _TOO_MANY = "too many clients"  # a refused login has no SQLSTATE in psycopg
 CRASH = "crash "  # what the kinds of crash points begin with
+_PRACTISING = frozenset({CrashPoint.PRACTICE_ANSWERED, CrashPoint.PRACTICE_STORED})
 
 Inject = Callable[[Stack, random.Random], Awaitable[None]]
 
@@ -67,7 +68,8 @@ def all_faults(stack: Stack, longest_seconds: float = 8.0) -> list[Fault]:
     faults = [Fault(f"kill {part}", _kill(part), 2.0) for part in (*stack.ours, *SERVICES)]
     faults += [Fault(f"stop {part}", lasting.stop(part)) for part in (*stack.ours, *SERVICES)]
     faults += [Fault(f"stop {part} for long", long.stop(part), 0.25) for part in (*stack.ours, *SERVICES)]
-    faults += [Fault(f"{CRASH}{point}", _crash(point)) for point in CrashPoint]
+    points = [point for point in CrashPoint if stack.practises or point not in _PRACTISING]
+    faults += [Fault(f"{CRASH}{point}", _crash(point)) for point in points]
     for name in PROXIES:
         faults += [
             _of_connections("cut", name, _cut(name)),
@@ -218,7 +220,7 @@ class Lasting:
             async with full_disk(stack, folder):
                 await self._last(chance)
             # Training that found no room waits for its operator.
-            await _command(stack, "training", "resume")
+            await run_command(stack, "training", "resume")
 
         return fill
 
@@ -349,10 +351,10 @@ async def _lose_temporal(stack: Stack, chance: random.Random) -> None:
         file.unlink()
     # The stack must get on without it, too. Chosen without a draw, so that a seed's other faults stay what they were.
     if random.Random(repr(chance.getstate())).random() < 0.5:
-        await _command(stack, "recover")
+        await run_command(stack, "recover")
 
 
-async def _command(stack: Stack, *words: str) -> None:
+async def run_command(stack: Stack, *words: str) -> None:
     """Run a verb of `clawloop` until it succeeds: a service may still be starting."""
     command = [sys.executable, "-m", "clawloop.app.cli.main", *words, "--data", str(stack.data)]
     deadline = time.monotonic() + REACHED_WITHIN_SECONDS

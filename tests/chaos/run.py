@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from tests.chaos.chatters import Chatters, inexcusable
-from tests.chaos.faults import Fault, NotReached, all_faults, choose
+from tests.chaos.faults import Fault, NotReached, all_faults, choose, run_command
 from tests.chaos.fuzzer import Fuzzer
 from tests.chaos.judged import lost_judgements, sessions_left_open
+from tests.chaos.practised import left_of_erased, most_practised_session, seen_practice
 from tests.chaos.stack import Stack
 from tests.chaos.verify import Verifier
 
@@ -88,7 +89,8 @@ async def run_these(
 async def problems_at_the_end(stack: Stack, chatters: Chatters) -> list[str]:
     """What is wrong after a run, once nobody chats any more.
 
-    All checks again, judgements that never came, and ended sessions that did not close.
+    All checks again, judgements that never came, ended sessions that did not close, and practice that somebody saw or
+    that outlives its request.
     """
     verifier = Verifier(stack)
     try:
@@ -96,7 +98,11 @@ async def problems_at_the_end(stack: Stack, chatters: Chatters) -> list[str]:
         lost, left_open = await asyncio.gather(
             lost_judgements(stack.database_url), sessions_left_open(stack.database_url, chatters.ended)
         )
-        return [*found, *lost, *left_open]
+        found += [*lost, *left_open, *await seen_practice(stack.database_url, chatters.seen)]
+        if (session := await most_practised_session(stack.database_url)) is not None:
+            await run_command(stack, "erase", "--session", session, "--yes")
+            found += await left_of_erased(stack.database_url, session) + await verifier.problems(chatters.seen)
+        return found
     finally:
         await verifier.close()
 

@@ -26,8 +26,11 @@ from clawloop.app.local.supervision.supervisor import Part, PartStatus, Supervis
 from clawloop.app.processes.listener import QUEUED_CONNECTIONS
 from clawloop.core.judging.records import DIRECT, HINTS, VOTES
 from clawloop.core.recipes.recipe import Recipe
+from db.database import BACKGROUND_LIMIT, Database
+from db.lessons.ledger import PostgresLessonStore
 from tests.chaos.judge_relay import JudgeRelay
 from tests.chaos.proxy import Proxy
+from tests.chaos.stand_in_engine import LESSON
 from tests.engine_options import engine_options
 
 GATEWAYS = 2
@@ -49,7 +52,14 @@ RECIPE = Recipe.model_validate(
         "train": _TRAIN | {"advantage": {"teacher_weight": 0.0}},
     }
 )
-WITH_HINTS = Recipe.model_validate({"name": "chaos_with_hints", "signal": {"m": SAMPLED_VOTES}, "train": _TRAIN})
+WITH_HINTS = Recipe.model_validate(
+    {
+        "name": "chaos_with_hints",
+        "lessons": {"enabled": True, "practice": True, "shared": True},  # a fuzzer makes keys as well
+        "signal": {"m": SAMPLED_VOTES},
+        "train": _TRAIN,
+    }
+)
 # What each process's command line holds, and nobody else's.
 _MARKS = {
     "gateway": ("clawloop.app.cli.main", "gateway"),
@@ -92,6 +102,7 @@ class Stack:
     base_model: str
     ranks: int
     judges: int
+    practises: bool
     others: frozenset[int]
     statuses: list[PartStatus] = field(default_factory=list)
 
@@ -190,6 +201,10 @@ async def running_stack(
             local_engines=(engine_url,),
         )
         keys = await prepare_deployment(deployment)
+        if recipe.lessons.practice:
+            database = Database(postgres.url, BACKGROUND_LIMIT)
+            await PostgresLessonStore(database).add("default", LESSON)
+            await database.close()
         environment |= {"CLAWLOOP_JUDGE_URL": judge.url, "CLAWLOOP_JUDGE_MODEL": model.name}
         # The disks of `make chaos` are smaller than what is kept free by default.
         environment |= {"CLAWLOOP_JUDGE_FORM": "grammar", "CLAWLOOP_MIN_FREE_DISK_GIB": "0.05"}
@@ -221,6 +236,7 @@ async def running_stack(
             base_model=model.name,
             ranks=ranks,
             judges=judges,
+            practises=recipe.lessons.practice,
             others=others,
             statuses=statuses,
         )

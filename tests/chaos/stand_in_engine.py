@@ -15,13 +15,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from clawloop.core.judging.hints import CONTROL_HINT
 from tests.fakes.engine import PROMPT_IDS, FakeEngine, serving
 from tests.fakes.judge import first_token
 from tests.fakes.replies import Reply
 
 SLOTS = 4
 HINT = "Say it in fewer words."
-HINTED_IDS = [*PROMPT_IDS, 9]
+LESSON = "Answer in one word."
+ADDED_IDS = {9: HINT, 8: LESSON, 7: CONTROL_HINT}
 _NO_HINT = re.compile(r"no hint (\w+)$")  # the end of a grammar for hints
 _FIRST_TOKENS = ("1", "0", "-")  # of the three votes
 
@@ -61,11 +63,12 @@ class StandInEngine:
         return await self._chats.complete(request)
 
     async def tokenize(self, request: Request) -> Response:
-        """The ids that the same messages had as a prompt, and others with a hint in them."""
+        """The ids that the same messages had as a prompt, and others with a hint, a control or a lesson in them."""
         body = json.loads(await request.body())
         answer = json.loads(bytes((await self._chats.tokenize(request)).body))
-        hinted = HINT in json.dumps(body["messages"])
-        return JSONResponse(answer | {"tokens": HINTED_IDS if hinted else PROMPT_IDS})
+        said = json.dumps(body["messages"])
+        added = [token for token, text in ADDED_IDS.items() if text in said]
+        return JSONResponse(answer | {"tokens": [*PROMPT_IDS, *added]})
 
     async def models(self, request: Request) -> Response:
         base = {"id": self._base_model, "root": self._base_model, "parent": None}
@@ -86,8 +89,10 @@ class StandInEngine:
         return PlainTextResponse("unloaded")
 
     async def metrics(self, request: Request) -> Response:
+        """Its chats wait for nothing, so that it is always idle enough to practise."""
         labels = f'max_lora="{SLOTS}",running_lora_adapters="",waiting_lora_adapters=""'
-        return PlainTextResponse(f"vllm:lora_requests_info{{{labels}}} {time.time()}\n")
+        adapters = f"vllm:lora_requests_info{{{labels}}} {time.time()}\n"
+        return PlainTextResponse(f"{adapters}vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n")
 
 
 def _answers(body: dict[str, Any]) -> list[str]:

@@ -47,7 +47,7 @@ def test_a_seed_chooses_the_same_faults_again() -> None:
     ],
 )
 def test_where_there_are_several_one_of_them_is_killed_or_stopped(several: dict[str, int], more: list[str]) -> None:
-    one = {"ranks": 1, "judges": 1, "own_engine": False}
+    one: dict[str, int] = {"ranks": 1, "judges": 1, "own_engine": False, "practises": False}
     stacks = [cast(Stack, SimpleNamespace(ours=("gateway",), **counts)) for counts in (one, one | several)]
     alone, together = ([fault.kind for fault in all_faults(stack)] for stack in stacks)
     # At the end, so that a seed chooses the same faults as ever where there is one.
