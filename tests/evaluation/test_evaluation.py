@@ -22,17 +22,18 @@ from clawloop.app.evaluation.clients import ModelClient, NoAnswer
 from clawloop.app.evaluation.figures import Row, sessions_by_luck
 from clawloop.app.evaluation.homework import own_homework
 from clawloop.app.evaluation.lines import LineFile, SessionLine
-from clawloop.app.evaluation.run import Evaluation, Plan, is_complete, rows
+from clawloop.app.evaluation.run import Evaluation, Plan, is_complete, rows, with_lessons
 from clawloop.app.evaluation.users import User
 from clawloop.core.contracts.serving import Policy
 from clawloop.core.contracts.training import BroughtAdapter, TrainingView
 from clawloop.core.contracts.turns import TurnKind
 from clawloop.core.errors import SetupError
 from clawloop.core.gate.general import general_questions
-from clawloop.core.recipes.recipe import Recipe
+from clawloop.core.recipes.lessons import Lessons
+from clawloop.core.recipes.recipe import DEFAULT_RECIPE, Recipe
 from db.serving.directory import DEFAULT_SAMPLING
 from tests.api.conftest import Gateway, running_gateway
-from tests.fakes.engine import fake_engine, serving
+from tests.fakes.engine import PROMPT_IDS, fake_engine, serving
 from tests.fakes.replies import Reply
 from tests.verbs import clawloop, refusal
 
@@ -189,6 +190,39 @@ async def test_notes_in_the_prompt_are_a_baseline_that_learns_nothing(gateway: G
     assert (first["arm"], first["session"]) == ("notes", 1)
     assert systems[0] == as_notes(line.removeprefix("- ") for line in systems[0].splitlines()[1:])
     assert all(f"- {said}" in systems[0] for said in first["said"][1:])
+
+
+async def test_with_lessons_sessions_go_on_until_the_taste_is_kept_without_any(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_prompt = iter([0, 2, 2, 1, 0, 0, 0])
+
+    async def lessons_in_prompt(client: AdminClient, policy: str) -> int:
+        assert policy.endswith("-2-0-teacher")
+        return next(in_prompt)
+
+    monkeypatch.setattr(AdminClient, "lessons_in_prompt", lessons_in_prompt)
+    out = tmp_path / "lines.jsonl"
+    found = await run(gateway, Pupil(needs=4), plan(lessons=True, limit=9), out)
+    lessons, learning = row(found, "lessons"), row(found, "learning")
+    assert lessons.sessions is not None
+    assert lessons.lessons is not None
+    # The model was taught by the arm before, so that each session begins as wanted.
+    assert (lessons.sessions.mean, lessons.reached, lessons.lessons.mean, learning.lessons) == (3, 1, 0, None)
+    assert lessons.tokens == (len(PROMPT_IDS),) * 3
+    held = [json.loads(line) for line in out.read_text().splitlines()]
+    of_arm = [line for line in held if line.get("arm") == "lessons" and line["kind"] == "session"]
+    assert [line["lessons"] for line in of_arm] == [0, 2, 2, 1, 0, 0, 0]
+    assert {len(line["prompt_tokens"]) for line in of_arm} == {1}
+    assert next(in_prompt, None) is None
+
+
+def test_the_arm_with_lessons_is_the_recipe_that_practises_and_retires_them() -> None:
+    recipe = DEFAULT_RECIPE.model_dump(mode="json")
+    recipe["train"]["distillation"]["hint_distance"] = 1.0
+    changed = Recipe.model_validate(with_lessons(recipe))
+    assert changed.lessons == Lessons(enabled=True, from_corrections=True, practice=True, retire=True)
+    assert (changed.name, changed.train, changed.signal) == ("lessons", DEFAULT_RECIPE.train, DEFAULT_RECIPE.signal)
 
 
 async def test_users_of_whom_the_base_model_meets_the_rule_are_shown_and_do_not_count(

@@ -39,6 +39,9 @@ def evaluate_command(
         typer.Option(exists=True, dir_okay=False, help="Recipe to learn by, by its name; repeatable."),
     ] = None,
     notes: Annotated[bool, typer.Option(help="The baseline that keeps corrections in the prompt.")] = True,
+    lessons: Annotated[
+        bool, typer.Option("--lessons", help="The first recipe once more, with lessons that are practised and retired.")
+    ] = False,
     user: Annotated[list[str] | None, typer.Option(help="student, assistant or teacher; all by default.")] = None,
     joint: Annotated[bool, typer.Option("--joint", help="One policy for all users instead of one each.")] = False,
     homework: Annotated[
@@ -58,6 +61,9 @@ def evaluate_command(
         str | None, typer.Option(help="Key of the model that plays the users.", envvar="CLAWLOOP_USER_KEY")
     ] = None,
     wait_minutes: Annotated[float, typer.Option(min=0, help="Longest wait until a session is learned.")] = 60.0,
+    practice_minutes: Annotated[
+        float, typer.Option(min=0, help="Pause before a session with lessons whose user is content, for practice.")
+    ] = 2.0,
     data: Data = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -80,6 +86,7 @@ def evaluate_command(
         replies=replies,
         answer_tokens=answer_tokens,
         user_model=user_model,
+        lessons=lessons,
     )
     if not out.parent.is_dir():
         raise SetupError(f"--out {out}: there is no folder {out.parent}")
@@ -91,7 +98,7 @@ def evaluate_command(
         require_gateway(address, admin_key)
         lines = lines or LineFile(out, plan.settings())
         try:
-            asyncio.run(_run(plan, lines, address, admin_key, user_url, user_key, wait_minutes))
+            asyncio.run(_run(plan, lines, address, admin_key, user_url, user_key, wait_minutes, practice_minutes))
         except SetupError as error:
             problem = str(error)
     _show(plan, lines, as_json=as_json)
@@ -100,7 +107,14 @@ def evaluate_command(
 
 
 async def _run(
-    plan: Plan, lines: LineFile, address: str, key: str, user_url: str | None, user_key: str | None, wait_minutes: float
+    plan: Plan,
+    lines: LineFile,
+    address: str,
+    key: str,
+    user_url: str | None,
+    user_key: str | None,
+    wait_minutes: float,
+    practice_minutes: float,
 ) -> None:
     from clawloop.app.demo.admin_client import AdminClient
     from clawloop.app.evaluation.clients import ModelClient
@@ -112,9 +126,11 @@ async def _run(
         if user_url is not None and plan.user_model is not None:
             client = ModelClient("the user", user_url, plan.user_model, user_key, answer_tokens=plan.answer_tokens)
             player = await stack.enter_async_context(client)
-        await Evaluation(
-            plan, lines, address, admin, player, wait_minutes, lambda line: typer.echo(line, err=True)
-        ).run()
+
+        def report(line: str) -> None:
+            typer.echo(line, err=True)
+
+        await Evaluation(plan, lines, address, admin, player, wait_minutes, report, practice_minutes).run()
 
 
 def _users(names: list[str] | None) -> list[Any]:
@@ -127,13 +143,13 @@ def _users(names: list[str] | None) -> list[Any]:
 
 
 def _recipes(files: list[Path]) -> dict[str, dict[str, Any] | None]:
-    from clawloop.app.evaluation.run import FROZEN, NOTES
+    from clawloop.app.evaluation.run import FROZEN, LESSONS, NOTES
     from clawloop.core.recipes.recipe import load_recipe
 
     found: dict[str, dict[str, Any] | None] = {}
     for file in files:
         recipe = load_recipe(file)
-        if recipe.name in {FROZEN, NOTES, *found}:
+        if recipe.name in {FROZEN, NOTES, LESSONS, *found}:
             raise SetupError(f"{file}: another arm is called {recipe.name!r}: give the recipe another `name`")
         found[recipe.name] = recipe.model_dump(mode="json")
     return found

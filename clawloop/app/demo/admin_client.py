@@ -15,7 +15,7 @@ import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
 from clawloop.app.demo.openai_client import PATIENCE_SECONDS
-from clawloop.core.contracts.answers import EpisodePage, GroupPage, PolicyList, TrainingStatus, VersionList
+from clawloop.core.contracts.answers import EpisodePage, GroupPage, LessonList, PolicyList, TrainingStatus, VersionList
 from clawloop.core.contracts.episodes import EpisodeView, GroupView, RolloutsView
 from clawloop.core.contracts.training import CheckResult, VersionView
 from clawloop.core.contracts.turns import TurnKind
@@ -148,6 +148,17 @@ class AdminClient:
         """
         wanted = {"name": name, "like": like, "recipe": recipe}
         await self._request("POST", "/admin/v1/policies", f"{name} cannot be created", json=wanted)
+
+    async def recipe(self, policy: str) -> dict[str, Any]:
+        """Return the content of a policy's recipe."""
+        path = f"/admin/v1/policies/{policy}/recipe"
+        content: dict[str, Any] = await self._request("GET", path, f"the recipe of {policy} cannot be read")
+        return content
+
+    async def lessons_in_prompt(self, policy: str) -> int:
+        """Count the lessons that a new session of a policy gets."""
+        listed = await self._get(LessonList, f"/admin/v1/policies/{policy}/lessons", {})
+        return sum(lesson.in_prompt for lesson in listed.lessons)
 
     async def create_key(self, policy: str) -> str:
         """Return a new key for chats with a policy."""

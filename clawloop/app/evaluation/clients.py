@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import cast
+from typing import NamedTuple, cast
 
 import aiohttp
 from openai import APIConnectionError, APIStatusError, APITimeoutError, AsyncOpenAI, omit
@@ -23,6 +23,16 @@ _PAUSES = (1.0, 5.0, 20.0, 60.0)
 
 class NoAnswer(SetupError):
     """A model of an evaluation does not answer, and waiting did not help."""
+
+
+class Answer(NamedTuple):
+    """
+    Args:
+        prompt_tokens: of the request, as the server counts them; None: it does not say.
+    """
+
+    text: str
+    prompt_tokens: int | None
 
 
 class ModelClient:
@@ -68,7 +78,18 @@ class ModelClient:
         temperature: float | None = None,
         most_tokens: int | None = None,
     ) -> str:
-        """The answer's text, without thinking.
+        """The text of `answer`."""
+        return (await self.answer(messages, headers=headers, temperature=temperature, most_tokens=most_tokens)).text
+
+    async def answer(
+        self,
+        messages: list[ChatCompletionMessageParam],
+        *,
+        headers: dict[str, str] | None = None,
+        temperature: float | None = None,
+        most_tokens: int | None = None,
+    ) -> Answer:
+        """The answer, without thinking.
 
         Args:
             most_tokens: instead of `answer_tokens`; that it was cut there is not counted.
@@ -88,7 +109,8 @@ class ModelClient:
                     temperature=omit if temperature is None else temperature,
                 )
                 self.cut += most_tokens is None and answer.choices[0].finish_reason == "length"
-                return without_leading_thinking(answer.choices[0].message.content or "").strip()
+                text = without_leading_thinking(answer.choices[0].message.content or "").strip()
+                return Answer(text, None if answer.usage is None else answer.usage.prompt_tokens)
             except (APIConnectionError, APITimeoutError, APIStatusError) as error:
                 problem = " ".join(str(error).split())[:300]
                 if isinstance(error, APIStatusError) and error.status_code < 500 and error.status_code != 429:

@@ -82,6 +82,8 @@ class RunFigure:
     Args:
         sessions: until three in a row; the limit where that was not reached.
         facts: share of the facts that version 0 knows which are still answered rightly; None: not asked.
+        lessons: in the prompt of the last session; None where none are made.
+        tokens: of the prompt of each session's first request, in order; empty: not known.
     """
 
     arm: str
@@ -90,6 +92,8 @@ class RunFigure:
     sessions: int
     reached: bool
     facts: float | None = None
+    lessons: int | None = None
+    tokens: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,9 @@ class Row:
         reached: of the runs, those that had three in a row within the limit.
         base_rate: of the base model without notes; None for all users, or before it was asked.
         luck: sessions that the base rate alone needs; None at a rate of 0, too.
+        lessons: left in the prompt at the end; None where none are made.
+        tokens: of the first request of a session: of the first one, of the one with most, and of the last; None: not
+            known.
     """
 
     arm: str
@@ -112,6 +119,8 @@ class Row:
     base_rate: float | None
     luck: float | None
     facts: Estimate | None
+    lessons: Estimate | None = None
+    tokens: tuple[float, float, float] | None = None
 
 
 def table(
@@ -142,6 +151,8 @@ def _row(
 ) -> Row:  # fmt: skip
     runs = [run for group in by_seed for run in group]
     facts = [[run.facts for run in group if run.facts is not None] for group in by_seed]
+    lessons = [[run.lessons for run in group if run.lessons is not None] for group in by_seed]
+    tokens = [run.tokens for run in runs if run.tokens]
     return Row(
         arm,
         user,
@@ -152,7 +163,16 @@ def _row(
         rate,
         luck,
         Estimate.of([fmean(group) for group in facts if group]),
+        Estimate.of([fmean(group) for group in lessons if group]),
+        _over_time(tokens),
     )
+
+
+def _over_time(runs: Sequence[Sequence[int]]) -> tuple[float, float, float] | None:
+    """The first, the largest and the last value of each run, as means over runs."""
+    if not runs:
+        return None
+    return fmean(run[0] for run in runs), fmean(map(max, runs)), fmean(run[-1] for run in runs)
 
 
 def shown_table(rows: Sequence[Row]) -> list[dict[str, str]]:
@@ -167,6 +187,8 @@ def shown_table(rows: Sequence[Row]) -> list[dict[str, str]]:
             "base rate": "" if row.base_rate is None else f"{row.base_rate:.1%}",
             "luck alone": _luck(row),
             "facts": "" if row.facts is None else row.facts.shown(2),
+            "lessons left": "" if row.lessons is None else row.lessons.shown(),
+            "prompt tokens: first, most, last": "" if row.tokens is None else ", ".join(f"{n:.0f}" for n in row.tokens),
         }
         for row in rows
     ]

@@ -42,6 +42,8 @@ class SessionLine(_Line):
         said: the user's messages; the first asks, each further one reacts to a reply.
         version: that answered first; None where nothing is learned.
         note: why nothing was being learned before it; empty: it was.
+        prompt_tokens: of the request of each reply, as the gateway counts them; empty: it does not say.
+        lessons: in the policy's prompts before it; None where none are made.
     """
 
     kind: Literal["session"] = "session"
@@ -54,6 +56,8 @@ class SessionLine(_Line):
     replies: Sequence[str]
     version: int | None = None
     note: str = ""
+    prompt_tokens: Sequence[int] = ()
+    lessons: int | None = None
 
     @property
     def corrections(self) -> list[str]:

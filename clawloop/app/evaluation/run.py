@@ -1,7 +1,8 @@
 """One evaluation: users hold sessions with policies made for it; the first reply of each session is checked by rule.
 
 Each seed has frozen weights (first replies alone, which give the base rate), notes (frozen weights, and what users
-corrected as lines of the system prompt), and each recipe from version 0. What does not learn chats in side turns.
+corrected as lines of the system prompt), and each recipe from version 0, the first of them once more with lessons if
+wanted. What does not learn chats in side turns.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -22,7 +24,7 @@ from pydantic import JsonValue
 from clawloop.app.demo.admin_client import AdminClient
 from clawloop.app.demo.sessions import as_notes
 from clawloop.app.evaluation.clients import ModelClient, NoAnswer
-from clawloop.app.evaluation.figures import Row, RunFigure, sessions_until, table
+from clawloop.app.evaluation.figures import IN_A_ROW, Row, RunFigure, sessions_until, table
 from clawloop.app.evaluation.homework import Task
 from clawloop.app.evaluation.lines import FactsLine, KnownLine, LineFile, SessionLine
 from clawloop.app.evaluation.users import User
@@ -37,11 +39,13 @@ from clawloop.core.gate.general import (
     general_questions,
     why_not_watched,
 )
+from clawloop.core.recipes.lessons import Lessons
 
 Found = TypeVar("Found")
 
 FROZEN = "frozen"
 NOTES = "notes"
+LESSONS = "lessons"
 NOTE_CHARACTERS = 6000
 """Notes are no longer than this in all, about 1,500 tokens; the newest stay."""
 _CONCURRENT = 4
@@ -58,6 +62,7 @@ class Plan:
     Args:
         like: the policy whose base model is evaluated.
         recipes: by name; None: the recipe of `like`.
+        lessons: whether a further arm has the first recipe with lessons of what users correct, practised and retired.
         joint: one policy serves all users; otherwise each has one.
         limit: sessions of a user at most.
         replies: replies of a session at most.
@@ -74,10 +79,11 @@ class Plan:
     replies: int
     answer_tokens: int
     user_model: str | None
+    lessons: bool = False
 
     @property
     def arms(self) -> list[str]:
-        return [FROZEN, *([NOTES] if self.notes else []), *self.recipes]
+        return [FROZEN, *([NOTES] if self.notes else []), *self.recipes, *([LESSONS] if self.lessons else [])]
 
     @property
     def groups(self) -> list[tuple[User, ...]]:
@@ -91,6 +97,7 @@ class Plan:
             "policy": self.like,
             "recipe": dict(self.recipes),
             "notes": self.notes,
+            "lessons": self.lessons,
             "user": [user.value for user in self.users],
             "homework": hashlib.sha256(homework.encode()).hexdigest()[:16],
             "joint": self.joint,
@@ -125,13 +132,20 @@ def cells(plan: Plan) -> list[Cell]:
 def next_session(plan: Plan, lines: LineFile, cell: Cell) -> tuple[User, int] | None:
     """The user whose turn it is and the session's number; None once each had three in a row or the limit is reached.
 
-    Users of one policy take turns until the last of them is done: all of them keep using it.
+    Users of one policy take turns until the last of them is done: all of them keep using it. With lessons the last
+    three in a row are without any in the prompt.
     """
     met = {user: _met(lines, cell.arm, cell.seed, user) for user in cell.users}
-    if all(sessions_until(found) for found in met.values()):
+    if all(sessions_until(found) for found in met.values()) and (cell.arm != LESSONS or _by_heart(lines, cell)):
         return None
     user = min(cell.users, key=lambda one: len(met[one]))
     return (user, len(met[user]) + 1) if len(met[user]) < plan.limit else None
+
+
+def _by_heart(lines: LineFile, cell: Cell) -> bool:
+    """True if each user's last sessions began as wanted without a lesson in the prompt."""
+    of_users = [lines.sessions.get((cell.arm, cell.seed, user.value), [])[-IN_A_ROW:] for user in cell.users]
+    return all(len(last) == IN_A_ROW and all(one.met[0] and not one.lessons for one in last) for last in of_users)
 
 
 def is_finished(plan: Plan, lines: LineFile, cell: Cell) -> bool:
@@ -184,7 +198,27 @@ def _met(lines: LineFile, arm: str, seed: int, user: User) -> list[bool]:
 
 def _figure(plan: Plan, lines: LineFile, arm: str, seed: int, user: User, facts: float | None = None) -> RunFigure:
     found = sessions_until(_met(lines, arm, seed, user))
-    return RunFigure(arm, user.value, seed, plan.limit if found is None else found, found is not None, facts)
+    held = sorted(lines.sessions.get((arm, seed, user.value), []), key=attrgetter("session"))
+    return RunFigure(
+        arm,
+        user.value,
+        seed,
+        plan.limit if found is None else found,
+        found is not None,
+        facts,
+        held[-1].lessons if held else None,
+        [line.prompt_tokens[0] for line in held if line.prompt_tokens],
+    )
+
+
+def with_lessons(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe with lessons of what users correct, which are practised and leave the prompt once they are learned."""
+    train = recipe["train"]
+    # A lesson moves a whole reply, and would teach nothing beyond a bound on that.
+    distillation = train["distillation"] | {"hint_distance": None}
+    lessons = Lessons(enabled=True, from_corrections=True, practice=True, retire=True)
+    changed = {"train": train | {"distillation": distillation}, "lessons": lessons.model_dump(mode="json")}
+    return {**recipe, **changed, "name": LESSONS}
 
 
 class Evaluation:
@@ -193,6 +227,8 @@ class Evaluation:
         url: the gateway's.
         user_model: plays the users; None: they are scripted.
         wait_minutes: longest wait until a session is learned.
+        practice_minutes: pause before each further session with lessons, once the user had three in a row: engines
+            practise while nobody chats.
         report: gets a line of progress.
     """
 
@@ -205,6 +241,7 @@ class Evaluation:
         user_model: ModelClient | None,
         wait_minutes: float,
         report: Callable[[str], None],
+        practice_minutes: float = 0.0,
     ) -> None:
         self._plan = plan
         self._lines = lines
@@ -213,6 +250,7 @@ class Evaluation:
         self._user_model = user_model
         self._wait_minutes = wait_minutes
         self._report = report
+        self._practice_minutes = practice_minutes
 
     async def run(self) -> None:
         """Hold all sessions that the file does not have yet.
@@ -233,8 +271,14 @@ class Evaluation:
                     if self._policy_name(name) in there:  # a kill came before it was retired
                         await self._admin.retire_policy(self._policy_name(name))
                     continue
-                async with self._policy(name, self._plan.recipes[cell.arm], there) as client:
+                async with self._policy(name, await self._recipe_of(cell.arm), there) as client:
                     await self._hold(client, cell, self._policy_name(name))
+
+    async def _recipe_of(self, arm: str) -> dict[str, Any] | None:
+        if arm != LESSONS:
+            return self._plan.recipes[arm]
+        first = next(iter(self._plan.recipes.values()), None)
+        return with_lessons(await self._admin.recipe(self._plan.like) if first is None else first)
 
     def _policy_name(self, name: str) -> str:
         return f"evaluate-{self._lines.run}-{name}"
@@ -307,15 +351,22 @@ class Evaluation:
             user, number = following
             version, note = (None, "") if policy is None else await self._learned(policy)
             system = "" if policy is not None else notes_of(self._lines, cell)
+            lessons = None
+            if cell.arm == LESSONS and policy is not None:
+                if sessions_until(_met(self._lines, cell.arm, cell.seed, user)) is not None:
+                    await asyncio.sleep(60 * self._practice_minutes)
+                lessons = await self._admin.lessons_in_prompt(policy)
             line = await self._session(
                 client, cell.arm, cell.seed, user, number,
                 replies=self._plan.replies, learns=policy is not None, system=system, version=version, note=note,
             )  # fmt: skip
-            self._lines.add(line)
+            self._lines.add(line.model_copy(update={"lessons": lessons}))
             told = "meets the rule" if line.met[0] else "misses the rule"
             by = "" if version is None else f" by version {version}"
+            held = "" if lessons is None else f" with {lessons} lessons"
             self._report(
-                f"{cell.arm}, seed {cell.seed}, {user}, session {number}: first reply{by} {told}{note and '; ' + note}"
+                f"{cell.arm}, seed {cell.seed}, {user}, session {number}: "
+                f"first reply{by}{held} {told}{note and '; ' + note}"
             )
         known = self._lines.known or ()
         if len(known) >= MIN_KNOWN and not is_finished(self._plan, self._lines, cell):
@@ -340,8 +391,11 @@ class Evaluation:
         }
         met: list[bool] = []
         given: list[str] = []
+        tokens: list[int] = []
         for _ in range(replies):
-            given.append(await client.ask(messages, headers=headers))
+            answer = await client.answer(messages, headers=headers)
+            given.append(answer.text)
+            tokens += [] if answer.prompt_tokens is None else [answer.prompt_tokens]
             faults = user.faults(given[-1])
             met.append(not faults)
             messages.append({"role": "assistant", "content": given[-1]})
@@ -353,7 +407,7 @@ class Evaluation:
             await client.ask(messages, headers=headers | {"X-Session-Done": "true"}, most_tokens=_CLOSING_TOKENS)
         return SessionLine(
             arm=arm, seed=seed, user=user.value, session=number, met=met, said=said, replies=given,
-            version=version, note=note,
+            version=version, note=note, prompt_tokens=tokens,
         )  # fmt: skip
 
     def _task(self, seed: int, user: User, number: int) -> Task:
