@@ -378,14 +378,20 @@ async def test_an_erased_request_takes_the_reply_that_measured_by_it_along(retir
 async def test_two_workers_at_once_either_practise_a_request_or_measure_by_it(
     retiring: Gym, measures_first: bool
 ) -> None:
+    await retiring.practise()
+    retiring.bench.execute("UPDATE samples SET state = 'held_out'")  # there is room for others
     store = PostgresPracticeStore(retiring.bench.database)
-    measuring = await store.next("default")
-    assert measuring is not None
-    both = [measuring, replace(measuring, measured=None)]
+    practised = await store.next("default")
+    assert practised is not None
+    assert practised.measured is None
+    polite = await retiring.lessons.add("default", POLITE)
+    measuring = replace(practised, lessons=(*practised.lessons, polite.shown), measured=polite.id)
+    before = len(retiring.bench.rows("SELECT FROM turns WHERE kind = 'practice'"))
+    both = [measuring, practised]
     for practice in both if measures_first else both[::-1]:
         result = await retiring.activities._practise(practice)
         assert result is not None
         await store.keep(practice, result)
-    assert len(retiring.bench.rows("SELECT FROM turns WHERE kind = 'practice'")) == 1
-    assert len(retiring.bench.rows("SELECT FROM yardstick")) == measures_first
+    assert len(retiring.bench.rows("SELECT FROM turns WHERE kind = 'practice'")) == before + 1
+    assert len(retiring.bench.rows("SELECT FROM yardstick WHERE lesson_id = %s", polite.id)) == measures_first
     assert await violations(retiring.bench.database) == []
